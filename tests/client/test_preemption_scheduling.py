@@ -34,7 +34,6 @@ STATUS = Status(
     preemptions=0,
     notices=0,
     takeovers=(),
-    unprotected=(),
     digests=(),
 )
 

@@ -69,7 +69,7 @@ def test_the_states_are_those_of_the_status() -> None:
 
 def test_a_job_without_redundancy_is_not_called_protected() -> None:
     page = MetricsPage(Exporter.OPERATOR)
-    bare = said(grid=((("w0", False), ("w1", True)),), unprotected=("pipeline 0 stage 0",))
+    bare = said(grid=((("w0", False), ("w1", True)),))
     job_page(page, look(status=bare, spec=job(redundancy={"mode": "None"})), JobMeter(OperatorCounts()))
     assert values(page, job_catalog.JOB_UNPROTECTED_STAGES) == {(): 1}
     assert values(page, job_catalog.JOB_PROTECTED) == {("RedundancyOff",): 0}

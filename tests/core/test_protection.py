@@ -140,4 +140,4 @@ def test_a_node_with_more_workers_than_it_may_have_is_named(room: int, told: tup
     assert found.crowded == told
     if told:
         message = "3 workers on node n1, and spread.workersPerNode is 2"
-        assert protection(replace(found, unprotected=(), grid=said().grid), world.spec).message == message
+        assert protection(replace(found, grid=said().grid), world.spec).message == message

@@ -76,7 +76,6 @@ def page(*, over: bool = False, told: int = 1) -> Document:
         takeovers=(taken,),
         preemptions=1,
         memory=(("tiny-w0", Memory(peak=10 << 20, limit=16 << 20)),),
-        unprotected=("pipeline 0 stage 1",),
         checkpoint=kept,
         traffic=(("tiny-w0", Traffic(sync=7 << 20, layers=1)),),
         evaluations=((2, {"loss": 1.5}), (4, {"loss": 2.5})),

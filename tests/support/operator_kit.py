@@ -100,7 +100,6 @@ def said(*, grid: Any = (), workers: Any = None, **values: Any) -> Status:
         "preemptions": 0,
         "notices": 0,
         "takeovers": (),
-        "unprotected": (),
         "digests": (),
         "replicas": int(all(held for row in grid for _, held in row)),
         "wanted": 2,

@@ -35,7 +35,6 @@ STATUS = Status(
     notices=0,
     takeovers=(TAKEOVER,),
     wanted=3,
-    unprotected=("pipeline 0 stage 1",),
     digests=("aa", "bb"),
     memory=(("w0", Memory(peak=7, limit=4 << 20)), ("w1", Memory(peak=3 << 20, limit=4 << 20))),
     traffic=(("w0", Traffic(sync=4 << 20, activation=1536)), ("w2", Traffic(gradient=5))),

@@ -276,7 +276,6 @@ class Status:
     preemptions: int
     notices: int
     takeovers: tuple[Takeover, ...]
-    unprotected: tuple[str, ...]
     digests: tuple[str, ...]  # of each stage's final state, once known
     memory: tuple[tuple[WorkerId, Memory], ...] = ()  # what each worker said last
     traffic: tuple[tuple[WorkerId, Traffic], ...] = ()  # what each worker sends in a step, in the mean
@@ -300,3 +299,12 @@ class Status:
     wanted: int = 0  # workers that the job asks for, those on standby included
     replicas: int | None = None  # in step, of the stage that has the fewest; other pipelines' owners count
     nodes: int | None = None  # that hold, in step, the stage which the fewest hold
+
+    @property
+    def unprotected(self) -> tuple[str, ...]:
+        """The names of the stages that are not protected."""
+        return tuple(cell_name(d, s) for d, row in enumerate(self.grid) for s, (_, held) in enumerate(row) if not held)
+
+
+def cell_name(pipeline: int, stage: int) -> str:
+    return f"pipeline {pipeline} stage {stage}"

@@ -11,9 +11,10 @@ from bamboo_core.coordinator.events import (
     SlowWorker,
     Status,
     WorkerState,
+    cell_name,
 )
 from bamboo_core.coordinator.grids import choosing, holding
-from bamboo_core.coordinator.protection import cell_name, counts_nodes
+from bamboo_core.coordinator.protection import counts_nodes
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.coordinator.stragglers.judging import told
 from bamboo_core.job.budget_reach import done_by
@@ -49,7 +50,6 @@ def status(state: CoordinatorState, now: float) -> Status:
         preemptions=state.membership.preemptions,
         notices=state.membership.notices,
         takeovers=state.moves.takeovers,
-        unprotected=tuple(map(_named, cells.unprotected)),
         replicating=tuple(map(_named, cells.replicating)),
         replicas=cells.replicas,
         nodes=cells.nodes,

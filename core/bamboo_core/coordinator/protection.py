@@ -5,6 +5,7 @@ itself. This is the one answer to that question: the condition Protected, the me
 it from here. Who takes workers away one by one asks for less: `spares_any_worker`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bamboo_core.coordinator.events import Status
@@ -31,14 +32,13 @@ def protection(status: Status, spec: JobSpec) -> Protection:
         return Protection(False, "NotRunning", "nothing runs yet")
     if status.phase == "Recovering":
         return Protection(False, "OperatorRestarted", UNHEARD)
-    cells = [(cell_name(d, s), held) for d, row in enumerate(status.grid) for s, (_, held) in enumerate(row)]
-    alone = [name for name, held in cells if not held]
+    alone = status.unprotected
     if not alone and status.crowded:
         return Protection(False, "CrowdedNode", crowd(status, spec))
     if not alone:
         return _held_by_several(status, spec)
     where = "on one node only" if counts_nodes(spec) else "by one worker only"
-    bare = f"{len(alone)} of {len(cells)} stages held {where}: {_listed(alone)}"
+    bare = f"{len(alone)} of {sum(map(len, status.grid))} stages held {where}: {_listed(alone)}"
     if spec.redundancy.mode is RedundancyMode.NONE:
         return Protection(False, OFF, f"redundancy.mode is None; {bare}")
     if set(alone) <= set(status.replicating):
@@ -88,10 +88,6 @@ def _held_by_several(status: Status, spec: JobSpec) -> Protection:
     return Protection(True, "FewerReplicas", f"{held}; redundancy.replicas {wanted} asks for {NUMBERS[wanted]}, {why}")
 
 
-def cell_name(pipeline: int, stage: int) -> str:
-    return f"pipeline {pipeline} stage {stage}"
-
-
-def _listed(things: list[str]) -> str:
+def _listed(things: Sequence[str]) -> str:
     more = f" and {len(things) - NAMED} more" if len(things) > NAMED else ""
     return ", ".join(things[:NAMED]) + more
