@@ -1,5 +1,6 @@
-"""Does a job's task load, and what would it need? For `bamboo validate --load` and `bamboo submit`; and for
-simulations, how many layers it has."""
+"""Checks that a job's task loads, and what it needs, for `bamboo validate --load` and `bamboo submit`; counts its
+layers, for simulations.
+"""
 
 from collections.abc import Callable
 from dataclasses import asdict, replace

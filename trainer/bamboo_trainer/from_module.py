@@ -29,20 +29,22 @@ def from_module(
     checkpoint: bool = False,
     **task: Any,
 ) -> Task:
-    """make: builds the whole model, without values being computed. A model in eval
-      mode is put into training mode; parts in eval mode of one in training mode stay so.
+    """Return the task of a model whose blocks become layers.
+
+    make: builds the whole model, without computing values. A model in eval mode is put into training mode; parts in
+      eval mode of one in training mode stay so.
     loss: (outputs, targets) -> scalar, as in `Task`: both are tuples of tensors. If the model returns anything but a
       tensor or a tuple, such as a dictionary, outputs is what the model returns.
     blocks: the name of the ModuleList, ModuleDict or Sequential whose modules become layers, or the names of several
-      that the forward goes through one after the other. Not needed for a Sequential, or where there is one ModuleList.
-    inputs: the names of the forward's arguments that get the dataset's inputs; without them they go by their place.
-    call: (model, inputs) -> what it returns, for a model that is to be called in another way than with its inputs.
-    read: first values from elsewhere, for one layer at a time: names and forms -> those that there are.
+      that the forward runs one after the other. Not needed for a Sequential, or where there is one ModuleList.
+    inputs: the names of the forward's arguments that get the dataset's inputs; by default in order.
+    call: (model, inputs) -> its result, for a model that is not simply called with its inputs.
+    read: first values from elsewhere, for one layer at a time: names and forms -> the available values.
     checkpoint: blocks keep only their inputs for the backward.
     task: the other fields of `Task`: optimizer, learning_rate (a function, or a number) and so on. `metrics`, and those
       of `evaluation`, are called with the arguments of the loss.
 
-    Raises ValueError if the model cannot be split, in a sentence that says why.
+    Raises ValueError if the model cannot be split, in a sentence with the reason.
     """
     split = SplitModule(make, blocks, example_of(dataset), call or (_call(inputs) if inputs else None), read)
     return task_of(split, loss=loss, dataset=dataset, checkpoint=checkpoint, **task)

@@ -1,5 +1,5 @@
-"""What a GPU would have to run for each layer, for `bamboo profile --device`: the operations of a forward and of a
-backward, counted without a GPU.
+"""Counts the operations that a GPU would run for each layer's forward and backward, without a GPU, for `bamboo profile
+--device`.
 
 `bamboo_trainer.tasks.inspection.costs` adds up one number by which layers are compared. Here each operation is kept
 with its products and its bytes, since how long it takes depends on the device.
@@ -95,7 +95,7 @@ def _rows(kernels: Counter[Kernel]) -> tuple[Row, ...]:
 
 
 class FusedOperations(TorchFunctionMode):
-    """What is one operation on a GPU and several on a CPU, as one: attention, whatever its mask and dropout, and
+    """Replaces operations that are one on a GPU and several on a CPU by one: attention, with any mask and dropout, and
     dropout. The outputs have the same form.
     """
 

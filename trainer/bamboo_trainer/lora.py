@@ -1,4 +1,4 @@
-"""Low-rank adapters: what is trained is a small update beside chosen linear layers (LoRA, Hu et al., 2021).
+"""Low-rank adapters: training of a small update to chosen linear layers (LoRA, Hu et al., 2021).
 
     def build(config):
         return with_lora(huggingface.build(config), rank=8, targets=("*q_proj", "*v_proj"))

@@ -38,7 +38,7 @@ def kept_in_fp32(layer: nn.Module) -> set[int]:
 
 
 def rounded(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The layer with parameters of that type, as a stage holds them; those that are one stay one."""
+    """Return the layer with parameters of that type, as a stage holds them; shared ones stay shared."""
     made, precise = dict[int, nn.Parameter](), kept_in_fp32(layer)
     for module in layer.modules() if dtype is not torch.float32 else ():
         for name, own in list(module.named_parameters(recurse=False, remove_duplicate=False)):

@@ -17,12 +17,12 @@ from bamboo_trainer.stage.stage_states import StageStates
 
 
 class PortionSteps:
-    """steps: by cell and microbatches. What is begun is gone on with as long as the plan leaves it to this worker.
+    """steps: by cell and microbatches. A portion that has begun continues as long as the plan leaves it to this worker.
 
     The new owner of a lost cell waits for the sums that the keeper gives it, and runs the rest alone: the frames of
-    kept groups have reached the stages beside. Nobody runs a portion whose sum the owner has. If a stage beside the
-    cell changes hands and lacks frames that no log has, their microbatches are run again, for their frames alone:
-    finished sums survive any number of losses.
+    kept groups have reached the neighbouring stages. No worker runs a portion whose sum the owner has. If a
+    neighbouring stage changes hands and lacks frames that no log has, their microbatches are run again, for their
+    frames alone: finished sums survive any number of losses.
     """
 
     def __init__(self, plan: PlanState, states: StageStates, committer: Committer, log: MessageLog) -> None:
@@ -100,7 +100,7 @@ class PortionSteps:
 
     def summed(self, cell: Cell, step: int, microbatches: Range) -> bool:
         """Record that a cell's owner has the sum of a portion. Returns whether this worker was running it: then it is
-        dropped, and the next `refresh` begins it again for the frames that the stages beside lack.
+        dropped, and the next `refresh` begins it again for the frames that neighbouring stages lack.
         """
         self._summed.add((cell, step, microbatches))
         one = self.steps.get((cell, microbatches))

@@ -16,7 +16,7 @@ from bamboo_trainer.worker.launch.strike_gate import StrikeGate
 
 
 def _read_token(path: Path) -> str:
-    """Raises OSError, also while the file is being written."""
+    """Return the token. Raises OSError, also while the file is being written."""
     token = path.read_bytes().decode(errors="replace").strip()
     if not token.isascii() or not token:
         raise OSError(f"there is no token in {path}")

@@ -18,7 +18,7 @@ ANSWER_SECONDS = 60.0
 
 
 class StrikeGate(Follower):
-    """Asks before an instruction begins. Without an answer the worker goes on.
+    """Asks before an instruction begins. Without an answer the worker proceeds.
 
     channel: to the launcher; a line out, a line back.
     """
