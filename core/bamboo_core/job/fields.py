@@ -97,7 +97,7 @@ class Fields:
         return self.get(name) is not None
 
     def close(self) -> None:
-        """Note the fields that nobody read."""
+        """Note the unread fields as unknown."""
         suggestions = MAX_SUGGESTIONS
         for key in self.values:
             if not isinstance(key, str):

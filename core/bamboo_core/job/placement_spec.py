@@ -1,4 +1,4 @@
-"""Where a job's workers run, as what pods and how connected: frozen values of the manifest; see `spec`."""
+"""The placement of a job's workers: node pools, spread and pods. Frozen values of the manifest; see `spec`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,9 +32,11 @@ class Preset(StrEnum):
 
 
 class SpreadPolicy(StrEnum):
-    """Where workers are, and who follows whom. Interleave: pods over all zones, neighbours in the ring in different
-    ones. ZonePerPipeline: each pipeline in one zone, different ones if possible. SingleZone: the whole job in one zone.
-    With ZonePerPipeline and a grid that the coordinator chooses, pods are spread as with Interleave: `spec.pod_spread`.
+    """The places of workers, and which ones are neighbours.
+
+    Interleave: pods over all zones, neighbours in the ring in different ones. ZonePerPipeline: each pipeline in one
+    zone, different ones if possible; if the coordinator chooses the grid, pods are spread as with Interleave:
+    `spec.pod_spread`. SingleZone: the whole job in one zone.
     """
 
     INTERLEAVE = "Interleave"
@@ -96,13 +98,15 @@ def next_prices(pools: Sequence[NodePool], counts: Mapping[str, int]) -> tuple[t
 
 
 def one_price(pools: Iterable[NodePool]) -> float | None:
-    """Return the USD per hour for a worker without a pool, as of `bamboo run`: the first pool's price that there is."""
+    """Return the USD per hour of a worker without a pool, as in `bamboo run`: the price of the first pool that has
+    one.
+    """
     return next((float(pool.price_per_hour) for pool in pools if pool.price_per_hour is not None), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpreadSpec:
-    """How workers are spread over zones and nodes. Those of one node are lost together."""
+    """The spread of workers over zones and nodes. Workers of one node are lost together."""
 
     policy: SpreadPolicy = SpreadPolicy.INTERLEAVE
     """Interleave spreads the pods over zones and nodes, with neighbouring stages in different zones: nearly all traffic
@@ -121,7 +125,7 @@ class SpreadSpec:
         return None if worker_price is None else float(worker_price) * self.workers_per_node
 
     def nodes(self, workers: int) -> int:
-        """Return the number of nodes for so many workers."""
+        """Return the number of nodes for that many workers."""
         return -(-workers // self.workers_per_node)
 
 

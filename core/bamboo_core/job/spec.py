@@ -1,8 +1,8 @@
-"""What a BambooJob asks for, as frozen values: the types of the API, from which all else of it is made.
+"""A BambooJob's spec as frozen values: the types of the API, from which everything else about it is generated.
 
-`bamboo_core.job.manifest` is their only maker and checks every rule. A field's annotation says how its values look, and
-the text below it is its description (see `bamboo_core.job.model`). Absent parts are None; lists are tuples. Durations
-are seconds; field names are the manifest's in snake_case.
+Only `bamboo_core.job.manifest` creates them and checks every rule. A field's annotation gives its form, and the text
+below it is its description (see `bamboo_core.job.model`). Absent parts are None; lists are tuples. Durations are
+seconds; field names are the manifest's in snake_case.
 """
 
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ class RedundancyMode(StrEnum):
 
 
 class ReplicaPlacement(StrEnum):
-    """Where replica state lives."""
+    """The memory that holds replicas."""
 
     DEVICE = "Device"
     HOST = "Host"
@@ -59,7 +59,7 @@ _PATTERNS: Final = partial(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialSpec:
-    """Where the model's first values come from, instead of random ones."""
+    """The source of the model's first values, instead of random ones."""
 
     url: Annotated[str, TextOf(WEIGHTS, shown=shown_url)]
     """A folder that training has left (weights), a folder with model.safetensors or its index, a file NAME.safetensors,
@@ -73,7 +73,7 @@ class InitialSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec:
-    """What is trained: what `build(config)` returns, the function at the entrypoint."""
+    """The model and its data: the Task that `build(config)`, the function at the entrypoint, returns."""
 
     entrypoint: Annotated[str, ENTRYPOINT]
     """A Python function as module:function, which is called with the config and returns a Task."""
@@ -94,11 +94,11 @@ class PipelineSchedule(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologySpec:
-    """What is fixed of the grid of workers; what is not, the coordinator chooses if there is `elastic`. See
-    docs/design/engine.md for schedule.
+    """The fixed parts of the grid; with `elastic` the coordinator chooses the rest. See docs/design/engine.md for
+    schedule.
 
-    stages, pipelines: 1, the fewest that there may be, with chooses_stages or chooses_pipelines. split: None: as the
-    layers' costs say. schedule: None: see `schedules`.
+    stages, pipelines: 1, the smallest number, with chooses_stages or chooses_pipelines. split: None: by the layers'
+    costs. schedule: None: see `schedules`.
     """
 
     stages: Annotated[int, Integer(1, MOST_STAGES), Mark.FOLLOWS, Mark.FIXED]
@@ -130,10 +130,8 @@ class TopologySpec:
 
 
 class Objective(StrEnum):
-    """What the grid is chosen for. Throughput: the most samples a second that workers can train.
-
-    Value: the most samples for their price, of all that are about as fast; workers that add less than they cost are
-    given back.
+    """The goal of the grid's choice. Throughput: the most samples per second that the workers can train. Value: the
+    most samples for their price among grids of about that speed; workers that add less than they cost are released.
     """
 
     THROUGHPUT = "Throughput"
@@ -142,7 +140,9 @@ class Objective(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticSpec:
-    """What the coordinator may choose of the grid, for the workers that are there: all that `topology` does not fix."""
+    """The bounds of the coordinator's choice of a grid for the available workers: everything that `topology` does not
+    fix.
+    """
 
     max_workers: Annotated[int, Integer(1, MOST_WORKERS), Mark.FREE]
     """The most workers that run stages. The job requests as many of them as a grid can use."""
@@ -161,7 +161,7 @@ class ElasticSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedundancySpec:
-    """How the job is protected against losses."""
+    """The protection of the job against losses."""
 
     mode: Annotated[RedundancyMode, Mark.FREE] = RedundancyMode.AUTO
     """Replicas: other workers keep each stage's state in step. None: only other pipelines do. Auto: None with four
@@ -183,10 +183,10 @@ class RedundancySpec:
         return 0 if self.mode is RedundancyMode.NONE else self.replicas
 
     def on(self, pipelines: int, *, apart: bool = True) -> "RedundancySpec":
-        """Return the protection of stages on a grid of so many pipelines: with a mode that is not Auto.
+        """Return the redundancy on a grid with that many pipelines, with a mode that is not Auto.
 
-        More pipelines than the maximum of replicas hold each other's copies. apart: whether the owners of each stage
-        are on enough nodes and zones for that (`ring.are_apart`).
+        Pipelines, if more than the most replicas, hold each other's copies. apart: each stage's owners are on enough
+        nodes and in enough zones for that (`ring.are_apart`).
         """
         if self.mode is not RedundancyMode.AUTO:
             return self
@@ -208,9 +208,8 @@ USUAL_STEPS: Final = 200  # from one checkpoint to the next, unless steps are lo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec:
-    """Where checkpoints are written, and how often.
-
-    every_steps: None: as the coordinator finds right, USUAL_STEPS as long as nothing is known.
+    """The place and interval of checkpoints. every_steps: None: chosen by the coordinator; USUAL_STEPS until step times
+    are known.
     """
 
     storage: Annotated[str, TextOf(STORAGE, shown=shown_url)]
@@ -242,7 +241,7 @@ class CheckpointSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetSpec:
-    """What the job may cost, in the currency of the pools' prices, and by when it is to be done."""
+    """The job's limits: its cost, in the currency of the pools' prices, and its date."""
 
     money: Annotated[Decimal | None, TextOf(MONEY, Decimal)] = None
     """The most that the job may cost: a decimal number in quotes with at most 4 decimals. When it is spent the job is
@@ -270,7 +269,7 @@ class QueueSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What is to be trained, and how."""
+    """The whole spec of a job."""
 
     name: Annotated[str, Mark.NOT_IN_SPEC]
     namespace: Annotated[str, Mark.NOT_IN_SPEC] = "default"
@@ -358,12 +357,12 @@ def gives_back(spec: JobSpec) -> bool:
 
 
 def fewest_stages(spec: JobSpec) -> int:
-    """The fewest stages that the grid may have."""
+    """Return the fewest stages that the grid may have."""
     return spec.elastic.min_stages if spec.elastic and spec.topology.chooses_stages else spec.topology.stages
 
 
 def most_stages(spec: JobSpec) -> int:
-    """The most stages that the grid may have."""
+    """Return the most stages that the grid may have."""
     topology = spec.topology
     if spec.elastic is None or not topology.chooses_stages:
         return topology.stages
@@ -371,7 +370,7 @@ def most_stages(spec: JobSpec) -> int:
 
 
 def most_pipelines(spec: JobSpec) -> int:
-    """The most pipelines that the grid may have."""
+    """Return the most pipelines that the grid may have."""
     topology, training = spec.topology, spec.training
     if spec.elastic is None or not topology.chooses_pipelines:
         return topology.pipelines
@@ -398,7 +397,7 @@ def whole_workers(spec: JobSpec) -> int:
 
 
 def smallest_grid(spec: JobSpec) -> int:
-    """The number of workers of the smallest grid that the job may have."""
+    """Return the number of workers of the smallest grid that the job may have."""
     return fewest_stages(spec) * spec.topology.pipelines
 
 

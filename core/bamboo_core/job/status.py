@@ -1,8 +1,7 @@
-"""What a BambooJob's status says: the types of which the operator makes it, as which all read it, and from which the
-CRD's schema is made.
+"""A BambooJob's status: the types that the operator writes and everyone reads, and the source of the CRD's schema.
 
 The text below a field is its description. Bounds are only in the schema. A field that is not always written is None
-where it is absent.
+while absent.
 """
 
 from typing import Annotated, Any
@@ -16,7 +15,7 @@ EARLY_STOPPED = "EarlyStopped"  # the reason of a job that is complete before it
 
 
 def _schema(**keywords: Any) -> msgspec.Meta:
-    """Return the field's schema in the CRD beside its type."""
+    """Return what the CRD says of a field in addition to its type."""
     return msgspec.Meta(extra_json_schema=keywords)
 
 

@@ -1,4 +1,4 @@
-"""How a job trains: frozen values of the manifest's `training`; see `bamboo_core.job.spec`."""
+"""The training of a job: frozen values of the manifest's `training`; see `bamboo_core.job.spec`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -29,14 +29,14 @@ class ParameterPrecision(StrEnum):
 
 
 class Goal(StrEnum):
-    """Which values of a metric are better: small or large ones."""
+    """Whether small or large values of a metric are better."""
 
     MIN = "Min"
     MAX = "Max"
 
 
 class NonFinite(StrEnum):
-    """What becomes of a step whose loss or gradient is not finite. Skip: the model stays as it was before it."""
+    """The treatment of a step whose loss or gradient is not finite. Skip: the model stays as it was before the step."""
 
     FAIL = "Fail"
     SKIP = "Skip"
@@ -44,7 +44,7 @@ class NonFinite(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSpec:
-    """How a model is measured on other data while it trains. patience: None: it never ends the job."""
+    """The evaluation of a model on other data while it trains. patience: None: no early stop."""
 
     every_steps: Annotated[int, Integer()]
     """Steps between evaluations. The last state is also evaluated."""
@@ -84,10 +84,8 @@ class LoggerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSpec:
-    """How long a job trains, with which batch sizes and number formats.
-
-    steps: UNKNOWN_STEPS as long as only the task's data could tell (`with_data`).
-    gradient_groups: None: as `groups` finds.
+    """The length of a job's training, its batch sizes and number formats. steps: UNKNOWN_STEPS while it depends on the
+    task's unread data (`with_data`). gradient_groups: None: see `groups`.
     """
 
     steps: Annotated[int, Integer(), Mark.FOLLOWS, Mark.NO_NUMBERS]
@@ -161,9 +159,8 @@ class TrainingSpec:
         return self.epochs is not None or self.tokens is not None
 
     def with_data(self, samples: int, tokens_per_sample: int | None) -> "TrainingSpec":
-        """Return the spec with the number of whole steps for a dataset of so many samples.
-
-        Raises ValueError if the manifest gives tokens and the task does not say how many a sample has.
+        """Return the spec with the number of steps for a dataset of that many samples; the last step is whole. Raises
+        ValueError if tokens are to be counted and the task does not give the tokens of a sample.
         """
         if self.known_steps is not None:
             return self

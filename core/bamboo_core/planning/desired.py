@@ -63,7 +63,7 @@ class PlanningView:
         return replicas_in(row, self.redundancy.kept, self.live, self.leaving)
 
     def spare(self) -> list[WorkerId]:
-        """Return the workers that stay and own no cell, those that already hold a replica first."""
+        """Return the workers that stay and own no cell, workers that already hold a replica first."""
         busy = self.plan.holders()
         owners = self.plan.owners()
         spare = [w for w in self.live if w not in owners and w not in self.leaving]

@@ -137,7 +137,7 @@ def balanced(plan: Plan, spec: JobSpec, work: WorkEstimate) -> Ranges:
 
 
 def keeps_its_seats(plan: Plan, staying: Collection[WorkerId], live: Collection[WorkerId], grid: Grid) -> bool:
-    """Whether the grid stays the same, with one worker for each cell, all of whom stay."""
+    """Whether the grid stays the same, with one worker for each cell, and all workers stay."""
     owners = [plan.at(cell).owner for cell in plan.cells()]
     all_stay = set(owners) <= set(staying) and plan.holders() <= set(live)
     return all_stay and grid == grid_of(plan) and len(plan.layouts) == 1 and len(set(owners)) == len(owners)
