@@ -38,8 +38,8 @@ def told(name: str = "") -> Iterator[None]:
     """Raises what goes wrong on the way to the cluster, or there, as the errors of the Python API. name: the job's."""
     try:
         yield
-    except JobDeleted as error:
-        raise JobInterrupted(name, "Deleted", str(error)) from None
+    except JobDeleted:
+        raise JobInterrupted(name, "Deleted", "the job was deleted") from None
     except WaitTimedOut as error:
         raise NotInTime(str(error)) from None
     except UsageError as error:
