@@ -24,7 +24,9 @@ async def test_in_a_pod_its_service_account_is_preferred(tmp_path: Path, monkeyp
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "config", "https://elsewhere:6443")))
-    assert (await operator_access()).configuration.host == "https://10.96.0.1:443"
+    access = await operator_access()
+    assert access.configuration.host == "https://10.96.0.1:443"
+    assert (await kopf_login(access)).as_http_headers() == {"Authorization": "Bearer token"}
 
 
 PLUGIN = {

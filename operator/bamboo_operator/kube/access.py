@@ -38,14 +38,14 @@ async def kopf_login(access: Access) -> kopf.ConnectionInfo:
     """
     configuration = access.configuration
     try:
-        token = await configuration.get_api_key_with_prefix("BearerToken")
+        header = await configuration.get_api_key_with_prefix("BearerToken") or ""
     except (OSError, ConfigException) as error:
         raise ClusterUnreachable(f"the token cannot be read: {said_by(error)}") from None
     return kopf.ConnectionInfo(
         server=configuration.host,
         ca_path=configuration.ssl_ca_cert,
         insecure=not configuration.verify_ssl,
-        token=(token or "").removeprefix("Bearer ") or None,
+        token=header.partition(" ")[2] or None,  # behind "Bearer", or "bearer" in a pod
         certificate_path=configuration.cert_file,
         private_key_path=configuration.key_file,
         proxy_url=configuration.proxy,

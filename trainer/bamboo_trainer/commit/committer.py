@@ -55,6 +55,7 @@ class Committer:
         self.step_seconds = Histogram(STEP_SECONDS)
         self.awaited_reports: set[WorkerId] = set()  # workers that may know a commit of an earlier root
         self.ends_before: int | None = None  # the step that no worker begins, because the layers are split anew
+        self._owes_report = False  # to the coordinator, once those are here
         self._root_since = 0  # the epoch in which this worker became the root
         self._marked: tuple[int, CheckpointId] | None = None  # the newest checkpoint request fulfilled by a commit
         self._committed_at: float | None = None
@@ -223,6 +224,8 @@ class Committer:
 
     def _look_whether_informed(self) -> None:
         if self.is_root and not self.awaited_reports:
+            if self._owes_report:
+                self.report()
             self._history.informed()
 
     def relinked(self, peer: WorkerId) -> None:
@@ -233,9 +236,11 @@ class Committer:
             self._introduce()
 
     def report(self) -> None:
-        """Repeat the newest commits and evaluations to the coordinator, and end a pause; it may ask again."""
-        self.pauses = False
-        if self.is_root:
+        """Repeat the newest commits and evaluations to the coordinator, and end a pause; it may ask again. A new root
+        waits for the other workers' evaluations first, as the coordinator may end the job with the last commit.
+        """
+        self.pauses, self._owes_report = False, self.is_root and bool(self.awaited_reports)
+        if self.is_root and not self.awaited_reports:
             if self._evaluations:
                 self._tell_evaluations()
             for step, commit in self.log.latest():
