@@ -37,6 +37,7 @@ class Run(CombinedView):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.now, self.ticks, self.dies = 1000.0, 0, True
         self.started: list[str] = []
         self.alive: tuple[str, ...] = ()
