@@ -9,12 +9,13 @@ import yaml
 
 from bamboo.jobs.errors import InvalidRequest
 from bamboo.jobs.job_profiles import JobProfiles
+from bamboo.jobs.made_up_nodes import check_probability, zones_of
 from bamboo.jobs.plan_options import PlanOptions
 from bamboo.jobs.profile_check import check_profiles
 from bamboo.local.job_source import JobSource
 from bamboo.profiles.files import read_devices, shipped_names
 from bamboo.simulation.figures import SimulationError
-from bamboo.simulation.job.job_zones import allowed_zones, named_zones
+from bamboo.simulation.job.job_zones import allowed_zones
 from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE
 from bamboo.sizing.choice import Bounds, choose, comparisons, odds, on_demand, reasons
 from bamboo.sizing.price_list import MachinePrice, PriceError, PriceList, of_devices, read_prices, shipped_prices
@@ -164,14 +165,13 @@ def _market(wanted: PlanOptions, spec: JobSpec) -> Market:
     if wanted.pattern not in patterns:
         raise InvalidRequest(f"--pattern must be one of {', '.join(patterns)}, not {wanted.pattern[:40]!r}")
     assert wanted.preempt_rate is not None
-    zones = () if wanted.zones is None else tuple(zone.strip() for zone in wanted.zones.split(","))
     return Market(
         generation=Generation(
             pattern=Pattern(wanted.pattern),
             nodes=wanted_workers(spec),
             removal=wanted.preempt_rate,
             addition=wanted.replace_rate,
-            zones=allowed_zones(spec, zones or named_zones(spec) or ZONES),
+            zones=zones_of(spec, wanted.zones, ZONES),
             notice=wanted.notice,
         )
     )
@@ -244,8 +244,8 @@ def _check(options: PlanOptions) -> None:
     if not options.trace and options.preempt_rate is None:
         raise InvalidRequest("--preempt-rate or --trace: expected one of them")
     for name, value in (("--preempt-rate", options.preempt_rate), ("--replace-rate", options.replace_rate)):
-        if value is not None and not 0 <= value <= 1:
-            raise InvalidRequest(f"{name} {value:g}: expected a probability from 0 to 1")
+        if value is not None:
+            check_probability(name, value)
     for name, amount, most in (
         ("--budget", options.budget, 1e9),
         ("--deadline", options.deadline, LONGEST_SECONDS),

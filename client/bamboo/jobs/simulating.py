@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from bamboo.jobs.errors import InvalidRequest
 from bamboo.jobs.job_profiles import JobProfiles
+from bamboo.jobs.made_up_nodes import check_probability, zones_of
 from bamboo.jobs.profile_check import check_profiles
 from bamboo.jobs.simulate_options import SimulateOptions
 from bamboo.local.job_source import JobSource
@@ -13,7 +14,7 @@ from bamboo.profiles.files import shipped_names
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import JobRun, simulate_job
-from bamboo.simulation.job.job_zones import allowed_zones, made_up, named_zones
+from bamboo.simulation.job.job_zones import allowed_zones, made_up
 from bamboo.simulation.pool import JobSeed, simulate_jobs
 from bamboo.terminal.run_progress import RunProgress
 from bamboo.traces.files import read_nodes
@@ -131,8 +132,7 @@ def money_told(spec: JobSpec, runs: Sequence[JobResult]) -> str:
 
 def _generation(wanted: SimulateOptions, spec: JobSpec, rate: float) -> Generation:
     """Raises SimulationError if the job may be in none of the zones."""
-    named = () if wanted.zones is None else tuple(zone.strip() for zone in wanted.zones.split(","))
-    zones = allowed_zones(spec, named or named_zones(spec) or (ZONE,))
+    zones = zones_of(spec, wanted.zones, (ZONE,))
     return Generation(
         hours=wanted.hours or HOURS, removal=rate, addition=wanted.replace_rate, zones=zones, notice=wanted.notice
     )
@@ -146,8 +146,8 @@ def _check(job: JobSource, options: SimulateOptions) -> None:
     if bool(options.trace) is bool(options.preempt_rate):
         raise InvalidRequest("--preempt-rate or --trace: expected one of them")
     for rate in options.preempt_rate or ():
-        _check_probability("--preempt-rate", rate)
-    _check_probability("--replace-rate", options.replace_rate)
+        check_probability("--preempt-rate", rate)
+    check_probability("--replace-rate", options.replace_rate)
     if options.hours is not None and not 0 < options.hours <= MOST_HOURS:
         raise InvalidRequest(f"--hours must be more than 0 and at most {MOST_HOURS}, not {options.hours:g}")
     if not 0 <= options.zone_traffic_price <= 1000:
@@ -156,11 +156,6 @@ def _check(job: JobSource, options: SimulateOptions) -> None:
         raise InvalidRequest(f"--notice {options.notice:g}: expected seconds from 0 to 86400")
     if options.price is not None and not 0 <= options.price <= 1e6:
         raise InvalidRequest(f"--price {options.price:g}: expected USD from 0 to 1000000")
-
-
-def _check_probability(flag: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise InvalidRequest(f"{flag} {value:g}: expected a probability from 0 to 1")
 
 
 def _seeds(text: str) -> range:
