@@ -84,18 +84,17 @@ class PortionSteps:
         shared, place = list(ranges(owned.layout, owned.cell.pipeline, owned.portions)), 0
         parts, here, done = list[Range](), list[Frame](), list[tuple[WorkerId, Range]]()
         while place < len(shared):
-            first, end = shared[place][1][0], place
+            first = shared[place][1][0]
             for after in range(len(shared), place, -1):
                 last = shared[after - 1][1][1]
                 frames = self.kept.of(owned.cell, owned.step, (first, last))
                 if frames and frames[-1].address.part == last:
                     parts += [(frame.address.microbatch, frame.address.part) for frame in frames]
-                    here, done, end = [*here, *frames], [*done, *shared[place:after]], after
+                    here, done, place = [*here, *frames], [*done, *shared[place:after]], after
                     break
-            if end == place:
+            else:
                 parts.append(shared[place][1])
-                end += 1
-            place = end
+                place += 1
         return parts, here, done
 
     def summed(self, cell: Cell, step: int, microbatches: Range) -> bool:
