@@ -3,24 +3,10 @@
 from typing import Any
 
 from bamboo_operator.cluster.cache import ClusterCache
-from operator_kit import META, render
+from operator_kit import META, Heard, render
 from opsim_kopf import node_event, pod_event
 
 KEY = ("default", "tiny")
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.said: list[tuple[str, str]] = []
-
-    def pod_changed(self, name: str) -> None:
-        self.said.append(("changed", name))
-
-    def pod_deleted(self, pod: dict[str, Any]) -> None:
-        self.said.append(("deleted", pod["metadata"]["name"]))
-
-    def node_deleted(self, pod: str, node: str) -> None:
-        self.said.append((f"without {node}", pod))
 
 
 def pod(number: int = 0, uid: str = "u", node: str = "") -> dict[str, Any]:

@@ -12,6 +12,7 @@ from bamboo_core.names import LABEL_JOB_NAME
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.watch_handlers import kopf_settings, watch_handlers
+from operator_kit import Heard
 from opsim_kopf import RESOURCES
 from watched_api_kit import KEY, LATE, Server, body, sharing
 
@@ -60,20 +61,6 @@ class Kopf:
             event_queue=asyncio.Queue(),
             raw_event=cast(Any, {"type": change, "object": thing}),
         )
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.said: list[tuple[str, ...]] = []
-
-    def pod_changed(self, name: str) -> None:
-        self.said.append(("changed", name))
-
-    def pod_deleted(self, pod: dict[str, Any]) -> None:
-        self.said.append(("deleted", pod["metadata"]["name"]))
-
-    def node_deleted(self, pod: str, node: str) -> None:
-        self.said.append((f"without {node}", pod))
 
 
 def node(heartbeat: str = "1", **taint: str) -> dict[str, Any]:

@@ -215,3 +215,19 @@ def trainer(pod):
 
 
 POOLS = [None, *(pool(preset, capacity) for preset in Preset for capacity in Capacity)]
+
+
+class Heard:
+    """A listener that records the changes of pods and nodes that a job hears of."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, str]] = []
+
+    def pod_changed(self, name: str) -> None:
+        self.said.append(("changed", name))
+
+    def pod_deleted(self, pod: dict[str, Any]) -> None:
+        self.said.append(("deleted", pod["metadata"]["name"]))
+
+    def node_deleted(self, pod: str, node: str) -> None:
+        self.said.append((f"without {node}", pod))
