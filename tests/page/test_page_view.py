@@ -7,7 +7,6 @@ from typer.testing import CliRunner
 
 from bamboo.cli.commands import app as command_line
 from bamboo.local.views.page_view import PageView
-from bamboo.terminal.picture import Footer
 from bamboo_core.coordinator.events import Emit, Outcome
 from bamboo_core.view.shown_state import ShownState
 from operator_kit import job, said
@@ -33,7 +32,7 @@ async def test_the_view_of_a_run_from_its_start_to_its_end() -> None:
 
 @pytest.mark.parametrize("page", ["", "http://127.0.0.1:40429/#token=abc"])
 def test_the_live_view_names_the_page(page: str) -> None:
-    assert (f"page: {page}" in drawn(said(), footer=Footer(page=page), width=80)) is bool(page)
+    assert (f"page: {page}" in drawn(said(), page=page, width=80)) is bool(page)
 
 
 def test_a_port_without_a_page_is_refused(tmp_path: Any) -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from bamboo.local.views.summary import Summary
 from bamboo.terminal.live_view import run_snapshot
-from bamboo.terminal.picture import Footer, live
+from bamboo.terminal.picture import live
 from bamboo.terminal.snapshot import JobEvent
 from bamboo_core.control.memory import Memory, Traffic
 from bamboo_core.coordinator.events import Emit, Outcome, SlowWorker, Status, WorkerState
@@ -43,10 +43,7 @@ STATUS = Status(
 )
 
 
-NOTHING = Footer()
-
-
-def drawn(status: Status, *events: Emit, width: int = 120, height: int = 200, footer: Footer = NOTHING) -> str:
+def drawn(status: Status, *events: Emit, width: int = 120, height: int = 200, page: str = "") -> str:
     """The picture of a run that was started 90 seconds ago, with an event in each second since."""
     console = Console(file=io.StringIO(), record=True, width=width, force_terminal=True)
     began = NOW - timedelta(seconds=90)
@@ -54,7 +51,7 @@ def drawn(status: Status, *events: Emit, width: int = 120, height: int = 200, fo
         JobEvent(at=began + timedelta(seconds=n), reason=one.reason, message=one.message, warning=one.warning)
         for n, one in enumerate(events)
     )
-    console.print(live(run_snapshot(job("job"), status, told, began), NOW, width, height, footer, keys=True))
+    console.print(live(run_snapshot(job("job"), status, told, began), NOW, width, height, page))
     return console.export_text()
 
 

@@ -79,7 +79,6 @@ class RunOptions:
     trace: Path | None = None  # file for the merged trace
     profile: tuple[int, int] | None = None  # the first and the last step in which torch.profiler runs
     heartbeat_timeout: float = HEARTBEAT_TIMEOUT_SECONDS
-    undisturbed: bool = False  # nobody may take workers
     replace_after: float = 0.0  # seconds until a worker that is gone is replaced, as a cluster takes its time
     folders: tuple[Path, ...] = (Path(),)  # where the task's modules are looked for before all others, in this order
     store_writable: bool = True  # the store of checkpoints; if it is not, the history is kept in the output
@@ -387,7 +386,7 @@ class _LocalRun:
         match request:
             case StopJob():
                 self._interrupt()
-            case TakeWorker() if not self._options.undisturbed:
+            case TakeWorker():
                 for strike in self._preemptor.take(request.worker, notice=request.notice):
                     self._strike(strike)
             case ChangeJob():

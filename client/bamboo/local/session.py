@@ -53,14 +53,15 @@ def train(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: 
     """Runs the job, reports on it, and returns the exit code."""
     try:
         with stop_signals.held(), only_run_in(options.output):  # what comes when all is done ends it once that is told
-            summary = _run(spec, manifest, options, report)
+            summary = loop_signals.run(lambda: _shown(spec, manifest, options, report))
             if not verify or summary.outcome is not Outcome.COMPLETE:
                 return _conclude(summary, None, json=report.json)
             spec, manifest = undisturbed_job(spec, manifest, summary)
             if not report.json:
                 _say(f"{to_text(summary)}\nthe same job again, undisturbed, {_grid(spec)}:")
-        calm = replace(options, preempt=Schedule(), output=None, trace=None, profile=None, undisturbed=True)
-        check = _run(spec, manifest, calm, report)
+        calm = replace(options, preempt=Schedule(), output=None, trace=None, profile=None)
+        view = _view(replace(spec, name=f"{spec.name}, undisturbed"), report)
+        check = loop_signals.run(lambda: run_job(spec, manifest, calm, view))
     except (PageError, OutputRefused) as error:
         complain(error)
         return EXIT_USAGE
@@ -103,14 +104,8 @@ def _grid(spec: JobSpec) -> str:
     return f"with {count(topology.stages, 'stage')} and {count(topology.pipelines, 'pipeline')}"
 
 
-def _run(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: ReportOptions) -> Summary:
-    return loop_signals.run(lambda: _shown(spec, manifest, options, report))
-
-
 async def _shown(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: ReportOptions) -> Summary:
-    """The run, as the report wants it to be seen; the undisturbed one has no page."""
-    if options.undisturbed:
-        return await run_job(spec, manifest, options, _view(spec, report, undisturbed=True))
+    """Run the job with its page and its view."""
 
     def view(url: str) -> RunView:
         if url:
@@ -163,20 +158,18 @@ def _conclude(summary: Summary, check: Summary | None, *, json: bool) -> int:
     return EXIT_OK if equal else EXIT_FAILED
 
 
-def _view(spec: JobSpec, report: ReportOptions, *, undisturbed: bool = False, page: str = "") -> RunView:
+def _view(spec: JobSpec, report: ReportOptions, page: str = "") -> RunView:
     if report.json or report.quiet:
         return CombinedView()
-    if not sys.stdout.isatty() or report.debug or not _has_keyboard():
+    if report.debug or not _in_foreground():
         return PlainView(_say)
-    if undisturbed:
-        return LiveView(replace(spec, name=f"{spec.name}, undisturbed"), Console(), disturb=False)
-    return LiveView(spec, Console(), page=page)
+    return LiveView(spec, Console(), page)
 
 
-def _has_keyboard() -> bool:
-    """Whether keys reach this process: not in the background of a shell, nor from a terminal of others."""
+def _in_foreground() -> bool:
+    """Return whether standard output is a terminal whose shell runs this process in the foreground."""
     with contextlib.suppress(OSError):
-        return sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+        return os.tcgetpgrp(sys.stdout.fileno()) == os.getpgrp()
     return False
 
 

@@ -1,4 +1,4 @@
-"""Follows a job until it is over: live on a terminal, else as lines."""
+"""Follow a job until it is over: as a picture on a terminal, else as lines."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,14 +12,13 @@ from bamboo.remote.job_reader import JobReader, UnseenEvents
 from bamboo.remote.session import Session, on_a_terminal, patiently
 from bamboo.terminal import phrases
 from bamboo.terminal.live_view import LivePicture
-from bamboo.terminal.picture import Footer, events
+from bamboo.terminal.picture import events
 from bamboo.terminal.snapshot import JobSnapshot
 from bamboo_core.kube.errors import RemoteError
 from bamboo_core.names import EXIT_OK
 
 INTERVAL_SECONDS = 2.0
 FINAL_EVENTS_SECONDS = 1.0  # the operator posts a job's last events after its last status
-KEYS = "q quits; the job continues"
 
 
 class Screen(Protocol):
@@ -29,12 +28,10 @@ class Screen(Protocol):
 
 
 class LiveScreen:
-    """A picture that changes; the last one stays. quit: set when q is pressed."""
+    """A picture that changes; the last one stays."""
 
-    def __init__(self, console: Console, quit: asyncio.Event) -> None:
-        self._keys: tuple[str, ...] = (KEYS,)
-        self._quit = quit
-        self._picture = LivePicture(console, lambda: Footer(hints=self._keys), self._key)
+    def __init__(self, console: Console) -> None:
+        self._picture = LivePicture(console)
         self._snapshot: JobSnapshot | None = None
 
     def __enter__(self) -> "LiveScreen":
@@ -42,16 +39,11 @@ class LiveScreen:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._keys = ()
         self._picture.close(self._snapshot)
 
     def show(self, snapshot: JobSnapshot) -> None:
         self._snapshot = snapshot
         self._picture.draw(snapshot)
-
-    def _key(self, key: str) -> None:
-        if key == "q":
-            self._quit.set()
 
 
 class LineScreen:
@@ -76,48 +68,36 @@ class LineScreen:
             self._say(told)
 
 
-def screen(session: Session, quit: asyncio.Event) -> Screen:
+def screen(session: Session) -> Screen:
     if on_a_terminal() and not session.quiet:
-        return LiveScreen(session.console, quit)
+        return LiveScreen(session.console)
     return LineScreen(session.say)
 
 
 async def until_over(session: Session, namespace: str, name: str, interval: float = INTERVAL_SECONDS) -> int:
-    """Shows the job until it is over; its outcome as an exit code. Leaving by a key is no failure."""
-    job_reader, quit = JobReader(session.api, namespace, name), asyncio.Event()
-    snapshot = None
-    with screen(session, quit) as shown:
-        while not quit.is_set():
-            first = snapshot is None
-            snapshot = await patiently(job_reader.snapshot)
-            shown.show(snapshot)
-            if snapshot.job.status.ended:
-                if not first:
-                    await _final_events(job_reader, shown, quit)
-                break
-            await pause(quit, interval)
-    if snapshot is None:
-        return EXIT_OK
-    code = snapshot.job.exit_code
-    if code is None:
+    """Show the job until it is over; return the exit code of its outcome. Ctrl-C leaves the job as it is."""
+    job_reader, first = JobReader(session.api, namespace, name), True
+    try:
+        with screen(session) as shown:
+            while True:
+                snapshot = await patiently(job_reader.snapshot)
+                shown.show(snapshot)
+                if snapshot.job.status.ended:
+                    break
+                first = False
+                await asyncio.sleep(interval)
+            if not first:
+                await _final_events(job_reader, shown)
+    except asyncio.CancelledError:
         session.say(f"the job continues; bamboo status {name} --watch shows it again")
-        return EXIT_OK
+        raise
     if not isinstance(shown, LiveScreen):
         session.say(phrases.outcome(snapshot.job))
-    return code
+    return EXIT_OK if snapshot.job.exit_code is None else snapshot.job.exit_code
 
 
-async def _final_events(job_reader: JobReader, shown: Screen, quit: asyncio.Event) -> None:
-    """The events that came after the end; without them, if the cluster or the job has gone meanwhile."""
-    await pause(quit, FINAL_EVENTS_SECONDS)
+async def _final_events(job_reader: JobReader, shown: Screen) -> None:
+    """Show the events that came after the end, if cluster and job are still there."""
+    await asyncio.sleep(FINAL_EVENTS_SECONDS)
     with suppress(RemoteError):
         shown.show(await job_reader.snapshot())
-
-
-async def pause(quit: asyncio.Event, seconds: float) -> None:
-    """Shorter if the user wants to leave."""
-    try:
-        async with asyncio.timeout(seconds):
-            await quit.wait()
-    except TimeoutError:
-        pass

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from statistics import median
@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from bamboo.terminal import phrases
-from bamboo.terminal.keys import letter
 from bamboo.terminal.snapshot import JobEvent, JobSnapshot, RemoteWorker
 from bamboo.terminal.tables import plain_table
 from bamboo_core.coordinator.events import WorkerState
@@ -51,21 +50,6 @@ WORKER_STYLES = {  # in the order of their interest
 HOLD_WHEN_ALL_IS_WELL = ("Accepted", "WorkersReady", "WorkersUpdated", "Running", "Protected")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Footer:
-    """The lines below the picture."""
-
-    question: str = ""  # what a key has asked and is not answered
-    hints: tuple[str, ...] = ()  # what keys do
-    page: str = ""  # its URL
-
-    def lines(self) -> list[Text]:
-        asked = [Text(self.question, style="bold reverse")] if self.question else []
-        hints = [Text(hint, style="dim") for hint in (() if asked else self.hints)]
-        page = [Text(f"page: {self.page}", style="dim", no_wrap=True, overflow="fold")] if self.page else []
-        return [*asked, *hints, *page]
-
-
 def jobs(found: Sequence[JobView], now: datetime, *, namespaces: bool = False) -> Table:
     """A line for each job. namespaces: whether they differ."""
     heads = [*(["NAMESPACE"] if namespaces else []), "NAME", "STATE"]
@@ -99,13 +83,12 @@ def status(snapshot: JobSnapshot, now: datetime, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def live(
-    snapshot: JobSnapshot, now: datetime, width: int, height: int, footer: Footer, *, keys: bool = False
-) -> RenderableType:
-    """What there is to say about a job while it runs, in at most `height` lines: of workers and events those that tell
-    most. keys: workers have a letter each.
+def live(snapshot: JobSnapshot, now: datetime, width: int, height: int, page: str = "") -> RenderableType:
+    """Return the picture of a running job in at most `height` lines, with the most interesting workers and the newest
+    events. page: the URL of the job page, shown in the last line.
     """
-    top, last = head(snapshot, now, width), footer.lines()
+    top = head(snapshot, now, width)
+    last = [Text(f"page: {page}", style="dim", no_wrap=True, overflow="fold")] if page else []
     room = height - sum(len(wrapped(line.plain, width).split("\n")) for line in (*top, *last))
     room -= _lines_of_grids(snapshot.job, width)
     told = min(SHOWN_EVENTS, len(snapshot.events), max(room // 2, 4))
@@ -118,7 +101,7 @@ def live(
         if room < 0:
             break
         shown.insert(0, line)
-    return Group(*top, *grids(snapshot.job, width, keys=keys), *listed, *shown, *last)
+    return Group(*top, *grids(snapshot.job, width), *listed, *shown, *last)
 
 
 def workers_within(snapshot: JobSnapshot, now: datetime, width: int, lines: int) -> tuple[list[RenderableType], int]:
@@ -205,12 +188,12 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(BARS[round((min(max(mean, low), high) - low) * scale)] for mean in means)
 
 
-def grids(job: JobView, width: int, *, keys: bool = False) -> list[RenderableType]:
+def grids(job: JobView, width: int) -> list[RenderableType]:
     """Who runs what: as many tables of stages, one below the other, as the width demands. Below them the workers that
     run no stage, if the coordinator tells of them.
     """
     found: list[RenderableType] = []
-    rows = _cells(job, keys=keys)
+    rows = _cells(job)
     for first, last in _blocks(rows, width):
         table = Table(show_edge=False, pad_edge=False)
         table.add_column("pipeline", justify="right")
@@ -222,7 +205,7 @@ def grids(job: JobView, width: int, *, keys: bool = False) -> list[RenderableTyp
     if job.doubled:
         found.append(Text("* runs more than one stage until a replacement is ready", style="yellow"))
     if others := _others(job):
-        each = (_worker(job, worker, state, keys=keys) for worker, state in others)
+        each = (_worker(job, worker, state) for worker, state in others)
         found.append(Text("other workers: ").append(Text("   ").join(each)))
     return found
 
@@ -232,7 +215,7 @@ def _others(job: JobView) -> list[tuple[WorkerId, WorkerState]]:
     return [one for one in (job.live.workers if job.live is not None else ()) if one[0] not in owners]
 
 
-def _cells(job: JobView, *, keys: bool) -> list[list[Text]]:
+def _cells(job: JobView) -> list[list[Text]]:
     """The text of each cell, by pipeline and stage."""
     if job.live is None:
         styles = {worker: "yellow" if worker in job.doubled else "green" for row in job.plan for worker in row}
@@ -240,7 +223,7 @@ def _cells(job: JobView, *, keys: bool) -> list[list[Text]]:
     states, slow = dict(job.live.workers), {one.worker for one in job.live.slow}
     return [
         [
-            _worker(job, worker, states.get(worker), keys=keys)
+            _worker(job, worker, states.get(worker))
             .append(" slow" if worker in slow else "", "yellow")
             .append("" if held else " unprotected", "yellow")
             for worker, held in row
@@ -249,12 +232,11 @@ def _cells(job: JobView, *, keys: bool) -> list[list[Text]]:
     ]
 
 
-def _worker(job: JobView, worker: WorkerId, state: WorkerState | None, *, keys: bool) -> Text:
-    """The worker's key, name and state; without the state if it trains."""
+def _worker(job: JobView, worker: WorkerId, state: WorkerState | None) -> Text:
+    """Return the worker's name, and its state unless it trains."""
     style = STYLES[state] if state else "red"
     said = "" if state is WorkerState.TRAINING else f" {state.value if state else 'lost'}"
-    key = Text.assemble((letter(worker), f"{style} bold underline"), " ") if keys else Text()
-    return key.append(f"{_name(job, worker)}{said}", style)
+    return Text(f"{_name(job, worker)}{said}", style)
 
 
 def _name(job: JobView, worker: WorkerId) -> str:
@@ -272,7 +254,7 @@ def _blocks(rows: list[list[Text]], width: int) -> list[tuple[int, int]]:
 
 
 def _lines_of_grids(job: JobView, width: int) -> int:
-    tables = len(_blocks(_cells(job, keys=True), width)) * (len(job.plan) + 3)
+    tables = len(_blocks(_cells(job), width)) * (len(job.plan) + 3)
     return tables + bool(job.doubled) + bool(_others(job))
 
 

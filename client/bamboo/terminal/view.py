@@ -1,4 +1,4 @@
-"""What a person sees while a job runs: nothing, lines, or (bamboo.terminal.live_view) a picture with keys."""
+"""What a person sees while a job runs: nothing, lines, or (bamboo.terminal.live_view) a picture."""
 
 import math
 import time
