@@ -1,21 +1,91 @@
 """Dashboards and alerts as files: not stale, complete, about metrics that exist; and the alerts under promtool."""
 
+import contextlib
+import json
 import re
 import runpy
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from bamboo_core.metrics.every_metric import EVERY_METRIC
 from bamboo_core.metrics.exposition import Metric, MetricKind
-from dashboard_kit import FOLDER, NAMES, ROOT, alerts, dashboard, panels, queries
-from prometheus_kit import promtool
+from cluster.build import cache_folder
 
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "dashboards"
+NAMES = ("fleet", "job", "takeovers", "cost")
 PAGE = ROOT / "docs" / "alerts.md"
 SCRAPED = {"instance", "pod", "namespace", "job"}  # labels that a scrape may add
+MISSING = "needs Prometheus: apt-get install prometheus (or apt-get and dpkg-deb, and Debian's packages within reach)"
+
+
+def dashboard(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
+    return found
+
+
+def panels(name: str) -> Iterator[dict[str, Any]]:
+    """The panels of a dashboard without the rows' headings."""
+    yield from (panel for panel in dashboard(name)["panels"] if panel["type"] != "row")
+
+
+def queries() -> list[str]:
+    """Return the queries of all panels and annotations, of all dashboards."""
+    found = []
+    for name in NAMES:
+        found += [target["expr"] for panel in panels(name) for target in panel["targets"]]
+        found += [note["expr"] for note in dashboard(name)["annotations"]["list"]]
+    return found
+
+
+def alerts() -> list[dict[str, Any]]:
+    document = yaml.safe_load((FOLDER / "alerts.yaml").read_text())
+    return [rule for group in document["groups"] for rule in group["rules"]]
+
+
+def binary(name: str) -> str:
+    """Return the path of that program of Prometheus. Skips the test if neither the system nor Debian has it."""
+    if found := shutil.which(name):
+        return found
+    cache = cache_folder() / "prometheus"
+    if not (cache / "usr/bin" / name).exists():
+        _fetch(cache)
+    return str(cache / "usr/bin" / name)
+
+
+def _fetch(cache: Path) -> None:
+    if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
+        pytest.skip(MISSING)
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix="prometheus-", dir=cache.parent))
+    try:
+        download = ["apt-get", "download", "-o", "APT::Sandbox::User=", "prometheus"]
+        done = subprocess.run(download, cwd=work, capture_output=True, text=True, timeout=100, check=False)
+        packages = sorted(work.glob("prometheus_*.deb"))
+        if done.returncode or not packages:
+            pytest.skip(f"{MISSING}: {done.stderr.strip()[-200:]}")
+        subprocess.run(["dpkg-deb", "-x", str(packages[0]), str(work / "root")], check=True, timeout=60)
+        with contextlib.suppress(OSError):  # somebody else was faster
+            (work / "root").rename(cache)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def promtool(*arguments: str, stdin: str | None = None) -> str:
+    """What it says. Fails the test if it does not like what it is given."""
+    done = subprocess.run(
+        [binary("promtool"), *arguments], input=stdin, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 def test_the_committed_dashboards_are_not_stale(tmp_path: Path) -> None:
@@ -44,7 +114,7 @@ def _series(metric: Metric) -> list[str]:
 
 
 def test_every_query_is_about_metrics_and_labels_that_are_declared() -> None:
-    asked = [query.expr for query in queries()] + [alert["expr"] for alert in alerts()]
+    asked = queries() + [alert["expr"] for alert in alerts()]
     for expr in asked:
         for metric, labels in _metrics(expr):
             added = SCRAPED if metric.name.startswith("bamboo_worker_") else {"instance"}
@@ -53,7 +123,7 @@ def test_every_query_is_about_metrics_and_labels_that_are_declared() -> None:
 
 
 def test_every_metric_is_looked_at_somewhere() -> None:
-    looked_at = {metric.name for query in queries() for metric, _ in _metrics(query.expr)}
+    looked_at = {metric.name for expr in queries() for metric, _ in _metrics(expr)}
     looked_at |= {metric.name for alert in alerts() for metric, _ in _metrics(alert["expr"])}
     unseen = {metric.name for metric in EVERY_METRIC} - looked_at
     assert unseen == {

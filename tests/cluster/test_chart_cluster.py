@@ -4,7 +4,6 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -256,53 +255,3 @@ def test_a_release_takes_such_a_crd_by_one_flag_too(
     job = made_by_kubectl(bamboo, shell, tmp_path)
     bamboo.upgrade_or_install("--take-ownership", *flags)
     applied(bamboo, job)
-
-
-MONITORING = {"ServiceMonitor": "servicemonitors", "PodMonitor": "podmonitors", "PrometheusRule": "prometheusrules"}
-
-
-def _shows_monitoring(found: Json) -> bool:
-    """The list of the groups, or that of the group's kinds."""
-    named = {one["name"] for one in (*found.get("groups", ()), *found.get("resources", ()))}
-    return "monitoring.coreos.com" in named or set(MONITORING.values()) <= named
-
-
-@pytest.fixture
-def prometheus_operator(cluster: Cluster) -> Iterator[None]:
-    """Its kinds, which is what a chart sees of it."""
-    made = []
-    for kind, plural in MONITORING.items():
-        name = f"{plural}.monitoring.coreos.com"
-        schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
-        spec = {
-            "group": "monitoring.coreos.com",
-            "scope": "Namespaced",
-            "names": {"kind": kind, "plural": plural},
-            "versions": [{"name": "v1", "served": True, "storage": True, "schema": schema}],
-        }
-        kept = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "spec": spec}
-        cluster.api.create({**kept, "metadata": {"name": name}})
-        made.append(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
-    for path in made:
-        cluster.api.wait(path, lambda crd: "Established" in str(crd.get("status")))
-    for group in ("/apis", "/apis/monitoring.coreos.com/v1"):  # where Helm looks; it is there a little later
-        cluster.api.wait(group, _shows_monitoring)
-    yield
-    for path in made:
-        cluster.api.delete(path)
-        cluster.api.wait(path, lambda found: not found)
-
-
-@pytest.mark.slow
-def test_what_watches_it_is_made_where_there_is_something_to_read_it(
-    release: Install, cluster: Cluster, namespace: str, prometheus_operator: None
-) -> None:
-    bamboo = release()
-    bamboo.install(monitoring={"enabled": True}, dashboards={"enabled": True})
-    for kind, plural in MONITORING.items():
-        found = cluster.api.get(f"/apis/monitoring.coreos.com/v1/namespaces/{namespace}/{plural}")["items"]
-        assert [one["kind"] for one in found] == [kind]
-    maps = cluster.api.get(f"/api/v1/namespaces/{namespace}/configmaps", labelSelector="grafana_dashboard=1")["items"]
-    assert maps
-    bamboo.uninstall()
-    bamboo.until_gone(allowed=lambda name: name.endswith(".bamboo.dev"))

@@ -200,30 +200,3 @@ def test_a_job_is_deleted_without_its_pods(installed: Cluster, namespace: str, o
     job.until_pods(lambda pods: [pod["status"]["phase"] for pod in pods.values()] == ["Succeeded"] * 2)
     (revision,) = installed.api.get(revisions)["items"]
     assert "ownerReferences" not in revision["metadata"]
-
-
-@pytest.mark.slow
-def test_a_job_is_suspended_resumed_and_deleted(installed: Cluster, namespace: str, operator: Operator) -> None:
-    """In the end its workers are told to stop: they have more time than the test has patience."""
-    document = small("pausing")
-    document["spec"]["worker"]["template"]["spec"]["terminationGracePeriodSeconds"] = 10 * int(PATIENCE)
-    job = Job(installed.api, namespace, document)
-    job.until("Running")
-    job.edit({"suspend": True})
-    status = job.until("Suspended")
-    assert status["state"] == "Suspended"
-    installed.api.wait(f"/api/v1/namespaces/{namespace}/pods", lambda found: not found["items"], PATIENCE)
-    job.edit({"suspend": False})
-    job.until("Running")
-    first = set(job.pods())
-    job.edit({"suspend": True})
-    deadline = time.monotonic() + PATIENCE
-    while operator.said.count(": Suspended: ") < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    job.edit({"suspend": False})  # before the old workers have gone
-    job.until_pods(lambda pods: len(pods) == 2 and not first & pods.keys())
-    job.step(5)
-    assert condition(job.status(), "Failed").get("status") != "True"
-    job.delete()
-    installed.api.wait(f"/api/v1/namespaces/{namespace}/pods", lambda found: not found["items"], PATIENCE)

@@ -15,7 +15,7 @@ from cluster.client import Json
 from cluster.handle import Cluster
 from operator_kit import render
 from pod_ends_kit import EVERYWHERE, ON_REAL_NODES, check_ends, check_farewell
-from real_cluster_kit import kubectl, pod, start
+from real_cluster_kit import pod, start
 
 pytest_plugins = ["cluster_kit"]
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -43,23 +43,9 @@ def running(cluster: Cluster, path: str) -> Json:
     return cluster.api.wait(path, lambda found: found and found["status"].get("phase") == "Running")
 
 
-def ready(cluster: Cluster, path: str) -> Json:
-    return cluster.api.wait(path, lambda found: condition(found, "Ready") == "True")
-
-
 def condition(found: Json, kind: str) -> str | None:
     conditions = found.get("status", {}).get("conditions", ())
     return next((each["status"] for each in conditions if each["type"] == kind), None)
-
-
-def container_id(found: Json) -> str:
-    text: str = found["status"]["containerStatuses"][0]["containerID"]
-    return text
-
-
-def count(cluster: Cluster, namespace: str, name: str) -> int:
-    """How far a counting pod is."""
-    return int(cluster.logs(namespace, name).split()[-1])
 
 
 def until(seconds: float, holds: object) -> None:
@@ -68,29 +54,6 @@ def until(seconds: float, holds: object) -> None:
     while not holds():
         assert time.monotonic() < end, f"not within {seconds} s"
         time.sleep(0.2)
-
-
-def test_an_image_runs_without_a_registry_and_is_probed(cluster: Cluster, namespace: str) -> None:
-    probe = {"exec": {"command": ["test", "-e", "/tmp/ready"]}, "periodSeconds": 1}
-    path = create(cluster, namespace, pod("probed", "echo here; sleep 600", readinessProbe=probe))
-    running(cluster, path)
-    assert condition(cluster.api.get(path), "Ready") == "False"
-    done = kubectl(cluster, namespace, "exec", "probed", "--", "touch", "/tmp/ready")
-    assert done.returncode == 0, done.stderr
-    ready(cluster, path)
-    assert cluster.logs(namespace, "probed") == "here\n"
-
-
-@pytest.mark.parametrize(
-    ("script", "policy"),
-    [("echo last words >/dev/termination-log", "File"), ("echo first; echo last words", "FallbackToLogsOnError")],
-)
-def test_an_end_is_told_with_its_message(cluster: Cluster, namespace: str, script: str, policy: str) -> None:
-    path = create(cluster, namespace, pod("talker", f"{script}; exit 7", terminationMessagePolicy=policy))
-    found = cluster.api.wait(path, lambda found: found and found["status"].get("phase") == "Failed")
-    ended = found["status"]["containerStatuses"][0]["state"]["terminated"]
-    assert ended["exitCode"] == 7
-    assert ended["message"].removeprefix("first\n") == "last words\n"
 
 
 def test_the_operator_reads_how_pods_end(cluster: Cluster, namespace: str) -> None:
@@ -122,44 +85,6 @@ def waiting(found: Json) -> Json:
     """Why the pod's container has not started."""
     statuses = found.get("status", {}).get("containerStatuses", ())
     return next((each["state"].get("waiting") or {} for each in statuses), {})
-
-
-def test_a_pod_has_its_grace_and_no_more(cluster: Cluster, namespace: str) -> None:
-    polite = create(cluster, namespace, pod("polite", "trap 'echo bye; exit 0' TERM; echo up; " + COUNT, grace=300))
-    stubborn = create(cluster, namespace, pod("stubborn", "trap 'echo no' TERM; echo up; " + COUNT, grace=4))
-    for path in (polite, stubborn):
-        running(cluster, path)
-    for name in ("polite", "stubborn"):
-        until(60, lambda name=name: "up" in cluster.logs(namespace, name))
-    began = time.monotonic()
-    for path in (polite, stubborn):
-        cluster.api.delete(path)
-    cluster.api.wait(polite, lambda found: not found, 60)
-    cluster.api.wait(stubborn, lambda found: not found, 60)
-    assert time.monotonic() - began > 4
-
-
-def test_pods_outlive_kubelet_and_containerd(cluster: Cluster, namespace: str) -> None:
-    manifest = pod("counter", COUNT, node="real-a")
-    # an old kubelet takes longer to start than a test's node may be silent
-    keys = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
-    manifest["spec"]["tolerations"] = [{"key": key, "operator": "Exists"} for key in keys]
-    path = create(cluster, namespace, manifest)
-    before = running(cluster, path)
-    for program in ("kubelet", "containerd"):
-        at = count(cluster, namespace, "counter")
-        cluster.restart("real-a", program)
-        until(120, lambda at=at: reached(cluster, namespace, at + 20))
-    after = cluster.api.get(path)
-    assert container_id(after) == container_id(before)
-    assert after["status"]["containerStatuses"][0]["restartCount"] == 0
-    running(cluster, create(cluster, namespace, pod("next", "sleep 600", node="real-a")))
-
-
-def reached(cluster: Cluster, namespace: str, number: int) -> bool:
-    """False also while the kubelet is away."""
-    done = kubectl(cluster, namespace, "logs", "counter", "--tail=1")
-    return done.stdout.strip().isdigit() and int(done.stdout) >= number
 
 
 def test_a_power_cut_takes_pods_and_a_boot_brings_the_node_back(cluster: Cluster, namespace: str) -> None:

@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 from bamboo.cli.commands import app
 from cluster.client import ApiError, Json
 from cluster.handle import Cluster
-from operator_jobs import small, wrapped
+from operator_jobs import small
 from operator_process import SYSTEM, Job, Operator, condition
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
@@ -160,34 +160,6 @@ def test_a_jobs_life_on_the_command_line(installed: Cluster, namespace: str, ope
     assert shell.type("status", "story", code=1) == f"bamboo: there is no job story in namespace {namespace}\n"
 
 
-@pytest.mark.slow
-def test_logs_are_followed_over_the_change_of_workers(
-    installed: Cluster, namespace: str, operator: Operator, shell: Shell
-) -> None:
-    """New workers' logs are printed, too; Ctrl-C ends it quietly."""
-    talk = ["bash", "-c", "for i in $(seq 1000); do echo line $i; sleep 0.2; done"]
-    shell.type("submit", "-q", shell.file(wrapped(small("talk"), talk)))
-    job = Submitted(installed, namespace, "talk")
-    running = job.until_pods(
-        lambda pods: len(pods) == 2 and all(p["status"]["phase"] == "Running" for p in pods.values())
-    )
-    assert re.fullmatch(r"line \d+\nline \d+\n", shell.type("logs", "talk", sorted(running)[0], "--tail", "2"))
-    following = shell.start("logs", "talk", "-f")
-    try:
-        assert following.stdout is not None
-        _until(following, r"^w0 \| line 3")
-        _until(following, r"^w1 \| line ")
-        victim = sorted(running)[1]
-        installed.signal(namespace, victim, signal.SIGKILL)
-        _until(following, r"^w2 \| line 1$")
-        following.send_signal(signal.SIGINT)
-        rest, complaints = following.communicate(timeout=20)
-        assert (following.returncode, complaints) == (130, ""), rest
-    finally:
-        following.kill()
-        following.wait()
-
-
 def _until(process: "subprocess.Popen[str]", pattern: str, seconds: float = 90) -> str:
     """The first line that fits."""
     assert process.stdout is not None
@@ -267,19 +239,6 @@ def test_what_the_server_refuses_is_said(installed: Cluster, namespace: str, she
 def _resumed(shell: Shell) -> str:
     shell.type("suspend", "scaled")
     return shell.type("resume", "scaled", "--wait", "--timeout", "1s", code=1)
-
-
-def test_a_diagnosis_asks_a_real_cluster(installed: Cluster, namespace: str, shell: Shell) -> None:
-    """No operator's pod runs on it; all else is as it should be."""
-    found = shell.diagnosis(shell.file(small("needy")))
-    problems = {one["subject"]: one["message"] for one in found if one["severity"] == "problem"}
-    assert problems == {"operator": "no bamboo-operator was found"}
-    well = {one["subject"] for one in found if one["severity"] == "ok"}
-    assert {"CRD", "your rights", "nodes"} <= well
-    bare = Shell(_account(installed, namespace, "looker", [READ], shell.folder / "looker"), namespace, shell.folder)
-    said = bare.diagnosis()
-    assert any(one["subject"] == "nodes" and "cannot list resource" in one["message"] for one in said)
-    assert any("you may not" in one["message"] for one in said if one["subject"] == "your rights")
 
 
 @pytest.fixture

@@ -105,20 +105,8 @@ def fail(node: Node) -> None:
 
 
 @app.command()
-def partition(node: Node) -> None:
-    """No more contact with the API server; processes go on."""
-    _call("partition", node=node)
-
-
-@app.command()
-def freeze(node: Node) -> None:
-    """Cut a node off as partition does, with its processes stopped."""
-    _call("freeze", node=node)
-
-
-@app.command()
 def recover(node: Node) -> None:
-    """End a failure, partition or freeze."""
+    """Boot a failed machine again."""
     _call("recover", node=node)
 
 
@@ -126,12 +114,6 @@ def recover(node: Node) -> None:
 def delete(node: Node) -> None:
     """Machine and Node object vanish, as when a cloud takes a spot node."""
     _call("delete", node=node)
-
-
-@app.command()
-def restart(node: Node, program: Annotated[str, typer.Argument(help="kubelet or containerd")]) -> None:
-    """Kill a program of a real node, which comes up again by itself."""
-    _call("restart", node=node, program=program)
 
 
 @app.command()

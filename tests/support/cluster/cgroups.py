@@ -23,12 +23,8 @@ def create(group: str) -> None:
 
 
 def enter(group: str, pid: int) -> None:
-    """The process, and all that it starts, is frozen with the group."""
+    """Put the process, and all that it starts, into the group."""
     (FREEZER / group / "cgroup.procs").write_text(str(pid))
-
-
-def freeze(group: str, *, frozen: bool) -> None:
-    (FREEZER / group / "freezer.state").write_text("FROZEN" if frozen else "THAWED")
 
 
 def processes(group: str, container: str) -> list[int]:

@@ -196,31 +196,17 @@ class Cluster:
         """The machine vanishes. On return all its processes have their SIGKILL; nobody tells the API server."""
         self._call("fail", node=node)
 
-    def partition(self, node: str) -> None:
-        """The node and the API server no longer reach each other; the node's processes go on."""
-        self._call("partition", node=node)
-
-    def freeze(self, node: str) -> None:
-        """Cuts a node off as `partition` does, and stops its processes (SIGSTOP)."""
-        self._call("freeze", node=node)
-
     def recover(self, node: str) -> None:
-        """A failed node boots again; a partitioned or frozen one goes on."""
+        """Boot a failed node again."""
         self._call("recover", node=node)
 
     def restore(self) -> None:
         """The nodes as they were at the start."""
         self._call("restore")
 
-    def restart(self, node: str, program: str) -> None:
-        """SIGKILL for the kubelet or containerd of a real node; it starts again by itself."""
-        self._call("restart", node=node, program=program)
-
-    def signal(
-        self, namespace: str, pod: str, number: int, *, container: str | None = None, reason: str | None = None
-    ) -> None:
-        """Sends a signal to the pod's processes. reason: what its status will give as theirs, for example OOMKilled."""
-        self._call("signal", namespace=namespace, pod=pod, number=int(number), reason=reason, container=container)
+    def signal(self, namespace: str, pod: str, number: int, *, container: str | None = None) -> None:
+        """Send a signal to the pod's processes."""
+        self._call("signal", namespace=namespace, pod=pod, number=int(number), container=container)
 
     @contextlib.contextmanager
     def without(self, component: str = "kube-apiserver") -> Iterator[None]:

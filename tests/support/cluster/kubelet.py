@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import signal
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
@@ -93,19 +92,9 @@ class Kubelet:
             del self.runners[uid], self._lives[uid]
         self._lost.update(uids)
 
-    def partition(self, name: str) -> None:
-        self.node(name).set_mode(Mode.PARTITIONED)
-
-    def freeze(self, name: str) -> None:
-        self.node(name).set_mode(Mode.FROZEN)
-        for uid in self._on(name):
-            self.runners[uid].kill(signal.SIGSTOP)
-
     async def recover(self, name: str) -> None:
-        """A failed node boots again, a partitioned or frozen one goes on; each learns what it has missed."""
+        """Boot a failed node again; it learns what it has missed."""
         node = self.node(name)
-        for uid in self._on(name):
-            self.runners[uid].kill(signal.SIGCONT)
         node.set_mode(Mode.UP)
         await node.register()
         pods = (await self.api.get(PODS, fieldSelector=f"spec.nodeName={name}"))["items"]
@@ -120,15 +109,13 @@ class Kubelet:
         node = self.nodes.pop(name)
         await self.api.request("DELETE", node.path)
 
-    def signal(self, namespace: str, pod: str, number: int, reason: str | None, container: str | None) -> None:
-        """Sends a signal to one pod's processes. reason: told in the container's status if it ends by this."""
+    def signal(self, namespace: str, pod: str, number: int, container: str | None) -> None:
+        """Send a signal to one pod's processes."""
         for runner in self.runners.values():
             meta = runner.pod["metadata"]
             if (meta["namespace"], meta["name"]) == (namespace, pod):
                 for name, child in runner.children.items():
                     if container in (None, name):
-                        if reason:
-                            runner.reasons[name] = reason
                         child.signal_group(number)
                 return
         raise ValueError(f"no pod {namespace}/{pod} runs here")
@@ -162,7 +149,6 @@ class Kubelet:
             host_ip=node.address,
             gpus=gpus,
             allocatable=node.allocatable,
-            contact=node.contact,
             env=self.env,
             image=self._image,
             preloaded=self.preloaded,

@@ -23,8 +23,6 @@ INFO = ("machineID", "systemUUID", "bootID", "kernelVersion", "osImage", "contai
 class Mode(StrEnum):
     UP = "Up"
     FAILED = "Failed"
-    PARTITIONED = "Partitioned"
-    FROZEN = "Frozen"
     DELETED = "Deleted"
 
 

@@ -33,7 +33,6 @@ class Place:
     host_ip: str
     gpus: Sequence[int]
     allocatable: Json
-    contact: asyncio.Event  # set while the node reaches the API server
     env: Mapping[str, str]
     image: Callable[[str], Image | None]
     preloaded: Preloaded
@@ -45,7 +44,6 @@ class PodRunner:
     def __init__(self, api: Api, pod: Json, place: Place, folder: Path, logs: Path) -> None:
         self.api, self.pod, self.place, self.folder, self.logs = api, pod, place, folder, logs
         self.children: dict[str, children.Child] = {}
-        self.reasons: dict[str, str] = {}
         self._warned: set[str] = set()  # messages of its events
         self.over = False
         self._facts: Json = {
@@ -101,15 +99,14 @@ class PodRunner:
             self._stopping.set()
             for child in self.children.values():
                 child.signal(signal.SIGTERM)
-                child.signal(signal.SIGCONT)
         if self._kill_at is None or kill_at < self._kill_at:
             self._kill_at = kill_at
             self._help(self._kill_later(seconds))
 
-    def kill(self, number: int = signal.SIGKILL) -> None:
+    def kill(self) -> None:
         for child in self.children.values():
             if child.process.returncode is None:
-                child.signal_group(number)
+                child.signal_group(signal.SIGKILL)
 
     async def _refresh(self) -> None:
         try:
@@ -120,7 +117,6 @@ class PodRunner:
     async def _keep_fresh(self) -> None:
         while True:
             await asyncio.sleep(self._volumes.seconds_to_renewal())
-            await self.place.contact.wait()
             await self._refresh()
 
     async def _kill_later(self, seconds: float) -> None:
@@ -166,7 +162,6 @@ class PodRunner:
 
     async def _warn(self, reason: str, message: str) -> None:
         """Writes an event, once: who waits for long would find how often it has happened since."""
-        await self.place.contact.wait()
         meta, stamp = self.pod["metadata"], pod_status.now()
         known = {key: meta[key] for key in ("namespace", "name", "uid")}
         event = {
@@ -261,8 +256,7 @@ class PodRunner:
         finally:
             if probing:
                 probing.cancel()
-        reason = self.reasons.pop(container["name"], "Completed" if code == 0 else "Error")
-        record.end(code, reason, start.message(child.log, code))
+        record.end(code, "Completed" if code == 0 else "Error", start.message(child.log, code))
         self._changed.set()
         return code
 
@@ -279,13 +273,11 @@ class PodRunner:
             await self._publish()
 
     async def _publish(self) -> None:
-        """Waits until the node reaches the API server again."""
         async with self._publishing:  # an older status must not arrive after a newer one
             await self._publish_until_taken()
 
     async def _publish_until_taken(self) -> None:
         while True:
-            await self.place.contact.wait()
             told = pod_status.status(
                 list(self._records.values()), list(self._init.values()), over=self.over, facts=self._facts
             )

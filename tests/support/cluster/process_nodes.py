@@ -32,8 +32,6 @@ class ProcessNodes:
         self._tasks: list[asyncio.Task[None]] = []
         self.commands: dict[str, Callable[..., Awaitable[Any]]] = {
             "fail": self.fail,
-            "partition": self.partition,
-            "freeze": self.freeze,
             "recover": self.recover,
             "delete": self.delete,
             "signal": self.signal,
@@ -66,20 +64,14 @@ class ProcessNodes:
     async def fail(self, node: str) -> None:
         self.kubelet.fail(node)
 
-    async def partition(self, node: str) -> None:
-        self.kubelet.partition(node)
-
-    async def freeze(self, node: str) -> None:
-        self.kubelet.freeze(node)
-
     async def recover(self, node: str) -> None:
         await self.kubelet.recover(node)
 
     async def delete(self, node: str) -> None:
         await self.kubelet.delete(node)
 
-    async def signal(self, namespace: str, pod: str, number: int, reason: str | None, container: str | None) -> None:
-        self.kubelet.signal(namespace, pod, number, reason, container)
+    async def signal(self, namespace: str, pod: str, number: int, container: str | None) -> None:
+        self.kubelet.signal(namespace, pod, number, container)
 
     async def log(self, namespace: str, pod: str, container: str | None) -> str:
         path = self.kubelet.log(namespace, pod, container)

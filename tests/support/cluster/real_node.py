@@ -126,7 +126,6 @@ class RealNode:
         assert self._outer is not None
         await self._switch.unplug(self.number)
         os.kill(self._pid, signal.SIGKILL)
-        cgroups.freeze(self.group, frozen=False)  # frozen processes do not even die
         await self._outer.wait()
         self._outer = None
         await asyncio.to_thread(cgroups.remove, self.group)
@@ -134,21 +133,6 @@ class RealNode:
 
     def discard(self) -> None:
         shutil.rmtree(self.folder)
-
-    async def connect(self, *, connected: bool) -> None:
-        await self._switch.connect(self.number, connected=connected)
-
-    def freeze(self, *, frozen: bool) -> None:
-        cgroups.freeze(self.group, frozen=frozen)
-
-    def kill_program(self, name: str) -> None:
-        """SIGKILL for the kubelet or containerd, which start again."""
-        found = Path(f"/proc/{self._pid}/task/{self._pid}/children").read_text().split()
-        pids = [int(pid) for pid in found if Path(f"/proc/{pid}/comm").read_text().strip() == name]
-        if not pids:
-            raise ValueError(f"no {name} runs on {self.spec.name}")
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
 
     def signal(self, container: str, number: int) -> None:
         """container: its id."""

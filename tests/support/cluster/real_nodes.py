@@ -49,13 +49,10 @@ class RealNodes:
         self._tasks: list[asyncio.Task[None]] = []
         self.commands: dict[str, Callable[..., Awaitable[Any]]] = {
             "fail": self.fail,
-            "partition": self.partition,
-            "freeze": self.freeze,
             "recover": self.recover,
             "delete": self.delete,
             "signal": self.signal,
             "log": self.log,
-            "restart": self.restart,
         }
 
     async def open(self, stack: AsyncExitStack) -> None:
@@ -120,25 +117,12 @@ class RealNodes:
             self._rules.pop(node, None)
             await found.cut_power()
 
-    async def partition(self, node: str) -> None:
-        found = self.node(node)
-        await found.connect(connected=False)
-        found.mode = Mode.PARTITIONED
-
-    async def freeze(self, node: str) -> None:
-        await self.partition(node)
-        self.node(node).freeze(frozen=True)
-        self.node(node).mode = Mode.FROZEN
-
     async def recover(self, node: str) -> None:
-        """A node without power boots again, with its disk; another one goes on, and is reached again."""
+        """Boot a node without power again, with its disk."""
         found = self.node(node)
         if found.mode is Mode.FAILED:
             await found.boot()
             self._rules.pop(node, None)
-        else:
-            found.freeze(frozen=False)
-            await found.connect(connected=True)
         found.mode = Mode.UP
         self._changed.set()
         await self._until_ready(found)
@@ -150,13 +134,7 @@ class RealNodes:
         await asyncio.to_thread(found.discard)
         await self.api.request("DELETE", f"/api/v1/nodes/{node}")
 
-    async def restart(self, node: str, program: str) -> None:
-        """Kill a node's kubelet or containerd, which comes up again."""
-        self.node(node).kill_program(program)
-
-    async def signal(self, namespace: str, pod: str, number: int, reason: str | None, container: str | None) -> None:
-        if reason is not None:
-            raise ValueError(f"a real kubelet says itself why a container ends, not {reason}")
+    async def signal(self, namespace: str, pod: str, number: int, container: str | None) -> None:
         found = await self.api.get(f"/api/v1/namespaces/{namespace}/pods/{pod}")
         statuses = found["status"].get("containerStatuses") or []
         for status in statuses:

@@ -46,10 +46,6 @@ class Switch:
         """The interface eth0 is gone, at once: the kernel would take its time with it after the end of a node."""
         await self._inside("link", "delete", _port(number))
 
-    async def connect(self, number: int, *, connected: bool) -> None:
-        """The cable is pulled out, or back in."""
-        await self._inside("link", "set", _port(number), "up" if connected else "down")
-
     async def _inside(self, *arguments: str) -> None:
         await run("nsenter", f"--net=/proc/{self.holder.pid}/ns/net", "ip", *arguments)
 
