@@ -82,60 +82,6 @@ def test_the_published_means_of_1000_seeds(rate: float, figures: tuple[float, ..
     assert tuple(round(mean[name], places) for name, places in zip(order, digits, strict=True)) == figures
 
 
-def test_steps_begin_after_creation_and_rendezvous() -> None:
-    """45 s until the nodes are ready, 30 s until they have met; then 4 s for each step."""
-    found = run(add("a", "b"), 2)
-    assert (found.steps, round(found.hours * 3600, 6)) == (11, 75 + 11 * 4)
-    assert (found.nodes, found.usd_per_hour) == pytest.approx((2, 1.82), rel=1e-4)
-    assert (found.throughput, found.value) == pytest.approx((2, 2 / 1.82))
-
-
-def test_more_nodes_make_another_pipeline_after_a_local_rendezvous() -> None:
-    """Ready at 105 s; the step ends at 107 s; 20 s later there are two pipelines."""
-    found = run([*add("a", "b"), *add("c", "d", at=MINUTE)], 3)
-    assert found.steps == (107 - 75) // 4 + (180 - 127) // 2
-
-
-def test_a_neighbour_takes_over_and_the_pipelines_form_anew() -> None:
-    """At 100 s, 3 s before its end, a step grows by half of what is left, to 104.5 s; c takes the place at 124.5 s."""
-    found = run([*add("a", "b", "c"), (100_000, False, "b")], 3)
-    assert (found.preemptions, found.fatal) == (1, 0)
-    assert found.steps == 7 + int((180 - 124.5) / 4)
-
-
-def test_a_fatal_preemption_and_the_rendezvous_that_finds_nobody() -> None:
-    """The step of 103 s ends at 104.5 s. It begins a local rendezvous, which ends before the global one; that one finds
-    an empty list at 130 s, and nobody trains until another node is ready, here never.
-    """
-    moments = [*add("a", "b", "c", "d", "e"), (100_000, False, "a"), (100_001, False, "b")]
-    found = run(moments, 5, workload=replace(TINY, stages=3, step_ms={1: 4000}))
-    assert (found.preemptions, found.fatal) == (2, 1)
-    assert (found.steps, round(found.hours * 3600, 6)) == (8, 128.5)
-
-
-def test_no_second_rendezvous_if_who_took_over_is_lost() -> None:
-    """b's stage went to a; without a nobody is overloaded, so slow steps go on until the global rendezvous ends."""
-    moments = [*add("a", "b", "c", "d", "e"), (100_000, False, "b"), (100_001, False, "a")]
-    found = run(moments, 5, workload=replace(TINY, stages=3, step_ms={1: 4000}))
-    assert found.fatal == 1
-    assert found.steps == (100 - 75) // 4 + 1 + int((130.001 - 104.5) / 6) + int((300 - 130.001) / 4)
-
-
-def test_nodes_that_nobody_lists_keep_their_stages() -> None:
-    """After the rendezvous that finds nobody, c takes b's stage over at 140 s; so losing c is fatal, and forms a grid
-    of those who are left."""
-    moments = [*add(*"abcdefgh"), (100_000, False, "a"), (100_001, False, "b")]
-    moments += [(140_000, False, "d"), (150_000, False, "c")]
-    workload = replace(TINY, stages=3, step_ms={1: 4000, 2: 2000})
-    assert (run(moments[:-2], 5, workload=workload).fatal, run(moments, 5, workload=workload).fatal) == (1, 2)
-    assert run(moments, 5, workload=workload).hours * 3600 > 290
-
-
-def test_a_waiting_node_that_is_gone_slows_steps() -> None:
-    """At 100 s, 3 s before its end, a step grows by half of what is left; those after it take 6 s instead of 4."""
-    assert run([*add("a", "b", "c"), (100_000, False, "c")], 4).steps == 7 + int((240 - 104.5) / 6)
-
-
 def test_what_cannot_be_simulated_is_named() -> None:
     with pytest.raises(SimulationError, match=r"3 pipelines of 2 stages .* are known for at most 2"):
         run(add(*"abcdef"), 5)
@@ -151,19 +97,3 @@ def test_what_cannot_be_simulated_is_named() -> None:
         workload_of("bert", 9)
     with pytest.raises(SimulationError, match="the run is not done after 2000 hours"):
         simulate(BERT, HourlyNodes(3, 0.0, BERT.capacity), steps=10**9)
-
-
-def test_the_draws_of_an_hour() -> None:
-    """They follow the seed, stay within the hour and the capacity, and take only who is there, after it came."""
-    for seed in range(20):
-        hours = HourlyNodes(seed, 0.5, 48)
-        there = hours.first()
-        for begin in range(0, 5 * 3_600_000, 3_600_000):
-            moments = hours.hour(begin, there)
-            assert moments == sorted(moments, key=lambda moment: (moment[0], not moment[1]))
-            for at, added, node in moments:
-                assert begin <= at < begin + 3_600_000
-                assert (node in there) is not added
-                there = [*there, node] if added else [one for one in there if one != node]
-                assert len(there) <= 48
-    assert HourlyNodes(1, 0.5, 48).first() == HourlyNodes(1, 0.5, 48).first()

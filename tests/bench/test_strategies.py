@@ -15,12 +15,10 @@ from strategies.choose import ON_DEMAND, SPOT, Aim, Workplace, on_demand_speed, 
 from strategies.comparison import OURS, STRATEGIES, ComparedJob, CoordinatorRuns, compared, published_job
 from strategies.costs import Costs
 from strategies.drive import drive
-from strategies.policy import Placement, Saving, crossing_bytes
+from strategies.policy import Saving
 from strategies.restarting import Restarting
 from strategies.timeline import timeline
 from strategy_kit import costs_of, profile
-
-ZONES = {"a1": "a", "a2": "a", "b1": "b", "b2": "b"}
 
 
 @pytest.fixture(scope="module")
@@ -125,24 +123,6 @@ def costs(boundary: int = 10, gradients: int = 100) -> Costs:
     known = profile()
     layer = msgspec.structs.replace(known.layers[0], boundary=boundary, gradients=gradients)
     return costs_of(msgspec.structs.replace(known, layers=(layer,) * 4), 8)
-
-
-@pytest.mark.parametrize(
-    ("rows", "copied", "expected"),
-    [
-        ((("a1", "a2"),), 0.0, 0.0),
-        ((("a1", "b1"),), 0.0, 2 * 8 * 10),  # eight outputs, and their gradients
-        ((("a1", "b1"),), 7.0, 2 * 8 * 10 + 2 * 7),  # each copies to the other
-        ((("a1", "a2"), ("b1", "b2")), 0.0, 4 * 200),  # each sends as much as its gradients
-        ((("a1", "b1"), ("a2", "b2")), 0.0, 2 * 2 * 4 * 10),
-        ((("a1", ""), ("b1", "b2")), 0.0, 2 * 200),  # nobody is there that could send
-        ((("a1", "a2"), ("b1",)), 0.0, 2 * 200 + 400),  # pipelines of two lengths
-        ((), 0.0, 0.0),
-    ],
-)
-def test_what_crosses_zones_in_a_step(rows: tuple[tuple[str, ...], ...], copied: float, expected: float) -> None:
-    found = crossing_bytes(costs(), Placement(rows=rows, copied=copied), ZONES)
-    assert 8 * found == pytest.approx(expected)
 
 
 def two_zones(each: int = 2) -> Trace:

@@ -1,7 +1,6 @@
 """What a step and a stage's state cost on a grid: what the coordinator and simulated jobs have for them."""
 
 import pytest
-from msgspec.structs import replace
 
 from bamboo.profiles.files import read_profile
 from bamboo_core.job.spec import PipelineSchedule
@@ -10,12 +9,6 @@ from bamboo_core.planning.splits.resplit import Grid
 from bamboo_core.planning.steps.grid_rates import GridRates
 from strategies.comparison import published_job
 from strategy_kit import COSTS, costs_of, profile
-
-
-def test_a_step_is_a_pipelines_fill_and_its_microbatches() -> None:
-    """1x2: (8 + 1) x 2 s; 2x2: (4 + 1) x 2 s; 3 pipelines: ceil(8/3)."""
-    assert [COSTS.step(Grid(2, count)) for count in (1, 2, 3)] == pytest.approx([18, 10, 8])
-    assert COSTS.rate(Grid(0, 0)) == 0
 
 
 @pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
@@ -29,10 +22,6 @@ def test_a_step_takes_what_the_coordinator_expects_of_it(schedule: str) -> None:
     assert [known.fits(grid) for grid in grids] == [rates.fits(grid) for grid in grids]
 
 
-def test_zero_bubble_makes_steps_shorter() -> None:
-    assert costs_of(profile(), 8, "ZBH1").step(Grid(4, 1)) < COSTS.step(Grid(4, 1))
-
-
 def test_where_the_coordinator_chooses_the_schedule_others_have_the_best_one_of_each_grid() -> None:
     """In hindsight, as far as there is the memory for it."""
     free, plain, late = (costs_of(profile(), 8, schedule) for schedule in (None, "1F1B", "ZBH1"))
@@ -42,12 +31,6 @@ def test_where_the_coordinator_chooses_the_schedule_others_have_the_best_one_of_
     assert free.uneven((4, 2)) == min(plain.uneven((4, 2)), late.uneven((4, 2)))
     small = costs_of(profile(state=400), 8, None)
     assert [small.grid(4, stages).stages for stages in (1, 2, 3, 4)] == [0, 2, 3, 4]
-
-
-def test_pipelines_of_different_length_end_together() -> None:
-    """4 stages of 1 s and 2 of 2 s: of 8 microbatches 5 and 3 end after 8 s both."""
-    assert COSTS.uneven((4, 2)) == pytest.approx(8)
-    assert COSTS.uneven((2, 2)) == pytest.approx(COSTS.step(Grid(2, 2)))
 
 
 @pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
@@ -65,22 +48,6 @@ def test_lost_places_make_a_step_longer_by_what_their_peers_have_to_do() -> None
     order = StageOrder.of(COSTS.spec.topology)
     alone = GridRates(COSTS.profile.figures, COSTS.spec).pipeline_ends(4, 8, order)
     assert steps[2] <= max(alone), "weight gradients are postponed"
-
-
-def test_what_the_network_carries_is_part_of_a_step_as_far_as_nothing_hides_it() -> None:
-    """Boundaries of 50 bytes at 100 bytes a second are on their way while others are computed, but for the fill."""
-    layer = replace(profile().layers[0], boundary=50)
-    slow = costs_of(replace(profile(flow=100.0), layers=(layer,) * 4), 8)
-    assert COSTS.step(Grid(4, 1)) + 6 * 0.5 <= slow.step(Grid(4, 1)) < COSTS.step(Grid(4, 1)) + 6 * 0.5 + 4
-    layer = replace(profile().layers[0], gradients=100)
-    summed = costs_of(replace(profile(flow=100.0), layers=(layer,) * 4), 8)
-    assert summed.step(Grid(1, 2)) == pytest.approx(COSTS.step(Grid(1, 2)) + 4), "one stage has nothing to hide it"
-
-
-def test_the_memory_of_a_device_bounds_the_grids() -> None:
-    known = costs_of(profile(state=400), 8)
-    assert [known.grid(4, stages).stages for stages in (1, 2, 3, 4)] == [0, 2, 3, 4]
-    assert [costs_of(profile(state=2000), 8).grid(4, stages).pipelines for stages in (1, 4)] == [0, 0]
 
 
 def test_a_published_model_is_trained_with_microbatches_for_which_copies_fit() -> None:
