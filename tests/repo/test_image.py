@@ -1,110 +1,16 @@
 """The two images: really built, looked into, and run as the cluster would; two trainers train in containers."""
 
-import asyncio
-import contextlib
 import hashlib
 import json
 import re
-import secrets
-import shutil
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from bamboo_core.control.digests import add_digests
-from bamboo_core.coordinator.events import Outcome
-from bamboo_core.coordinator.job_status import status
-from bamboo_core.names import ENV_COORDINATOR, ENV_TOKEN_FILE, ENV_WORKER
-from image_kit import BUILD_SECONDS, ROOT, RUN_SECONDS, TARGETS, Images, Store, Unavailable, call, confined, images
-from manifest_kit import bamboojob, gpt_task, training
-from operator_jobs import digest_of_undisturbed
-from processes import Processes
-
-TOKEN_FOLDER = "/var/run/secrets/bamboo.dev"  # noqa: S105 - a path
-
-
-class Containers:
-    """on_exit: called in the loop with (worker, exit code), negative for a signal.
-
-    shared: a file that workers see under the same path.
-    """
-
-    def __init__(
-        self, store: Store, image: str, folder: Path, on_exit: Callable[[str, int | None], None], shared: Path
-    ) -> None:
-        self._store, self._image, self._folder, self._on_exit, self._shared = store, image, folder, on_exit, shared
-        self._prefix = f"bamboo-test-{secrets.token_hex(4)}"
-        self._running: dict[str, asyncio.Task[None]] = {}
-        self._killing: list[asyncio.Task[None]] = []
-
-    @property
-    def alive(self) -> tuple[str, ...]:
-        return tuple(self._running)
-
-    async def open(self) -> None:
-        """Nothing has to be there before the first container."""
-
-    def start(self, worker: str, *, url: str, token: str, zone: str, main: str | None = None) -> None:
-        assert not zone
-        assert main is None
-        secret = self._folder / f"{worker}-token"
-        secret.mkdir()
-        (secret / "token").write_text(token)
-        environment = {ENV_WORKER: worker, ENV_COORDINATOR: url, ENV_TOKEN_FILE: f"{TOKEN_FOLDER}/token"}
-        command = self._store.podman(
-            "run",
-            "--rm",
-            "--name",
-            f"{self._prefix}-{worker}",
-            *confined(),
-            *(item for name, value in environment.items() for item in ("--env", f"{name}={value}")),
-            "--volume",
-            f"{secret}:{TOKEN_FOLDER}:ro",
-            "--volume",
-            f"{self._shared}:{self._shared}:ro",
-            self._image,
-        )
-        self._running[worker] = asyncio.create_task(self._run(worker, command))
-
-    def signal(self, worker: str, number: int) -> None:
-        name = signal.Signals(number).name
-        self._killing.append(asyncio.create_task(self._call("kill", "--signal", name, f"{self._prefix}-{worker}")))
-
-    async def close(self) -> None:
-        """Removes what is left. Raises if a signal could not be sent."""
-        for worker in self.alive:
-            await self._call("rm", "--force", "--time", "0", "--ignore", f"{self._prefix}-{worker}")
-        await asyncio.gather(*self._running.values(), *self._killing)
-
-    def tail(self, lines: int = 15) -> str:
-        """The last lines of each worker."""
-        logs = sorted(self._folder.glob("*.log"))
-        return "\n".join(f"{log.stem}: {line}" for log in logs for line in log.read_text().splitlines()[-lines:])
-
-    async def _run(self, worker: str, command: list[str]) -> None:
-        code = None
-        try:
-            with (self._folder / f"{worker}.log").open("wb") as log:
-                process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
-                try:
-                    code = await process.wait()
-                    code = 128 - code if code > 128 else code
-                except asyncio.CancelledError:
-                    with contextlib.suppress(ProcessLookupError):
-                        process.kill()
-                    await process.wait()
-                    raise
-        finally:
-            del self._running[worker]
-            self._on_exit(worker, code)
-
-    async def _call(self, *arguments: str) -> None:
-        await asyncio.to_thread(call, self._store.podman(*arguments), RUN_SECONDS)
-
+from image_kit import BUILD_SECONDS, ROOT, TARGETS, Images, Unavailable, call, images
 
 pytestmark = [pytest.mark.slow, pytest.mark.image, pytest.mark.timeout(2400)]  # the first one builds everything
 
@@ -249,43 +155,6 @@ def test_images_are_small(built: Images, target: str) -> None:
     added = (size - base) / MEGABYTE
     print(f"{target}: {size / MEGABYTE:.0f} MB, of which the base image has {base / MEGABYTE:.0f} MB")
     assert added < MOST_MEGABYTES[target]
-
-
-def job(text: Path, standby: int) -> dict[str, Any]:
-    return bamboojob(
-        "contained",
-        task=gpt_task(text=str(text)),
-        training=training(150, 16, 2),
-        topology={"stages": 2},
-        standby={"workers": standby},
-    )
-
-
-@pytest.mark.parametrize("number", [None, signal.SIGKILL, signal.SIGTERM], ids=["calm", "killed", "told"])
-def test_two_containers_train_as_two_processes_do(built: Images, tmp_path: Path, number: signal.Signals | None) -> None:
-    """The same bits, also if one of them is taken away on the way."""
-    text = tmp_path / "text"
-    shutil.copyfile(ROOT / "LICENSE", text)
-    document = job(text, standby=0 if number is None else 1)
-    victims: list[str] = []
-
-    def take(training: Processes) -> None:
-        if number is not None and not victims and training.state.step >= 40:
-            victims.append(training.owner(0, 1))
-            training.signal(victims[0], number)
-
-    training = Processes(document, tmp_path, decide=take)
-    training.pool = Containers(built.store, built.trainer, tmp_path, training.exited, text)  # type: ignore[assignment]
-    asyncio.run(training.run(300))
-    assert training.outcome is Outcome.COMPLETE, training.finish
-    assert add_digests(status(training.state, 0.0).digests) == digest_of_undisturbed(document)
-    ends = {
-        worker: -int(number or 0) if number is signal.SIGKILL and worker in victims else 0 for worker in training.exits
-    }
-    assert training.exits == ends, training.pool.tail()
-    reasons = {told.reason for told in training.emitted}
-    assert number is not signal.SIGKILL or "Takeover" in reasons
-    assert number is not signal.SIGTERM or "NoticeReceived" in reasons
 
 
 MODEL = """
