@@ -43,7 +43,6 @@ FIRST = (
     "test_fork_server",
     "test_history_run",
     "test_examples",
-    "test_late_workers",
     "test_transport",
 )
 # Files with one of these words are one group: they start the cluster, or import torch's compiler or transformers.

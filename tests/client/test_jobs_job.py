@@ -21,7 +21,6 @@ from bamboo_trainer.models import mlp
 from folders import ROOT
 
 TRAINING: Any = {"steps": 60, "globalBatchSize": 16, "microBatchSize": 4}
-OWN_PLACE: Any = {"firstStep": 7, "lastStep": 8, "stage": 1, "to": "s3://c/d"}
 
 
 def quickstart(**parts: Any) -> bamboo.Job:
@@ -51,12 +50,6 @@ def test_a_job_is_the_manifest_that_its_arguments_say() -> None:
         },
     }
     assert (job.name, job.spec.topology.pipelines, job.spec.redundancy.replicas) == ("quickstart", 2, 1)
-
-
-def test_a_task_may_be_a_name_or_its_part_of_the_manifest() -> None:
-    for task in ("my.module:build", {"entrypoint": "my.module:build"}):
-        job = bamboo.Job("x", task=task, training=TRAINING, topology={"stages": 2})  # type: ignore[arg-type]
-        assert job.spec.task.entrypoint == "my.module:build"
 
 
 def test_a_wrong_job_is_refused_with_all_that_is_wrong() -> None:
@@ -102,12 +95,6 @@ def test_what_workers_cannot_import_is_refused_with_the_way_out(monkeypatch: pyt
 def test_a_value_that_no_manifest_can_have_is_refused() -> None:
     with pytest.raises(bamboo.InvalidRequest, match="expected numbers, texts, lists and mappings"):
         bamboo.Job("x", task=mlp.build, config={"x": object()}, training=TRAINING, topology={"stages": 2})
-
-
-def test_what_may_not_be_meant_is_told() -> None:
-    assert quickstart(topology={"stages": 3, "pipelines": 2}).validate().warnings == ()
-    (told,) = quickstart().validate().warnings
-    assert "with spec.topology.pipelines: 2 the other pipeline still has what they hold" in told
 
 
 @pytest.mark.parametrize(
@@ -167,11 +154,6 @@ def test_arguments_that_do_not_fit_are_told_by_their_names() -> None:
         quickstart(suspend=True).run()
 
 
-@pytest.mark.parametrize(("text", "steps"), [("20:25", (20, 25)), ("7", (7, 7))])
-def test_the_steps_of_a_profiler(text: str, steps: tuple[int, int]) -> None:
-    assert profiled_steps(text, quickstart().source.spec, Path("out")) == steps
-
-
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -191,18 +173,6 @@ def test_a_profiler_that_cannot_be_is_refused(text: str, told: str) -> None:
 def test_the_files_of_a_profiler_need_a_place() -> None:
     with pytest.raises(bamboo.InvalidRequest, match=r"^profile 1:2: output DIR says where the files go"):
         quickstart().run(profile="1:2")
-
-
-def test_weights_that_are_not_there_are_an_error_of_bamboos(tmp_path: Path) -> None:
-    with pytest.raises(bamboo.BambooError, match="nothing-here"):
-        bamboo.load(tmp_path / "nothing-here")
-
-
-def test_a_field_of_a_pod_that_is_not_known_here_is_a_warning() -> None:
-    """The cluster may be newer than this program."""
-    template = {"spec": {"newField": 1}}
-    told = quickstart(worker={"template": template}).validate().warnings
-    assert any("newField" in text for text in told)
 
 
 def test_errors_come_through_a_process_as_they_are() -> None:

@@ -2,7 +2,6 @@
 
 import io
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,12 +12,11 @@ from bamboo.terminal import picture
 from bamboo.terminal.picture import sparkline
 from bamboo.terminal.snapshot import JobSnapshot
 from bamboo_core.coordinator.events import CheckpointWrite, Emit, WorkerState
-from bamboo_core.text import printable
 from bamboo_core.view.job_view import view_of
 from operator_kit import checkpoints
 from remote_kit import NOW as THEN
 from remote_kit import Json, condition, ended, event, job, node, plan, pod, stamp
-from run_view_kit import NOW, STATUS, drawn
+from run_view_kit import STATUS, drawn
 
 
 def test_the_live_picture_shows_progress_grid_and_events() -> None:
@@ -61,32 +59,6 @@ def test_nothing_is_wider_than_the_terminal_nor_cut_off(width: int) -> None:
     assert [f"stage {s}" in text for s in range(16)] == [True] * 16
 
 
-@pytest.mark.parametrize("width", [80, 200])
-@pytest.mark.parametrize(("step", "share"), [(0, 0.0), (3, 0.3), (10, 1.0)])
-def test_the_bar_takes_the_width_that_is_left_and_is_as_long_as_the_job_is_far(
-    step: int, share: float, width: int
-) -> None:
-    (line,) = (one for one in drawn(replace(STATUS, step=step), width=width).splitlines() if "  step " in one)
-    words = f"  step {step}/10, loss 1.5000, 40.0 samples/s, ETA 1s"
-    room = max(10, width - len(words))
-    assert line == f"{'█' * int(share * room)}{'░' * (room - int(share * room))}{words}"
-
-
-@pytest.mark.parametrize("width", [80, 200])
-def test_the_curve_takes_the_width_that_is_left(width: int) -> None:
-    text = drawn(replace(STATUS, losses=tuple(range(300)), metrics=(("accuracy", 0.5),)), width=width)
-    (line,) = (one for one in text.splitlines() if one.startswith("loss "))
-    assert len(line) == width
-    assert line.endswith("█  accuracy 0.5")
-
-
-def test_the_picture_says_who_is_leaving_or_lost_and_keeps_the_newest_events() -> None:
-    text = drawn(replace(STATUS, workers=(("w0", WorkerState.LEAVING),)), *(Emit(f"E{n}", f"e{n}") for n in range(9)))
-    assert "w0 leaving" in text
-    assert "w2 lost" in text
-    assert (" e0" in text, " e1" in text) == (False, True)
-
-
 def test_the_sparkline_has_a_bar_for_each_share() -> None:
     assert sparkline([3.0, 2.0, 1.0], 9) == "█▅▁"
     assert len(sparkline(list(range(1000)), 40)) == 40
@@ -110,12 +82,6 @@ def test_the_live_picture_has_a_line_about_checkpoints() -> None:
         replace(STATUS, checkpoint=replace(kept, step=None, age=None, writing=None))
     )
     assert "checkpoint" not in drawn(STATUS), "it keeps none"
-
-
-def test_the_live_picture_says_whether_the_date_is_met() -> None:
-    dated = replace(STATUS, done_by=NOW + timedelta(hours=1), eta_seconds=600.0)
-    assert "done by 2026-12-01 13:00 UTC: 50 min before it at the present rate" in " ".join(drawn(dated).split())
-    assert "done by" not in drawn(STATUS)
 
 
 # On a cluster
@@ -229,8 +195,3 @@ def test_a_job_that_is_over_says_how_and_complains_of_nothing_else() -> None:
     assert "stage 1 is lost" in text
     assert "the job is over" not in text
     assert "ETA" not in text
-
-
-def test_others_text_cannot_steer_the_terminal() -> None:
-    assert printable("a\x1b]0;x\x07b\x1b[31mc\x1b[0m\r\td") == "a ]0;x bc \td"
-    assert printable("\x1b[2J\x1b[31mred\x1b[0m", colours=True) == " [2J\x1b[31mred\x1b[0m"

@@ -1,7 +1,5 @@
 """When workers are taken away on purpose: what a flag means, what is due when, and who it hits."""
 
-from pathlib import Path
-
 import pytest
 
 from bamboo.preemption.scheduling import AtStep, Preemption, Room, Schedule, check, due, parse, room_at, victim
@@ -76,23 +74,6 @@ def test_wrong_preemptions_are_named(text: str, problem: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        ("5,add\n", "line 1: expected milliseconds,add|remove,node, or JSON lines of bamboo-trace; found '5,add'"),
-        ("5,add,n\nx,remove,n\n", "line 2: expected milliseconds,add|remove,node"),
-        ("-5,remove,n\n", "line 1: the time must be a number from 0 to 1000000000 seconds, not -0.005"),
-        ("nan,remove,n\n", "line 1: expected milliseconds,add|remove,node"),
-        ("5,add,n\n", "contains no removal of a node"),
-        ("", "line 1: expected milliseconds,add|remove,node, or JSON lines of bamboo-trace"),
-    ],
-)
-def test_wrong_traces_are_named(content: str, problem: str) -> None:
-    with pytest.raises(ValueError, match=r"t\.csv") as caught:
-        parse(["trace:t.csv"], read=lambda path: content)
-    assert problem in str(caught.value)
-
-
-@pytest.mark.parametrize(
     "content",
     [
         "0,add,a\n1000, remove, a\n\n# noise\n4000,remove,b\n",
@@ -134,24 +115,17 @@ def test_there_is_room_for_as_many_workers_as_there_are_nodes_without_notice() -
     assert room_at(parse([]), 0.0) is None
 
 
-def test_a_node_that_is_first_named_when_it_goes_was_there() -> None:
-    assert parse(["nodes:t.csv"], read=lambda path: "1000,remove,a\n").rooms[0].nodes == 1
-
-
-def test_recorded_nodes_come_from_the_first_one_on() -> None:
-    late = """{"format":"bamboo-trace","version":1}
-{"at":7200,"add":"a"}
-{"at":7260,"add":"b"}
-{"at":7290,"remove":"a","notice":20}
-"""
-    schedule = parse(["nodes:t.jsonl:2"], read=lambda path: late)
-    assert [(room.at, room.nodes) for room in schedule.rooms] == [(0.0, 1), (30.0, 2), (35.0, 1)]
-
-
-def test_a_recording_without_nodes_has_room_for_nobody() -> None:
-    prices = '{"format":"bamboo-trace","version":1}\n{"at":0,"zone":"a","price":0.5}\n'
-    with pytest.raises(ValueError, match=r"--preempt nodes:t\.jsonl: t\.jsonl contains no node that comes or goes"):
-        parse(["nodes:t.jsonl"], read=lambda path: prices)
+@pytest.mark.parametrize(
+    ("kind", "content", "problem"),
+    [
+        ("nodes", '{"format":"bamboo-trace","version":1}\n{"at":0,"zone":"a","price":0.5}\n', "no node that comes or"),
+        ("trace", "5,add,n\n", "no removal of a node"),
+        ("trace", "5,add\n", "line 1: expected milliseconds,add"),
+    ],
+)
+def test_a_recording_that_is_of_no_use_is_refused(kind: str, content: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=rf"--preempt {kind}:t\.csv: t\.csv .*{problem}"):
+        parse([f"{kind}:t.csv"], read=lambda path: content)
 
 
 def test_a_job_that_never_has_enough_nodes_to_begin_is_refused() -> None:
@@ -166,15 +140,6 @@ def test_a_job_that_never_has_enough_nodes_to_begin_is_refused() -> None:
 def test_nodes_of_one_recording_come_and_go() -> None:
     with pytest.raises(ValueError, match=r"--preempt nodes:b\.jsonl: nodes: may be given once"):
         parse(["nodes:a.jsonl", "nodes:b.jsonl"], read=lambda path: COMING_AND_GOING)
-
-
-def test_a_trace_is_read_from_its_file(tmp_path: Path) -> None:
-    file = tmp_path / "a:b.csv"
-    file.write_text("0,remove,a\n")
-    assert len(due(parse([f"trace:{file}"]), 0, 0.0)[0]) == 1
-    file.write_bytes(b"\xff")
-    with pytest.raises(ValueError, match="it is not UTF-8 text"):
-        parse([f"trace:{file}:60"])
 
 
 def test_a_step_is_due_once_even_if_it_was_skipped() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from bamboo_core.control.protocol import ReplicaSynced, WorkerReady
+from bamboo_core.control.protocol import ReplicaSynced
 from bamboo_core.coordinator.events import WorkerState
 from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS, disruption_budget, least_healthy
 from operator_kit import META, job, said
@@ -105,54 +105,6 @@ async def test_it_follows_protection_and_the_pods_that_there_are(begin: Callable
     await started.ticks(0.0)
     await started.reconciles(count=1)
     assert place.budgets[-1] == 3, "three are left, and none of them may go now"
-
-
-async def test_a_worker_that_has_not_joined_is_not_counted_and_lets_no_other_go(begin: Callable[..., Job]) -> None:
-    """However far it is: the moment at which its pod becomes healthy is not known here."""
-    place = Place()
-    started = await running(begin, place, **FOUR, standby={"workers": 1})
-    fill(started)
-    spare = sorted(place.pods)[4]
-    await started.reconciles()
-    assert place.budgets == [4], "five there are, and one of them may go"
-    place.take(spare)
-    await started.ticks(0.0)
-    await started.reconciles()
-    (later,) = place.pods.keys() - started.runner.joined
-    before = place.budget
-    assert (place.budgets[-1], len(place.about())) == (3, 4)
-    for happens in (
-        lambda: place.stall(later, "ImagePullBackOff"),
-        lambda: place.run(later, age=0.0),
-        lambda: place.run(later, age=30.0),
-    ):
-        happens()
-        await started.ticks(0.0)
-        await started.reconciles()
-        assert place.budget == before
-        assert place.allowed() == 1
-    started.hear(later, WorkerReady())
-    await started.reconciles()
-    assert place.budgets[-1] == 4
-    assert later in place.about()
-    assert place.allowed() == 1
-
-
-async def test_the_end_takes_the_budget_away(begin: Callable[..., Job]) -> None:
-    place = Place()
-    started = await running(begin, place, **FOUR)
-    await started.reconciles()
-    assert place.budgets == [4]
-    await started.controller.end()
-    assert place.budgets == [4, None]
-
-
-async def test_an_operator_that_takes_over_finds_out_what_there_is(begin: Callable[..., Job]) -> None:
-    place = Place()
-    started = begin(place, resumed=True, **FOUR)
-    await started.ticks(0.0)
-    await started.reconciles()
-    assert place.budgets == [], "it does not know yet who protects whom"
 
 
 async def test_without_the_right_to_make_one_everything_else_goes_on(begin: Callable[..., Job]) -> None:

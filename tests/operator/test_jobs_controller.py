@@ -7,7 +7,7 @@ from aiohttp import web
 
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.kube import access
-from watched_api_kit import EARLY, KEY, LATE, Server, body, job_event, managed, uids, until
+from watched_api_kit import EARLY, LATE, Server, body, job_event, managed, uids, until
 
 
 @pytest.mark.parametrize("made", [EARLY, LATE])
@@ -25,28 +25,6 @@ def test_a_job_made_anew_under_its_name_is_managed(made: str) -> None:
             job_event(jobs, "DELETED", body("new", made))
             await asyncio.sleep(0)
             assert uids(jobs) == []
-
-    asyncio.run(check())
-
-
-def test_what_a_listing_shows_replaces_what_was_there() -> None:
-    async def check() -> None:
-        async with managed(Server()) as jobs:
-            job_event(jobs, "ADDED", body("old"))
-            job_event(jobs, None, body("new"))
-            assert uids(jobs) == ["new"]
-
-    asyncio.run(check())
-
-
-def test_a_job_goes_with_its_namespace() -> None:
-    server = Server()
-    server.namespaces.clear()
-
-    async def check() -> None:
-        async with managed(server) as jobs:
-            job_event(jobs, "ADDED", body("lonely"))
-            await until(lambda: not jobs.running() and jobs.known(KEY) is None)
 
     asyncio.run(check())
 

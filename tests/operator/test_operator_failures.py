@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-import pytest
-
 from bamboo_core.control.channel_events import ChannelClosed
 from bamboo_core.control.protocol import PeerDown
 from bamboo_core.names import TRAINER_CONTAINER
@@ -30,33 +28,6 @@ async def missed(job: Job, name: str) -> None:
     job.runner.handle(ChannelClosed(name))
     assert name in job.runner.state.membership.gone
     await job.reconciles()
-
-
-@pytest.mark.parametrize("missed_first", [True, False])
-@pytest.mark.parametrize(
-    ("code", "limit", "reason"),
-    [
-        (9, 0, "BackoffLimitExceeded"),
-        (0, 0, "BackoffLimitExceeded"),
-        (9, 6, None),
-    ],
-)
-async def test_a_pod_that_ended_by_itself_is_judged_whichever_is_heard_first(
-    begin: Callable[..., Job], missed_first: bool, code: int, limit: int, reason: str | None
-) -> None:
-    place = Place()
-    job = begin(place, backoffLimit=limit)
-    await job.reconciles()
-    job.train()
-    if missed_first:
-        await missed(job, "tiny-w1")
-    ended(place, "tiny-w1", code)
-    await job.ticks(0.2)
-    if not missed_first and reason is None:
-        job.runner.handle(ChannelClosed("tiny-w1"))
-    finish = job.runner.finish
-    assert (finish.reason if finish else None) == reason
-    assert (job.runner.state.ends.restarts, job.runner.state.membership.preemptions) == (1, 1)
 
 
 async def test_a_pod_that_we_delete_because_its_worker_was_missed_was_not_taken_away(

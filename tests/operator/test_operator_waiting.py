@@ -123,19 +123,6 @@ def _running(started: Job) -> CoordinatorState:
     return replace(started.runner.state, course=replace(started.runner.state.course, phase="Running"))
 
 
-async def test_a_silent_worker_on_a_node_that_hangs_is_replaced(begin: Callable[..., Job]) -> None:
-    place = Place()
-    place.kubelets = False
-    started = begin(place)
-    await started.reconciles()
-    place.run("tiny-w0", 0.0)
-    await started.reconciles(700)
-    assert place.deleted == ["tiny-w0"]
-    await started.ticks(45)
-    await started.reconciles()
-    assert sorted(place.pods) == ["tiny-w0", "tiny-w1", "tiny-w2"]
-
-
 @pytest.mark.parametrize("told", [True, False])
 async def test_who_is_left_of_the_training_before_does_not_come_in(begin: Callable[..., Job], told: bool) -> None:
     """A worker that did not hear of the suspension would bring its old plan. told: of its deletion, by a watch."""
@@ -213,24 +200,6 @@ async def test_a_worker_that_goes_by_order_while_operators_change_was_not_preemp
     restarted = begin(place, resumed=True, known_lost=lost_workers_in(started.plan_record()))
     await restarted.reconciles()
     place.take("tiny-w2")
-    await restarted.ticks(0.2)
-    assert restarted.runner.state.membership.preemptions == 0
-
-
-async def test_a_worker_with_a_part_that_goes_by_order_while_operators_change_was_not_preempted(
-    begin: Callable[..., Job],
-) -> None:
-    """Its job had let its quota go. Its state may still be needed until the pod is gone, so it is not lost."""
-    first = Place()
-    started = begin(first)
-    await started.reconciles()
-    started.train()
-    record = started.runner.plan_record({"tiny-w1"})
-    assert lost_workers_in(record) == frozenset()
-    place = copied(first)
-    restarted = begin(place, resumed=True, known_lost=frozenset(), counted=counted_workers_in(record))
-    await restarted.reconciles()
-    place.take("tiny-w1")
     await restarted.ticks(0.2)
     assert restarted.runner.state.membership.preemptions == 0
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from bamboo_core.control.protocol import WorkerReady
 from bamboo_core.job.spec import QueueSpec
 from bamboo_operator.pods.queueing import (
     FIRST_PAUSE,
@@ -189,27 +188,6 @@ def classes(place: Place) -> dict[str, str | None]:
     return {name.removeprefix("tiny-"): one["metadata"]["labels"].get(CLASS) for name, one in place.pods.items()}
 
 
-async def test_workers_beyond_those_that_a_job_needs_wait_with_a_lower_priority(begin: Callable[..., Job]) -> None:
-    place = Place()
-    place.kueue = True
-    classed = queue_of(priorityClass="high", growthPriorityClass="low")
-    queued = begin(place, **classed, elastic={"minWorkers": 2, "maxWorkers": 8})
-    await queued.reconciles()
-    assert classes(place) == {"w0": "high", "w1": "high"}
-    admit(place, "tiny-w0", "tiny-w1")
-    await queued.reconciles()
-    assert classes(place) == {"w0": "high", "w1": "high", "w2": "low", "w3": "low"}
-    admit(place, "tiny-w2")
-    await queued.reconciles()
-    assert sorted(place.pods)[4:] == ["tiny-w4"], "as many wait as before"
-    for worker in ("tiny-w0", "tiny-w1"):
-        queued.hear(worker, WorkerReady())
-    place.take("tiny-w1")
-    await queued.reconciles()
-    assert classes(place) == {"w0": "high", "w2": "low", "w4": "low", "w5": "high"}
-    assert "RolloutStarted" not in queued.told(), "a class does not make a pod out of date"
-
-
 async def test_time_at_kueues_gate_is_not_taken_for_a_lack_of_nodes(begin: Callable[..., Job]) -> None:
     place = Place()
     place.kueue = True
@@ -225,26 +203,6 @@ async def test_time_at_kueues_gate_is_not_taken_for_a_lack_of_nodes(begin: Calla
     await queued.reconciles(20)
     assert place.deleted == ["tiny-w0", "tiny-w1"]
     assert place.pools() == {"tiny-w2": "dear", "tiny-w3": "dear"}
-
-
-async def test_a_job_that_holds_too_little_lets_all_its_pods_go_and_asks_again_later(begin: Callable[..., Job]) -> None:
-    place = Place()
-    place.kueue = True
-    queued = begin(place, **queue_of())
-    await queued.reconciles()
-    admit(place, "tiny-w0")
-    queued.hear("tiny-w0", WorkerReady())
-    await queued.reconciles()
-    await queued.reconciles(PATIENCE_SECONDS - 1)
-    assert place.deleted == []
-    await queued.reconciles(LONGEST_PATIENCE)
-    assert place.deleted == ["tiny-w0", "tiny-w1"], "the gated one, too"
-    assert list(queued.problems()) == ["QuotaGivenBack"]
-    assert queued.told().count("QuotaGivenBack") == 1
-    assert place.made == 2
-    await queued.reconciles(FIRST_PAUSE * (1 + JITTER))
-    assert sorted(place.pods) == ["tiny-w2", "tiny-w3"], "no name is used again"
-    assert list(queued.problems()) == ["WaitingForQuota"]
 
 
 def nodes_come(place: Place, queued: Job) -> None:

@@ -30,9 +30,6 @@ INTERRUPTED = Finish(Outcome.INTERRUPTED, "Suspended", "the job is suspended")
 RUNNING = said()
 
 
-PENDING = said(phase="Pending", grid=((),), workers=(), step=0, loss=None)
-
-
 def takeover(stage=1, victim="w1"):
     return Takeover(
         epoch=2,
@@ -54,14 +51,6 @@ BUSY = (("w0", WorkerState.TRAINING), ("w1", WorkerState.TRAINING))
 
 
 DOUBLED = ((("w0", False), ("w0", False)),)
-
-
-def test_times_move_only_when_a_status_flips():
-    first = seen(PENDING)
-    later = seen(RUNNING, first, now=NOW + timedelta(seconds=60), generation=2)
-    moved = {c["type"] for c in later["conditions"] if c["lastTransitionTime"] == at(60)}
-    assert moved == {"WorkersReady", "Running"}
-    assert later["observedGeneration"] == 2
 
 
 RESTARTED = said(phase="Recovering", grid=(), workers=(), step=0, epoch=0, loss=None)

@@ -127,15 +127,6 @@ def test_what_a_user_overrides_in_vain(template, problem):
     assert render(spec, where=gke, template=template) == render(spec, where=gke)
 
 
-def test_a_template_puts_the_workers_into_a_pod_group():
-    labels, annotations = {"kueue.x-k8s.io/pod-group-name": "g"}, {"kueue.x-k8s.io/pod-group-total-count": "2"}
-    template = {"metadata": {"labels": labels, "annotations": annotations}}
-    assert template_problems(job(queue={"name": "q"}, worker={"template": template})) == []
-    metadata = render({"queue": {"name": "q"}}, template=template)["metadata"]
-    assert labels.items() <= metadata["labels"].items()
-    assert annotations.items() <= metadata["annotations"].items()
-
-
 NAMES = st.sampled_from(["trainer", "bamboo-token", "tmp", "BAMBOO_WORKER", "POD_IP", "a", "b"])
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(0, 3) | NAMES,

@@ -55,7 +55,7 @@ SCENARIOS = {
         "zero_bubble",
         "zone_traffic_of_engines",
     },
-    "operator": {"cost_views", "operator_crd", "operator_failures", "operator_many", "operator_waiting"},
+    "operator": {"operator_crd", "operator_failures", "operator_many", "operator_waiting"},
     "cli": {"cli_docs"},
     "page": {"page_browser"},
 }

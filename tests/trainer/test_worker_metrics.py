@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from prometheus_kit import promtool
 
 from bamboo_core.checkpoint.data_record import DataRecord
 from bamboo_core.control.memory import SentTraffic, Traffic
@@ -27,7 +28,6 @@ from bamboo_trainer.worker.traffic import KINDS, TrafficMeter, by_kind
 from cluster.control_plane import free_ports
 from manifest_kit import bamboojob, training
 from metrics_kit import check_page
-from prometheus_kit import promtool
 from recording_transport import Told
 from training_job import Job
 
