@@ -1,15 +1,12 @@
 """The command line: what it refuses, in which words, and what whole runs leave behind."""
 
 import contextlib
-import fcntl
 import json
 import os
-import pty
 import re
 import signal
 import subprocess
 import sys
-import termios
 import time
 from pathlib import Path
 
@@ -151,16 +148,6 @@ def test_a_task_that_is_not_deterministic_fails_by_name_before_it_trains(tmp_pat
     assert (summary["committed"], summary["log_tail"]) == (0, None)
 
 
-@pytest.mark.slow
-def test_workers_that_always_end_by_themselves_end_the_job(tmp_path: Path) -> None:
-    (tmp_path / "crashing.py").write_text("import os\n\n\ndef build(config):\n    os._exit(7)\n")
-    done = bamboo(tmp_path, "run", write(tmp_path, MANIFEST.replace("no_such_module", "crashing")), "--quiet")
-    assert done.returncode == 1
-    assert "7 workers failed and no step was committed in between" in done.stdout
-    assert "failed workers: w0, w1, w2, w3, w4 and 2 more exited with code 7" in done.stdout
-    assert "Traceback" not in done.stdout + done.stderr
-
-
 def exited(folder: Path) -> subprocess.CompletedProcess[str]:
     """A run whose dataset ends its process, and whose first failure ends the job; debugged."""
     (folder / "exiting.py").write_text(EXITING)
@@ -251,17 +238,6 @@ def test_ctrl_c_keeps_the_state_and_the_same_command_goes_on_with_it(tmp_path: P
         assert processes_with(setting) == []
 
 
-@pytest.mark.slow
-def test_a_run_loses_a_node_with_both_its_workers_and_ends_with_the_same_bits(tmp_path: Path) -> None:
-    text = SPIRALS.replace("steps: 600", "steps: 6").replace("stages: 2, split: [4, 4]", "stages: 4")
-    options = ("--workers-per-node", "2", "--preempt", "at:3:1", "--verify", "--no-page")
-    done = bamboo(tmp_path, "run", write(tmp_path, text), *options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "any node may be lost with all its workers" in done.stdout
-    assert len(re.findall(r"is killed without notice, (in the middle of step 3|with w\d's node)", done.stdout)) == 2
-    assert "bit-equal: yes" in done.stdout
-
-
 KEPT = {"weights", "history.jsonl", "page.html", "workers.log"}
 
 
@@ -280,36 +256,6 @@ def test_a_run_that_nobody_listens_to_trains_and_keeps_what_it_is_to_keep(
     command = ["bash", "-c", f'"$@" {redirection}; exit ${{PIPESTATUS[0]}}', "-", *BAMBOO, "run", job]
     done = subprocess.run([*command, "--output", "out"], capture_output=True, text=True, timeout=250, cwd=tmp_path)
     assert (done.returncode, done.stderr.strip()) == (0, said), done.stdout
-    assert {file.name for file in (tmp_path / "out").iterdir()} >= KEPT
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("gone", [False, True])
-def test_a_terminal_that_is_stopped_or_gone_costs_a_run_nothing(tmp_path: Path, gone: bool) -> None:
-    """It shows the live picture, which needs more than a terminal holds. Stopped: nothing is read for a while."""
-    job = write(tmp_path, SPIRALS.replace("steps: 600", "steps: 20" if gone else "steps: 300"))
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [*BAMBOO, "run", job, "--output", "out"],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        cwd=tmp_path,
-        env={**os.environ, "TERM": "xterm-256color"},
-        start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0) if not gone else None,
-    ) as run:
-        os.close(theirs)
-        assert os.read(ours, 1)
-        if gone:
-            os.close(ours)  # from a terminal that is not its own it gets no SIGHUP, and there is no picture
-        else:
-            time.sleep(15)
-            with contextlib.suppress(OSError):  # EIO once the other end is closed
-                while os.read(ours, 1 << 16):
-                    pass
-            os.close(ours)
-        assert run.wait(200) == 0
     assert {file.name for file in (tmp_path / "out").iterdir()} >= KEPT
 
 

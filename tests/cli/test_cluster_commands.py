@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from remote_command_kit import Fake, type_in
-from remote_kit import Asked, Json, condition, job, kubeconfig, refusal, server
+from remote_kit import Asked, Json, condition, job, kubeconfig, server
 
 BIN = Path(sys.executable).parent
 
@@ -65,20 +65,6 @@ def test_what_is_refused_and_how(tmp_path: Path, body: Json, arguments: list[str
     found, _, complained, asked = type_in(tmp_path, fake, *arguments)
     assert (found, said in complained) == (code, True), complained
     assert all(one.method == "GET" for one in asked), "something was changed"
-
-
-def test_a_busy_api_server_is_asked_again(tmp_path: Path) -> None:
-    fake, said = Fake(job(), there=False), []
-
-    def busy(asked: Asked) -> tuple[int, Any]:
-        said.append(asked.method)
-        if said.count(asked.method) == 1:
-            return refusal(429, "TooManyRequests", "storage is (re)initializing")
-        return fake(asked)
-
-    code, printed, _, _ = type_in(tmp_path, busy, "submit", "FILE")  # type: ignore[arg-type]
-    assert (code, printed.splitlines()[0]) == (0, "story created in namespace team")
-    assert said == ["GET", "GET", "GET", "PATCH", "PATCH"]  # the second one finds no job, the third one the CRD
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:

@@ -60,19 +60,6 @@ def test_a_problem_is_the_exit_code(tmp_path: Path) -> None:
     assert "none of 1 node is ready" in out
 
 
-def test_a_right_that_submit_lacks_is_a_warning(tmp_path: Path) -> None:
-    code, out, _, _ = type_in(tmp_path, Cluster(allowed=False), "doctor")
-    assert code == 0
-    assert "0 problems, 1 warning" in out
-
-
-def test_what_may_not_be_read_ends_nothing(tmp_path: Path) -> None:
-    forbidden = ("nodes", "selfsubjectaccessreviews", "resourcequotas", "bamboojobs.bamboo.dev", "pods")
-    code, out, _, _ = type_in(tmp_path, Cluster(forbidden=forbidden), "doctor")
-    assert code == 0
-    assert out.count("unknown") >= len(forbidden)
-
-
 def test_mistakes_are_refused_before_anything_is_read(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("apiVersion: bamboo.dev/v1alpha1\nkind: BambooJob\nmetadata: {name: a}\nspec: {topology: {}}\n")
