@@ -104,6 +104,24 @@ async def turns(running: Job, count: int, *, comes: bool = True) -> list[int]:
     return ready
 
 
+async def test_an_edit_replaces_all_workers_one_after_the_other(begin: Callable[..., Job]) -> None:
+    place = Place()
+    running = await training(begin, place, topology={"stages": 3}, standby={"workers": 1})
+    assert state_of(running) is RolloutState.COMPLETE
+    running.edit(job(topology={"stages": 3}, standby={"workers": 1}, worker=SECOND))
+    ready = await turns(running, 40)
+    assert state_of(running) is RolloutState.COMPLETE
+    assert set(images(place).values()) == {"trainer:2"}
+    assert len(images(place)) == 4
+    assert set(ready) <= {4, 5}, "nobody leaves before the last one was replaced"
+    state = running.runner.state
+    assert (state.membership.preemptions, state.ends.restarts) == (0, 0)
+    told = running.told()
+    assert (told.count("RolloutStarted"), told.count("RolloutComplete"), told.count("GivingBack")) == (1, 1, 4)
+    assert "Takeover" not in told
+    assert "PlannedTakeover" in told
+
+
 async def test_another_operator_whose_pods_differ_replaces_them_too(begin: Callable[..., Job]) -> None:
     """As after an upgrade to a release with another default image."""
     first = Place()
