@@ -78,12 +78,6 @@ def test_what_is_given_up_is_counted_with_its_reason(reason: AbandonReason) -> N
     assert counts(world).abandoned == {reason: 1}
 
 
-def test_going_back_is_counted_with_its_cause_and_so_is_what_is_repeated() -> None:
-    world, _ = gone_back()
-    assert counts(world).restores == {RestoreCause.STAGE_LOST: 1}
-    assert (counts(world).repeated, counts(world).repeated_seconds) == (5, pytest.approx(5 * 0.1))
-
-
 @pytest.mark.parametrize("damaged", [True, False])
 def test_a_checkpoint_that_cannot_be_read_is_counted_and_is_not_shown_as_the_newest(damaged: bool) -> None:
     world = made(3)

@@ -31,13 +31,6 @@ def test_the_root_is_asked_two_steps_before() -> None:
     assert [(wish.number, wish.at) for _, wish in sent(world, protocol.TakeCheckpoint)] == [(FIRST, 8), (FIRST + 1, 16)]
 
 
-def test_the_last_state_is_kept_too() -> None:
-    world = made(steps=11)
-    save(world)
-    train(world, 9)
-    assert [wish.at for _, wish in sent(world, protocol.TakeCheckpoint)] == [8, 11]
-
-
 def test_all_holders_write_but_not_who_is_to_leave() -> None:
     world = made(2, 2, 1)
     train(world, 3)

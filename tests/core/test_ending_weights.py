@@ -151,10 +151,3 @@ def test_what_somebody_may_be_making_the_folder_of_is_not_removed() -> None:
     lose(world, committer)
     fail_to_save(world)
     assert stops(world) == {None}
-
-
-def test_nothing_is_removed_at_the_end_of_a_complete_job() -> None:
-    world = saving(2)
-    write(world, *asked(world))
-    commit(world, *sent(world, CommitWeights)[-1])
-    assert stops(world) == {None}

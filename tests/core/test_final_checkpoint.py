@@ -104,12 +104,3 @@ def test_it_is_tried_once_more_and_then_the_job_is_complete_without_it(told: Aba
     assert world.finish.message == "all 8 steps are done; there is no checkpoint of the last state"
     assert world.state.checkpoints.counts.abandoned == {told: 2}
     assert reasons(world).count("CheckpointAbandoned") == 2
-
-
-def test_without_a_store_there_is_nothing_to_wait_for() -> None:
-    world = World(2, 1, 0, steps=8)
-    world.settle()
-    train(world, 8)
-    finished(world)
-    assert world.finish is not None
-    assert world.finish.message == "all 8 steps are done"

@@ -94,15 +94,6 @@ def test_at_each_number_of_nodes_the_fastest_grid_runs() -> None:
     assert (found.restores, found.fatal) == (0, 0)
 
 
-def test_a_job_begins_with_what_is_there() -> None:
-    """Three nodes, for a job of up to twelve workers: on a fixed grid it waits for ever."""
-    one, three = chosen(12), nodes(3)
-    assert run(one, three).figures.steps > 0.9 * ideal(one, three)
-    fixed = manifest(12, 1, 24)
-    waits = JobRun(spec=parse_manifest(fixed), manifest=fixed, profile=one.profile, trace=make_trace())
-    assert run(waits, three).figures.steps == 0
-
-
 def test_a_slow_network_is_learned_from_the_first_steps() -> None:
     """With links a hundred times as slow as is assumed; else six pipelines of one stage would be the fastest grid."""
     told: list[str] = []
@@ -208,16 +199,6 @@ def test_where_the_fastest_split_has_no_room_another_one_runs() -> None:
     assert not any("Rebalancing" in line for line in told)
 
 
-def test_growth_waits_no_longer_than_its_pause_would_cost() -> None:
-    """Not for two minutes, if only a pipeline comes, or the layers move in a moment."""
-    one = chosen(6, stages=3, stabilizationSeconds=600)
-    trace = nodes(3, *((HOUR, "add", f"n{number}") for number in (3, 4, 5)), duration=2 * HOUR)
-    told = told_of(one, trace)
-    (grown,) = [seconds(line) for line in told if "Growing: 2 pipelines" in line]
-    assert HOUR < grown < HOUR + 60
-    assert grids(told)[-1] == "2 pipelines of 3 stages by ZBH1"
-
-
 def test_a_long_step_begins_again_on_a_faster_grid_if_that_is_done_sooner() -> None:
     """Four of twelve workers are lost in its first quarter; all that was trained before it is in a checkpoint."""
     one = chosen(12, pipelines=2)
@@ -230,16 +211,6 @@ def test_a_long_step_begins_again_on_a_faster_grid_if_that_is_done_sooner() -> N
     (again,) = [seconds(line) for line in told if "begins again there" in line and seconds(line) > saved[8]]
     assert saved[-3] < 3900 < again < 3905
     assert saved[-1] - saved[-2] == pytest.approx(saved[-2] - again, rel=0.05)
-
-
-def test_a_grid_to_which_a_job_grows_while_it_loses_a_worker_runs_from_the_next_step_on() -> None:
-    one, came = chosen(6, stages=3), [(HOUR, "add", f"n{number}") for number in (3, 4, 5)]
-    told = told_of(one, nodes(3, *came, duration=HOUR + 300))
-    (grown,) = [seconds(line) for line in told if "Growing: 2 pipelines" in line]
-    told = told_of(one, nodes(3, *came, (grown + 0.02, "remove", "n0"), duration=HOUR + 300))
-    went = [line for line in told if seconds(line) > HOUR and re.search("Growing|Takeover|Resized", line)]
-    assert [line.split()[2] for line in went] == ["Growing:", "Takeover:", "Resized:"]
-    assert seconds(went[-1]) < grown + 60
 
 
 def test_a_job_that_goes_back_does_not_wait_for_its_whole_grid() -> None:

@@ -6,7 +6,7 @@ from bamboo_core.control.guard import SpotCheckDiffers, StateSums
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.coordinator.guard.record import KEPT_VERSIONS, GuardState
 from bamboo_core.planning.plan import Cell
-from checkpoint_world import finished, made, reasons, save, sent, tell_sums, train, written
+from checkpoint_world import finished, made, save, sent, tell_sums, train, written
 from world import World
 
 X, Y = ({"w": f"{number:016x}", "exp_avg": "0" * 16} for number in (1, 2))
@@ -28,13 +28,6 @@ def differ(world: World, version: int, stage: int = 1) -> tuple[str, str]:
 def spot(world: World, step: int) -> None:
     message = SpotCheckDiffers(cell=Cell(0, 1), step=step, message="the output of layer 3 (Linear) differs")
     world.tell(Received("w0", message))
-
-
-def test_equal_states_say_nothing() -> None:
-    world = made(3)
-    tell_sums(world, 4)
-    assert not world.state.guard.differences
-    assert "ResultsDiffer" not in reasons(world)
 
 
 def test_at_the_first_difference_the_job_goes_back_and_at_the_second_it_ends() -> None:

@@ -29,16 +29,6 @@ def test_a_lost_worker_never_returns() -> None:
     assert any(isinstance(c, Send) and isinstance(c.message, protocol.Refused) for c in commands)
 
 
-def test_a_silent_worker_is_declared_lost() -> None:
-    world = World(2, 1, 0)
-    world.settle()
-    world.now += 100
-    world.tell(Received("w1", protocol.Heartbeat(step=1)))
-    world.tell(Tick())
-    assert "w0" not in world.state.workers
-    assert "w1" in world.state.workers
-
-
 @pytest.mark.parametrize(
     ("silent", "within", "after"),
     [

@@ -97,19 +97,6 @@ def test_an_heir_repeats_weight_gradients_last() -> None:
     assert split.end < whole.end
 
 
-@pytest.mark.parametrize("order", [StageOrder(), StageOrder(ZBH1)])
-def test_a_spare_worker_that_has_the_state_makes_a_loss_cheaper_than_a_neighbour(order: StageOrder) -> None:
-    """Of any stage at any moment, on the average: a neighbour has the work of two stages to do."""
-    calm = execute(group(4, 8, order=order)).end
-    ends = {1: 0.0, 4: 0.0}
-    cases = [(stage, (moment + 0.5) * calm / 20) for stage in range(4) for moment in range(20)]
-    for (stage, at), spare in itertools.product(cases, (False, True)):
-        heir = 4 if spare else (stage - 1) % 4
-        lost = StepLoss(lost=((stage, at),), planned=at + 0.5, runs=(((0, stage), ((0, 8, heir),)),))
-        ends[4 if spare else 1] += execute(group(4, 8, order=order, busy=(0.0,) * 5), lost).end / calm / len(cases)
-    assert ends[4] < 1.45 < ends[1]
-
-
 def four_pipelines(microbatches: int) -> Group:
     """Four pipelines of four stages; the owners of a stage are a column."""
     owners = tuple(tuple(range(4 * d, 4 * d + 4)) for d in range(4))

@@ -133,12 +133,6 @@ def test_the_compiler_matters_to_jobs_whose_layers_are_compiled(compiled: bool) 
     )
 
 
-def test_a_sentence_names_a_few_of_many_workers() -> None:
-    world = world_of(*[A100] * 5, H100, A100, stages=5, standby=1)
-    (message,) = told(world)
-    assert message.endswith(", unlike w0, w1, w2 and 2 others")
-
-
 OTHER_DATA = DataRecord(samples=400, order="1" * 16)
 DATA = DataRecord(samples=400, order="0" * 16)
 

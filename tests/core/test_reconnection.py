@@ -9,10 +9,8 @@ from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.checkpointing.checkpoints import STOP_SECONDS
 from bamboo_core.coordinator.events import (
-    AddWorkers,
     Interrupted,
     Outcome,
-    RemoveWorker,
     Tick,
     WorkerLost,
     WorkersAbsent,
@@ -76,26 +74,6 @@ def test_a_worker_that_left_by_order_before_the_restart_was_not_preempted(
     world.tell(WorkerLost("w2", "the pod has ended", exit_code))
     assert world.state.membership.preemptions == preemptions
     assert world.state.membership.gone == {"w2"}
-
-
-def test_workers_that_do_not_come_back_to_a_restarted_coordinator_are_replaced() -> None:
-    world = World(4, 1, 0)
-    world.settle()
-    plan = world.plan
-    begun = coordinator.initial(world.spec, world.document, secret="", save_path=None, now=world.now, resumed=True)
-    world.state = replace(
-        begun, membership=replace(begun.membership, requested=4)
-    )  # the pod of the one that hangs is still there
-    for worker in sorted(plan.worker_ids() - {"w1"}):
-        world.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=plan)))
-        world.tell(Received(worker, protocol.WorkerReady()))
-    world.now += 11
-    for worker in sorted(plan.worker_ids() - {"w1"}):
-        world.tell(Received(worker, protocol.Heartbeat(step=1)))
-    state, commands = coordinator.step(world.state, Tick(), world.now)
-    assert (state.phase, state.membership.preemptions) == ("Running", 1)
-    assert RemoveWorker("w1") in commands
-    assert AddWorkers(1) in coordinator.step(state, Tick(), world.now)[1]
 
 
 def test_a_restarted_coordinator_waits_for_owners_as_long_as_steps_are_committed() -> None:

@@ -53,14 +53,6 @@ def test_two_zones_of_three_may_be_lost_at_once(stages: int) -> None:
         assert isinstance(after_loss(plan, dead), Plan), lost
 
 
-@pytest.mark.parametrize("stages", [4, 5, 6, 9])
-@pytest.mark.parametrize("replicas", [1, 2, 3])
-def test_one_zone_of_three_may_be_lost_at_once(stages: int, replicas: int) -> None:
-    plan = planned(stages, 1, replicas, "abc")
-    for lost in "abc":
-        assert isinstance(after_loss(plan, {w for w, zone in zones_of(plan).items() if zone == lost}), Plan)
-
-
 def test_where_zones_are_even_the_replicas_are_those_before_and_everyone_keeps_as_many() -> None:
     for replicas in (1, 2, 3):
         plan = planned(12, 1, replicas, "abcd")

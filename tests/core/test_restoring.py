@@ -76,16 +76,6 @@ def test_if_none_of_its_checkpoints_can_be_used_the_job_ends() -> None:
     assert "lost with" in world.finish.message
 
 
-def test_a_job_that_keeps_none_says_so() -> None:
-    world = World(3, 1, 0)
-    world.settle()
-    lose_stage(world)
-    world.settle()
-    assert world.finish is not None
-    assert world.finish.message.endswith("not recoverable without a checkpoint (spec.checkpoint keeps them)")
-    assert not world.sent, "nobody was asked for a checkpoint"
-
-
 def untrained(checkpoint: dict[str, Any] | None = None) -> World:
     """All workers have the first plan, and no step is committed."""
     world = World(3, 1, 0, checkpoint=checkpoint)

@@ -116,24 +116,6 @@ def test_a_worker_that_is_hardly_slower_is_left_alone(factor: float) -> None:
     assert world.reasons() == []
 
 
-def test_all_are_slow_and_nobody_is_blamed() -> None:
-    world = trained(4, 1, 1)
-    world.slowness = dict.fromkeys(world.state.workers, 5.0)
-    world.train(60)
-    assert world.reasons() == []
-
-
-def test_a_hiccup_is_forgotten() -> None:
-    world = trained(4, 1, 1)
-    slow = world.owner(1)
-    for _ in range(6):
-        world.slowness[slow] = 3.0
-        world.train(8)
-        world.slowness[slow] = 1.0
-        world.train(4)
-    assert world.reasons() == []
-
-
 def test_a_slow_worker_that_holds_nobody_up_is_left_alone() -> None:
     """A step takes seconds, of which its computing is a small part."""
     world = Slowed(4, 1, 1)
@@ -156,16 +138,6 @@ def test_one_that_recovers_is_told_of() -> None:
     world.train(5)
     assert world.reasons() == ["StragglerFound", "StragglerRecovered"]
     assert status(world.state, world.now).slow == ()
-
-
-def test_a_split_that_the_manifest_fixes_stays() -> None:
-    world = trained(4, 1, 0, split=[2, 2, 2, 2])
-    plan = world.state.plan
-    world.slowness[world.owner(1)] = 3.0
-    world.train(60)
-    assert "Rebalancing" not in world.reasons()
-    assert plan is not None
-    assert world.plan.stages == plan.stages
 
 
 ASKED = ["StragglerFound", "StragglerReplacementRequested", "StragglerReplaced"]

@@ -46,21 +46,6 @@ def test_nothing_is_taken_over_while_nobody_is_lost() -> None:
     assert takeover(view(planned(3, 2, 1, "ab"))) is None
 
 
-@given(st.integers(2, 4), st.integers(1, 3), st.data())
-def test_any_one_worker_may_be_lost(stages: int, pipelines: int, data: st.DataObject) -> None:
-    plan = planned(stages, pipelines, 1, "ab")
-    dead = data.draw(st.sampled_from(sorted(plan.worker_ids())))
-    after = takeover(view(plan, dead={dead}))
-    assert isinstance(after, Plan)
-    assert plan_problems(after) == []
-    assert after.boundary is False, "at once"
-    assert dead not in after.holders() | after.worker_ids()
-    for cell, owner in owners(plan).items():
-        heir = after.at(cell).owner
-        siblings = {plan.at(Cell(d, cell.stage)).owner for d in range(pipelines)}
-        assert heir == owner if owner != dead else heir in {*plan.at(cell).replicas, *siblings}
-
-
 def test_a_stage_that_nobody_holds_in_step_is_lost() -> None:
     plan = planned(3, 1, 1, "a")
     dead = plan.at(Cell(0, 1)).owner

@@ -208,13 +208,6 @@ def test_how_workers_ended_is_said_once_of_all_that_ended_alike() -> None:
     assert all(worker in world.finish.message for worker in ("w0", "w1", "w3", "w4"))
 
 
-def test_a_worker_is_judged_once() -> None:
-    world = limited(1)
-    crash(world, "w1", 7)
-    crash(world, "w1", 7)
-    assert len(world.state.ends.failures) == 1
-
-
 def test_a_committed_step_forgives() -> None:
     world = limited(1)
     crash(world, "w1", 1)
