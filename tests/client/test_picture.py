@@ -11,9 +11,8 @@ from bamboo.remote.parsing import events_of, workers_of
 from bamboo.terminal import picture
 from bamboo.terminal.picture import sparkline
 from bamboo.terminal.snapshot import JobSnapshot
-from bamboo_core.coordinator.events import CheckpointWrite, Emit, WorkerState
+from bamboo_core.coordinator.events import Emit, WorkerState
 from bamboo_core.view.job_view import view_of
-from operator_kit import checkpoints
 from remote_kit import NOW as THEN
 from remote_kit import Json, condition, ended, event, job, node, plan, pod, stamp
 from run_view_kit import STATUS, drawn
@@ -71,17 +70,6 @@ def test_a_loss_that_is_far_from_all_near_it_leaves_the_curve_its_scale() -> Non
     assert sparkline(falling, 9) == "█▇▆▅▄▃▂▁"
     falling[3] = 1e6
     assert sparkline(falling, 9) == "█▇▆█▄▃▂▁"
-
-
-def test_the_live_picture_has_a_line_about_checkpoints() -> None:
-    writing = CheckpointWrite(step=4, seconds=1.0, written=3, layers=8)
-    kept = checkpoints(step=2, age=65.0, place="s3://bucket/x", writing=writing)
-    line = "checkpoint: step 2, 1:05 old, in s3://bucket/x; writing step 4, 3 of 8 layers"
-    assert line in drawn(replace(STATUS, checkpoint=kept))
-    assert "checkpoint: none yet, in s3://bucket/x" in drawn(
-        replace(STATUS, checkpoint=replace(kept, step=None, age=None, writing=None))
-    )
-    assert "checkpoint" not in drawn(STATUS), "it keeps none"
 
 
 # On a cluster

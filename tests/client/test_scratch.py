@@ -65,20 +65,3 @@ def test_a_folder_that_is_collected_before_it_is_locked_is_made_anew(
         assert collected
         assert collected != [folder]
         assert folder.exists()
-
-
-def test_a_folder_that_two_runs_collect_at_once_is_no_warning(
-    place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The other run removes the folder after this one has opened it."""
-    left = place / f"{PREFIX}left"
-    left.mkdir()
-    flock = fcntl.flock
-
-    def late(descriptor: int, operation: int) -> None:
-        left.rmdir()
-        flock(descriptor, operation)
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    collect(place)
-    assert not caplog.records

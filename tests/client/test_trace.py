@@ -62,25 +62,6 @@ def test_a_worker_writes_its_waits_and_what_they_were_for(tmp_path: Path) -> Non
     check_disjoint(spans)
 
 
-def test_plans_and_takeovers_are_instants_and_a_takeover_has_two_phases(tmp_path: Path) -> None:
-    events = write(tmp_path)
-    assert [event["name"] for event in events if event["ph"] == "i"] == [
-        "epoch 1: Started",
-        "epoch 2: WorkerLost",
-        "Takeover",
-    ]
-    phases = [event for event in events if event["ph"] in "be"]
-    assert [(event["ph"], event["name"]) for event in phases] == [
-        ("b", "Reform"),
-        ("e", "Reform"),
-        ("b", "Recompute"),
-        ("e", "Recompute"),
-    ]
-    moments = [event["ts"] for event in phases]
-    assert [round((b - a) / 1e3) for a, b in pairwise(moments)] == [5, 0, 7]
-    assert len({(event["id"], event["pid"], event["cat"]) for event in phases}) == 1
-
-
 def check_disjoint(spans: list[dict[str, Any]]) -> None:
     """A worker does one thing at a time, and waits only when it does nothing."""
     by_worker = defaultdict(list)

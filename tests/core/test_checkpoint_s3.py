@@ -5,15 +5,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from bamboo_core.checkpoint.errors import CheckpointDamaged
-from bamboo_core.checkpoint.found import FoundState
-from bamboo_core.checkpoint.layout import Attempt
-from bamboo_core.checkpoint.resume import choose
 from bamboo_core.checkpoint.retention import removable
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.storage.bounded import StoreLimits
 from bamboo_core.storage.errors import StorageError, StoreUnavailable
-from checkpoint_kit import DIGEST, layer_bytes, save
+from checkpoint_kit import layer_bytes, save
 
 LIMITS = StoreLimits(tries=2, pause=0.0)
 SECRET = "hunter2hunter2"
@@ -82,27 +78,6 @@ def test_a_checkpoint_goes_to_s3_and_back(client):
         f"run/1/{manifests[2].place.folder}/{name}"
         for name in ("layer-00000.safetensors", "layer-00001.safetensors", "manifest.json")
     )
-
-
-def test_a_writer_killed_in_the_middle_of_s3_leaves_no_torn_checkpoint(client):
-    store = CheckpointStore("s3://bucket/run", LIMITS)
-    save(store, 20)
-    store.write_part(Attempt(40, "a"), 0, [layer_bytes(40, 0)])
-    torn = save(store, 60)
-    client.put_object(Bucket="bucket", Key=f"run/{torn.place.part(1)}", Body=b"half")
-    found = store.list()
-    assert [(one.attempt.step, one.state) for one in found] == [
-        (60, FoundState.DAMAGED),
-        (40, FoundState.UNFINISHED),
-        (20, FoundState.COMPLETE),
-    ]
-    with pytest.raises(CheckpointDamaged, match=rf"s3://bucket/run/{torn.place.part(1)} has 4 bytes, expected 340"):
-        store.read_part(torn, 1)
-    assert choose(found, DIGEST).manifest.step == 20
-    save(store, 80)
-    for attempt in removable(store.list(), 2, now=1e12):
-        store.delete(attempt)
-    assert [one.attempt.step for one in store.list()] == [80, 20]
 
 
 def test_what_s3_refuses_is_told_in_a_sentence_without_the_secret(client, monkeypatch, endpoint):

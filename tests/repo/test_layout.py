@@ -17,7 +17,6 @@ SCENARIOS = {
         "checkpoint_s3",
         "coordinator_distrust",
         "coordinator_waiting",
-        "manifest_fuzz",
         "lost_nodes",
         "replicas",
         "storage_faults",
