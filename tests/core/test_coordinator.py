@@ -56,9 +56,9 @@ def test_invariants_hold_whatever_happens(
     if plan is None:
         assert len(world.state.workers) < stages * pipelines
         return
-    workers = sum(r.notice_until is None for r in world.state.workers.values())
-    for worker, record in world.state.workers.items():
-        if record.notice_until is not None and workers:
+    workers = sum(map(world.state.stays, world.state.workers))
+    for worker in world.state.noticed:
+        if workers:
             assert not plan.owned_by(worker), "a leaving worker still owns a cell, at rest"
     assert len(plan.layouts) == 1
     assert len(plan.pipelines) == plan.target.pipelines

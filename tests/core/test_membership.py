@@ -126,7 +126,7 @@ def test_a_notice_that_is_withdrawn_changes_nothing_more() -> None:
     world.tell(PreemptionNotice("w1", 1e9))
     world.tell(NoticeWithdrawn("w1"))
     world.settle()
-    assert world.state.workers["w1"].notice_until is None
+    assert world.state.stays("w1")
     assert {len(world.plan.owned_by(w)) for w in world.plan.worker_ids()} <= {0, 1}
 
 
@@ -134,11 +134,11 @@ def test_a_later_notice_can_only_shorten_the_time() -> None:
     world = World(3, 1, 1)
     world.settle()
     world.tell(PreemptionNotice("w1", 120))
-    until = world.state.workers["w1"].notice_until
+    until = world.state.membership.leaving["w1"].until
     world.tell(PreemptionNotice("w1", 500))
-    assert world.state.workers["w1"].notice_until == until
+    assert world.state.membership.leaving["w1"].until == until
     world.tell(PreemptionNotice("w1", 30))
-    assert world.state.workers["w1"].notice_seconds == 30
+    assert world.state.membership.leaving["w1"].seconds == 30
     assert world.state.membership.preemptions == 1
 
 
@@ -148,11 +148,11 @@ def test_the_notice_of_a_worker_that_has_not_joined_holds_when_it_does() -> None
     for _ in range(2):
         world.tell(PreemptionNotice("w9", 120, cause=cause))
     assert world.told.count(cause) == 1
-    until = world.state.membership.early_notices["w9"]
+    until = world.state.membership.leaving["w9"].until
     world.now += 20
     world.tell(WorkerJoined(protocol.Hello(worker="w9", host="h", port=1)))
-    assert world.state.workers["w9"].notice_until == until
-    assert (world.state.membership.early_notices, world.state.membership.notices) == ({}, 1)
+    assert world.state.membership.leaving["w9"].until == until
+    assert world.state.membership.notices == 1
     world.tell(PreemptionNotice("w9", 100, cause=cause))
     assert world.told.count(cause) == 1
 

@@ -51,7 +51,7 @@ def test_no_more_workers_are_to_come_than_are_wanted(stages: int, what: list[tup
             return
         state = world.state
         coming = sum(isinstance(event, WorkerJoined) for event in world.pending)
-        staying = sum(record.notice_until is None for record in state.workers.values())
+        staying = sum(map(state.stays, state.workers))
         missing = max(0, whole_workers(state.spec) - staying)
         assert state.membership.requested == coming + world.unmade, "the coordinator does not know what will come"
         assert state.membership.requested >= missing

@@ -251,7 +251,7 @@ def test_it_stays_if_who_was_to_take_its_place_is_lost() -> None:
     world.pending.clear()
     world.lost.add(spare)
     world.tell(WorkerLost(spare, "killed"))
-    assert world.state.workers[slow].notice_until is None
+    assert world.state.stays(slow)
     world.train(30)
     assert world.owner(1) == slow
 

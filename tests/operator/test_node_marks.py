@@ -94,7 +94,7 @@ async def test_the_jobs_on_that_node_hear_of_it_and_of_its_end(tmp_path: Path, b
     node_event(place.cluster, "MODIFIED", {**there, "metadata": {**there["metadata"], "labels": {KEY: "planned"}}})
     await job.ticks(0.0)
     assert {"RackRepair", "NoticeReceived"} <= set(job.told())
-    assert job.runner.state.workers[worker].notice_until is not None
+    assert not job.runner.state.stays(worker)
     node_event(place.cluster, "MODIFIED", there)
     await job.ticks(0.0)
     assert "NoticeWithdrawn" in job.told()

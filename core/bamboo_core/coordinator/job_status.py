@@ -176,7 +176,7 @@ def _grid(plan: Plan, cells: _Cells) -> tuple[tuple[tuple[WorkerId, bool], ...],
 
 
 def _part(state: CoordinatorState, worker: WorkerId) -> WorkerState:
-    if state.workers[worker].notice_until is not None:
+    if not state.stays(worker):
         return WorkerState.LEAVING
     if state.plan is None or not state.workers[worker].ready:
         return WorkerState.STARTING

@@ -14,7 +14,7 @@ from bamboo_core.coordinator.splits import filling, resplit
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.coordinator.workers.platforms import fitting, refuse_misfits
 from bamboo_core.coordinator.workers.reconnection import recovered
-from bamboo_core.coordinator.workers.record import WorkerRecord
+from bamboo_core.coordinator.workers.record import Notice
 from bamboo_core.job.spec import RedundancyMode, schedules, stabilization_seconds
 from bamboo_core.planning.desired import PlanningView, Urgency
 from bamboo_core.planning.elastic import drop_old_layouts, resize
@@ -111,7 +111,7 @@ def planning_view(state: CoordinatorState, now: float) -> PlanningView:
     return PlanningView(
         plan=plan,
         live=state.live(plan),
-        leaving={w: _urgency(state, state.workers[w], now) for w in state.roster.noticed},
+        leaving={w: _urgency(state, state.membership.leaving[w], now) for w in state.noticed},
         synced=state.plans.synced,
         redundancy=choosing.redundancy(state, plan),
         pipelines=aim.pipelines,
@@ -125,13 +125,12 @@ def planning_view(state: CoordinatorState, now: float) -> PlanningView:
     )
 
 
-def _urgency(state: CoordinatorState, worker: WorkerRecord, now: float) -> Urgency:
+def _urgency(state: CoordinatorState, notice: Notice, now: float) -> Urgency:
     """A move at a step boundary takes up to a step; filling a spare worker may take half of the notice's time."""
-    assert worker.notice_until is not None
-    left, step = worker.notice_until - now, state.usual_step or 0.0
+    left, step = notice.until - now, state.usual_step or 0.0
     if left < 1.5 * step:
         return Urgency.NOW
-    return Urgency.SOON if left < max(worker.notice_seconds / 2, 4 * step) else Urgency.NONE
+    return Urgency.SOON if left < max(notice.seconds / 2, 4 * step) else Urgency.NONE
 
 
 def _ask_around(turn: Turn, loss: StageLost) -> None:
@@ -230,7 +229,7 @@ def _start(turn: Turn) -> None:
         turn.finish(Outcome.UNRECOVERABLE, back.reason, f"{back.message}; there is no checkpoint to go back to")
         return
     fit = fitting(state)
-    ready = [r.peer for w, r in state.ready.items() if r.notice_until is None and r.cut_since is None and w in fit]
+    ready = [r.peer for w, r in state.ready.items() if state.stays(w) and r.cut_since is None and w in fit]
     if spec.elastic:
         if not _has_waited(state, len(ready), turn.now):
             return
@@ -364,7 +363,7 @@ def _note_recovery(turn: Turn, plan: Plan, victims: list[tuple[Cell, WorkerId]])
     """Cells move: their new owners will report when they have caught up. Who is lost does not report any more."""
     state = turn.state
     lost = {v for _, v in victims if v in state.membership.gone}
-    left = any(v in state.workers and state.workers[v].notice_until is not None for _, v in victims)
+    left = any(v in state.noticed for _, v in victims)
     moves = state.moves.without({c for c, v in victims if v in lost}, plan.epoch)
     if victims:
         first = min((state.liveness.first_signs.get(v, turn.now) for v in lost), default=turn.now)
@@ -379,13 +378,15 @@ def _release(turn: Turn) -> None:
     their share of the checkpoint in progress: until their notice ends.
     """
     state = turn.state
-    for worker in state.roster.noticed:
-        record = state.workers[worker]
-        if record.released or checkpoints.is_writing(turn, worker) or worker in state.current_plan.holders():
+    for worker in state.noticed:
+        notice = state.membership.leaving[worker]
+        needed = checkpoints.is_writing(turn, worker) or worker in state.current_plan.holders()
+        if state.workers[worker].released or needed:
             continue
-        if record.free_since_step is None:
-            turn.put(turn.state.workers.free_since(worker, state.step))
-        elif state.step >= record.free_since_step + DRAIN_COMMITS:
+        if notice.free_since_step is None:
+            free = replace(notice, free_since_step=state.step)
+            turn.put(turn.state.membership.with_notice(worker, free))
+        elif state.step >= notice.free_since_step + DRAIN_COMMITS:
             turn.put(turn.state.workers.released(worker))
             stop = protocol.Stop(reason="Drained", message="no part is left; leave")
             turn.do(Send(worker, stop), RemoveWorker(worker))

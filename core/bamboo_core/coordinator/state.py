@@ -103,6 +103,20 @@ class CoordinatorState:
         return self.workers.said.forward_share
 
     @property
+    def noticed(self) -> tuple[WorkerId, ...]:
+        """The workers that have joined and have a notice, in the order of the notices."""
+        return tuple(w for w in self.membership.leaving if w in self.workers)
+
+    @property
+    def staying(self) -> int:
+        """The number of ready workers without a notice."""
+        return len(self.roster.ready) - sum(1 for w in self.noticed if self.workers[w].ready)
+
+    def stays(self, worker: WorkerId) -> bool:
+        """Return whether the worker has no notice."""
+        return worker not in self.membership.leaving
+
+    @property
     def ready(self) -> dict[WorkerId, WorkerRecord]:
         """The workers that plans may count on."""
         return {w: self.workers[w] for w in self.roster.ready}

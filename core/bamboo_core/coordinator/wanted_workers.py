@@ -41,7 +41,7 @@ def wanted_workers(state: CoordinatorState) -> WantedWorkers:
         requested=state.membership.requested,
         surplus=surplus_requests(state),
         gone=state.membership.gone,
-        stopped=state.membership.gone.union(w for w in state.roster.noticed if state.workers[w].released),
+        stopped=state.membership.gone.union(w for w in state.noticed if state.workers[w].released),
         misfit=state.admission.misfit,
         begun=state.plan is not None,
         recovering=state.phase == "Recovering",

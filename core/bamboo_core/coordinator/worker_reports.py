@@ -252,8 +252,7 @@ def told_when_over(worker: WorkerId, message: object) -> tuple[Emit, ...]:
 
 
 def _bye(turn: Turn, worker: WorkerId, message: protocol.Bye) -> None:
-    record = turn.state.workers.get(worker)
-    if record and record.notice_until is not None:
+    if worker in turn.state.noticed:
         declare_lost(turn, worker, "it has left")
 
 

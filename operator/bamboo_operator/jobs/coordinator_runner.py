@@ -161,7 +161,8 @@ class CoordinatorRunner:
         lost = (self._watch.lost | state.membership.gone | (by_order - holders)) & pods
         if state.plan is None:
             return start_record(lost) if lost and not self._run.resumed else None
-        noticed = {w for w, r in state.workers.items() if r.notice_until is not None and not (r.spared or r.replaced)}
+        notices = state.membership.leaving
+        noticed = {w for w in state.noticed if not (notices[w].spared or notices[w].replaced)}
         counted = (noticed | state.membership.counted | (by_order & holders)) & pods
         return plan_record(state.plan, lost, counted, self._task)
 

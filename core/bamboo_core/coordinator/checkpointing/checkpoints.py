@@ -141,7 +141,7 @@ def _lacks_pause(state: CoordinatorState) -> bool:
 def _keep_the_endangered(turn: Turn) -> None:
     """If all who hold a stage are to be taken away, one is taken before they are; again if more are."""
     state, c = turn.state, turn.state.checkpoints
-    noticed = frozenset(state.roster.noticed)
+    noticed = frozenset(state.noticed)
     if c.writers or c.retry or not noticed - c.endangered or state.plan is None:
         return
     if any(set(holders) <= noticed for holders in state.certain_holders(state.plan)):
@@ -159,7 +159,7 @@ def _writers(state: CoordinatorState, plan: Plan) -> tuple[tuple[WorkerId, ...],
     """All who hold a stage for certain share its layers; who is to leave writes only if all are."""
     writers = []
     for holders in state.certain_holders(plan):
-        staying = [w for w in holders if w in state.workers and state.workers[w].notice_until is None]
+        staying = [w for w in holders if w in state.workers and state.stays(w)]
         writers.append(tuple((staying or holders)[:MOST_WRITERS]))
     return tuple(writers)
 
@@ -212,8 +212,8 @@ def _writes_on(turn: Turn, worker: WorkerId, layers: tuple[int, int]) -> bool:
     copy is certain only once a part of them is durable; without that it is not waited for for long. It may have one of
     another stage, and none of this one.
     """
-    c, record = turn.state.checkpoints, turn.state.workers.get(worker)
-    if record is None or record.notice_until is None or c.writing is None or not _unwritten(c, worker, layers):
+    c = turn.state.checkpoints
+    if worker not in turn.state.noticed or c.writing is None or not _unwritten(c, worker, layers):
         return False
     begun = any(c.dealt.get(layer) == worker and layer in c.parts for layer in range(*layers))
     return begun or turn.now - c.since < FIRST_PART_SECONDS
@@ -239,7 +239,7 @@ def _commit(turn: Turn) -> None:
         return  # a step more, and it is known how good it is
     if not _is_compared(state, c):
         return  # only what its holders agree on is kept
-    staying = [w for w, r in state.ready.items() if r.notice_until is None and w != c.asked] or list(state.ready)
+    staying = [w for w in state.ready if state.stays(w) and w != c.asked] or list(state.ready)
     if not staying:
         return
     if state.plan is not None:

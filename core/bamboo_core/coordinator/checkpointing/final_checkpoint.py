@@ -73,6 +73,6 @@ def _finishers(state: CoordinatorState) -> tuple[tuple[WorkerId, ...], ...]:
     for number in range(len(plan.stages)):
         named = dict.fromkeys(w for cell, w in sorted(state.ending.finishers.items()) if cell.stage == number)
         there = [w for w in named if w in state.workers and not state.workers[w].released]
-        staying = [w for w in there if state.workers[w].notice_until is None]
+        staying = [w for w in there if state.stays(w)]
         found.append(tuple((staying or there)[:MOST_WRITERS]))
     return tuple(found)

@@ -172,7 +172,7 @@ def measured(state: CoordinatorState) -> float | None:
 def is_short(state: CoordinatorState) -> bool:
     """Does a worker run several stages, or one for which it is about to leave?"""
     plan = state.current_plan
-    absent = state.roster.lost(plan).union(state.roster.noticed)
+    absent = state.roster.lost(plan).union(state.noticed)
     return plan.is_doubled or not absent.isdisjoint(plan.target_owners)
 
 

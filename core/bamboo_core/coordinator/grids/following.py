@@ -36,7 +36,7 @@ def watch(turn: Turn) -> None:
         if state.spec.redundancy.mode is RedundancyMode.AUTO and state.grids.rates is None:
             keep_rates(turn)
         return
-    staying = state.roster.staying
+    staying = state.staying
     _note(turn, staying)
     _learn(turn)
     state, rates = turn.state, turn.state.grids.rates
@@ -63,7 +63,7 @@ def _best_measured(turn: Turn, rates: GridRates) -> GridRate | None:
     if gives_back(state.spec) and choosing.is_familiar(state):
         holding.aim(turn, rates)
         state = turn.state
-    counted = holding.counted(state, state.roster.staying)
+    counted = holding.counted(state, state.staying)
     found = choosing.best(state, rates, counted)
     _tell_if_none_fits_an_edit(turn, rates, counted, found)
     if found is None or (found.grid == grid_of(state.current_plan) and not _is_split_too_large(state)):
@@ -74,7 +74,7 @@ def _best_measured(turn: Turn, rates: GridRates) -> GridRate | None:
 def _best_guess(state: CoordinatorState, rates: GridRates) -> GridRate | None:
     """The grid with another number of pipelines that the workers fill, before it is measured what layers take."""
     grid = grid_of(state.current_plan)
-    found = _guess(state, rates, holding.counted(state, state.roster.staying))
+    found = _guess(state, rates, holding.counted(state, state.staying))
     if found is None or found.pipelines == grid.pipelines:
         return None
     return choosing.rate(state, rates, found._replace(schedule=grid.schedule))
@@ -96,8 +96,8 @@ def _guess(state: CoordinatorState, rates: GridRates, workers: int) -> Grid | No
 def _note(turn: Turn, staying: int) -> None:
     """Who is there, and how many."""
     state = turn.state
-    there = [state.workers[w] for w in state.holding.there if w in state.workers]
-    spared = sum(1 for record in there if record.spared and record.ready)
+    there = [w for w in state.holding.there if w in state.noticed]
+    spared = sum(1 for w in there if state.membership.leaving[w].spared and state.workers[w].ready)
     if gives_back(state.spec):
         turn.put(holding.seen(state, turn.now))
     turn.put(state.grids.noted(staying, turn.now, holding.to_have(turn.state), spared))
@@ -285,7 +285,7 @@ def has_room(state: CoordinatorState, grid: Grid, split: Ranges) -> bool:
 def tell(turn: Turn, grid: Grid) -> None:
     """Why it is this one: what is expected of it, and of others."""
     state, rates = turn.state, choosing.rates_of(turn.state)
-    workers = state.roster.staying
+    workers = state.staying
     text = f"{_told(grid, state)} for {count(workers, 'worker')}"
     if not choosing.redundancy(state, state.current_plan).kept and state.spec.redundancy.kept:
         protected = grid.pipelines > state.spec.redundancy.kept

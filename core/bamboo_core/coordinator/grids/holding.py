@@ -15,6 +15,7 @@ from bamboo_core.coordinator.events import Emit
 from bamboo_core.coordinator.grids import choosing
 from bamboo_core.coordinator.grids.record import Exposure, Holding
 from bamboo_core.coordinator.state import CoordinatorState, Turn
+from bamboo_core.coordinator.workers.record import Notice
 from bamboo_core.job.spec import fewest_workers, gives_back, stabilization_seconds, wanted_workers, whole_workers
 from bamboo_core.planning.plan import Peer, WorkerId
 from bamboo_core.planning.splits.resplit import Grid, grid_of
@@ -60,7 +61,7 @@ def _each(more: tuple[tuple[float, int], ...], number: int) -> list[float]:
 def seen(state: CoordinatorState, now: float) -> Holding:
     """With who is there now, and what became of those who are not any more."""
     known = state.holding
-    staying = {w: r.peer.zone for w, r in state.workers.items() if r.notice_until is None}
+    staying = {w: r.peer.zone for w, r in state.workers.items() if state.stays(w)}
     if staying.keys() == known.there.keys():
         return known
     zones = dict(known.zones)
@@ -75,8 +76,8 @@ def seen(state: CoordinatorState, now: float) -> Holding:
 
 def _was_lost(state: CoordinatorState, worker: WorkerId) -> bool:
     """Not given back, and not replaced. How it ended does not count: that is often known only later, or never."""
-    record = state.workers.get(worker)
-    return record is None or not (record.spared or record.replaced)
+    notice = state.membership.leaving.get(worker)
+    return notice is None or not (notice.spared or notice.replaced)
 
 
 def hazard(state: CoordinatorState, zone: str, now: float) -> float:
@@ -324,14 +325,14 @@ def give_back_surplus(turn: Turn) -> bool:
     state, plan = turn.state, turn.state.plan
     if not gives_back(state.spec) or state.holding.target is None or plan is None:
         return False
-    staying = [w for w, r in state.workers.items() if r.notice_until is None]
+    staying = [w for w in state.workers if state.stays(w)]
     surplus = len(staying) - to_have(state)
     if surplus <= 0:
         return False
     runs = {plan.at(cell).owner for cell in plan.cells()}
     idle = sorted((w for w in staying if w not in runs), key=lambda w: _order(state, w, turn.now), reverse=True)
     for worker in idle[:surplus]:
-        turn.put(turn.state.workers.given_back(worker))
+        turn.put(turn.state.membership.with_notice(worker, Notice(final=True, spared=True)))
         told = state.holding.told or f"{count(to_have(state), 'worker')} are held"
         turn.do(Emit("GivenBack", f"{worker} is given back: {told}"))
     return bool(idle)

@@ -62,7 +62,7 @@ def is_free(state: CoordinatorState) -> bool:
     """Is nothing going on, and is the job not about to end?"""
     plan = state.current_plan
     ending = state.step + 2 * AHEAD_STEPS >= state.spec.training.steps
-    leaving = any(r.notice_until is not None and not r.released for r in state.workers.values())
+    leaving = any(not state.workers[w].released for w in state.noticed)
     return not (
         ending or leaving or state.ending.stopping or state.grids.resize or plan.worker_ids() - state.plans.applied
     )

@@ -27,7 +27,7 @@ def watch(turn: Turn) -> None:
         turn.put(state.splits.filled(None))
         return
     plan = state.current_plan
-    staying = frozenset(w for w, r in state.ready.items() if r.notice_until is None)
+    staying = frozenset(w for w in state.ready if state.stays(w))
     grid = following.next_grid(state, len(staying))
     known = state.splits.filling
     if known is None or (known.origin, known.grid, known.staying) != (plan.origin, grid, staying):
@@ -51,7 +51,7 @@ def _decided(state: CoordinatorState, now: float) -> dict[Cell, tuple[WorkerId, 
     plan, work = state.current_plan, resplit.known_work(state)
     rates = choosing.rates_of(state)
     assert work is not None
-    staying = [r.peer for r in state.ready.values() if r.notice_until is None]
+    staying = [r.peer for w, r in state.ready.items() if state.stays(w)]
     held: dict[WorkerId, set[int]] = {}
     for stage, holders in enumerate(state.certain_holders(plan)):
         for worker in holders:

@@ -101,7 +101,7 @@ def is_untimely(state: CoordinatorState) -> bool:
 def _somebody_leaves(state: CoordinatorState) -> bool:
     """Has a worker notice that still has a part? Who has none waits only until its log is not needed any more."""
     parts = state.current_plan.holders()
-    return any(not state.workers[w].released and w in parts for w in state.roster.noticed)
+    return any(not state.workers[w].released and w in parts for w in state.noticed)
 
 
 def wish(turn: Turn) -> None:
@@ -223,7 +223,7 @@ def _switch(turn: Turn, plan: Plan) -> Plan | None:
     if sources is None or work is None:
         return None
     ready = list(state.ready.values())
-    staying = [r.peer for r in ready if r.notice_until is None] or [r.peer for r in ready]
+    staying = [r.peer for w, r in state.ready.items() if state.stays(w)] or [r.peer for r in ready]
     if not staying or any(r.cut_since is not None for r in ready):
         return None  # who is cut off comes back soon, or is declared lost
     live = tuple(state.live(plan).values())

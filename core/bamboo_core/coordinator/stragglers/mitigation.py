@@ -35,7 +35,8 @@ def look(turn: Turn) -> None:
 def keep_those_without_replacement(turn: Turn) -> None:
     """A slow worker is better than one that runs two stages: it stays if who was to take its place is lost."""
     state = turn.state
-    leaving = state.roster.replaced
+    notices = state.membership.leaving
+    leaving = [w for w in state.noticed if notices[w].replaced and not state.workers[w].released]
     if leaving and state.plan is not None and not planning_view(state, turn.now).spare():
         for worker in leaving:
             if state.plan.owned_by(worker):

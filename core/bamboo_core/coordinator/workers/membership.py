@@ -1,6 +1,5 @@
 """Who belongs to the job: joining, notices, and the declaration that a worker is lost."""
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 
@@ -11,6 +10,7 @@ from bamboo_core.coordinator.grids.holding import to_have
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.coordinator.workers.failures import by_itself, judge_end, note_end, note_exit
+from bamboo_core.coordinator.workers.record import Notice
 from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.names import (
     ALL_BACK_SECONDS,
@@ -48,13 +48,16 @@ def joined(turn: Turn, hello: protocol.Hello) -> None:
         turn.refuse(worker, "PlanUnsound", why)
         turn.do(Emit("PlanUnsound", why, True), RemoveWorker(worker))
         return
-    turn.put(state.workers.joined(hello, peer, turn.now), state.membership.withdrawing(1).without_early(worker))
+    turn.put(state.workers.joined(hello, peer, turn.now), state.membership.withdrawing(1))
     turn.do(Send(worker, state.terms.welcome()))
     turn.do(Emit("WorkerJoined", f"{worker} joined" + _where(peer)))
     if plan:
         _found(turn, plan)
-    if (until := state.membership.early_notices.get(worker)) is not None:
-        notice(turn, worker, max(LEAST_SECONDS, until - turn.now))
+    if (early := state.membership.leaving.get(worker)) is not None:
+        seconds = max(LEAST_SECONDS, early.until - turn.now)
+        early = replace(early, until=turn.now + seconds, seconds=seconds)
+        turn.put(turn.state.membership.with_notice(worker, early))
+        _announce(turn, worker, seconds)
 
 
 def _where(peer: Peer) -> str:
@@ -109,16 +112,16 @@ def declare_lost(
     if worker not in state.workers:
         _lost_early(turn, worker, detail, exit_code)
         return
-    record = state.workers[worker]
+    record, noticed = state.workers[worker], not state.stays(worker)
     had_part = state.plan is not None and worker in state.plan.holders()
     turn.put(
         state.workers.without({worker}),
-        state.membership.losing(worker, taken=record.notice_until is None),  # whether its end is known yet is chance
+        state.membership.losing(worker, taken=not noticed),  # whether its end is known yet is chance
         state.liveness.losing(worker, turn.now if record.cut_since is None else record.cut_since),
         state.profile.not_asked_of(worker),
         state.plans.without(worker),
     )
-    if record.notice_until is None or had_part:
+    if not noticed or had_part:
         turn.do(Emit("WorkerLost", f"{worker} is lost: {detail}", True))
     else:
         turn.do(Emit("WorkerLeft", f"{worker} has left after its notice"))
@@ -126,7 +129,6 @@ def declare_lost(
     turn.do(RemoveWorker(worker))
     if record.released:
         return
-    noticed = record.notice_until is not None
     note_end(turn, worker, detail, disrupted=noticed or (known and exit_code is None))
     if not known:
         turn.put(replace(turn.state.ends, unexplained=turn.state.ends.unexplained | {worker}))
@@ -174,74 +176,62 @@ def notice(
     own: bool = False,
     cause: Emit | None = None,
 ) -> None:
-    """The worker will be taken away in that many seconds; a later notice can only shorten that. If the worker has not
-    joined, the notice holds from when it does.
+    """Note that a worker will be taken away in that many seconds; a later notice can only shorten that. The notice of a
+    worker that has not joined is announced when it joins.
 
     own: the worker itself says so, and only it could take that back; nor does one that is to go (wanted) stay because
     its node does. cause: for the user, if the notice is new.
     """
-    record, until = turn.state.workers.get(worker), turn.now + seconds
-    if record is not None and (own or wanted):
-        record = replace(record, notice_final=True)
-        turn.put(turn.state.workers.having(worker, record))
-    known = turn.state.membership.early_notices.get(worker) if record is None else record.notice_until
-    if known is not None and known <= until + SAME_SECONDS:
+    members, here, until = turn.state.membership, worker in turn.state.workers, turn.now + seconds
+    if worker in members.gone:
         return
-    if record is None:
-        _notice_early(turn, worker, until, None if known is not None else cause)
+    known = members.leaving.get(worker)
+    before = known or Notice()
+    final = before.final or (here and (own or wanted))
+    if known is not None and known.until <= until + SAME_SECONDS:
+        if final != known.final:
+            turn.put(members.with_notice(worker, replace(known, final=final)))
         return
-    spared = record.spared or (wanted and (known is None or record.replaced))
-    new = replace(record, notice_until=until, notice_seconds=seconds, replaced=False, spared=spared)
-    turn.put(turn.state.workers.having(worker, new))
-    if known is not None and not record.replaced:
+    again = known is not None and not known.replaced
+    spared = before.spared or (here and wanted and not again)
+    new = replace(before, until=until, seconds=seconds, final=final, replaced=False, spared=spared)
+    turn.put(members.with_notice(worker, new))
+    if again:
         return
     if cause is not None:
         turn.do(cause)
-    if wanted:
+    if here and wanted:
         turn.do(Emit("GivenBack", f"{worker} is no longer needed"))
-        return
+    elif here:
+        _announce(turn, worker, seconds)
+
+
+def _announce(turn: Turn, worker: WorkerId, seconds: float) -> None:
+    """Count the notice of a worker that has joined, and tell the user."""
     turn.put(turn.state.membership.noticing(worker))
     turn.do(Emit("NoticeReceived", f"{worker} will be taken away in {seconds:.0f} s", True))
-
-
-def _notice_early(turn: Turn, worker: WorkerId, until: float, cause: Emit | None) -> None:
-    """Keep the notice of a worker that has not joined."""
-    known = turn.state.membership
-    if worker not in known.gone:
-        turn.put(replace(known, early_notices={**known.early_notices, worker: until}))
-        turn.do(*filter(None, [cause]))
 
 
 def replace_worker(turn: Turn, worker: WorkerId) -> None:
     """Let it leave when another one has taken its place, as if it had a notice without a deadline. Only `keep_worker`
     takes that back.
     """
-    going = replace(
-        turn.state.workers[worker],
-        notice_until=math.inf,
-        notice_seconds=math.inf,
-        notice_final=True,
-        replaced=True,
-    )
-    turn.put(turn.state.workers.having(worker, going))
+    turn.put(turn.state.membership.with_notice(worker, Notice(final=True, replaced=True)))
 
 
 def keep_worker(turn: Turn, worker: WorkerId) -> None:
-    """Nobody can take its place after all."""
-    record = turn.state.workers[worker]
-    stays = replace(record, notice_until=None, notice_final=False, replaced=False, free_since_step=None)
-    turn.put(turn.state.workers.having(worker, stays))
+    """Keep a worker of which no other one can take the place."""
+    turn.put(turn.state.membership.not_leaving(worker))
 
 
 def notice_withdrawn(turn: Turn, worker: WorkerId) -> None:
     """The worker may stay after all, unless it has been told to leave."""
-    record = turn.state.workers.get(worker)
-    if worker in turn.state.membership.early_notices:
-        turn.put(turn.state.membership.without_early(worker))
-    if record is None or record.notice_until is None or record.notice_final or record.released:
+    record, known = turn.state.workers.get(worker), turn.state.membership.leaving.get(worker)
+    if known is None or known.final or (record is not None and record.released):
         return
-    turn.put(turn.state.workers.having(worker, replace(record, notice_until=None, free_since_step=None)))
-    turn.do(Emit("NoticeWithdrawn", f"the notice of {worker} is withdrawn"))
+    turn.put(turn.state.membership.not_leaving(worker))
+    if record is not None:
+        turn.do(Emit("NoticeWithdrawn", f"the notice of {worker} is withdrawn"))
 
 
 def channel_closed(turn: Turn, worker: WorkerId) -> None:
@@ -278,18 +268,14 @@ def check_deadlines(turn: Turn) -> None:
     silent = [w for w, r in turn.state.workers.items() if r.cut_since is not None or now - r.seen - limit > 0]
     missed = {worker: late for worker in silent if (late := _missed(turn, worker)) > 0}
     patience = _patience(turn) if missed else 0.0
-    for worker, record in turn.state.workers.items() if missed or turn.state.roster.noticed else ():
-        if missed.get(worker, 0.0) > patience:
-            cut = record.cut_since is not None
-            declare_lost(
-                turn,
-                worker,
-                "its control channel stays closed" if cut else f"no heartbeat for {now - record.seen:.1f} s",
-            )
-        elif record.notice_until is not None and now > record.notice_until:
-            declare_lost(turn, worker, "the deadline of its notice has passed")
-    for worker, until in turn.state.membership.early_notices.items():
-        if now > until + EARLY_SECONDS:  # on a node that hangs, a pod may be on its way out without end
+    for worker, late in missed.items():
+        if late > patience:
+            record = turn.state.workers[worker]
+            silent_for = f"no heartbeat for {now - record.seen:.1f} s"
+            declare_lost(turn, worker, silent_for if record.cut_since is None else "its control channel stays closed")
+    for worker, notice in turn.state.membership.leaving.items():
+        # on a node that hangs, the pod of a worker that has not joined may be on its way out without end
+        if now > notice.until + (0.0 if worker in turn.state.workers else EARLY_SECONDS):
             declare_lost(turn, worker, "the deadline of its notice has passed")
     broken = [pair for pair, since in turn.state.liveness.links.items() if now - since > limit]
     if broken:
@@ -389,5 +375,5 @@ def surplus_requests(state: CoordinatorState) -> int:
 
 def _missing(state: CoordinatorState) -> int:
     """Workers to ask for; below 0 if there are more than are wanted, or will be."""
-    staying = len(state.workers) - len(state.roster.noticed)
+    staying = len(state.workers) - len(state.noticed)
     return to_have(state) - staying - state.membership.requested

@@ -36,12 +36,6 @@ class WorkerRecord:
     epoch: int = 0  # of the newest plan that it knew when it joined
     origin: int = 0  # of the newest plan that it obeys
     cut_since: float | None = None  # the channel is closed since then
-    notice_until: float | None = None
-    notice_seconds: float = 0.0
-    notice_final: bool = False
-    replaced: bool = False  # the notice is ours: it is slow, and goes if another one takes its place
-    spared: bool = False  # the notice is ours: it is not needed any more
-    free_since_step: int | None = None  # it has a notice and no part any more
     released: bool = False  # it was told to leave
 
 
@@ -68,21 +62,6 @@ class Roster:
     def ready(self) -> tuple[WorkerId, ...]:
         """On whom plans may count, in order of joining."""
         return tuple(w for w, r in self._workers.items() if r.ready)
-
-    @cached_property
-    def noticed(self) -> tuple[WorkerId, ...]:
-        """Who has a notice, in order of joining."""
-        return tuple(w for w, r in self._workers.items() if r.notice_until is not None)
-
-    @cached_property
-    def staying(self) -> int:
-        """How many of the ready ones have no notice."""
-        return len(self.ready) - sum(1 for w in self.noticed if self._workers[w].ready)
-
-    @cached_property
-    def replaced(self) -> tuple[WorkerId, ...]:
-        """Who is to go if another one takes its place, and has not been told to leave."""
-        return tuple(w for w in self.noticed if self._workers[w].replaced and not self._workers[w].released)
 
     def live(self, plan: Plan) -> dict[WorkerId, Peer]:
         """The workers that the plan after that one names, in order of joining."""
@@ -169,15 +148,6 @@ class Workers(dict[WorkerId, WorkerRecord]):
         new = replace(self[worker], peer=peer, seen=now, busy=0.0, cut_since=None, released=False)
         return self.having(worker, new)
 
-    def given_back(self, worker: WorkerId) -> "Workers":
-        """It is not needed any more, and leaves when it can, as if it had a notice without a deadline."""
-        new = replace(self[worker], notice_until=math.inf, notice_seconds=math.inf, notice_final=True, spared=True)
-        return self.having(worker, new)
-
-    def free_since(self, worker: WorkerId, step: int) -> "Workers":
-        """It has a notice, and no part any more since so many steps are committed."""
-        return self.having(worker, replace(self[worker], free_since_step=step))
-
     def released(self, worker: WorkerId) -> "Workers":
         """It was told to leave."""
         return self.having(worker, replace(self[worker], released=True))
@@ -197,17 +167,35 @@ class Workers(dict[WorkerId, WorkerRecord]):
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
+class Notice:
+    """The notice of a worker that will leave.
+
+    until: the time at which it will be gone; seconds: how long before that it was given. final: the node cannot take it
+    back. replaced: the coordinator gave it, because the worker is slow; it goes if another one takes its place. spared:
+    the coordinator or its shell gave it, because the worker is not needed. free_since_step: the step since which the
+    worker has no part in the plan.
+    """
+
+    until: float = math.inf
+    seconds: float = math.inf
+    final: bool = False
+    replaced: bool = False
+    spared: bool = False
+    free_since_step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
 class Membership:
     """Who is not there any more, and how many are to come. Only this room makes a new value.
 
-    early_notices: of workers that have not joined and have a notice: until when. gone: declared lost, refused or
-    dismissed, for good. counted: workers that are not gone and whose preemption a coordinator before this one has
-    counted, or which it told to leave. requested: workers asked for that have not joined yet.
-    preemptions: workers taken away, or about to be; notices: those of which that was said before. silence_told:
-    people know that the workers, which live, do not come back to a restarted coordinator.
+    leaving: the notices of workers, be they yet to join. gone: workers declared lost, refused or dismissed, for good.
+    counted: workers that are not gone and whose preemption a coordinator before this one has counted, or which it told
+    to leave. requested: the number of workers asked for that have not joined yet. preemptions: the number of workers
+    taken away, or about to be; notices: how many of them had a notice. silence_told: an event has said that the
+    workers, which live, do not come back to a restarted coordinator.
     """
 
-    early_notices: Mapping[WorkerId, float] = field(default_factory=dict)
+    leaving: Mapping[WorkerId, Notice] = field(default_factory=dict)
     gone: frozenset[WorkerId] = frozenset()
     counted: frozenset[WorkerId] = frozenset()
     requested: int = 0
@@ -225,11 +213,14 @@ class Membership:
 
     def without(self, worker: WorkerId) -> "Membership":
         """It is dismissed, and cannot come back."""
-        return replace(self.without_early(worker), gone=self.gone | {worker})
+        return replace(self.not_leaving(worker), gone=self.gone | {worker})
 
-    def without_early(self, worker: WorkerId) -> "Membership":
-        """It has joined, is gone, or its notice is withdrawn."""
-        return replace(self, early_notices={w: until for w, until in self.early_notices.items() if w != worker})
+    def with_notice(self, worker: WorkerId, notice: Notice) -> "Membership":
+        return replace(self, leaving={**self.leaving, worker: notice})
+
+    def not_leaving(self, worker: WorkerId) -> "Membership":
+        """The worker is gone, or its notice is withdrawn."""
+        return replace(self, leaving={w: notice for w, notice in self.leaving.items() if w != worker})
 
     def refusing(self, worker: WorkerId) -> "Membership":
         """It is dismissed when it joins."""
