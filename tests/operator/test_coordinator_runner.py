@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -17,8 +16,8 @@ from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.jobs import reconciler
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.reconcile_schedule import QUIET_SECONDS, ReconcileTrigger
-from bamboo_operator.kube.objects import JobIdentity
-from bamboo_operator.pods.removal import PodRemoval
+from bamboo_operator.kube.attempts import ApiAttempts
+from bamboo_operator.kube.objects import JobIdentity, JobKey
 from opsim_server import Object
 from slow_api_kit import JOBS, ManyJobs, manifest, virtual_runner
 
@@ -29,16 +28,16 @@ def test_idle_jobs_are_looked_at_only_when_something_happens_to_them(monkeypatch
     """A pod that nobody knew of is removed at once all the same, and an edit is followed."""
     looks: Counter[str] = Counter()
 
-    class Counted(PodRemoval):
-        def __init__(self, job: JobIdentity, *more: Any) -> None:
-            super().__init__(job, *more)
-            self.name = job.key[1]
+    class Counted(ApiAttempts):
+        def __init__(self, key: JobKey) -> None:
+            super().__init__(key)
+            self.name = key[1]
 
-        def living(self) -> list[Object]:
+        def heartbeat(self) -> None:
             looks[self.name] += 1
-            return super().living()
+            super().heartbeat()
 
-    monkeypatch.setattr(reconciler, "PodRemoval", Counted)
+    monkeypatch.setattr(reconciler, "ApiAttempts", Counted)
     with virtual_runner(monkeypatch) as (runner, loop):
         simulated = ManyJobs(loop, slowness=1.0, suspended=True)
         loop.call_later(0.45 * IDLE_SECONDS, simulated.bring_late_pod, "job-00")

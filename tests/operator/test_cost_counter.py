@@ -17,6 +17,8 @@ from bamboo_operator.pods.job_pods import JobPods
 from operator_kit import NOW, SETTINGS, at, job, pod
 from opsim_kopf import pod_event
 
+NO_API: Any = None
+
 
 def placed(seconds: float, **more: Any) -> dict[str, Any]:
     """A worker's pod that got its node then."""
@@ -92,7 +94,7 @@ def test_time_is_counted_at_the_prices_of_its_own_and_never_again(monkeypatch: p
         made["metadata"] |= {"uid": f"p{number}"}
         made["spec"]["nodeName"] = f"n{number}"
         pod_event(cluster, None, made | {"status": {"phase": "Running"}})
-    counter = CostCounter(JobPods(identity, cluster), JobMeter(OperatorCounts()), None)
+    counter = CostCounter(JobPods(identity, cluster, NO_API), JobMeter(OperatorCounts()), None)
     totals = []
     for spot in ("1", "3", "5", "100"):
         counter.count(priced(spot, "10").node_pools, joined=())
@@ -107,7 +109,7 @@ def test_an_edit_of_a_price_is_told_to_the_coordinator_of_each_worker_and_of_mor
         made = worker_pod(spec, JobMeta(uid="u"), number, pool, SETTINGS)
         made["metadata"] |= {"uid": f"p{number}"}
         pod_event(cluster, None, made | {"status": {"phase": "Pending"}})
-    counter = CostCounter(JobPods(identity, cluster), JobMeter(OperatorCounts()), None)
+    counter = CostCounter(JobPods(identity, cluster, NO_API), JobMeter(OperatorCounts()), None)
     assert counter.prices(None) == PricesTold({})
     for spot in ("1", "2.5"):
         told = counter.prices(priced(spot, "10"))
@@ -125,7 +127,7 @@ def test_who_has_joined_is_paid_for_though_no_watch_has_told_of_its_node(monkeyp
     for number, made in enumerate(pods):
         made["metadata"] |= {"uid": f"p{number}"}
         pod_event(cluster, None, made | {"status": {"phase": "Pending"}})
-    counter = CostCounter(JobPods(identity, cluster), JobMeter(OperatorCounts()), None)
+    counter = CostCounter(JobPods(identity, cluster, NO_API), JobMeter(OperatorCounts()), None)
     joined = {pods[0]["metadata"]["name"]}
     counter.count(spec.node_pools, joined=joined)
     for told in (False, True):

@@ -12,6 +12,7 @@ from operator_kit import META, pool, render
 from opsim_kopf import pod_event
 
 KEY = ("default", "tiny")
+NO_API: Any = None
 
 
 def add(cluster: ClusterCache, number: int, *, node: str = "", phase: str = "Pending", **spec: Any) -> str:
@@ -28,37 +29,28 @@ def cluster() -> ClusterCache:
     return ClusterCache()
 
 
-def test_pods_are_told_apart_by_whether_they_live_and_have_a_node(cluster: ClusterCache) -> None:
+def test_pods_are_told_apart_by_whether_they_live(cluster: ClusterCache) -> None:
     running = add(cluster, 0, node="n1", phase="Running")
     add(cluster, 1, node="n1", phase="Failed")
     waiting = add(cluster, 2)
     gated = add(cluster, 3, schedulingGates=[{"name": "kueue.x-k8s.io/admission"}])
-    pods = JobPods(JobIdentity(KEY, META.uid), cluster)
+    pods = JobPods(JobIdentity(KEY, META.uid), cluster, NO_API)
     assert len(pods.all()) == 4
     assert set(pods.living()) == {running, waiting, gated}
-    assert set(pods.without_node(())) == {waiting, gated}
-    assert set(pods.unscheduled(())) == {waiting}
-
-
-def test_who_has_joined_waits_for_no_node_though_no_watch_has_told_of_it(cluster: ClusterCache) -> None:
-    joined, waiting = add(cluster, 0), add(cluster, 1)
-    pods = JobPods(JobIdentity(KEY, META.uid), cluster)
-    assert set(pods.without_node({joined})) == {waiting}
-    assert set(pods.unscheduled({joined})) == {waiting}
 
 
 def test_pools_are_counted_and_paid_for_only_with_a_node(cluster: ClusterCache) -> None:
     add(cluster, 0, node="n1", phase="Running")
     add(cluster, 1, where=pool(name="sure", capacity="OnDemand"))
     add(cluster, 2, where=None)
-    pods = JobPods(JobIdentity(KEY, META.uid), cluster)
+    pods = JobPods(JobIdentity(KEY, META.uid), cluster, NO_API)
     assert pods.by_pool() == {"spot": 1, "sure": 1, "": 1}
     assert pods.paid_for(()) == {"spot": 1}
     assert pods.paid_for({"tiny-w1"}) == {"spot": 1, "sure": 1}, "it has one, of which no watch has told"
 
 
 def test_numbers_go_on_after_the_largest_also_of_pods_that_have_ended(cluster: ClusterCache) -> None:
-    pods = JobPods(JobIdentity(KEY, META.uid), cluster)
+    pods = JobPods(JobIdentity(KEY, META.uid), cluster, NO_API)
     assert pods.next_number() == 0
     add(cluster, 4, phase="Failed")
     add(cluster, 2)
@@ -67,7 +59,7 @@ def test_numbers_go_on_after_the_largest_also_of_pods_that_have_ended(cluster: C
 
 def test_pods_of_another_job_of_that_name_do_not_count(cluster: ClusterCache) -> None:
     add(cluster, 0)
-    assert JobPods(JobIdentity(KEY, "another-uid"), cluster).all() == {}
+    assert JobPods(JobIdentity(KEY, "another-uid"), cluster, NO_API).all() == {}
 
 
 def test_the_age_of_a_pod_is_never_negative() -> None:

@@ -61,7 +61,7 @@ async def test_a_pod_that_goes_when_a_coordinator_begins_is_replaced(begin: Call
     place.take("tiny-w0")  # the coordinator is made, and its loop has not begun
     await resumed.reconciles()
     assert sorted(place.pods) == ["tiny-w1", "tiny-w2"]
-    assert (resumed.controller.adding, resumed.runner.state.membership.requested) == (0, 2)
+    assert (resumed.controller.view().adding, resumed.runner.state.membership.requested) == (0, 2)
 
 
 @pytest.mark.parametrize("answered", [True, False])
@@ -80,7 +80,7 @@ async def test_a_pod_of_which_no_watch_has_told_is_replaced_when_it_goes(
         place.take("tiny-w0")
         await started.reconciles()
     assert sorted(place.pods) == ["tiny-w1", "tiny-w2"]
-    assert (started.controller.adding, started.runner.state.membership.requested) == (0, 2)
+    assert (started.controller.view().adding, started.runner.state.membership.requested) == (0, 2)
 
 
 async def test_a_pod_whose_end_was_found_does_not_come_back(begin: Callable[..., Job]) -> None:
@@ -93,7 +93,7 @@ async def test_a_pod_whose_end_was_found_does_not_come_back(begin: Callable[...,
     await started.reconciles()
     pod_event(place.cluster, "MODIFIED", late)
     await started.reconciles()
-    assert sorted(started.controller.pods.all()) == sorted(place.pods) == ["tiny-w1", "tiny-w2"]
+    assert sorted(started.pods.all()) == sorted(place.pods) == ["tiny-w1", "tiny-w2"]
 
 
 # on their way out

@@ -104,17 +104,17 @@ async def test_what_a_quota_refused_is_not_made_when_it_is_not_wanted_any_more(b
     place.room = 3
     scaled = begin(place, **of(4))
     await scaled.reconciles(10)
-    assert (len(place.pods), scaled.controller.adding, scaled.runner.state.membership.requested) == (3, 5, 8)
+    assert (len(place.pods), scaled.controller.view().adding, scaled.runner.state.membership.requested) == (3, 5, 8)
     scaled.edit(job(**of(1)))
     place.room = 100
     await scaled.reconciles(10)
     assert place.made == 3, "more was made than is wanted"
-    assert (sorted(place.pods), scaled.controller.adding) == (["tiny-w0", "tiny-w1"], 0)
+    assert (sorted(place.pods), scaled.controller.view().adding) == (["tiny-w0", "tiny-w1"], 0)
     assert scaled.runner.state.membership.requested == 2, "the coordinator waits for workers that nobody makes"
     scaled.edit(job(**of(2)))
     await scaled.reconciles(10)
     assert (len(place.pods), place.made) == (4, 5)
-    assert (scaled.controller.adding, scaled.runner.state.membership.requested) == (0, 4)
+    assert (scaled.controller.view().adding, scaled.runner.state.membership.requested) == (0, 4)
 
 
 # refused
@@ -154,7 +154,7 @@ async def test_an_api_server_that_is_busy_refuses_nothing(begin: Callable[..., J
         started = begin(place)
         await started.reconciles()
         assert started.problems() == {}
-        assert started.controller.adding == 2
+        assert started.controller.view().adding == 2
 
 
 # what is about all workers

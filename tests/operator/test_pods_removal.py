@@ -10,6 +10,7 @@ from bamboo_operator.kube import attempts
 from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.pods import removal
+from bamboo_operator.pods.job_pods import JobPods
 from bamboo_operator.pods.removal import EXIT_SECONDS, PodRemoval, exit_seconds
 from operator_kit import META, render
 from opsim_kopf import pod_event
@@ -36,7 +37,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "FIRST_RETRY", 0.0)
 
 
-def made(api: Any) -> tuple[PodRemoval, ClusterCache, list[str]]:
+def made(api: Any) -> tuple[PodRemoval, JobPods, ClusterCache, list[str]]:
     """A job with a pod that runs and one that has ended."""
     cluster, names = ClusterCache(), []
     for number, phase in enumerate(("Running", "Succeeded")):
@@ -44,32 +45,33 @@ def made(api: Any) -> tuple[PodRemoval, ClusterCache, list[str]]:
         pod["metadata"] |= {"uid": f"u{number}", "namespace": KEY[0]}
         pod_event(cluster, "ADDED", {**pod, "status": {"phase": phase}})
         names.append(pod["metadata"]["name"])
-    return PodRemoval(JobIdentity(KEY, META.uid), cluster, api, ApiAttempts(KEY)), cluster, names
+    pods = JobPods(JobIdentity(KEY, META.uid), cluster, api)
+    return PodRemoval(pods, ApiAttempts(KEY)), pods, cluster, names
 
 
 async def test_pods_that_have_ended_go_only_when_all_are_to_go() -> None:
     for count in (1, 2):
         api = Deletions()
-        pods, _, names = made(api)
-        await (pods.remove_running() if count == 1 else pods.remove_all())
+        removal, pods, _, names = made(api)
+        await (removal.remove_running() if count == 1 else removal.remove_all())
         assert api.names == names[:count]
-        assert pods.deleted == set(names[:count])
+        assert pods.deleted() == set(names[:count])
 
 
 async def test_a_deletion_that_fails_is_tried_again_until_it_is_done() -> None:
     api = Deletions(ApiError(500, "Reason", "busy"), ApiError(429, "Reason", "slow down"), True)
-    pods, _, names = made(api)
-    await pods.remove_running()
+    ended, _, _, names = made(api)
+    await ended.remove_running()
     assert api.names == names[:1] * 3
 
 
 async def test_a_pod_that_is_gone_is_forgotten_and_one_that_was_replaced_is_left() -> None:
-    pods, cluster, names = made(Deletions(False))
-    await pods.remove_running()
+    ended, _, cluster, names = made(Deletions(False))
+    await ended.remove_running()
     assert set(cluster.pods(KEY, META.uid)) == {names[1]}
     api = Deletions(ApiError(409, "Reason", "another uid"))
-    pods, _, names = made(api)
-    await pods.remove_running()
+    ended, _, _, names = made(api)
+    await ended.remove_running()
     assert api.names == names[:1]
 
 
@@ -82,7 +84,7 @@ def test_a_worker_whose_loggers_are_waited_for_has_its_grace_period_on_top() -> 
 
 async def test_pods_are_left_alone_while_a_worker_waits_for_its_loggers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(removal, "EXIT_SECONDS", 0.0)
-    pods, cluster, names = made(Deletions())
+    ended, pods, cluster, names = made(Deletions())
     looks = list[int]()
 
     def meanwhile() -> None:
@@ -91,17 +93,17 @@ async def test_pods_are_left_alone_while_a_worker_waits_for_its_loggers(monkeypa
             pod = cluster.pods(KEY, META.uid)[names[0]]
             pod_event(cluster, "MODIFIED", {**pod, "status": {"phase": "Succeeded"}})
 
-    await pods.wait_for_exit(meanwhile, lambda: ())
+    await ended.wait_for_exit(meanwhile, lambda: ())
     assert looks == [1], "a worker that waits for nothing has had its time"
-    await pods.wait_for_exit(meanwhile, lambda: names[:1])
-    assert pods.living() == []
+    await ended.wait_for_exit(meanwhile, lambda: names[:1])
+    assert pods.living() == {}
 
 
 async def test_nobody_waits_for_a_worker_that_no_node_runs() -> None:
     """It would keep its seat from other jobs."""
-    pods, cluster, names = made(Deletions())
+    ended, pods, cluster, names = made(Deletions())
     pod_event(cluster, "MODIFIED", {**cluster.pods(KEY, META.uid)[names[0]], "status": {"phase": "Pending"}})
     looks = list[int]()
-    await pods.wait_for_exit(lambda: looks.append(1), lambda: names)
+    await ended.wait_for_exit(lambda: looks.append(1), lambda: names)
     assert looks == [1]
     assert len(pods.living()) == 1

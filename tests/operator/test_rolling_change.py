@@ -58,7 +58,7 @@ def obey(running: Job) -> None:
             seconds=0.1,
         )
         running.runner.handle(Received(plan.at(Cell(0, 0)).owner, committed))
-    for name in images(running.place).keys() & running.runner.wanted.stopped:
+    for name in images(running.place).keys() & running.runner.demand().wanted.stopped:
         if name not in running.runner.state.workers:
             end(running, name, 0)
 

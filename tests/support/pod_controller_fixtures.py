@@ -13,9 +13,8 @@ from bamboo_operator.jobs import coordinator_runner as runner_module
 from bamboo_operator.kube.objects import utc_now
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.pods import controller as controller_module
-from bamboo_operator.pods import deletions as deletions_module
 from bamboo_operator.pods import disruption_budget as budget_module
-from bamboo_operator.pods import rolling_change as rolling_module
+from bamboo_operator.pods import job_pods as pods_module
 from bamboo_operator.signals.node_marks import NodeMark
 from operator_kit import SETTINGS, job
 from pod_controller_kit import BEGINNING, Job, Place
@@ -36,7 +35,7 @@ async def begin(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., 
     ) -> Job:
         monkeypatch.setattr(runner_module, "AwakeClock", lambda: lambda: time.monotonic() + place.passed)
         made = Job(place, job(**spec), resumed, known_lost, counted, marks, settings)
-        for module in (runner_module, budget_module, controller_module, deletions_module, rolling_module):
+        for module in (runner_module, budget_module, controller_module, pods_module):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: made.now))
         monkeypatch.setattr(controller_module, "utc_now", lambda: utc_now() + timedelta(seconds=made.now - BEGINNING))
         running.append(asyncio.create_task(made.runner.run()))

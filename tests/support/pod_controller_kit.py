@@ -23,6 +23,7 @@ from bamboo_operator.jobs.reconcile_schedule import ReconcileTrigger
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings, worker_pool
 from bamboo_operator.pods.controller import PodController
+from bamboo_operator.pods.job_pods import JobPods
 from bamboo_operator.pods.queueing import QuotaHolders
 from bamboo_operator.pods.rolling_change import RollingChange
 from bamboo_operator.pods.starting.startup_problems import UNSCHEDULABLE
@@ -211,12 +212,12 @@ class Job:
         self.runner = CoordinatorRunner(
             running, place.cluster, WorkerGateway(), TokenReviewer(place), b"key", self.trigger
         )  # type: ignore[arg-type]
+        self.pods = JobPods(running.job, place.cluster, place)  # type: ignore[arg-type]
         self.controller = PodController(
-            running.job,
+            self.pods,
             self.runner,
-            place.cluster,
-            place,
-            settings=settings,  # type: ignore[arg-type]
+            place,  # type: ignore[arg-type]
+            settings=settings,
             record=self.runner.events.append,
             created=0,
             resumed=resumed,
@@ -262,7 +263,7 @@ class Job:
 
     def plan_record(self) -> str | None:
         """As it is written into the status."""
-        return self.runner.plan_record(self.controller.deleting)
+        return self.runner.plan_record(self.pods.deleted())
 
     def problems(self) -> dict[str, str]:
         self.controller.note_problems()

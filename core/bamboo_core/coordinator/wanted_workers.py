@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from bamboo_core.coordinator.grids.holding import to_have
+from bamboo_core.coordinator.grids.holding import fewest_to_begin, to_have
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.coordinator.workers.membership import surplus_requests
 from bamboo_core.job.spec import JobSpec, gives_back
@@ -14,7 +14,8 @@ from bamboo_core.planning.plan import WorkerId
 class WantedWorkers:
     """Which workers a job is to have, as its coordinator sees it.
 
-    number: how many, those on standby included; chosen: it has decided so itself, for what they are worth. requested:
+    number: how many, those on standby included; fewest: those of the smallest grid that has room, as far as that is
+    known; chosen: it has decided so itself, for what they are worth. requested:
     how many that were asked for have not joined; surplus: how many of these are not wanted any more. gone: workers that
     were declared lost or refused, for good; stopped: these, and workers that were told to leave. misfit:
     the newest one that does not fit to the others, and why. begun: there is a plan. recovering: workers are about to
@@ -23,6 +24,7 @@ class WantedWorkers:
 
     spec: JobSpec
     number: int
+    fewest: int
     chosen: bool
     requested: int
     surplus: int
@@ -37,6 +39,7 @@ def wanted_workers(state: CoordinatorState) -> WantedWorkers:
     return WantedWorkers(
         spec=state.spec,
         number=to_have(state),
+        fewest=fewest_to_begin(state),
         chosen=gives_back(state.spec) and state.holding.target is not None,
         requested=state.membership.requested,
         surplus=surplus_requests(state),

@@ -38,7 +38,6 @@ from bamboo_core.coordinator.events import (
     WorkerLost,
     WorkersAbsent,
 )
-from bamboo_core.coordinator.grids import holding
 from bamboo_core.coordinator.job_status import status
 from bamboo_core.coordinator.progress import BEGINNING, EarlierProgress
 from bamboo_core.coordinator.state import CoordinatorState
@@ -57,6 +56,7 @@ from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.jobs.reconcile_schedule import ReconcileTrigger
 from bamboo_operator.kube.objects import JobIdentity, owner_uid
 from bamboo_operator.manifests.worker_pod import JobMeta, claim_name, weights_folder
+from bamboo_operator.pods.view import PodDemand
 from bamboo_operator.signals.node_marks import NodeMark
 from bamboo_operator.signals.worker_watch import WorkerWatch
 from bamboo_operator.status.event_queue import EventQueue
@@ -141,12 +141,11 @@ class CoordinatorRunner:
             self._status = (self.state, now, status(self.state, now))
         return self._status[2]
 
-    @property
-    def wanted(self) -> WantedWorkers:
-        """Which workers the job is to have now."""
+    def demand(self) -> PodDemand:
+        """Return what the coordinator wants of the job's pods now."""
         if self._wanted is None or self._wanted[0] is not self.state:
             self._wanted = self.state, wanted_workers(self.state)
-        return self._wanted[1]
+        return PodDemand(wanted=self._wanted[1], status=self.status(), joined=self.joined)
 
     def plan_record(self, deleting: Collection[WorkerId]) -> str | None:
         """Return what another operator has to know; None if that is nothing, or what the one before wrote still holds.
@@ -210,10 +209,6 @@ class CoordinatorRunner:
     def finished(self) -> bool:
         """Whether the job has ended."""
         return self.finish is not None
-
-    def fewest_to_begin(self) -> int:
-        """Workers of the smallest grid that has room, as far as that is known."""
-        return holding.fewest_to_begin(self.state)
 
     def removal_forced(self, worker: WorkerId) -> None:
         """Note that the worker's pod is about to be deleted, because the worker did not exit."""

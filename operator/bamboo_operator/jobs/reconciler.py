@@ -73,9 +73,9 @@ class JobReconciler:
         self._follows_edits = False  # does a coordinator take them over?
         self._deleted = self._unattended = False
         self._attempts = ApiAttempts(self.key)
-        self._removal = PodRemoval(self._job, shared.cluster, shared.api, self._attempts)
+        self._pods = JobPods(self._job, shared.cluster, shared.api)
+        self._removal = PodRemoval(self._pods, self._attempts)
         self._status = StatusWriter(self._job, status, shared.api)
-        self._pods = JobPods(self._job, shared.cluster)
         self._cost = CostCounter(self._pods, self.meter, self._status.written.cost.counted_until)
         self._spec = EffectiveSpec(self._job, body, self._status.written, shared.api, self._attempts)
         self._save_after = 0.0  # time.monotonic()
@@ -236,11 +236,11 @@ class JobReconciler:
             while not self._edited.is_set() and time.monotonic() < end:
                 self._attempts.heartbeat()
                 self._trigger.clear()
-                if not workers_stay and self._removal.living():
+                if not workers_stay and self._pods.living():
                     await self._removal.remove_running()
                 self._count()
                 await self._write_until_done()
-                pause = RESYNC_SECONDS if self._removal.living() else QUIET_SECONDS
+                pause = RESYNC_SECONDS if self._pods.living() else QUIET_SECONDS
                 await self._trigger.wait(max(0.0, min(pause, end - time.monotonic())))
 
     @contextlib.contextmanager
@@ -284,7 +284,7 @@ class JobReconciler:
             spec=spec,
             manifest=self._spec.begin(resumed=resumed),
             resumed=resumed,
-            known_lost=status.lost | self._removal.deleted,
+            known_lost=status.lost | self._pods.deleted(),
             counted=status.counted,
             meter=self.meter,
             marks=shared.marks,
@@ -296,9 +296,8 @@ class JobReconciler:
         settings, record = self._pod_settings(), runner.events.append
         self._spec.report_problems(record)
         controller = PodController(
-            self._job,
+            self._pods,
             runner,
-            shared.cluster,
             shared.api,
             settings=settings,
             record=record,
@@ -402,7 +401,7 @@ class JobReconciler:
             await self._shared.burst.wait_for_its_end()
             self._count()
             controller.note_problems()
-            facts = self._facts(runner.plan_record(controller.deleting))
+            facts = self._facts(runner.plan_record(self._pods.deleted()))
             write = self._status.write(facts, runner.status(), controller.created)
             if not await self._attempt("write the status", write):
                 return False

@@ -6,11 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from bamboo_core.kube.api import KubeApi, Object
-from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_core.kube.api import Object
 from bamboo_operator.kube.attempts import ApiAttempts
-from bamboo_operator.kube.objects import JobIdentity
-from bamboo_operator.signals.signals import grace_period, lives, worker_exit
+from bamboo_operator.pods.job_pods import JobPods
+from bamboo_operator.signals.signals import grace_period, worker_exit
 
 EXIT_SECONDS = 15.0  # for workers to end by themselves when the job is over
 
@@ -27,30 +26,24 @@ def _runs(pod: Mapping[str, Any]) -> bool:
 
 
 class PodRemoval:
-    """The removal of one job's workers. deleted: names of pods whose deletion was requested. They run until they have
-    ended, and must not join again.
-    """
+    """The removal of one job's workers. They run until they have ended, and must not join again."""
 
-    def __init__(self, job: JobIdentity, cluster: ClusterCache, api: KubeApi, attempts: ApiAttempts) -> None:
-        self._job, self._cluster, self._api, self._attempts = job, cluster, api, attempts
-        self.deleted: set[str] = set()
-
-    def living(self) -> list[dict[str, Any]]:
-        """Pods of workers that have not ended, and may stay."""
-        return [pod for pod in self._cluster.pods(*self._job).values() if lives(pod)]
+    def __init__(self, pods: JobPods, attempts: ApiAttempts) -> None:
+        self._pods, self._attempts = pods, attempts
 
     def any_running(self) -> bool:
-        """Does any worker run, be it on its way out?"""
-        return any(map(_runs, self._cluster.pods(*self._job).values()))
+        """Return whether any worker runs, be it on its way out."""
+        return any(map(_runs, self._pods.all().values()))
 
     async def wait_for_exit(self, meanwhile: Callable[[], None], logging: Callable[[], Collection[str]]) -> None:
-        """The workers were told to stop; most of those that run exit by themselves. meanwhile: called again and again,
-        and at the end. logging: which of them wait for their loggers.
+        """Wait for most of those that run to exit: they were told to stop. meanwhile: called again and again, and at
+        the end. logging: which of them wait for their loggers.
         """
         begun = time.monotonic()
         while any(
-            time.monotonic() < begun + exit_seconds(pod, logging=pod["metadata"]["name"] in logging())
-            for pod in filter(_runs, self.living())
+            time.monotonic() < begun + exit_seconds(pod, logging=name in logging())
+            for name, pod in self._pods.living().items()
+            if _runs(pod)
         ):
             self._attempts.heartbeat()
             meanwhile()
@@ -59,18 +52,11 @@ class PodRemoval:
 
     async def remove_running(self) -> None:
         """Delete the pods of workers that have not ended. Those of others stay, with their logs."""
-        await self._remove(self.living())
+        await self._remove(self._pods.living().values())
 
     async def remove_all(self) -> None:
-        await self._remove(list(self._cluster.pods(*self._job).values()))
+        await self._remove(self._pods.all().values())
 
     async def _remove(self, pods: Iterable[Object]) -> None:
-        for pod in pods:
-            name = pod["metadata"]["name"]
-            await self._attempts.until_done(f"delete pod {name}", partial(self._delete, pod))
-
-    async def _delete(self, pod: Object) -> None:
-        metadata = pod["metadata"]
-        self.deleted.add(metadata["name"])
-        if not await self._api.delete_pod(metadata["namespace"], metadata["name"], metadata["uid"]):
-            self._cluster.forget_pod(pod)
+        for pod in list(pods):
+            await self._attempts.until_done(f"delete pod {pod['metadata']['name']}", partial(self._pods.delete, pod))

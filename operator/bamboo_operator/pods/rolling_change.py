@@ -1,20 +1,18 @@
 """One job's rollout: what is seen of its workers, how far it is, and the events about it."""
 
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from bamboo_core.coordinator.events import Emit, Status, WorkerState
 from bamboo_core.coordinator.protection import spares_any_worker
-from bamboo_core.coordinator.wanted_workers import WantedWorkers
 from bamboo_core.coordinator.workers.failures import by_itself
 from bamboo_core.job.api_object import whole_seconds
 from bamboo_core.job.spec import JobSpec, RedundancyMode
 from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.kube.objects import parsed_time, utc_now
+from bamboo_operator.pods.job_pods import PodsByName
 from bamboo_operator.pods.rollout import (
     NOTHING,
     RolloutRecord,
@@ -26,30 +24,12 @@ from bamboo_operator.pods.rollout import (
     observed,
     released,
 )
-from bamboo_operator.pods.starting.startup_problems import StartupProblem, startup_problems
+from bamboo_operator.pods.starting.startup_problems import startup_problems
+from bamboo_operator.pods.view import PodsView
 from bamboo_operator.pods.worker_templates import WorkerTemplate, WorkerTemplates
-from bamboo_operator.signals.signals import lives, worker_exit
+from bamboo_operator.signals.signals import worker_exit
 
-Pods = Mapping[WorkerId, dict[str, Any]]
 READY = (WorkerState.STANDBY, WorkerState.SYNCING, WorkerState.TRAINING)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
-    """What a reconciliation sees."""
-
-    wanted: WantedWorkers
-    status: Status
-    pods: Pods  # all of the job's
-    startup_events: Mapping[str, StartupProblem]  # what events say of pods that do not start, by their uids
-
-    @property
-    def job(self) -> JobSpec:
-        return self.wanted.spec
-
-    @property
-    def living(self) -> Pods:
-        return {name: pod for name, pod in self.pods.items() if lives(pod) and name not in self.wanted.gone}
 
 
 class RollingChange:
@@ -71,20 +51,20 @@ class RollingChange:
         """Whether workers are being replaced."""
         return self._record is not None and self._record.state is RolloutState.PROGRESSING
 
-    def look(self, sight: Sight) -> None:
+    def look(self, view: PodsView) -> None:
         """Update the record. A coordinator that has just been restarted knows no worker yet: then everything stays as
         it was.
         """
-        if sight.status.phase == "Recovering":
+        if view.status.phase == "Recovering":
             self._view = None
             return
-        before, view, now = self._record, self._seen(sight), time.monotonic()
-        self._view, self._record = view, observed(before, view, now, utc_now())
+        before, self._view = self._record, self._seen(view)
+        self._record = observed(before, self._view, view.now, utc_now())
         self._report(before, self._record)
 
-    def template(self, sight: Sight) -> WorkerTemplate:
+    def template(self, job: JobSpec) -> WorkerTemplate:
         """Return the template of which missing workers are made."""
-        return self._templates.newest(sight.job)
+        return self._templates.newest(job)
 
     def step(self) -> RolloutStep:
         return next_step(self._record, self._view) if self._record and self._view else NOTHING
@@ -104,10 +84,10 @@ class RollingChange:
         """Whether a worker of the newest template is ready."""
         return self._record is not None and self._record.updated > 0
 
-    def _seen(self, sight: Sight) -> RolloutView:
-        job, status = sight.job, sight.status
+    def _seen(self, view: PodsView) -> RolloutView:
+        job, status, living = view.spec, view.status, _living(view)
         revision = self._templates.revision(job)
-        ready = {w for w, state in status.workers if state in READY and w in sight.living}
+        ready = {w for w, state in status.workers if state in READY and w in living}
         states = dict(status.workers)
         workers = tuple(
             RolloutWorker(
@@ -118,47 +98,47 @@ class RollingChange:
                 idle=states.get(name) is WorkerState.STANDBY,
                 leaving=states.get(name) is WorkerState.LEAVING,
             )
-            for name, pod in sight.living.items()
+            for name, pod in living.items()
         )
         if self._invalid is not None and self._invalid[0] != revision:
             self._invalid = None
-        since = self._record.since if self._record else self._began(sight)
-        late = {w.name: sight.pods[w.name] for w in workers if w.updated and not w.ready}
-        problems = startup_problems(late, sight.startup_events)
+        since = self._record.since if self._record else self._began(view)
+        late = {w.name: view.pods[w.name] for w in workers if w.updated and not w.ready}
+        problems = startup_problems(late, view.startup_events)
         return RolloutView(
             revision=revision,
             templates=self._templates.revisions(job),
             workers=workers,
-            wanted=sight.wanted.number,
-            begun=sight.wanted.begun,
+            wanted=view.wanted.number,
+            begun=view.wanted.begun,
             training=status.phase == "Running",
             held=_held(status, job),
             since=since,
-            failures=tuple(self._failures(sight, since)),
-            futile=self._invalid[1] if self._invalid else self._misfit(sight, since),
+            failures=tuple(self._failures(view, since)),
+            futile=self._invalid[1] if self._invalid else self._misfit(view, since),
             problem=problems[0].message if problems else "",
         )
 
-    def _began(self, sight: Sight) -> datetime | None:
+    def _began(self, view: PodsView) -> datetime | None:
         """Return since when pods are made of the newest template only; None if there are no others."""
-        outdated = [pod for pod in sight.living.values() if not self._templates.is_newest(sight.job, pod)]
+        outdated = [pod for pod in _living(view).values() if not self._templates.is_newest(view.spec, pod)]
         return max(filter(None, map(_made_at, outdated)), default=None)
 
-    def _failures(self, sight: Sight, since: datetime | None) -> list[str]:
+    def _failures(self, view: PodsView, since: datetime | None) -> list[str]:
         """Return how workers of the newest template have ended by themselves since the rollout began."""
-        found = {name: worker_exit(pod) for name, pod in sight.pods.items() if self._tried(sight, name, since)}
+        found = {name: worker_exit(pod) for name, pod in view.pods.items() if self._tried(view, name, since)}
         ended = {name: end for name, end in found.items() if end is not None}
         return [f"{name} {said}" for name, (code, said) in ended.items() if code and by_itself(code)]
 
-    def _misfit(self, sight: Sight, since: datetime | None) -> str:
+    def _misfit(self, view: PodsView, since: datetime | None) -> str:
         """Return why the workers of the newest template are refused, if one was."""
-        misfit = sight.wanted.misfit
-        return misfit[1] if misfit is not None and self._tried(sight, misfit[0], since) else ""
+        misfit = view.wanted.misfit
+        return misfit[1] if misfit is not None and self._tried(view, misfit[0], since) else ""
 
-    def _tried(self, sight: Sight, name: WorkerId, since: datetime | None) -> bool:
+    def _tried(self, view: PodsView, name: WorkerId, since: datetime | None) -> bool:
         """Return whether that pod is one of this rollout, which began then."""
-        pod = sight.pods.get(name)
-        if pod is None or since is None or not self._templates.is_newest(sight.job, pod):
+        pod = view.pods.get(name)
+        if pod is None or since is None or not self._templates.is_newest(view.spec, pod):
             return False
         made = _made_at(pod)
         return made is not None and made >= whole_seconds(since)
@@ -172,6 +152,10 @@ class RollingChange:
             self._emit(Emit("RolloutStalled", now.message, True))
         if before is not None and before.active and not now.active:
             self._emit(Emit("RolloutComplete", f"all workers are of revision {now.revision}"))
+
+
+def _living(view: PodsView) -> PodsByName:
+    return {name: pod for name, pod in view.living.items() if name not in view.wanted.gone}
 
 
 def _made_at(pod: Mapping[str, Any]) -> datetime | None:

@@ -1,0 +1,198 @@
+"""What to do about one job's pods. Pure functions from what is wanted and there to actions, which the controller
+executes; each one looks anew, after the actions of those before it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from bamboo_core.coordinator.events import Emit, WorkerState
+from bamboo_core.job.placement_spec import NodePool
+from bamboo_core.planning.plan import WorkerId
+from bamboo_operator.manifests.worker_pod import worker_number, worker_pool
+from bamboo_operator.pods.pools import fallback_pool
+from bamboo_operator.pods.scale_down import WorkersByPool, scale_down
+from bamboo_operator.pods.starting import join_timeout
+from bamboo_operator.pods.view import PodsView
+from bamboo_operator.signals.signals import is_deleted, worker_exit
+
+LEAVE_SECONDS = 10.0  # for a worker that was told to stop, before its pod is deleted
+KEPT_CRASHES = 10  # pods of workers that ended by themselves, for their logs
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Tell the coordinator that so many of the workers that it asked for are not created."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Create the next worker's pod. probe: only to try that pool."""
+
+    pool: NodePool | None
+    probe: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete a worker's pod. forced: the worker was told to stop and did not exit. event: for the user."""
+
+    worker: WorkerId
+    forced: bool = False
+    event: Emit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Let a worker that trains leave. message: why, for the user."""
+
+    worker: WorkerId
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Let an outdated worker leave, if the API server accepts a pod of the newest template."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class KeepProbes:
+    """Forget all other workers that were requested to try a pool."""
+
+    workers: frozenset[WorkerId]
+
+
+@dataclass(frozen=True, slots=True)
+class LetQuotaGo:
+    """Give back the quota that the job holds in vain, if it is this job's turn."""
+
+
+Action = Withdraw | Create | Delete | Release | Replace | KeepProbes | LetQuotaGo
+Decision = Callable[[PodsView], Iterator[Action]]
+
+
+def withdraw(view: PodsView) -> Iterator[Action]:
+    if count := min(view.adding, view.wanted.surplus):
+        yield Withdraw(count)
+
+
+def let_quota_go(view: PodsView) -> Iterator[Action]:
+    if view.now >= view.quota.due:
+        yield LetQuotaGo()
+
+
+def yield_quota(view: PodsView) -> Iterator[Action]:
+    """Delete all pods of a job that has let its quota go: they would keep others from beginning, and those that wait
+    would take what the job lets go. Pods that wait as growth make place for those that are needed.
+    """
+    request = view.queue_request
+    going = tuple(view.staying) if view.now < view.quota.until else request.outranked if request else ()
+    for name in going:
+        if name in view.demand.joined:
+            yield Release(name, f"{name} is given back: the job cannot begin with the quota that it holds")
+        yield Delete(name)
+
+
+def create(view: PodsView) -> Iterator[Action]:
+    """Create one pod; it is decided again after each, because fewer may be wanted by then."""
+    if view.adding and view.wanted.surplus:
+        yield from withdraw(view)
+    elif view.may_create and not view.pools_full:
+        yield Create(view.next_pool)
+
+
+def delete_ended(view: PodsView) -> Iterator[Action]:
+    """Delete the pods that have ended, but for the last failed ones; and the pods of workers that did not leave."""
+    pods = view.pods
+    ended = {name: found for name, pod in pods.items() if (found := worker_exit(pod)) is not None}
+    failed = sorted((n for n, (code, _) in ended.items() if code != 0), key=lambda n: worker_number(pods[n]) or 0)
+    kept = failed[-KEPT_CRASHES:]
+    for worker in ended:
+        if worker not in kept and not is_deleted(pods[worker]):
+            yield Delete(worker)
+    for worker, since in view.stopping.items():
+        if view.now - since > LEAVE_SECONDS:
+            yield Delete(worker, forced=True)
+
+
+def replace_unjoined(view: PodsView) -> Iterator[Action]:
+    """Replace workers that run and do not connect; the coordinator learns of the loss from the watch."""
+    if view.wanted.recovering:
+        return  # they train, and try to connect again
+    for name, seconds in view.unjoined.items():
+        if seconds > join_timeout.REPLACE_SECONDS and name in view.pods and name not in view.deleted:
+            message = f"{name} has run for {seconds:.0f} s and has not joined; it is replaced"
+            yield Delete(name, event=Emit("WorkerSilent", message, True))
+
+
+def move_to_fallback(view: PodsView) -> Iterator[Action]:
+    """Delete a pod that finds no node for too long; the coordinator requests another worker, for a later pool."""
+    if view.waiting_since is None:
+        return
+    for name, pod in view.unscheduled.items():
+        pool = worker_pool(pod)
+        if pool is None or name in view.probes or name in view.deleted:
+            continue
+        since = max(view.waiting_since, view.released.get(name, 0.0))
+        target = fallback_pool(view.spec.node_pools, pool, view.now, since, view.by_pool)
+        if target is not None:
+            message = f"{name} finds no node in pool {pool}; pool {target.name} is tried"
+            yield Delete(name, event=Emit("FallbackPool", message, True))
+            return
+
+
+def roll(view: PodsView) -> Iterator[Action]:
+    """Let a worker go whose pod would be made in another way now."""
+    step = view.rollout
+    if step.delete is not None and step.delete in view.pods:  # it may have been deleted in this very reconciliation
+        yield Delete(step.delete)
+    if step.release is not None and not view.backoff.holds(view.now):
+        yield Replace(step.release)
+
+
+def shrink(view: PodsView) -> Iterator[Action]:
+    """Give back workers of a fallback pool once an earlier one delivers again, and workers beyond those wanted."""
+    if view.rolls:
+        return
+    decision = scale_down(_workers_by_pool(view))
+    yield KeepProbes(decision.probes)
+    if decision.release is not None:
+        yield Release(decision.release, decision.reason)
+    elif decision.probe is not None and view.may_ask_for_quota:
+        yield Create(decision.probe, probe=True)
+    elif decision.delete is not None:
+        yield Delete(decision.delete)
+
+
+def _workers_by_pool(view: PodsView) -> WorkersByPool:
+    status, wanted = view.status, view.wanted
+    by_state = {state: [w for w, found in status.workers if found is state] for state in WorkerState}
+    return WorkersByPool(
+        pools=view.spec.node_pools,
+        placed={name: worker_pool(pod) or "" for name, pod in view.living.items() if name not in wanted.gone},
+        without_node={name: worker_pool(pod) or "" for name, pod in view.without_node.items()},
+        joined={worker for worker, _ in status.workers},
+        standby=by_state[WorkerState.STANDBY],
+        leaving=by_state[WorkerState.LEAVING],
+        wanted=wanted.number,
+        keep_standby=view.spec.standby.workers,
+        training=status.phase == "Running",
+        adding=view.adding,
+        probes=view.probes,
+        chosen=wanted.chosen,
+    )
+
+
+DECISIONS: tuple[Decision, ...] = (
+    let_quota_go,
+    yield_quota,
+    create,
+    delete_ended,
+    replace_unjoined,
+    move_to_fallback,
+    roll,
+    shrink,
+)

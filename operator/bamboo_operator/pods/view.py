@@ -1,0 +1,134 @@
+"""What is wanted of one job's pods, and what is there: the value that decisions about pods look at."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from bamboo_core.coordinator.events import Status, WorkerState
+from bamboo_core.coordinator.wanted_workers import WantedWorkers
+from bamboo_core.job.placement_spec import NodePool
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.planning.plan import WorkerId
+from bamboo_operator.manifests.worker_pod import worker_pool
+from bamboo_operator.pods.job_pods import PodsByName
+from bamboo_operator.pods.pools import choose_pool
+from bamboo_operator.pods.queueing import HeldQuota, QueueRequest, next_request
+from bamboo_operator.pods.rollout import RolloutStep
+from bamboo_operator.pods.starting.scheduling_gates import gates_of
+from bamboo_operator.pods.starting.start_backoff import StartBackoff
+from bamboo_operator.pods.starting.startup_problems import StartupProblem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodDemand:
+    """What a job's coordinator wants of its pods. joined: the workers that have connected, be it long ago."""
+
+    wanted: WantedWorkers
+    status: Status
+    joined: Collection[WorkerId]
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots, for cached properties
+class PodsView:
+    """A job's pods at one moment, and what the controller remembers of them. Times are of time.monotonic().
+
+    pods: all; living: of these, the ones of workers that have not ended and may stay. deleted: the workers whose pods'
+    deletion was requested lately. startup_events: what events say of pods that do not start, by their uids.
+    released: when the gates of a worker's pod went away. waiting_since: when the worker that has been missing longest
+    began to be missing. probes: workers that were requested only to try a pool. unjoined: seconds for which workers
+    have run without joining. stopping: since when workers that were told to stop have not ended. rollout: the next step
+    of the rollout; rolls: workers are being replaced.
+    """
+
+    demand: PodDemand
+    pods: PodsByName
+    living: PodsByName
+    deleted: Collection[WorkerId]
+    startup_events: Mapping[str, StartupProblem]
+    released: Mapping[WorkerId, float]
+    waiting_since: float | None
+    probes: frozenset[WorkerId]
+    unjoined: Mapping[WorkerId, float]
+    stopping: Mapping[WorkerId, float]
+    backoff: StartBackoff
+    quota: HeldQuota
+    rollout: RolloutStep
+    rolls: bool
+    now: float
+
+    @property
+    def wanted(self) -> WantedWorkers:
+        return self.demand.wanted
+
+    @property
+    def status(self) -> Status:
+        return self.demand.status
+
+    @property
+    def spec(self) -> JobSpec:
+        """The one in force: what is fixed while the job runs is so for new workers, too."""
+        return self.demand.wanted.spec
+
+    @cached_property
+    def not_joined(self) -> PodsByName:
+        """The pods of workers that have not joined, and may."""
+        known = {*self.demand.joined, *self.wanted.gone}
+        return {name: pod for name, pod in self.pods.items() if name not in known}
+
+    @cached_property
+    def without_node(self) -> PodsByName:
+        """Living pods that wait for a node. Those of workers that have joined, or are gone, wait for none, though a
+        watch that is interrupted has not told so.
+        """
+        return {n: p for n, p in self.not_joined.items() if n in self.living and not p["spec"].get("nodeName")}
+
+    @cached_property
+    def unscheduled(self) -> PodsByName:
+        """The pods for which the scheduler looks for a node."""
+        return {name: pod for name, pod in self.without_node.items() if not gates_of(pod)}
+
+    @cached_property
+    def staying(self) -> PodsByName:
+        """The pods that count as the job's: not those of workers that are lost or about to leave."""
+        leaving = (worker for worker, state in self.status.workers if state is WorkerState.LEAVING)
+        out = {*self.wanted.gone, *leaving}
+        return {name: pod for name, pod in self.living.items() if name not in out}
+
+    @cached_property
+    def adding(self) -> int:
+        """The number of pods that are wanted and missing."""
+        return max(0, self.wanted.requested - len(self.not_joined.keys() - self.probes))
+
+    @cached_property
+    def by_pool(self) -> Counter[str]:
+        return Counter(worker_pool(pod) or "" for pod in self.living.values())
+
+    @cached_property
+    def queue_request(self) -> QueueRequest | None:
+        """What the job asks its queue for next; None if it is in no queue."""
+        if self.spec.queue is None:
+            return None
+        grid = self.status.grid
+        pipeline = len(grid[0]) if grid and grid[0] else self.spec.topology.stages
+        return next_request(self.spec.queue, self.staying, self.wanted.fewest, pipeline)
+
+    @property
+    def may_ask_for_quota(self) -> bool:
+        """Whether one more pod may wait in the job's queue, if it is in one."""
+        request = self.queue_request
+        return request is None or (request.room > 0 and self.now >= self.quota.until)
+
+    @property
+    def may_create(self) -> bool:
+        """Whether a pod is missing, and nothing but a pool's room keeps it from being created."""
+        return self.adding > 0 and not self.backoff.holds(self.now) and self.may_ask_for_quota
+
+    @property
+    def next_pool(self) -> NodePool | None:
+        """The pool of the next pod; None if no pool has room, or the job has none."""
+        return choose_pool(self.spec.node_pools, self.now, self.waiting_since, self.by_pool)
+
+    @property
+    def pools_full(self) -> bool:
+        return self.may_create and bool(self.spec.node_pools) and self.next_pool is None
