@@ -14,7 +14,7 @@ def test_a_record_is_put_in_its_place_and_the_others_stay() -> None:
     world.settle()
     state = world.state
     turn = Turn(state, world.now)
-    progress, moves = replace(state.progress, step=7), state.moves.forgotten()
+    progress, moves = replace(state.progress, step=7), replace(state.moves, recoveries=())
     turn.put(progress, moves)
     assert turn.state == replace(state, progress=progress, moves=moves)
     assert (turn.state.step, state.step) == (7, 1)

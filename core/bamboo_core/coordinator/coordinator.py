@@ -3,7 +3,6 @@
 It alone declares a worker lost and makes plans. It never waits: training goes on while it is away.
 """
 
-from dataclasses import replace
 from typing import Any
 
 from bamboo_core.control import protocol
@@ -34,6 +33,7 @@ from bamboo_core.coordinator.events import (
 from bamboo_core.coordinator.grids import holding
 from bamboo_core.coordinator.planner import replan
 from bamboo_core.coordinator.progress import BEGINNING, EarlierProgress, Progress
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.splits import resplit
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.coordinator.stragglers import mitigation
@@ -51,7 +51,7 @@ from bamboo_core.coordinator.workers.membership import (
     request_workers,
 )
 from bamboo_core.coordinator.workers.platforms import refuse_misfits
-from bamboo_core.job.edits import refusal_message, refused_fields
+from bamboo_core.job.edits import apply_edit, refusal_message, refused_fields
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import HEARTBEAT_TIMEOUT_SECONDS
 from bamboo_core.planning.plan import WorkerId
@@ -99,7 +99,7 @@ def with_workers(
     join and whose preemption is not counted: another coordinator heard their notice, or told them to leave.
     """
     turn = Turn(state, state.terms.started)
-    turn.put(state.membership.begun_with(requested, gone, counted))
+    turn.put(replace(state.membership, requested=requested, gone=gone, counted=counted))
     return turn.state
 
 
@@ -203,7 +203,7 @@ def _edit(turn: Turn, wanted: JobSpec) -> None:
         wanted = replace(wanted, training=replace(wanted.training, steps=training.steps))  # which only workers can tell
     if names := refused_fields(turn.state.spec, wanted):
         turn.do(Emit("ChangeRefused", refusal_message(names), True))
-    turn.put(turn.state.terms.edited(wanted))
+    turn.put(replace(turn.state.terms, spec=apply_edit(turn.state.spec, wanted)))
     holding.edited(turn)
 
 

@@ -16,7 +16,3 @@ class JobCourse:
 
     phase: Phase = "Pending"
     since: float = 0.0
-
-    def entered(self, phase: Phase, now: float) -> "JobCourse":
-        """Also if it is the phase that it was: its time begins anew."""
-        return JobCourse(phase=phase, since=now)

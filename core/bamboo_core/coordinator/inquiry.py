@@ -1,9 +1,10 @@
 """The question to all workers what they hold, asked when a stage or layers seem to be lost."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from bamboo_core.control import protocol
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.planning.plan import WorkerId
 
 
@@ -16,15 +17,6 @@ class Inquiry:
     began_at: float | None = None
     asked_at: float = 0.0
     reports: Mapping[WorkerId, protocol.Report] = field(default_factory=dict)
-
-    def begun(self, now: float) -> "Inquiry":
-        return Inquiry(began_at=now, asked_at=now)
-
-    def asked_again(self, now: float) -> "Inquiry":
-        return replace(self, asked_at=now, reports={})
-
-    def answered(self, worker: WorkerId, report: protocol.Report) -> "Inquiry":
-        return replace(self, reports={**self.reports, worker: report})
 
     def over(self) -> "Inquiry":
         """What was in question is decided, or is there."""

@@ -1,8 +1,8 @@
 """What a worker says of the model's layers, which is asked for once."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from bamboo_core.control import protocol
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.planning.plan import WorkerId
 from bamboo_core.planning.steps.layer_bytes import LayerBytes
 
@@ -18,12 +18,6 @@ class ModelLayers:
     layers: tuple[LayerBytes, ...] = ()
     memory: int | None = None
 
-    def asked_of(self, worker: WorkerId) -> "ModelLayers":
-        return replace(self, asked=worker)
-
     def not_asked_of(self, worker: WorkerId) -> "ModelLayers":
         """The worker is gone, or its channel was closed: somebody is asked anew."""
-        return replace(self, asked=None) if self.asked == worker else self
-
-    def answered(self, said: protocol.Profile) -> "ModelLayers":
-        return replace(self, costs=said.costs, layers=said.layers, memory=said.memory or None)
+        return replace(self, asked=None if self.asked == worker else self.asked)

@@ -1,12 +1,13 @@
 """Cells that move from one worker to another: who was to have which, and how it went."""
 
-from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Set
+from dataclasses import dataclass
 from typing import Final
 
 from bamboo_core.control import protocol
 from bamboo_core.coordinator.events import Takeover
 from bamboo_core.coordinator.progress import MOST_SECONDS
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.planning.plan import Cell, WorkerId
 
 REPORT_STEPS: Final = 4  # after these and REPORT_SECONDS a takeover's report must have been lost on its way
@@ -36,31 +37,6 @@ class Moves:
 
     recoveries: tuple[Recovery, ...] = ()
     takeovers: tuple[Takeover, ...] = ()
-
-    def moving(
-        self,
-        victims: Sequence[tuple[Cell, WorkerId]],
-        *,
-        epoch: int,
-        step: int,
-        lost_at: float,
-        now: float,
-        lost: bool,
-        left: bool,
-    ) -> "Moves":
-        """The plan of that epoch, made now, moves these cells. lost, left: some of their owners are lost, or have a
-        notice.
-        """
-        new = Recovery(
-            epoch=epoch,
-            lost_at=lost_at,
-            decided_at=now,
-            step=step,
-            notice=not lost,
-            announced=lost or left,
-            victims=tuple(victims),
-        )
-        return replace(self, recoveries=(*self.recoveries, new))
 
     def without(self, cells: Set[Cell], epoch: int) -> "Moves":
         """The moves of these cells up to that plan's epoch are over."""
@@ -104,11 +80,7 @@ class Moves:
         recoveries = tuple(
             r for r in self.recoveries if step < r.step + REPORT_STEPS or now < r.decided_at + REPORT_SECONDS
         )
-        return self if recoveries == self.recoveries else replace(self, recoveries=recoveries)
-
-    def forgotten(self) -> "Moves":
-        """Nobody will report any more of those that are not over."""
-        return replace(self, recoveries=())
+        return replace(self, recoveries=recoveries)
 
 
 def _milliseconds(said: float) -> float:

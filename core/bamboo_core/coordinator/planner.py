@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import msgspec
 
@@ -10,6 +9,8 @@ from bamboo_core.control import protocol
 from bamboo_core.coordinator.checkpointing import checkpoints, copies, restoring
 from bamboo_core.coordinator.events import Emit, Outcome, RemoveWorker, Send
 from bamboo_core.coordinator.grids import choosing, following, holding
+from bamboo_core.coordinator.moves import Recovery
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.splits import filling, resplit
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.coordinator.workers.platforms import fitting, refuse_misfits
@@ -34,7 +35,7 @@ DRAIN_COMMITS = 2  # a worker without a stage stays until its log cannot be need
 
 def replan(turn: Turn) -> None:
     """Bring the plan closer to what the job should look like, given who is there."""
-    turn.put(turn.state.plans.stirred())
+    turn.put(replace(turn.state.plans, steady=False))
     if turn.state.phase == "Recovering" and not recovered(turn):
         return
     state = turn.state
@@ -147,7 +148,7 @@ def _ask_around(turn: Turn, loss: StageLost) -> None:
         return
     if state.inquiry.asked_at - state.inquiry.began_at < ASKING_SECONDS:  # a state may still be on its way
         if turn.now - state.inquiry.asked_at >= ROUND_SECONDS:
-            turn.put(state.inquiry.asked_again(turn.now))
+            turn.put(replace(state.inquiry, asked_at=turn.now, reports={}))
             _ask(turn)
         return
     if state.ends.unexplained & state.ends.since_commit.keys() and turn.now - state.inquiry.began_at < END_SECONDS:
@@ -190,7 +191,7 @@ def _ended(state: CoordinatorState, workers: Sequence[WorkerId], named: Sequence
 
 
 def _begin_to_ask(turn: Turn) -> None:
-    turn.put(turn.state.inquiry.begun(turn.now))
+    turn.put(replace(turn.state.inquiry, began_at=turn.now, asked_at=turn.now, reports={}))
     _ask(turn)
 
 
@@ -261,7 +262,7 @@ def _start(turn: Turn) -> None:
     layers = known or device_layers(spec, stages, state.profile.costs)
     plan = msgspec.structs.replace(plan, sources=sources, device_layers=layers)
     restoring.begun(turn)
-    turn.put(turn.state.splits.not_resplit())
+    turn.put(replace(turn.state.splits, resplit=None))
     begins = restoring.nothing_trained(state)  # a job that never gets to its first commit has an end all the same
     _forget_what_was(turn, plan.first_step, turn.now, keep_ends=begins)
     turn.enter("Running")
@@ -309,14 +310,14 @@ def _forget_what_was(turn: Turn, step: int, since: float, *, keep_ends: bool) ->
     turn.put(
         state.terms.back_at(step),
         state.progress.back_at(step, since),
-        state.plans.forgotten(),
-        state.moves.forgotten(),
+        replace(state.plans, newest=None, applied=frozenset(), synced=frozenset(), in_force=None),
+        replace(state.moves, recoveries=()),
         state.inquiry.over(),
-        state.ending.forgotten(),
+        replace(state.ending, finished=(), finishers={}, saving=None),
     )
     if not keep_ends:
-        turn.put(state.ends.forgotten())
-    turn.put(state.grids.content(), state.splits.filled(None))
+        turn.put(replace(state.ends, since_commit={}))
+    turn.put(replace(state.grids, resize=None), replace(state.splits, filling=None))
 
 
 def _go_on_from_cut(turn: Turn, plan: Plan) -> None:
@@ -328,7 +329,7 @@ def _go_on_from_cut(turn: Turn, plan: Plan) -> None:
         since = turn.now if is_first_try else state.progress.last_at
         _forget_what_was(turn, plan.first_step, since, keep_ends=not is_first_try)
     else:
-        turn.put(turn.state.splits.not_resplit())
+        turn.put(replace(turn.state.splits, resplit=None))
     _issue(turn, plan)
 
 
@@ -367,10 +368,17 @@ def _note_recovery(turn: Turn, plan: Plan, victims: list[tuple[Cell, WorkerId]])
     moves = state.moves.without({c for c, v in victims if v in lost}, plan.epoch)
     if victims:
         first = min((state.liveness.first_signs.get(v, turn.now) for v in lost), default=turn.now)
-        moves = moves.moving(
-            victims, epoch=plan.epoch, step=state.step, lost_at=first, now=turn.now, lost=bool(lost), left=left
+        recovery = Recovery(
+            epoch=plan.epoch,
+            lost_at=first,
+            decided_at=turn.now,
+            step=state.step,
+            notice=not lost,
+            announced=bool(lost) or left,
+            victims=tuple(victims),
         )
-    turn.put(moves, state.liveness.explained())
+        moves = replace(moves, recoveries=(*moves.recoveries, recovery))
+    turn.put(moves, replace(state.liveness, first_signs={}))
 
 
 def _release(turn: Turn) -> None:
@@ -387,6 +395,7 @@ def _release(turn: Turn) -> None:
             free = replace(notice, free_since_step=state.step)
             turn.put(turn.state.membership.with_notice(worker, free))
         elif state.step >= notice.free_since_step + DRAIN_COMMITS:
-            turn.put(turn.state.workers.released(worker))
+            released = replace(state.workers[worker], released=True)
+            turn.put(turn.state.workers.having(worker, released))
             stop = protocol.Stop(reason="Drained", message="no part is left; leave")
             turn.do(Send(worker, stop), RemoveWorker(worker))

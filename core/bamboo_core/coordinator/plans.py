@@ -76,26 +76,8 @@ class Plans:
         }
         return replace(self, newest=plan, synced=frozenset(kept), applied=frozenset(), in_force=None)
 
-    def obeyed_by(self, worker: WorkerId) -> "Plans":
-        return self if worker in self.applied else replace(self, applied=self.applied | {worker}, in_force=None)
-
-    def without(self, worker: WorkerId) -> "Plans":
-        """The worker is not there any more."""
-        return replace(self, applied=self.applied - {worker}) if worker in self.applied else self
-
-    def in_step(self, cell: Cell, replica: WorkerId) -> "Plans":
-        return self if (cell, replica) in self.synced else replace(self, synced=self.synced | {(cell, replica)})
-
-    def stirred(self) -> "Plans":
-        """Something has happened, which the next reconciliation looks at."""
-        return replace(self, steady=False) if self.steady else self
-
     def kept_for(self, view: PlanningView, *, steady: bool) -> "Plans":
         """No plan is better for that view."""
         if not (steady or self.steady) and view == self.settled:
             return self
         return replace(self, settled=view, steady=steady)
-
-    def forgotten(self) -> "Plans":
-        """All workers begin again: with another plan, which is made next."""
-        return replace(self, newest=None, applied=frozenset(), synced=frozenset(), in_force=None)

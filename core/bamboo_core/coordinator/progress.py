@@ -27,7 +27,7 @@ BEGINNING: Final = EarlierProgress()
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
 class Progress:
-    """What is known of the job's steps. Only the methods here make a new value.
+    """What is known of the job's steps.
 
     step: how many are committed. furthest: the most that ever were, perhaps before the job went back to a checkpoint.
     counting: whether it is known from which step on this coordinator counts; trained: the steps committed for the first
@@ -124,22 +124,6 @@ class Progress:
         """The state after that step was."""
         known = dict(sorted({**self.evaluations, step: found}.items())[-KEPT_LOSSES:])
         return replace(self, evaluations=known, last_at=now)
-
-    def heard_at(self, now: float) -> "Progress":
-        """The workers are back, which may have committed steps meanwhile."""
-        return replace(self, last_at=now)
-
-    def hinted_at(self, since: float) -> "Progress":
-        """People were told that no step follows since then."""
-        return replace(self, hinted=since)
-
-    def repeating(self) -> "Progress":
-        """Steps that are committed are about to be done again."""
-        return replace(self, furthest=max(self.furthest, self.step))
-
-    def begun_with(self, first: int) -> "Progress":
-        """This coordinator has decided with which step the job begins, or goes on from a checkpoint."""
-        return replace(self, counting=True, furthest=max(self.furthest, self.step, first), earlier=BEGINNING)
 
     def back_at(self, step: int, now: float) -> "Progress":
         """All workers begin again with the state before that step."""

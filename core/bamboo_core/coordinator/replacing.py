@@ -1,8 +1,11 @@
-"""A new value of a frozen record as `dataclasses.replace` makes it, and checked as that, in a third of the time.
+"""A new value of a frozen record as `dataclasses.replace` makes it, but the same value if no field changes.
 
-Every message of a thousand workers makes new values of records with twenty fields, of which one or two change.
+So a decision that changes nothing leaves the coordinator's state as it is, and does not have to compare before. Every
+message of a thousand workers makes new values of records with twenty fields, of which one or two change: of a dataclass
+without slots a new value is made in a third of the time.
 """
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 __all__ = ["replace"]
@@ -11,15 +14,17 @@ if TYPE_CHECKING:
     from dataclasses import replace
 else:
 
+    def _is_same(old, new):
+        """Records are compared by identity: some of their fields do not count for equality."""
+        return old is new or (old == new and not dataclasses.is_dataclass(new))
+
     def replace(value, /, **changes):
-        """value: of a frozen dataclass without slots and __post_init__. Raises TypeError for an unknown field."""
-        new = object.__new__(type(value))
-        fields = new.__dict__
-        fields.update(value.__dict__)
-        number = len(fields)
-        fields.update(changes)
-        if len(fields) != number:
-            raise TypeError(
-                f"{type(value).__name__} has no {', '.join(sorted(changes.keys() - value.__dict__.keys()))}"
-            )
-        return new
+        """value: of a frozen dataclass without __post_init__. Raises AttributeError for an unknown field."""
+        if all(_is_same(getattr(value, name), new) for name, new in changes.items()):
+            return value
+        if not hasattr(value, "__dict__"):
+            return dataclasses.replace(value, **changes)
+        made = object.__new__(type(value))
+        made.__dict__.update(value.__dict__)
+        made.__dict__.update(changes)
+        return made

@@ -1,7 +1,7 @@
 """The coordinator's memory, and the turn in which an event changes it.
 
-What it knows of a single subject is a frozen record in that subject's room. The methods of the record's class alone
-make a new value of it; whoever decides something calls them, and `Turn.put` has the value's place.
+What it knows of a single subject is a frozen record. Whoever decides something puts the record's new value in its place
+by `Turn.put`; a method of the record makes it where that takes more than `replace`.
 """
 
 from dataclasses import dataclass, field
@@ -189,7 +189,8 @@ class Turn:
             self.state = replace(self.state, **changes)
 
     def enter(self, phase: Phase) -> None:
-        self.put(self.state.course.entered(phase, self.now))
+        """Begin a phase, be it the same one anew."""
+        self.put(JobCourse(phase=phase, since=self.now))
 
     def do(self, *commands: Command) -> None:
         self.commands += commands

@@ -4,10 +4,9 @@ A dataset that hangs or a kernel that never ends stops the thread that works, an
 Unless it is given up, all others wait for it until the job's progress deadline.
 """
 
-from dataclasses import replace
-
 from bamboo_core.coordinator.events import Emit
 from bamboo_core.coordinator.planner import planning_view
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.coordinator.workers.membership import declare_lost
 from bamboo_core.planning.plan import Plan, WorkerId
@@ -53,7 +52,7 @@ def hint(turn: Turn) -> None:
     long = {w: r for w, r in state.workers.items() if r.busy > STUCK_SECONDS or r.doing.startswith(STARTING_AT)}
     if not long:
         return
-    turn.put(state.progress.hinted_at(since))
+    turn.put(replace(state.progress, hinted=since))
     told = "; ".join(f"{w} is {r.doing}" for w, r in list(long.items())[:MOST_HINTS])
     more = f"; and {count(len(long) - MOST_HINTS, 'other')}" if len(long) > MOST_HINTS else ""
     what = "no step was committed" if state.phase == "Running" else "training did not begin"

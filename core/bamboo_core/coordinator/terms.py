@@ -1,10 +1,10 @@
 """What a job is to do: its specification, which edits and what workers say of their data may change."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from bamboo_core.control import protocol
-from bamboo_core.job.edits import apply_edit
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.job.spec import JobSpec
 
 
@@ -38,10 +38,6 @@ class JobTerms:
     def welcome(self) -> protocol.Welcome:
         """What a worker is told that has joined, or is back."""
         return protocol.Welcome(manifest=self.manifest, secret=self.secret, history=self.history)
-
-    def edited(self, wanted: JobSpec) -> "JobTerms":
-        """Take over what may change; everything else is fixed by now."""
-        return replace(self, spec=apply_edit(self.spec, wanted))
 
     def with_steps(self, steps: int) -> "JobTerms":
         """The data of the first worker say how many steps an epoch has."""

@@ -10,6 +10,7 @@ from bamboo_core.coordinator.ending import weights
 from bamboo_core.coordinator.events import Emit, Outcome, Takeover
 from bamboo_core.coordinator.guard import guard
 from bamboo_core.coordinator.progress import MOST_SECONDS
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.splits import resplit
 from bamboo_core.coordinator.state import Turn
 from bamboo_core.coordinator.workers.membership import declare_lost, notice, peer_down, peer_up
@@ -47,7 +48,8 @@ def _ready(turn: Turn, worker: WorkerId, message: protocol.WorkerReady) -> None:
     state = turn.state
     if message.samples and state.admission.data is None and state.spec.training.known_steps is None:
         turn.put(state.terms.with_steps(message.steps))
-    turn.put(state.admission.admitting(worker, message), state.workers.ready(worker))
+    ready = replace(state.workers[worker], ready=True)
+    turn.put(state.admission.admitting(worker, message), state.workers.having(worker, ready))
 
 
 def _heartbeat(turn: Turn, worker: WorkerId, message: protocol.Heartbeat) -> None:
@@ -64,15 +66,17 @@ def _profile(turn: Turn, worker: WorkerId, message: protocol.Profile) -> None:
     except ValueError as error:
         turn.finish(Outcome.FAILED, "InvalidTopology", str(error))
         return
-    turn.put(turn.state.profile.answered(message))
+    memory = message.memory or None
+    turn.put(replace(turn.state.profile, costs=message.costs, layers=message.layers, memory=memory))
 
 
 def _plan_applied(turn: Turn, worker: WorkerId, message: protocol.PlanApplied) -> None:
     plan = turn.state.plan
     if plan and message.epoch >= plan.origin:
         turn.put(turn.state.workers.obeying(worker, plan.origin))
-    if plan and message.epoch == plan.epoch:
-        turn.put(turn.state.plans.obeyed_by(worker))
+    plans = turn.state.plans
+    if plan and message.epoch == plan.epoch and worker not in plans.applied:
+        turn.put(replace(plans, applied=plans.applied | {worker}, in_force=None))
 
 
 def _replica_synced(turn: Turn, worker: WorkerId, message: protocol.ReplicaSynced) -> None:
@@ -80,7 +84,8 @@ def _replica_synced(turn: Turn, worker: WorkerId, message: protocol.ReplicaSynce
     if plan is None or not plan.has(message.cell):
         return
     if plan.at(message.cell).owner == worker and message.replica in plan.at(message.cell).replicas:
-        turn.put(turn.state.plans.in_step(message.cell, message.replica))
+        synced = turn.state.plans.synced | {(message.cell, message.replica)}
+        turn.put(replace(turn.state.plans, synced=synced))
 
 
 def _report(turn: Turn, worker: WorkerId, message: protocol.Report) -> None:
@@ -96,7 +101,7 @@ def _report(turn: Turn, worker: WorkerId, message: protocol.Report) -> None:
     kept = protocol.Report(committed=min(message.committed, steps - 1), held=held)
     if _is_of_the_past(turn, worker):
         kept = protocol.Report(committed=-1, held={})
-    turn.put(state.inquiry.answered(worker, kept))
+    turn.put(replace(state.inquiry, reports={**state.inquiry.reports, worker: kept}))
 
 
 def _left_behind(turn: Turn, worker: WorkerId, message: protocol.LeftBehind) -> None:
@@ -134,7 +139,11 @@ def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitte
     turn.put(turn.state.progress.counting_step(step, training.microbatches - message.microbatches))
     if step >= state.step:
         state = turn.state
-        turn.put(state.progress.committed(message, turn.now), state.ends.progressed(), state.restoring.progressed())
+        turn.put(
+            state.progress.committed(message, turn.now),
+            replace(state.ends, failures=(), since_commit={}),
+            replace(state.restoring, back_since=None),
+        )
 
 
 def _evaluated(turn: Turn, worker: WorkerId, message: protocol.Evaluated) -> None:

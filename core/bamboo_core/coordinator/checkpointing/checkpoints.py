@@ -4,7 +4,6 @@ The root marks the commit after which the state is kept; whoever is named as a w
 and writes them while training goes on; when all are durable, one worker writes the manifest. See docs/checkpoints.md.
 """
 
-from dataclasses import replace
 from hashlib import sha256
 from typing import Final
 
@@ -15,6 +14,7 @@ from bamboo_core.coordinator.checkpointing.intervals import interval
 from bamboo_core.coordinator.checkpointing.record import MOST_KEPT, CheckpointState
 from bamboo_core.coordinator.ending.record import Stopping
 from bamboo_core.coordinator.events import Emit, Outcome, Send
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.planning.plan import ROOT, CheckpointId, Plan, WorkerId
 from bamboo_core.planning.shares import share
@@ -99,7 +99,7 @@ def stop(turn: Turn, reason: str, message: str) -> None:
     state = turn.state
     unheard = state.phase == "Recovering"
     stopping = Stopping(reason=reason, message=message, step=state.step, since=turn.now, unheard=unheard)
-    ending = state.ending.to_stop(stopping)
+    ending = replace(state.ending, stopping=stopping)
     if state.spec.checkpoint and unheard:
         turn.put(ending)
     elif state.spec.checkpoint and state.phase == "Running" and _has_unkept(state):
@@ -336,7 +336,8 @@ def _carried(turn: Turn, number: int, checkpoint: CheckpointId) -> None:
     c = turn.state.checkpoints
     if number != c.number or not c.writers or c.writing is not None:
         return
-    turn.put(c.carried(checkpoint, turn.now))
+    parts = dict(c.early.get(checkpoint, {}))  # which may have been heard of before
+    turn.put(replace(c, writing=checkpoint, since=turn.now, asked=None, parts=parts, early={}, failed={}))
     if checkpoint in c.failed:
         _abandon(turn, AbandonReason.STORE_FAILED, c.failed[checkpoint])
     else:
@@ -369,9 +370,24 @@ def checkpoint_committed(turn: Turn, worker: WorkerId, message: protocol.Checkpo
     if message.checkpoint != c.writing:
         _heard_again(turn, message.checkpoint)
         return
-    saved = c.saved(message.checkpoint, worker, turn.now, tidied=bool(message.tidied))
+    seconds = turn.now - c.since
+    saved = replace(
+        c,
+        kept=(message.checkpoint, *c.kept)[:MOST_KEPT],
+        kept_at=turn.now,
+        bytes=sum(part.bytes for part in c.parts.values()),
+        seconds=seconds,
+        writers=(),
+        writing=None,
+        parts={},
+        asked=None,
+        last_step=message.checkpoint.step,
+        counts=c.counts.saved(seconds, c.stall),
+        final=False,
+        tidying=None if message.tidied else (message.checkpoint, worker),
+    )
     turn.put(saved)
-    text = f"the state of step {message.checkpoint.step} is saved, in {saved.seconds:.1f} s"
+    text = f"the state of step {message.checkpoint.step} is saved, in {seconds:.1f} s"
     turn.do(Emit("CheckpointSaved", text))
     copies.committed(turn, message.checkpoint)
 

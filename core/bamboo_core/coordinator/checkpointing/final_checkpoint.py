@@ -5,7 +5,6 @@ being written two steps before the end, or if the root hears the wish too late, 
 Then those who have finished the stages, and keep them until they are told to leave, are asked for their states.
 """
 
-from dataclasses import replace
 from hashlib import sha256
 
 from bamboo_core.control import protocol
@@ -13,6 +12,7 @@ from bamboo_core.coordinator.checkpoint_counts import AbandonReason
 from bamboo_core.coordinator.checkpointing.checkpoints import AGAIN_SECONDS, MOST_WRITERS
 from bamboo_core.coordinator.checkpointing.record import MOST_FAILURES
 from bamboo_core.coordinator.events import Emit, Send
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.planning.plan import CheckpointId, WorkerId
 from bamboo_core.planning.shares import share

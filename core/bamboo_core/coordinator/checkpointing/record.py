@@ -1,11 +1,12 @@
-"""What a coordinator knows of the job's checkpoints. Only this room makes a new value of a record here."""
+"""What a coordinator knows of the job's checkpoints."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from bamboo_core.checkpoint.manifest import CheckpointPart
-from bamboo_core.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
+from bamboo_core.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.planning.plan import CheckpointId, WorkerId
 
 MOST_KEPT: Final = 100
@@ -69,11 +70,6 @@ class CheckpointState:
             stall=0.0,
         )
 
-    def carried(self, checkpoint: CheckpointId, now: float) -> "CheckpointState":
-        """A commit has carried the wish, and parts of it may have been heard of before."""
-        parts = dict(self.early.get(checkpoint, {}))
-        return replace(self, writing=checkpoint, since=now, asked=None, parts=parts, early={}, failed={})
-
     def with_parts(
         self, checkpoint: CheckpointId, parts: Mapping[int, CheckpointPart], stall: float
     ) -> "CheckpointState":
@@ -94,36 +90,7 @@ class CheckpointState:
         """Return the checkpoints of which parts may be written, and which no worker was asked to commit."""
         return (*self.early, *((self.writing,) if self.writing and self.asked is None else ()))
 
-    def saved(self, checkpoint: CheckpointId, worker: WorkerId, now: float, *, tidied: bool) -> "CheckpointState":
-        """Its manifest is there, written by that worker. tidied: what is not to be kept beside it is removed."""
-        seconds = now - self.since
-        return replace(
-            self,
-            kept=(checkpoint, *self.kept)[:MOST_KEPT],
-            kept_at=now,
-            bytes=sum(part.bytes for part in self.parts.values()),
-            seconds=seconds,
-            writers=(),
-            writing=None,
-            parts={},
-            asked=None,
-            last_step=checkpoint.step,
-            counts=self.counts.saved(seconds, self.stall),
-            final=False,
-            tidying=None if tidied else (checkpoint, worker),
-        )
-
     # those that there are
-
-    def unusable(self, checkpoint: CheckpointId, problem: RestoreProblem) -> "CheckpointState":
-        """A worker could not begin with it. A damaged one is forgotten; when the one before it was committed is not
-        known any more.
-        """
-        counted = replace(self, counts=self.counts.unusable(problem))
-        if problem is not RestoreProblem.DAMAGED:
-            return counted
-        left = counted.keeping(one for one in self.kept if one != checkpoint)
-        return replace(left, bad=(*self.bad, checkpoint)[-MOST_KEPT:])
 
     def keeping(self, kept: Iterable[CheckpointId]) -> "CheckpointState":
         """The others are not there, or of no use; when the newest one was committed may not be known then."""
@@ -135,18 +102,6 @@ class CheckpointState:
     def left_behind(self) -> "CheckpointState":
         """If one is in progress, it counts as given up, as the job goes back."""
         return replace(self, counts=self.counts.abandoning(AbandonReason.WENT_BACK)) if self.writers else self
-
-    def repeating(self, steps: int, step_seconds: float) -> "CheckpointState":
-        """So many steps are done again."""
-        return replace(self, counts=self.counts.repeating(steps, step_seconds))
-
-    def begun_with(self, step: int, *, cause: RestoreCause | None, is_first: bool) -> "CheckpointState":
-        """A plan begins with the state of that step.
-
-        cause: why the job went back. is_first: it had not begun before.
-        """
-        counts = self.counts if cause is None else self.counts.restoring(cause)
-        return replace(self, counts=counts, last_step=step, first=step if is_first else self.first, retry=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,10 +126,6 @@ class RestoringState:
     reason: str = ""
     message: str = ""
     back_since: float | None = None
-
-    def progressed(self) -> "RestoringState":
-        """A step more is committed than ever since the job began, or went back to a checkpoint."""
-        return self if self.back_since is None else replace(self, back_since=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

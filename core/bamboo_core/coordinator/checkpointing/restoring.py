@@ -1,13 +1,15 @@
 """Going on from a checkpoint: from which one, after what, and what is repeated. `checkpoints` makes them."""
 
-from dataclasses import replace
 from typing import Final
 
 from bamboo_core.control import protocol
 from bamboo_core.coordinator.checkpoint_counts import RestoreCause, RestoreProblem
 from bamboo_core.coordinator.checkpointing import copies
 from bamboo_core.coordinator.checkpointing.checkpoints import AGAIN_SECONDS
+from bamboo_core.coordinator.checkpointing.record import MOST_KEPT, CheckpointState
 from bamboo_core.coordinator.events import Emit, Outcome, Send
+from bamboo_core.coordinator.progress import BEGINNING
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.job.spec import wanted_workers
 from bamboo_core.planning.plan import WorkerId
@@ -122,7 +124,11 @@ def restore_failed(turn: Turn, worker: WorkerId, message: protocol.RestoreFailed
         text += f"; {BEGIN_ANEW}"
     turn.do(Emit("CheckpointUnusable" if message.damaged else "RestoreFailed", text, True))
     problem = RestoreProblem.DAMAGED if message.damaged else RestoreProblem.UNREADABLE
-    turn.put(c.unusable(message.checkpoint, problem))
+    known = replace(c, counts=c.counts.unusable(problem))
+    if message.damaged:
+        left = known.keeping(one for one in c.kept if one != message.checkpoint)
+        known = replace(left, bad=(*c.bad, message.checkpoint)[-MOST_KEPT:])
+    turn.put(known)
     _begin_to_look(turn, "RestoreFailed", text, pausing=not message.damaged)
 
 
@@ -166,8 +172,10 @@ def checkpoint_found(turn: Turn, worker: WorkerId, message: protocol.CheckpointF
 def repeats(turn: Turn, first: int) -> None:
     """The job goes on from that step without a checkpoint, and does again what was committed after it."""
     state = turn.state
-    again = state.checkpoints.repeating(max(0, state.step - first), state.usual_step or 0.0)
-    turn.put(state.progress.repeating(), again)
+    turn.put(
+        replace(state.progress, furthest=max(state.progress.furthest, state.step)),
+        _repeating(state.checkpoints, max(0, state.step - first), state.usual_step or 0.0),
+    )
 
 
 def begun(turn: Turn) -> None:
@@ -183,9 +191,18 @@ def begun(turn: Turn) -> None:
     cause = RestoreCause(c.reason) if c.reason in list(RestoreCause) else None
     if repeated and state.spec.checkpoint and not c.reason:
         cause = RestoreCause.SUSPENDED
-    turn.put(state.progress.begun_with(first))
+    furthest = max(state.progress.furthest, state.step, first)
+    turn.put(replace(state.progress, counting=True, furthest=furthest, earlier=BEGINNING))
     copies.begun(turn, c.found)
-    known = state.checkpoints.repeating(repeated, seconds)
-    trained = state.progress.furthest > known.first  # if not, the one that it was to begin with could not be read
-    known = known.begun_with(first, cause=cause, is_first=not (c.reason and trained))
+    known = _repeating(state.checkpoints, repeated, seconds)
+    counts = known.counts if cause is None else known.counts.restoring(cause)
+    # if the job has trained nothing, the checkpoint that it was to begin with could not be read
+    goes_back = c.reason and state.progress.furthest > known.first
+    beginning = known.first if goes_back else first
+    known = replace(known, counts=counts, last_step=first, first=beginning, retry=False)
     turn.put(known, replace(c, reason="", message="", pausing=False))
+
+
+def _repeating(known: CheckpointState, steps: int, step_seconds: float) -> CheckpointState:
+    """Count steps that are done again."""
+    return replace(known, counts=known.counts.repeating(steps, step_seconds))

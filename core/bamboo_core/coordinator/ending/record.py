@@ -1,8 +1,9 @@
 """What a coordinator knows of the job's end: why it is to come, who has finished, and the final weights."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.planning.plan import Cell, WorkerId
 
 
@@ -34,10 +35,6 @@ class WeightsSaving:
     written: frozenset[int] = frozenset()
     committing: WorkerId | None = None
 
-    def asking(self, writers: Mapping[int, WorkerId]) -> "WeightsSaving":
-        """These workers are asked to write these stages."""
-        return replace(self, asked={**self.asked, **writers})
-
     def asked_again(self, worker: WorkerId) -> "WeightsSaving":
         """What that worker was asked for may not have reached it, nor its answer us."""
         asked = {stage: other for stage, other in self.asked.items() if other != worker}
@@ -55,10 +52,6 @@ class Ending:
     finishers: Mapping[Cell, WorkerId] = field(default_factory=dict)
     saving: WeightsSaving | None = None
 
-    def to_stop(self, stopping: Stopping) -> "Ending":
-        """As soon as a state of that many steps is kept."""
-        return replace(self, stopping=stopping)
-
     def with_finished(self, cell: Cell, digest: str, worker: WorkerId) -> "Ending":
         finished = {**dict(self.finished), cell: digest}
         return replace(self, finished=tuple(sorted(finished.items())), finishers={**self.finishers, cell: worker})
@@ -66,10 +59,6 @@ class Ending:
     def asked_again(self, worker: WorkerId) -> "Ending":
         """The worker's channel was closed for a while."""
         return self if self.saving is None else replace(self, saving=self.saving.asked_again(worker))
-
-    def forgotten(self) -> "Ending":
-        """All workers begin again before the last step."""
-        return replace(self, finished=(), finishers={}, saving=None)
 
     def given_up(self) -> int | None:
         """If the job ends now: the number of a saving whose files nobody will use. Once all stages are written somebody

@@ -6,7 +6,6 @@ written of one that is given up as the job ends is removed by the workers.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 from bamboo_core.control.weights import CommitWeights, Save, Saved, WeightsCommitted
@@ -14,6 +13,7 @@ from bamboo_core.coordinator.checkpointing.checkpoints import first_number
 from bamboo_core.coordinator.ending.finish import complete
 from bamboo_core.coordinator.ending.record import WeightsSaving
 from bamboo_core.coordinator.events import Outcome, Send
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.planning.plan import Cell, WorkerId
 
@@ -31,7 +31,7 @@ def ask_to_save(turn: Turn) -> None:
     about: dict[str, Any] = {"path": state.terms.save_path, "number": saving.number, "stages": len(writers)}
     if missing := {stage: worker for stage, worker in writers.items() if stage not in saving.written}:
         new = {stage: worker for stage, worker in missing.items() if saving.asked.get(stage) != worker}
-        asked = saving.asking(new)
+        asked = replace(saving, asked={**saving.asked, **new})
         turn.do(*(Send(worker, Save(stage=stage, **about)) for stage, worker in new.items()))
     else:
         worker = next((w for w in (*writers.values(), *state.ready) if w in state.workers), writers[0])

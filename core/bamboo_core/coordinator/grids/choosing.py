@@ -7,7 +7,6 @@ that is longer than its computing explains makes them slower. See docs/design/gr
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
 from statistics import median
 from typing import Final
@@ -16,6 +15,7 @@ import msgspec
 
 from bamboo_core.coordinator.grids import noise
 from bamboo_core.coordinator.grids.record import StepTime
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.job.spec import JobSpec, RedundancyMode, RedundancySpec, stabilization_seconds
 from bamboo_core.planning.plan import Plan

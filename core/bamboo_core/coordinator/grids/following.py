@@ -6,6 +6,7 @@ from typing import Final
 from bamboo_core.coordinator.events import Emit, Outcome
 from bamboo_core.coordinator.grids import choosing, holding, noise
 from bamboo_core.coordinator.grids.record import StepTime
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.splits.worker_speeds import estimate, measurements
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.job.spec import RedundancyMode, gives_back, schedules, whole_workers
@@ -45,15 +46,15 @@ def watch(turn: Turn) -> None:
     better = _best_measured(turn, rates) if choosing.is_measured(state) else _best_guess(state, rates)
     grids = turn.state.grids
     if better is None:
-        turn.put(grids.content())
+        turn.put(replace(grids, resize=None))
     else:
-        turn.put(grids.worth(better.grid, turn.now, restarting=False).expecting(better))
+        turn.put(replace(grids.worth(better.grid, turn.now, restarting=False), expected=better))
 
 
 def keep_rates(turn: Turn) -> None:
     """Keep what is computed of grids, which is looked at often."""
     grids = turn.state.grids
-    turn.put(grids.with_rates(choosing.rates_of(turn.state), grids.network))
+    turn.put(replace(grids, rates=choosing.rates_of(turn.state)))
 
 
 def _best_measured(turn: Turn, rates: GridRates) -> GridRate | None:
@@ -147,12 +148,13 @@ def _learn(turn: Turn) -> None:
         before = known.measured.get(grid_of(plan))
         if before is None or abs(seconds / before.seconds - 1) > ALIKE or _is_old(before, state):
             found = StepTime(seconds=seconds, work=rates.work, step=state.step, at=turn.now)
-            known = known.with_measured(grid_of(plan), found)
+            fresh = {grid: one for grid, one in known.measured.items() if noise.weight(found.at - one.at)}
+            known = replace(known, measured={**fresh, grid_of(plan): found})
             factor = choosing.calibrated(turn.state, rates)
             if factor != known.network:
                 rates = choosing.rates_of(turn.state, factor)
-            known = known.with_rates(rates, factor)
-    turn.put(known.with_rates(rates, known.network))
+            known = replace(known, network=factor)
+    turn.put(replace(known, rates=rates))
 
 
 def _look(state: CoordinatorState) -> tuple[float, ...] | None:
@@ -237,7 +239,7 @@ def tell_why_none(turn: Turn, workers: int) -> None:
     if enough is None:
         turn.finish(Outcome.FAILED, "NoGridFits", why)
     elif (text := f"{why}; of {count(enough, 'worker')} there is one") != state.grids.told:
-        turn.put(state.grids.with_told(text))
+        turn.put(replace(state.grids, told=text))
         turn.do(Emit("NoGridFits", text, warning=True))
 
 
@@ -245,14 +247,14 @@ def _tell_if_none_fits_an_edit(turn: Turn, rates: GridRates, workers: int, found
     """Says why the job stays on a grid that an edit does not want any more, as long as that is so."""
     state = turn.state
     if found is not None or is_within_bounds(state.spec, grid_of(state.current_plan)):
-        turn.put(state.grids.with_unmet(""))
+        turn.put(replace(state.grids, unmet=""))
         return
     why, enough = _why_none(rates, workers)
     text = f"after the edit {why}; the job stays on {_told(grid_of(state.current_plan), state)}"
     if enough is not None:
         text += f", and of {count(enough, 'worker')} there is one"
     if text != state.grids.unmet:
-        turn.put(state.grids.with_unmet(text))
+        turn.put(replace(state.grids, unmet=text))
         turn.do(Emit("NoGridFits", text, warning=True))
 
 
@@ -296,7 +298,7 @@ def tell(turn: Turn, grid: Grid) -> None:
     chosen = choosing.rate(state, rates, grid) if rates is not None else None
     if rates is None or chosen is None:
         return
-    turn.put(state.grids.expecting(chosen))
+    turn.put(replace(state.grids, expected=chosen))
     found = choosing.ranked(state, rates, holding.counted(state, workers), SHOWN + 1)
     others = [one for one in found if one.grid.stages != grid.stages][:SHOWN]
     batch = state.spec.training.global_batch_size
@@ -313,5 +315,5 @@ def _told(grid: Grid, state: CoordinatorState) -> str:
 
 
 def _chosen(turn: Turn, text: str) -> None:
-    turn.put(turn.state.grids.with_told(text))
+    turn.put(replace(turn.state.grids, told=text))
     turn.do(Emit("GridChosen", text))

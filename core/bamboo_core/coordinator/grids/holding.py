@@ -6,7 +6,6 @@ A worker that adds less than it costs is given back, and no other is asked for i
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import accumulate
 from statistics import median
 from typing import Final
@@ -14,6 +13,7 @@ from typing import Final
 from bamboo_core.coordinator.events import Emit
 from bamboo_core.coordinator.grids import choosing
 from bamboo_core.coordinator.grids.record import Exposure, Holding
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.coordinator.workers.record import Notice
 from bamboo_core.job.spec import fewest_workers, gives_back, stabilization_seconds, wanted_workers, whole_workers
@@ -71,7 +71,7 @@ def seen(state: CoordinatorState, now: float) -> Holding:
             lost = was.losses + _was_lost(state, worker)
             zones[zone] = Exposure(losses=lost, hours=was.hours + (now - since) / 3600)
     there = {w: known.there.get(w, (zone, now)) for w, zone in staying.items()}
-    return known.seen(there, zones)
+    return replace(known, there=there, zones=zones)
 
 
 def _was_lost(state: CoordinatorState, worker: WorkerId) -> bool:

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from bamboo_core.coordinator.grids import noise
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.planning.plan import WorkerId
 from bamboo_core.planning.splits.resplit import Grid
 from bamboo_core.planning.steps.grid_rates import GridRate, GridRates
@@ -58,14 +59,10 @@ class Holding:
     best: tuple[object, int | None] | None = field(default=None, compare=False, repr=False)
     told: str = ""
 
-    def seen(self, there: Mapping[WorkerId, tuple[str, float]], zones: Mapping[str, Exposure]) -> "Holding":
-        """Who stays now, and what became of those before them."""
-        return replace(self, there=there, zones=zones)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridState:
-    """Which grid the workers suffice for. Only this room makes a new value.
+    """Which grid the workers suffice for.
 
     resize: the grid that is worth a change, and since when, if it is another one than now.
     rates: made of what was known of layers then. network: by which factor links seem to be faster than is assumed.
@@ -108,21 +105,6 @@ class GridState:
         since = now if restarting or self.resize is None else self.resize[1]
         return replace(self, resize=(grid, since))
 
-    def content(self) -> "GridState":
-        """The grid that runs is the right one."""
-        return self if self.resize is None else replace(self, resize=None)
-
-    def expecting(self, rate: GridRate) -> "GridState":
-        """The rate is that of the grid that the job is to run."""
-        return replace(self, expected=rate)
-
-    def with_told(self, text: str) -> "GridState":
-        return replace(self, told=text)
-
-    def with_unmet(self, text: str) -> "GridState":
-        """text: why the job stays on a grid that an edit does not want, or ""."""
-        return self if text == self.unmet else replace(self, unmet=text)
-
     def on(self, grid: Grid, origin: int, step: int, now: float) -> "GridState":
         """That grid runs since that origin. What layers took on another one counts for less than what they will take on
         this one.
@@ -136,7 +118,7 @@ class GridState:
 
     def disturbed(self, step: int) -> "GridState":
         """Steps take longer, or layers are split anew: what they take is counted from that step on."""
-        return self if (self.run, self.heard) == (0, step) else replace(self, taken=(), run=0, heard=step)
+        return replace(self, taken=(), run=0, heard=step)
 
     def lacking(self, step: int, now: float) -> "GridState":
         """A worker runs several stages in that step."""
@@ -159,16 +141,6 @@ class GridState:
         if run > UNLIKE_STEPS or (run > 1 and seconds >= LONG_STEP):
             taken = (*taken, seconds)[-noise.KEPT :]
         return replace(self, taken=taken, run=run, heard=step)
-
-    def with_measured(self, grid: Grid, found: StepTime) -> "GridState":
-        """What a step takes on that grid is known now."""
-        kept = {one: known for one, known in self.measured.items() if noise.weight(found.at - known.at)}
-        return replace(self, measured={**kept, grid: found})
-
-    def with_rates(self, rates: GridRates | None, network: float) -> "GridState":
-        if rates is self.rates and network == self.network:
-            return self
-        return replace(self, rates=rates, network=network)
 
     def noted(self, workers: int, now: float, wanted: int, spared: int = 0) -> "GridState":
         """With how many stay now, of so many that are wanted: for others that were lost nobody comes. spared: how many

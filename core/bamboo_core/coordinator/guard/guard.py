@@ -6,13 +6,13 @@ job goes back to a checkpoint from before, at the second it ends. See docs/desig
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 from bamboo_core.control.guard import SpotCheckDiffers, StateSums
 from bamboo_core.coordinator.checkpoint_counts import RestoreCause
 from bamboo_core.coordinator.checkpointing import checkpoints, restoring
 from bamboo_core.coordinator.events import Emit, Outcome
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import Turn
 from bamboo_core.planning.plan import Plan, WorkerId
 from bamboo_core.text import one_line

@@ -1,9 +1,10 @@
-"""What a coordinator knows of the sums of states. Only this room makes a new value of a record here."""
+"""What a coordinator knows of the sums of states."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.planning.plan import WorkerId
 
 KEPT_VERSIONS: Final = 4  # nobody lags by more than one step, and at the beginning several in a row are compared

@@ -12,6 +12,7 @@ from typing import Final
 
 from bamboo_core.coordinator.checkpointing.checkpoints import AHEAD_STEPS
 from bamboo_core.coordinator.grids import following
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.splits.record import FasterSplit
 from bamboo_core.coordinator.splits.worker_speeds import owned_times
 from bamboo_core.coordinator.state import CoordinatorState, Turn
@@ -35,11 +36,11 @@ def look_after(turn: Turn, *, suspected: bool, slow: Sequence[str]) -> None:
     state, known = turn.state, turn.state.splits
     split = _faster(state, slow, turn.now)
     if split is None:
-        turn.put(known.expecting(None, None))
+        turn.put(replace(known, uneven=None, faster=None))
         return
     since = known.uneven or (turn.now, state.step)
     ripe = lasts(state, since, turn.now) and not suspected and is_free(state)
-    turn.put(known.expecting(since, split if ripe else None))
+    turn.put(replace(known, uneven=since, faster=split if ripe else None))
 
 
 def places(state: CoordinatorState) -> tuple[WorkerId, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from bamboo_core.coordinator.grids import choosing, following, holding
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.splits import resplit
 from bamboo_core.coordinator.splits.record import Filling
 from bamboo_core.coordinator.state import CoordinatorState, Turn
@@ -24,7 +25,7 @@ def watch(turn: Turn) -> None:
     if state.splits.resplit is not None:
         return
     if not _is_due(state, turn.now):
-        turn.put(state.splits.filled(None))
+        turn.put(replace(state.splits, filling=None))
         return
     plan = state.current_plan
     staying = frozenset(w for w in state.ready if state.stays(w))
@@ -32,7 +33,8 @@ def watch(turn: Turn) -> None:
     known = state.splits.filling
     if known is None or (known.origin, known.grid, known.staying) != (plan.origin, grid, staying):
         decided = _decided(state, turn.now)
-        turn.put(state.splits.filled(Filling(origin=plan.origin, grid=grid, staying=staying, replicas=decided)))
+        filling = Filling(origin=plan.origin, grid=grid, staying=staying, replicas=decided)
+        turn.put(replace(state.splits, filling=filling))
 
 
 def replicas(state: CoordinatorState) -> Mapping[Cell, tuple[WorkerId, ...]]:

@@ -7,7 +7,6 @@ begun, nobody gives up what it holds: whoever is lost on the way, the job goes o
 See docs/design/resplit.md.
 """
 
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -15,7 +14,9 @@ from bamboo_core.control import protocol
 from bamboo_core.coordinator.checkpointing import copies
 from bamboo_core.coordinator.events import Emit, Send
 from bamboo_core.coordinator.grids import choosing, following, holding
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.splits.by_speed import places
+from bamboo_core.coordinator.splits.record import Resplit
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.planning.plan import ROOT, CheckpointId, Plan, WorkerId
 from bamboo_core.planning.splits.resplit import Beginning, Sources, moved_plan, resplit_plan, sources_of
@@ -87,7 +88,7 @@ def withdraw(turn: Turn) -> None:
     if resplit is None or resplit.cut is not None or state.plan is None:
         return
     wish, root = state.checkpoints.numbered(), state.plan.at(ROOT).owner
-    turn.put(wish, state.splits.not_resplit())
+    turn.put(wish, replace(state.splits, resplit=None))
     never = state.spec.training.steps + 1
     turn.do(Send(root, protocol.TakeCheckpoint(number=wish.number, at=never, writers=())))
 
@@ -109,7 +110,8 @@ def wish(turn: Turn) -> None:
     state, wish = turn.state, turn.state.checkpoints.numbered()
     faster = None if is_resized(state, turn.now) else state.splits.faster
     stages = faster.stages if faster else None
-    turn.put(wish, state.splits.wished(wish.number, state.step + AHEAD_STEPS, stages, turn.now))
+    resplit = Resplit(number=wish.number, at=state.step + AHEAD_STEPS, since=turn.now, stages=stages)
+    turn.put(wish, replace(state.splits, resplit=resplit, uneven=None, faster=None))
     if faster:
         turn.do(Emit("Rebalancing", faster.why))
     _ask_root(turn)
@@ -122,7 +124,7 @@ def look_after(turn: Turn) -> None:
         return
     passed = resplit.cut is not None and state.step > resplit.cut.step
     if state.step >= state.spec.training.steps or passed:
-        turn.put(state.splits.not_resplit())
+        turn.put(replace(state.splits, resplit=None))
     elif resplit.cut is None:
         if is_untimely(state):
             withdraw(turn)
@@ -136,7 +138,7 @@ def _ask_root(turn: Turn) -> None:
     resplit, plan = turn.state.splits.resplit, turn.state.current_plan
     assert resplit is not None
     root = plan.at(ROOT).owner
-    turn.put(turn.state.splits.asked_of(root, turn.now))
+    turn.put(replace(turn.state.splits, resplit=replace(resplit, asked=root, asked_at=turn.now)))
     turn.do(Send(root, protocol.TakeCheckpoint(number=resplit.number, at=resplit.at, writers=(), hold=True)))
 
 
@@ -144,7 +146,7 @@ def carried(turn: Turn, number: int, cut: CheckpointId) -> None:
     """A commit has carried the wish of that number."""
     resplit = turn.state.splits.resplit
     if resplit is not None and resplit.number == number and resplit.cut is None and not _is_end(turn.state, cut):
-        turn.put(turn.state.splits.carried(cut, turn.now))
+        turn.put(replace(turn.state.splits, resplit=replace(resplit, cut=cut, since=turn.now)))
 
 
 def _is_end(state: CoordinatorState, cut: CheckpointId) -> bool:
@@ -163,7 +165,13 @@ def state_held(turn: Turn, worker: WorkerId, message: protocol.StateHeld) -> Non
         return  # of a split that is over
     if plan.sources and cut != plan.restore:
         return
-    turn.put(state.splits.held_by(worker, message.layers, cut, turn.now))
+    known = state.splits.resplit
+    if known is None or (known.cut is not None and known.cut != cut):
+        known = Resplit(number=0, at=cut.step, since=turn.now)
+    elif known.cut is None:
+        known = replace(known, since=turn.now)
+    held = {**known.held, worker: known.held.get(worker, frozenset()) | frozenset(message.layers)}
+    turn.put(replace(state.splits, resplit=replace(known, cut=cut, held=held)))
 
 
 def next_plan(turn: Turn) -> Plan | None:

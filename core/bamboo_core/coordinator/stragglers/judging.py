@@ -5,10 +5,10 @@ job up by that. See docs/design/stragglers.md.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 from bamboo_core.coordinator.events import Emit
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.splits.by_speed import WORTH, lasts
 from bamboo_core.coordinator.splits.worker_speeds import (
     by_counted_costs,

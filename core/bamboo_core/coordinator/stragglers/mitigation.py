@@ -8,11 +8,11 @@ the job has. See docs/design/stragglers.md.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 from bamboo_core.coordinator.events import Emit
 from bamboo_core.coordinator.planner import planning_view
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.splits.by_speed import REST_SECONDS, WORTH, is_free, look_after, pays
 from bamboo_core.coordinator.splits.worker_speeds import owned_times, seconds_of
 from bamboo_core.coordinator.state import CoordinatorState, Turn
@@ -64,7 +64,7 @@ def _ask_for_one_more(turn: Turn, worker: WorkerId | None) -> None:
     if known.asked_at is not None:
         late = turn.now - known.asked_at > ASKING_SECONDS and state.membership.requested > 0
         if worker is None or late:
-            turn.put(known.not_asking())
+            turn.put(replace(known, asked_at=None))
         if worker is not None and late:
             why = f"no worker has come within {ASKING_SECONDS:g} s to take its place"
             turn.do(Emit("StragglerKept", f"{worker} stays: {why}", True))

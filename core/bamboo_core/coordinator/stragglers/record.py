@@ -1,7 +1,7 @@
 """What a coordinator knows of workers that are slow."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from bamboo_core.coordinator.splits.record import OwnPace
 from bamboo_core.planning.plan import Cell, WorkerId
@@ -29,7 +29,7 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerState:
-    """What is known of workers' speeds, and who was replaced for them. Only this room makes a new value.
+    """What is known of workers' speeds, and who was replaced for them.
 
     slow: also those that are not found yet. paces: of owners, by the layers that they run now. estimate: the newest
     that covers all layers. looked_at: when that was found, in seconds.
@@ -46,6 +46,3 @@ class StragglerState:
     replacements: int = 0
     asked_at: float | None = None
     again_at: float = 0.0
-
-    def not_asking(self) -> "StragglerState":
-        return self if self.asked_at is None else replace(self, asked_at=None)

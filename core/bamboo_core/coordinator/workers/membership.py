@@ -68,9 +68,11 @@ def _where(peer: Peer) -> str:
 def _returned(turn: Turn, worker: WorkerId, peer: Peer) -> None:
     """After a cut: messages may be lost in both directions, so both say everything again that still matters."""
     state = turn.state
+    back = replace(state.workers[worker], peer=peer, seen=turn.now, busy=0.0, cut_since=None, released=False)
+    links = {pair: since for pair, since in state.liveness.links.items() if pair[0] != worker}
     turn.put(
-        state.workers.back(worker, peer, turn.now),
-        state.liveness.back(worker),
+        state.workers.having(worker, back),
+        replace(state.liveness, links=links),  # the worker says again whom it cannot reach
         state.ending.asked_again(worker),
         state.profile.not_asked_of(worker),
     )
@@ -119,7 +121,7 @@ def declare_lost(
         state.membership.losing(worker, taken=not noticed),  # whether its end is known yet is chance
         state.liveness.losing(worker, turn.now if record.cut_since is None else record.cut_since),
         state.profile.not_asked_of(worker),
-        state.plans.without(worker),
+        replace(state.plans, applied=state.plans.applied - {worker}),
     )
     if not noticed or had_part:
         turn.do(Emit("WorkerLost", f"{worker} is lost: {detail}", True))
@@ -208,7 +210,11 @@ def notice(
 
 def _announce(turn: Turn, worker: WorkerId, seconds: float) -> None:
     """Count the notice of a worker that has joined, and tell the user."""
-    turn.put(turn.state.membership.noticing(worker))
+    members = turn.state.membership
+    if worker in members.counted:
+        turn.put(replace(members, counted=members.counted - {worker}))  # the next notice is another one
+    else:
+        turn.put(replace(members, notices=members.notices + 1, preemptions=members.preemptions + 1))
     turn.do(Emit("NoticeReceived", f"{worker} will be taken away in {seconds:.0f} s", True))
 
 
@@ -349,7 +355,7 @@ def request_workers(turn: Turn) -> None:
         and state.roster.ready
     ):
         first = state.roster.ready[0]
-        turn.put(state.profile.asked_of(first))
+        turn.put(replace(state.profile, asked=first))
         turn.do(Send(first, protocol.ProfileRequest()))
 
 

@@ -6,6 +6,7 @@ from bamboo_core.checkpoint.data_record import difference
 from bamboo_core.control import protocol
 from bamboo_core.control.platform import Platform, conflicts, deciding, most_common
 from bamboo_core.coordinator.events import Emit, Outcome, RemoveWorker
+from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.coordinator.workers.record import WorkerRecord
 from bamboo_core.job.spec import whole_workers
@@ -112,6 +113,6 @@ def _let_go(turn: Turn, worker: WorkerId, text: str) -> None:
         state.membership.without(worker),
         state.liveness.without(worker),
         state.profile.not_asked_of(worker),
-        state.plans.without(worker),
+        replace(state.plans, applied=state.plans.applied - {worker}),
         state.admission.refusing(worker, text, turn.now),
     )

@@ -32,7 +32,7 @@ def recovered(turn: Turn) -> bool:
     for worker in outsiders:
         members = members.without(worker)
     members = members.absent(absent).withdrawing(len(absent))
-    turn.put(members, state.workers.without(outsiders), state.progress.heard_at(turn.now))
+    turn.put(members, state.workers.without(outsiders), replace(state.progress, last_at=turn.now))
     turn.enter("Running")
     holding.resume(turn)
     turn.do(*(RemoveWorker(w) for w in sorted(absent)))

@@ -91,7 +91,7 @@ class SaidTimes:
 
 
 class Workers(dict[WorkerId, WorkerRecord]):
-    """All that are there, in order of joining. Replaced, never written: only the methods here make a new value."""
+    """All that are there, in order of joining. Replaced, never written."""
 
     def __init__(
         self,
@@ -139,19 +139,6 @@ class Workers(dict[WorkerId, WorkerRecord]):
         known = self[worker]
         return self if known.origin == origin else self._passing(worker, replace(known, origin=origin), self.said)
 
-    def ready(self, worker: WorkerId) -> "Workers":
-        """Its task is loaded."""
-        return self.having(worker, replace(self[worker], ready=True))
-
-    def back(self, worker: WorkerId, peer: Peer, now: float) -> "Workers":
-        """It has opened its channel again."""
-        new = replace(self[worker], peer=peer, seen=now, busy=0.0, cut_since=None, released=False)
-        return self.having(worker, new)
-
-    def released(self, worker: WorkerId) -> "Workers":
-        """It was told to leave."""
-        return self.having(worker, replace(self[worker], released=True))
-
     def having(self, worker: WorkerId, new: WorkerRecord) -> "Workers":
         """What is known of the worker now, which decisions about all workers look at."""
         return self._having(worker, new, None, self.said)
@@ -186,7 +173,7 @@ class Notice:
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
 class Membership:
-    """Who is not there any more, and how many are to come. Only this room makes a new value.
+    """Who is not there any more, and how many are to come.
 
     leaving: the notices of workers, be they yet to join. gone: workers declared lost, refused or dismissed, for good.
     counted: workers that are not gone and whose preemption a coordinator before this one has counted, or which it told
@@ -206,10 +193,6 @@ class Membership:
     def withdrawing(self, count: int) -> "Membership":
         """So many that were asked for will not come, or have."""
         return replace(self, requested=max(0, self.requested - count))
-
-    def begun_with(self, requested: int, gone: frozenset[WorkerId], counted: frozenset[WorkerId]) -> "Membership":
-        """The coordinator's shell knows of these before the first event."""
-        return replace(self, requested=requested, gone=gone, counted=counted)
 
     def without(self, worker: WorkerId) -> "Membership":
         """It is dismissed, and cannot come back."""
@@ -235,16 +218,10 @@ class Membership:
         """They were taken away while nobody looked."""
         return replace(self, gone=self.gone | workers, preemptions=self.preemptions + len(workers - self.counted))
 
-    def noticing(self, worker: WorkerId) -> "Membership":
-        """The worker will be taken away."""
-        if worker in self.counted:
-            return replace(self, counted=self.counted - {worker})  # the next notice is another one
-        return replace(self, notices=self.notices + 1, preemptions=self.preemptions + 1)
-
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
 class Liveness:
-    """Who can reach whom, and how long is waited for who cannot be heard. Only this room makes a new value.
+    """Who can reach whom, and how long is waited for who cannot be heard.
 
     links: (reporter, peer) -> since when the reporter cannot reach the peer. first_signs: of workers just lost, when
     the first sign of it was. patience: seconds more to wait, until patient_until, since most were not heard.
@@ -259,10 +236,6 @@ class Liveness:
         """Another worker that cannot reach it."""
         return next((reporter for reporter, peer in self.links if peer == worker), None)
 
-    def back(self, worker: WorkerId) -> "Liveness":
-        """It says again whom it cannot reach."""
-        return replace(self, links={pair: since for pair, since in self.links.items() if pair[0] != worker})
-
     def without(self, worker: WorkerId) -> "Liveness":
         return replace(self, links={pair: since for pair, since in self.links.items() if worker not in pair})
 
@@ -271,14 +244,10 @@ class Liveness:
         first = min([since for (_, peer), since in self.links.items() if peer == worker] + [cut_since])
         return replace(self.without(worker), first_signs={**self.first_signs, worker: first})
 
-    def explained(self) -> "Liveness":
-        """A plan goes on without those that were lost."""
-        return replace(self, first_signs={}) if self.first_signs else self
-
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
 class WorkerEnds:
-    """How workers ended. Only this room makes a new value.
+    """How workers ended.
 
     failures: of workers that ended for reasons of their own, and how, since the last commit; restarts: all of these.
     unexplained: lost, and how they ended is not known (yet). since_commit: of the workers lost since the last commit.
@@ -289,18 +258,10 @@ class WorkerEnds:
     unexplained: frozenset[WorkerId] = frozenset()
     since_commit: Mapping[WorkerId, WorkerEnd] = field(default_factory=dict)
 
-    def progressed(self) -> "WorkerEnds":
-        """A step was committed."""
-        return replace(self, failures=(), since_commit={}) if self.failures or self.since_commit else self
-
-    def forgotten(self) -> "WorkerEnds":
-        """All workers begin again."""
-        return replace(self, since_commit={})
-
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
 class Admission:
-    """Which workers fit to the others. Only this room makes a new value.
+    """Which workers fit to the others.
 
     misfit: the newest worker that was refused for its platform or its data, and why. in_a_row: how many were since a
     worker became ready. ask_at: no workers are asked for before that, since those that came were refused. data: who was
