@@ -9,28 +9,17 @@ import ast
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from datetime import datetime
+from functools import cache, reduce
 from pathlib import Path
 from textwrap import dedent
-from typing import Any, Final
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
 
 import yaml
-from msgspec.inspect import (
-    AnyType,
-    DateTimeType,
-    DictType,
-    FloatType,
-    IntType,
-    Metadata,
-    NoneType,
-    StrType,
-    StructType,
-    Type,
-    UnionType,
-    VarTupleType,
-)
-from msgspec.inspect import type_info as inspect_type
+from msgspec.structs import fields as struct_fields
 
+from bamboo_core.job.api_object import ApiPart
 from bamboo_core.job.forms import ANYTHING, VALIDATIONS, Schema
 from bamboo_core.job.manifest_rules import RULES
 from bamboo_core.job.model import (
@@ -47,6 +36,13 @@ FRAME, FILE = (Path(__file__).parent / name for name in ("frame.yaml", "bamboojo
 HEAD = "# Made by `make docs` from the types in core/bamboo_core/job/ and from crds/frame.yaml; change those instead.\n"
 CANNOT_CHANGE = "cannot change; create a new job instead"
 ONLY_SUSPENDED = "can change only while the job is suspended"
+SCALARS: Final[dict[Any, Schema]] = {  # types of the status
+    int: {"type": "integer"},
+    float: {"type": "number", "format": "double"},
+    datetime: {"type": "string", "format": "date-time"},
+    str: {"type": "string"},
+    Any: ANYTHING,
+}
 COMES_AND_GOES = "can come or go only while the job is suspended"
 
 
@@ -55,7 +51,7 @@ def crd(frame: dict[str, Any]) -> dict[str, Any]:
     (version,) = frame["spec"]["versions"]
     spec = object_schema(JobSpec)
     spec[VALIDATIONS] += [*_suspended_rules(JobSpec, "")]
-    status = status_schema(inspect_type(BambooJobStatus))
+    status = status_schema(BambooJobStatus)
     version["schema"]["openAPIV3Schema"]["properties"] |= {
         "spec": {"description": class_description(JobSpec), **spec},
         "status": {"description": class_description(BambooJobStatus), **status},
@@ -259,33 +255,28 @@ def literal(value: str | int) -> Term:
 # The status
 
 
-def status_schema(told: Type) -> Schema:
-    """The schema of a type of the status, as msgspec sees it."""
-    match told:
-        case Metadata(type=inner, extra_json_schema=more):
-            return {**status_schema(inner), **(more or {})}
-        case UnionType(types=types):
-            (inner,) = (one for one in types if not isinstance(one, NoneType))
-            return status_schema(inner)
-        case StructType(cls=kind, fields=fields):
-            said = descriptions(kind)
-            inside = {one.encode_name: {**status_schema(one.type), "description": said[one.name]} for one in fields}
-            return {"type": "object", "properties": inside}
-        case VarTupleType(item_type=item):
-            return {"type": "array", "items": status_schema(item)}
-        case DictType(value_type=value):
-            return {"type": "object", "additionalProperties": status_schema(value)}
-        case IntType():
-            return {"type": "integer"}
-        case FloatType():
-            return {"type": "number", "format": "double"}
-        case DateTimeType():
-            return {"type": "string", "format": "date-time"}
-        case StrType():
-            return {"type": "string"}
-        case AnyType():
-            return dict(ANYTHING)
-    raise TypeError(f"{told} has no schema")
+def status_schema(hint: Any) -> Schema:
+    """The schema of a type annotation of the status."""
+    kind, inside = get_origin(hint) or hint, get_args(hint)
+    if kind in SCALARS:
+        return dict(SCALARS[kind])
+    if kind is Annotated:
+        return reduce(
+            lambda made, mark: {**made, **(mark.extra_json_schema or {})}, inside[1:], status_schema(inside[0])
+        )
+    if kind is tuple:
+        return {"type": "array", "items": status_schema(inside[0])}
+    if kind is dict:
+        return {"type": "object", "additionalProperties": status_schema(inside[1])}
+    if kind in (Union, UnionType):
+        return status_schema(next(one for one in inside if one is not NoneType))
+    assert issubclass(kind, ApiPart), f"{hint} has no schema"
+    said, hints = descriptions(kind), get_type_hints(kind, include_extras=True)
+    properties = {
+        one.encode_name: {**status_schema(hints[one.name]), "description": said[one.name]}
+        for one in struct_fields(kind)
+    }
+    return {"type": "object", "properties": properties}
 
 
 # Descriptions
