@@ -91,7 +91,6 @@ class _Operator:
 
     def __init__(self, options: OperatorOptions, stop: asyncio.Event, access: Access) -> None:
         self._options, self._stop = options, stop
-        self._settings = kopf_settings()
         self._access, self._connections = access, list[Connection]()
         self._calls, self._series = ApiCallCounts(), CollectorRegistry()
         self._api, self._reviewer = self._client(API_CONNECTIONS), self._client(REVIEWS_AT_ONCE)
@@ -221,13 +220,14 @@ class _Operator:
 
         kopf ends all tasks that were begun later than itself.
         """
+        assert self._jobs is not None
         self._works = not self._stop.is_set()
         if self._works and self._active and self._lease:
             self._begin(self._active.take(self._lease.predecessors))
         try:
             await kopf.operator(
                 registry=handlers,
-                settings=self._settings,
+                settings=kopf_settings(self._jobs),
                 indexers=self._cluster.indexers,
                 standalone=True,
                 clusterwide=not self._options.namespaces,

@@ -79,27 +79,28 @@ def watch_handlers(jobs: JobController, shared: SharedResources) -> kopf.Operato
 
 
 class HandledGenerations(kopf.DiffBaseStorage):
-    """The generation in which each job's spec was handled last, in memory, so that kopf writes nothing into the job.
+    """The generation in which each job's spec was handled last, as the jobs know it: kopf writes nothing into a job.
 
     The API server counts a spec's edits. After a restart every job counts as created.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, jobs: JobController) -> None:
         super().__init__()
-        self._handled: dict[str, Any] = {}  # by UID
+        self._jobs = jobs
 
     def build(self, *, body: kopf.Body, extra_fields: Any = None) -> Any:
         """Return what kopf compares, at each event of any kind."""
         return {"spec": body.metadata.get("generation")} if body.get("kind") == KIND else {}
 
     def fetch(self, *, body: kopf.Body) -> Any:
-        return self._handled.get(body.metadata["uid"])
+        generation = self._jobs.handled_generation(body)
+        return None if generation is None else {"spec": generation}
 
     def store(self, *, body: kopf.Body, patch: Any, essence: Any) -> None:
-        self._handled[body.metadata["uid"]] = essence
+        """Store nothing: the handlers have told the jobs."""
 
 
-def kopf_settings() -> kopf.OperatorSettings:
+def kopf_settings(jobs: JobController) -> kopf.OperatorSettings:
     """Everything finite; only workers' pods are streamed; kopf posts nothing, and writes nothing into objects."""
     chosen = kopf.OperatorSettings()
     chosen.watching.label_selectors["v1/pods"] = LABEL_JOB_NAME
@@ -111,7 +112,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     chosen.networking.error_backoffs = (1, 1, 2, 2, 3, *[5] * 720)  # an hour; then the process ends
     chosen.posting.enabled = False
     chosen.scanning.disabled = False
-    chosen.persistence.diffbase_storage = HandledGenerations()
+    chosen.persistence.diffbase_storage = HandledGenerations(jobs)
     chosen.persistence.progress_storage = kopf.MultiProgressStorage(())  # no handler is tried again by kopf
     chosen.persistence.finalizer = f"{GROUP}/finalizer"  # none is ever set
     return chosen

@@ -30,12 +30,20 @@ class Recorded(JobController):
     def __init__(self, shared: SharedResources) -> None:
         super().__init__(shared)
         self.said: list[tuple[str, Any]] = []
+        self.generations: dict[str, int] = {}  # by UID
 
     def begin(self, body: Any) -> None:
-        self.said.append(("begin", body["metadata"]["generation"]))
+        self._say("begin", body)
 
     def edited(self, body: Any) -> None:
-        self.said.append(("edited", body["metadata"]["generation"]))
+        self._say("edited", body)
+
+    def _say(self, what: str, body: Any) -> None:
+        self.generations[body["metadata"]["uid"]] = body["metadata"]["generation"]
+        self.said.append((what, body["metadata"]["generation"]))
+
+    def handled_generation(self, body: Any) -> int | None:
+        return self.generations.get(body["metadata"]["uid"])
 
     def end(self, body: Any, *, gone: bool) -> None:
         self.said.append(("end", gone))
@@ -47,7 +55,7 @@ class Kopf:
     def __init__(self, jobs: JobController, shared: SharedResources) -> None:
         self._handlers, self._indexers = watch_handlers(jobs, shared), shared.cluster.indexers
         self._indexers.ensure(self._handlers._indexing.get_all_handlers())
-        self._settings, self._memories = kopf_settings(), ResourceMemories()
+        self._settings, self._memories = kopf_settings(jobs), ResourceMemories()
 
     async def event(self, kind: str, change: str | None, thing: Any) -> None:
         await process_resource_event(

@@ -69,6 +69,12 @@ class JobController:
         if (known := self._reconcilers.get(_key(body))) and known.uid == body["metadata"]["uid"]:
             known.edited(body)
 
+    def handled_generation(self, body: Mapping[str, Any]) -> int | None:
+        """Return the generation in which the job's spec was handled last; None if the job is not known."""
+        known = self._reconcilers.get(_key(body))
+        same = known is not None and known.uid == body["metadata"]["uid"]
+        return known.body["metadata"].get("generation") if known and same else None
+
     async def _reconcile(self, key: JobKey) -> None:
         """A reconciler that ends by an error is a bug; another one is begun a little later."""
         while True:
