@@ -19,7 +19,7 @@ from bamboo_core.serving.listener import ConnectionBounds
 from bamboo_operator.auth.pod_tokens import REVIEWS_AT_ONCE, TokenReviewer
 from bamboo_operator.auth.serving_certificate import ServingCertificate
 from bamboo_operator.auth.worker_gateway import WorkerGateway
-from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.http import job_pages
 from bamboo_operator.http.metrics import MetricSources
 from bamboo_operator.http.server import WebServer
@@ -102,7 +102,7 @@ class _Operator:
             self._active = ActiveLabel(renewer, options.lease, options.identity)
         self._gateway = WorkerGateway()
         self._authority = _authority()
-        self._cluster = ClusterCache()
+        self._cluster = ClusterIndices()
         self._jobs: JobController | None = None
         self._works = False
         self._closing = asyncio.Lock()

@@ -6,7 +6,7 @@ from typing import Any
 import kopf
 
 from bamboo_core.names import GROUP, KIND, LABEL_JOB_NAME, PLURAL, VERSION
-from bamboo_operator.cluster.cache import NODES, PODS, PODS_ON
+from bamboo_operator.cluster.indices import NODES, PODS, PODS_ON
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
 

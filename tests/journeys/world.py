@@ -24,7 +24,7 @@ from bamboo_core.kube.api import KubeApi
 from bamboo_core.names import ENV_COORDINATOR, TRAINER_CONTAINER
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
-from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
@@ -126,7 +126,7 @@ class World:
         gateway, api = WorkerGateway(), KubeApi(self.server)
         port = await gateway.start("127.0.0.1", 0)
         shared = SharedResources(
-            cluster=ClusterCache(),
+            cluster=ClusterIndices(),
             gateway=gateway,
             api=api,
             reviews=TokenReviewer(api),

@@ -12,7 +12,7 @@ from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.kube.api import KubeApi
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
-from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.jobs import reconciler
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.reconcile_schedule import QUIET_SECONDS, ReconcileTrigger
@@ -58,7 +58,7 @@ def runner_of(name: str) -> CoordinatorRunner:
     spec = parse_manifest(manifest(name))
     run = TrainingRun(job=JobIdentity(("default", name), "u1"), spec=spec, manifest=manifest(name), resumed=False)
     reviews = TokenReviewer(KubeApi(NobodyIsAsked()))
-    return CoordinatorRunner(run, ClusterCache(), WorkerGateway(), reviews, b"k" * 16, ReconcileTrigger())
+    return CoordinatorRunner(run, ClusterIndices(), WorkerGateway(), reviews, b"k" * 16, ReconcileTrigger())
 
 
 class Recorded:

@@ -7,7 +7,7 @@ import pytest
 
 from bamboo_core.coordinator.events import PricesTold
 from bamboo_core.job.spec import JobSpec
-from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.jobs import cost_counter
 from bamboo_operator.jobs.cost_counter import CostCounter, paid_seconds
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
@@ -85,7 +85,7 @@ def priced(spot: str, sure: str) -> JobSpec:
 
 def test_time_is_counted_at_the_prices_of_its_own_and_never_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two workers, an hour at 1 each, one at 3 and one at 5."""
-    clock, cluster = Clock(), ClusterCache()
+    clock, cluster = Clock(), ClusterIndices()
     monkeypatch.setattr(cost_counter, "time", clock)
     identity = JobIdentity(("default", "tiny"), "u")
     spec = priced("1", "10")
@@ -104,7 +104,7 @@ def test_time_is_counted_at_the_prices_of_its_own_and_never_again(monkeypatch: p
 
 
 def test_an_edit_of_a_price_is_told_to_the_coordinator_of_each_worker_and_of_more() -> None:
-    identity, cluster, spec = JobIdentity(("default", "tiny"), "u"), ClusterCache(), priced("1", "10")
+    identity, cluster, spec = JobIdentity(("default", "tiny"), "u"), ClusterIndices(), priced("1", "10")
     for number, pool in enumerate(spec.node_pools):
         made = worker_pod(spec, JobMeta(uid="u"), number, pool, SETTINGS)
         made["metadata"] |= {"uid": f"p{number}"}
@@ -119,7 +119,7 @@ def test_an_edit_of_a_price_is_told_to_the_coordinator_of_each_worker_and_of_mor
 
 def test_who_has_joined_is_paid_for_though_no_watch_has_told_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """An hour in which only one of two has joined, and one in which the watch tells of the node of that one."""
-    clock, cluster = Clock(), ClusterCache()
+    clock, cluster = Clock(), ClusterIndices()
     monkeypatch.setattr(cost_counter, "time", clock)
     identity = JobIdentity(("default", "tiny"), "u")
     spec = job(nodePools=[{"name": "spot", "pricePerHour": "3"}])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.kube.objects import JobIdentity, api_time, utc_now
 from bamboo_operator.pods.job_pods import JobPods, age
 from operator_kit import META, pool, render
@@ -15,7 +15,7 @@ KEY = ("default", "tiny")
 NO_API: Any = None
 
 
-def add(cluster: ClusterCache, number: int, *, node: str = "", phase: str = "Pending", **spec: Any) -> str:
+def add(cluster: ClusterIndices, number: int, *, node: str = "", phase: str = "Pending", **spec: Any) -> str:
     where = spec.pop("where", pool(name="spot"))
     made = render(number=number, where=where)
     made["metadata"] |= {"uid": f"uid-{number}", "namespace": KEY[0]}
@@ -25,11 +25,11 @@ def add(cluster: ClusterCache, number: int, *, node: str = "", phase: str = "Pen
 
 
 @pytest.fixture
-def cluster() -> ClusterCache:
-    return ClusterCache()
+def cluster() -> ClusterIndices:
+    return ClusterIndices()
 
 
-def test_pods_are_told_apart_by_whether_they_live(cluster: ClusterCache) -> None:
+def test_pods_are_told_apart_by_whether_they_live(cluster: ClusterIndices) -> None:
     running = add(cluster, 0, node="n1", phase="Running")
     add(cluster, 1, node="n1", phase="Failed")
     waiting = add(cluster, 2)
@@ -39,7 +39,7 @@ def test_pods_are_told_apart_by_whether_they_live(cluster: ClusterCache) -> None
     assert set(pods.living()) == {running, waiting, gated}
 
 
-def test_pools_are_counted_and_paid_for_only_with_a_node(cluster: ClusterCache) -> None:
+def test_pools_are_counted_and_paid_for_only_with_a_node(cluster: ClusterIndices) -> None:
     add(cluster, 0, node="n1", phase="Running")
     add(cluster, 1, where=pool(name="sure", capacity="OnDemand"))
     add(cluster, 2, where=None)
@@ -49,7 +49,7 @@ def test_pools_are_counted_and_paid_for_only_with_a_node(cluster: ClusterCache) 
     assert pods.paid_for({"tiny-w1"}) == {"spot": 1, "sure": 1}, "it has one, of which no watch has told"
 
 
-def test_numbers_go_on_after_the_largest_also_of_pods_that_have_ended(cluster: ClusterCache) -> None:
+def test_numbers_go_on_after_the_largest_also_of_pods_that_have_ended(cluster: ClusterIndices) -> None:
     pods = JobPods(JobIdentity(KEY, META.uid), cluster, NO_API)
     assert pods.next_number() == 0
     add(cluster, 4, phase="Failed")
@@ -57,7 +57,7 @@ def test_numbers_go_on_after_the_largest_also_of_pods_that_have_ended(cluster: C
     assert pods.next_number() == 5
 
 
-def test_pods_of_another_job_of_that_name_do_not_count(cluster: ClusterCache) -> None:
+def test_pods_of_another_job_of_that_name_do_not_count(cluster: ClusterIndices) -> None:
     add(cluster, 0)
     assert JobPods(JobIdentity(KEY, "another-uid"), cluster, NO_API).all() == {}
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from bamboo_core.kube.errors import ApiError
-from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.kube import attempts
 from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.objects import JobIdentity
@@ -37,9 +37,9 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "FIRST_RETRY", 0.0)
 
 
-def made(api: Any) -> tuple[PodRemoval, JobPods, ClusterCache, list[str]]:
+def made(api: Any) -> tuple[PodRemoval, JobPods, ClusterIndices, list[str]]:
     """A job with a pod that runs and one that has ended."""
-    cluster, names = ClusterCache(), []
+    cluster, names = ClusterIndices(), []
     for number, phase in enumerate(("Running", "Succeeded")):
         pod = render(number=number)
         pod["metadata"] |= {"uid": f"u{number}", "namespace": KEY[0]}

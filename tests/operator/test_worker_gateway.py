@@ -16,7 +16,7 @@ from bamboo_operator.auth.pod_tokens import (
     TokenReviewer,
 )
 from bamboo_operator.auth.worker_gateway import workers_path
-from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.jobs.late_workers import DeletedJobs, stopping_late_workers
 from bamboo_operator.kube.objects import JobIdentity, JobKey
 from gateway_kit import JOB, House, house, talk, token, until
@@ -55,7 +55,7 @@ def pod_of(job: str, name: str, uid: str) -> dict[str, Any]:
 
 async def test_workers_that_live_on_when_their_job_is_over_are_told_so() -> None:
     """Only as long as the operator looks after the job."""
-    cluster = ClusterCache()
+    cluster = ClusterIndices()
     pod_event(cluster, "ADDED", pod_of("u-job", "job-w0", "u0"))
     async with house() as place, aiohttp.ClientSession() as session:
         place.server.good[token()] = PodIdentity("team", "job-w0", "u0")
@@ -97,7 +97,7 @@ async def test_more_workers_than_there_are_descriptors_for_come_again_later(capl
 
 async def test_a_deleted_job_turns_no_worker_of_the_one_that_has_its_name_away() -> None:
     """The new one's path may not be open yet, as when an operator starts: a worker that is refused would end."""
-    cluster = ClusterCache()
+    cluster = ClusterIndices()
     pod_event(cluster, "ADDED", pod_of("u-old", "job-w0", "u0"))
     pod_event(cluster, "ADDED", pod_of("u-new", "job-w1", "u1"))
     async with house() as place:

@@ -8,7 +8,7 @@ import pytest
 from bamboo_core import names
 from bamboo_core.control.protocol import Hello
 from bamboo_core.coordinator.events import Event, NoticeWithdrawn, PreemptionNotice, WorkerLost
-from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.signals.worker_watch import WorkerWatch
 from operator_kit import META, at, node, render
@@ -24,7 +24,7 @@ class Cluster:
     """A job's pod on a node, and what is told of them."""
 
     def __init__(self, **pod: Any) -> None:
-        self.cache, self.signals = ClusterCache(), Counter[str]()
+        self.cache, self.signals = ClusterIndices(), Counter[str]()
         self.watch = WorkerWatch(JobIdentity(KEY, META.uid), self.cache, (), self.signals)
         self.pod(**pod)
         self.node()

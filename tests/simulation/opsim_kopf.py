@@ -6,7 +6,7 @@ from typing import Any
 import kopf
 
 from bamboo_core.names import GROUP, PLURAL, VERSION
-from bamboo_operator.cluster.cache import NODES, PODS, PODS_ON, ClusterCache
+from bamboo_operator.cluster.indices import NODES, PODS, PODS_ON, ClusterIndices
 
 Object = dict[str, Any]
 RESOURCES = {
@@ -16,7 +16,7 @@ RESOURCES = {
 }
 
 
-def pod_event(cluster: ClusterCache, kind: str | None, pod: Object) -> None:
+def pod_event(cluster: ClusterIndices, kind: str | None, pod: Object) -> None:
     """A change of a pod, without handlers."""
     if kind == "DELETED":
         cluster.indexers.discard(kopf.Body(pod))
@@ -28,7 +28,7 @@ def pod_event(cluster: ClusterCache, kind: str | None, pod: Object) -> None:
     cluster.pod_changed(pod)
 
 
-def node_event(cluster: ClusterCache, kind: str | None, node: Object) -> None:
+def node_event(cluster: ClusterIndices, kind: str | None, node: Object) -> None:
     """A change of a node, without handlers."""
     if kind == "DELETED":
         cluster.indexers.discard(kopf.Body(node))
@@ -43,7 +43,7 @@ def node_event(cluster: ClusterCache, kind: str | None, node: Object) -> None:
 class KopfEvents:
     """The handlers of a registry, and the cluster's indices that they fill."""
 
-    def __init__(self, registry: Any, cluster: ClusterCache) -> None:
+    def __init__(self, registry: Any, cluster: ClusterIndices) -> None:
         self._cluster = cluster
         indices, watches, changes = registry._indexing, registry._watching, registry._changing  # noqa: SLF001
         self._indices, self._watches, self._changes = (

@@ -19,7 +19,7 @@ from bamboo_core.job.spec import JobSpec, most_pipelines, wanted_workers
 from bamboo_core.kube.api import KubeApi
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
-from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.jobs import coordinator_runner, late_workers
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner
@@ -258,7 +258,7 @@ class OperatorSimulation:
         self.log("the operator starts")
         api, gateway = KubeApi(self.server), WorkerGateway()
         settings = WorkerPodSettings(coordinator_url="", image="trainer")
-        self._cluster = ClusterCache()
+        self._cluster = ClusterIndices()
         self.shared = SharedResources(
             cluster=self._cluster,
             gateway=gateway,

@@ -17,7 +17,7 @@ from bamboo_core.names import TRAINER_CONTAINER
 from bamboo_core.planning.plan import Plan
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
-from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.jobs.coordinator_runner import TICK_SECONDS, CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.reconcile_schedule import ReconcileTrigger
 from bamboo_operator.kube.objects import JobIdentity
@@ -41,7 +41,7 @@ class Place:
     """An API server with room for so many pods, and the watch of it. It places none of them."""
 
     def __init__(self) -> None:
-        self.cluster, self.room, self.made = ClusterCache(), 100, 0
+        self.cluster, self.room, self.made = ClusterIndices(), 100, 0
         self.api = FakeApi()
         self.deleted: list[str] = []
         self.meanwhile: Callable[[], None] = lambda: None  # while a pod is made

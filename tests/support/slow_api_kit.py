@@ -13,7 +13,7 @@ from bamboo_core.kube.api import KubeApi
 from bamboo_core.names import LABEL_JOB_NAME, TRAINER_CONTAINER
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
-from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.jobs import coordinator_runner as runner_module
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
@@ -69,7 +69,7 @@ def late_pod(job: str, uid: str) -> Object:
     return {"metadata": metadata, "spec": {"containers": [{"name": TRAINER_CONTAINER}]}, "status": {}}
 
 
-def shared_for(cluster: ClusterCache, api: KubeApi) -> SharedResources:
+def shared_for(cluster: ClusterIndices, api: KubeApi) -> SharedResources:
     return SharedResources(
         cluster=cluster,
         gateway=WorkerGateway(),
@@ -102,7 +102,7 @@ class ManyJobs:
         watches = {"pods": self._pods, "nodes": Watch(loop, rng, lambda *_: None), "bamboojobs": self._jobs}
         self._server = Server(loop, rng, watches, self._changed)
         self._server.slowness = slowness
-        self._cluster = ClusterCache()
+        self._cluster = ClusterIndices()
         shared = shared_for(self._cluster, KubeApi(self._server))
         self.burst = shared.burst
         self._controller = JobController(shared)

@@ -10,7 +10,7 @@ from aiohttp import web
 from bamboo_core.kube.api import KubeApi
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
-from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.access import connect
@@ -67,7 +67,7 @@ async def sharing(server: Server) -> AsyncIterator[SharedResources]:
         api = KubeApi(connection)
         try:
             yield SharedResources(
-                cluster=ClusterCache(),
+                cluster=ClusterIndices(),
                 gateway=WorkerGateway(),
                 api=api,
                 reviews=TokenReviewer(api),

@@ -1,1 +1,1 @@
-"""What the cluster shows: cached pods and nodes, missed deletions, and whether it is watched at all."""
+"""What the cluster shows: indexed pods and nodes, missed deletions, and whether it is watched at all."""

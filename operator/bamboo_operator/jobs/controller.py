@@ -119,7 +119,7 @@ class JobController:
         await job.write_deletion()
 
     def pod_changed(self, pod: Mapping[str, Any]) -> None:
-        """It is in the cluster's cache by now."""
+        """Look after a pod that no reconciler follows; it is in the indices by now."""
         job = job_of(pod)
         if not self._stopped and job is not None and (is_deleted(pod) or not pod["metadata"].get("ownerReferences")):
             uid = owner_uid(pod)

@@ -50,7 +50,7 @@ from bamboo_core.page.history import JobHistory, StepFigures
 from bamboo_core.planning.plan import Plan, WorkerId
 from bamboo_operator.auth.pod_tokens import TokenReviewer, pod_authenticator
 from bamboo_operator.auth.worker_gateway import WorkerGateway
-from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.jobs.burst import Burst
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.jobs.reconcile_schedule import ReconcileTrigger
@@ -96,7 +96,7 @@ class CoordinatorRunner:
     def __init__(
         self,
         run: TrainingRun,
-        cluster: ClusterCache,
+        cluster: ClusterIndices,
         gateway: WorkerGateway,
         reviews: TokenReviewer,
         key: bytes,

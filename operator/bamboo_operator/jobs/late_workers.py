@@ -18,7 +18,7 @@ from bamboo_core.kube.errors import RemoteError
 from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.auth.pod_tokens import TokenReviewer, pod_authenticator
 from bamboo_operator.auth.worker_gateway import WorkerGateway
-from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.kube.attempts import FIRST_RETRY, LAST_RETRY
 from bamboo_operator.kube.objects import JobIdentity, JobKey, job_of, owner_uid, utc_now
 from bamboo_operator.kube.refusals import described
@@ -33,7 +33,7 @@ DELETED = Stop(reason="JobDeleted", message="the job was deleted")
 
 @asynccontextmanager
 async def stopping_late_workers(
-    job: JobIdentity, cluster: ClusterCache, gateway: WorkerGateway, reviews: TokenReviewer, stop: Stop
+    job: JobIdentity, cluster: ClusterIndices, gateway: WorkerGateway, reviews: TokenReviewer, stop: Stop
 ) -> AsyncIterator[None]:
     """Meanwhile the job's workers may connect, and are told to stop."""
     of_another_job = partial(cluster.belongs_to_another_job, *job)
@@ -47,7 +47,7 @@ async def stopping_late_workers(
 
 def _channels(
     job: JobIdentity,
-    cluster: ClusterCache,
+    cluster: ClusterIndices,
     gateway: WorkerGateway,
     reviews: TokenReviewer,
     stop: Stop,
@@ -77,7 +77,7 @@ class DeletedJobs:
 
     def __init__(
         self,
-        cluster: ClusterCache,
+        cluster: ClusterIndices,
         gateway: WorkerGateway,
         reviews: TokenReviewer,
         uid_of: Callable[[JobKey], Awaitable[str | None]],

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from bamboo_core.kube.api import KubeApi
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
-from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.jobs.burst import Burst
 from bamboo_operator.jobs.meter import OperatorCounts
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
@@ -26,7 +26,7 @@ class SharedResources:
     turns: for reconciliations, which may make many calls of the API server. status_turns: for writes of a status.
     """
 
-    cluster: ClusterCache
+    cluster: ClusterIndices
     gateway: WorkerGateway
     api: KubeApi
     reviews: TokenReviewer

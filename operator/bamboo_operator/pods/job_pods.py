@@ -11,7 +11,7 @@ from typing import Any
 
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.planning.plan import WorkerId
-from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.kube.objects import JobIdentity, owner_uid, utc_now
 from bamboo_operator.manifests.worker_pod import worker_number, worker_pool
 from bamboo_operator.signals.signals import lives
@@ -21,7 +21,7 @@ PodsByName = dict[WorkerId, dict[str, Any]]
 
 
 class JobPods:
-    def __init__(self, job: JobIdentity, cluster: ClusterCache, api: KubeApi) -> None:
+    def __init__(self, job: JobIdentity, cluster: ClusterIndices, api: KubeApi) -> None:
         self.job, self._cluster, self._api = job, cluster, api
         self._seen: PodsByName = {}
         self._living: PodsByName = {}  # of those

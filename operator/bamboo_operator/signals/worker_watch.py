@@ -10,7 +10,7 @@ from bamboo_core.control.protocol import Hello
 from bamboo_core.coordinator.events import Emit, Event, NoticeWithdrawn, PreemptionNotice, WorkerLost
 from bamboo_core.kube.api import Object
 from bamboo_core.planning.plan import WorkerId
-from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.kube.objects import JobIdentity, owner_uid, utc_now
 from bamboo_operator.signals.node_marks import NodeMark
 from bamboo_operator.signals.signals import (
@@ -32,7 +32,7 @@ class WorkerWatch:
     """
 
     def __init__(
-        self, job: JobIdentity, cluster: ClusterCache, marks: Sequence[NodeMark], signals: Counter[str]
+        self, job: JobIdentity, cluster: ClusterIndices, marks: Sequence[NodeMark], signals: Counter[str]
     ) -> None:
         self._job, self._cluster, self._marks, self._signals = job, cluster, marks, signals
         self.lost: set[WorkerId] = set()

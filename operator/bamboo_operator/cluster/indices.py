@@ -28,7 +28,7 @@ class PodListener(Protocol):
     def node_deleted(self, pod: str, node: str) -> None: ...
 
 
-class ClusterCache:
+class ClusterIndices:
     """The indices, which kopf fills. A change of a node is told to the jobs that have pods on it.
 
     kopf does not see what the API server answers to calls, nor what is deleted while a watch is interrupted: such pods

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.indices import ClusterIndices
 from operator_kit import META, Heard, render
 from opsim_kopf import node_event, pod_event
 
@@ -21,8 +21,8 @@ def node(name: str = "n1", uid: str = "n", ready: str = "True", heartbeat: str =
     return {"metadata": {"name": name, "uid": uid}, "spec": {}, "status": {"conditions": [condition]}}
 
 
-def watched() -> tuple[ClusterCache, Heard]:
-    cluster, heard = ClusterCache(), Heard()
+def watched() -> tuple[ClusterIndices, Heard]:
+    cluster, heard = ClusterIndices(), Heard()
     cluster.add_listener(KEY, heard)
     return cluster, heard
 
