@@ -55,18 +55,18 @@ def bounded_grids(spec: JobSpec, layers: int, workers: int, only: int | None = N
     uses the first schedule only. There are none if the workers are fewer than the job needs to begin. only: grids with
     that many stages.
     """
-    topology, training = spec.topology, spec.training
     if workers < fewest_workers(spec):
         return
     workers = min(workers, whole_workers(spec))
-    fewest = topology.pipelines
-    for stages in range(fewest_stages(spec), min(most_stages(spec), layers // spec.worker.devices) + 1):
-        most = min(most_pipelines(spec), training.most_pipelines, workers // stages)
-        if most < fewest:
+    stage_numbers, pipeline_numbers = _bounds(spec)
+    fewest = pipeline_numbers[0]
+    for stages in stage_numbers:
+        most = min(pipeline_numbers[-1], workers // stages)
+        if most < fewest or stages > layers // spec.worker.devices:
             return
         if only not in (None, stages):
             continue
-        shares = {d: most_microbatches(training, d) for d in range(fewest - 1 or 1, most + 1)}
+        shares = {d: most_microbatches(spec.training, d) for d in range(fewest - 1 or 1, most + 1)}
         for d in range(most, fewest - 1, -1):
             if d in (fewest, most) or shares[d] < shares[d - 1]:
                 for schedule in schedules(spec)[: 1 if stages == 1 else None]:
@@ -75,12 +75,14 @@ def bounded_grids(spec: JobSpec, layers: int, workers: int, only: int | None = N
 
 def is_within_bounds(spec: JobSpec, grid: Grid) -> bool:
     """Whether the job may have that grid, given the workers. The running grid may fail this after an edit."""
-    return (
-        fewest_stages(spec) <= grid.stages <= most_stages(spec)
-        and spec.topology.pipelines <= grid.pipelines <= most_pipelines(spec)
-        and grid.cells <= whole_workers(spec)
-        and grid.schedule in schedules(spec)
-    )
+    stages, pipelines = _bounds(spec)
+    fits = grid.stages in stages and grid.pipelines in pipelines and grid.cells <= whole_workers(spec)
+    return fits and grid.schedule in schedules(spec)
+
+
+def _bounds(spec: JobSpec) -> tuple[range, range]:
+    """Return the numbers of stages and of pipelines that a grid may have."""
+    return range(fewest_stages(spec), most_stages(spec) + 1), range(spec.topology.pipelines, most_pipelines(spec) + 1)
 
 
 def may_do_without(spec: JobSpec) -> bool:
