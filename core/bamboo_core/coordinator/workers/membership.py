@@ -191,8 +191,7 @@ def notice(
     before = known or Notice()
     final = before.final or (here and (own or wanted))
     if known is not None and known.until <= until + SAME_SECONDS:
-        if final != known.final:
-            turn.put(members.with_notice(worker, replace(known, final=final)))
+        turn.put(members.with_notice(worker, replace(known, final=final)))
         return
     again = known is not None and not known.replaced
     spared = before.spared or (here and wanted and not again)
