@@ -323,7 +323,7 @@ class StandIn:
         made = [
             self._a.contribution(layer, step, microbatch, g) for layer, g in zip(self.values.mine, given, strict=True)
         ]
-        forms = tuple(Contribution(module=number, tensors=[("i64", ())]) for number in range(len(made)))
+        forms = tuple(Contribution(module=number, tensors=[("I64", ())]) for number in range(len(made)))
         return Recorded(forms, torch.tensor(made).view(torch.uint8))
 
     def rehearse(self, step: int, microbatch: int, inputs: Parts | None) -> Parts:

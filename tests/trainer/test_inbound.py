@@ -103,12 +103,12 @@ BAD_FRAMES = {
     "nested": with_meta(b"\x92\x90" + b"\x91" * 100_000),
     "not a pair": with_meta([[]]),
     "dtype": with_meta([[["object", [1]]], None], 8),
-    "negative": with_meta([[["f32", [-1]]], None], 0),
-    "two negatives": with_meta([[["f32", [-1, -1]]], None], 4),
-    "size": with_meta([[["f32", [2]]], None], 4),
+    "negative": with_meta([[["F32", [-1]]], None], 0),
+    "two negatives": with_meta([[["F32", [-1, -1]]], None], 4),
+    "size": with_meta([[["F32", [2]]], None], 4),
     "body without tensors": with_meta([[], None], 4),
-    "overflow": with_meta([[["f32", [0, 2**62, 2**62]]], None], 0),
-    "dimensions": with_meta([[["f32", [1] * 100]], None], 4),
+    "overflow": with_meta([[["F32", [0, 2**62, 2**62]]], None], 0),
+    "dimensions": with_meta([[["F32", [1] * 100]], None], 4),
 }
 
 

@@ -15,7 +15,7 @@ THERE = {"embed.weight": (5, 2), "h.0.weight": (2, 2), "h.1.weight": (2, 2), "he
 
 def offered(shapes: dict[str, tuple[int, ...]], dtype: str = "F32") -> list[OfferedTensor]:
     entries = (
-        StateEntry(name=name, layer=0, tensor=name, dtype=dtype, shape=shape, complex="", bytes=0)
+        StateEntry(name=name, layer=0, tensor=name, dtype=dtype, shape=shape, complex=False, bytes=0)
         for name, shape in shapes.items()
     )
     return [OfferedTensor(name=entry.name, entries=(entry,)) for entry in entries]

@@ -35,7 +35,7 @@ SPOT = {"inputs": 1, "layers": [2**64 - 1, 0], "outputs": 5, "gradients": 6, "pa
 LAYER = {"checkpoint": CUT, "tensors": ["parameter:0.weight"], "scalars": {"state:0.weight:step": 3}, "names": {}}
 FLAT = (torch.ones(3),)
 BYTES = torch.zeros(12, dtype=torch.uint8)
-CONTRIBUTED = {"microbatches": {0: [[1, [["f32", [2]], ["i32", []]]]], 1: []}, "again": False}
+CONTRIBUTED = {"microbatches": {0: [[1, [["F32", [2]], ["I32", []]]]], 1: []}, "again": False}
 STEP = {"kind": "step", "attempt": 0, "step": 3, "time": 1.5, "loss": 0.5, "gradient_norm": None, "metrics": {"x": 1.0}}
 
 
@@ -48,7 +48,7 @@ PARTIAL = {
     "weights": {3: 2.0},
     "metrics": {3: {"accuracy": [1.0, 2.0]}},
     "added": {3: [["balance", 0.25]]},
-    "contributed": {3: [[0, [["f64", []]]]]},
+    "contributed": {3: [[0, [["F64", []]]]]},
 }
 RIGHT = {
     FrameKind.ACTIVATION: frame(FrameKind.ACTIVATION, None, (torch.ones(2, 2),)),
@@ -80,7 +80,7 @@ RIGHT = {
 }
 MEANT = {
     FrameKind.CONTRIBUTION: payloads.Contributed(
-        microbatches={0: [payloads.Contribution(module=1, tensors=[("f32", (2,)), ("i32", ())])], 1: []}
+        microbatches={0: [payloads.Contribution(module=1, tensors=[("F32", (2,)), ("I32", ())])], 1: []}
     ),
     FrameKind.GRADIENT: Again(),
     FrameKind.PARTIAL_SUM: payloads.PartialSum(
@@ -88,7 +88,7 @@ MEANT = {
         weights={3: 2.0},
         metrics={3: {"accuracy": (1.0, 2.0)}},
         added={3: [("balance", 0.25)]},
-        contributed={3: [payloads.Contribution(module=0, tensors=[("f64", ())])]},
+        contributed={3: [payloads.Contribution(module=0, tensors=[("F64", ())])]},
     ),
     FrameKind.READY: Ready(cell=Cell(0, 1), squared_norm=[2.0], losses={0: 0.5}),
     FrameKind.COMMIT: Commit(**COMMIT),
@@ -142,16 +142,16 @@ WRONG = {
         FrameKind.CONTRIBUTION, {"microbatches": {0: [[1, [["f8", [3]]]]]}}, (*FLAT, BYTES)
     ),
     "a contribution of negative size": frame(
-        FrameKind.CONTRIBUTION, {"microbatches": {0: [[1, [["f32", [-3]], ["f64", [3]]]]]}}, (*FLAT, BYTES)
+        FrameKind.CONTRIBUTION, {"microbatches": {0: [[1, [["F32", [-3]], ["F64", [3]]]]]}}, (*FLAT, BYTES)
     ),
     "a contribution of more than there could be": frame(
-        FrameKind.CONTRIBUTION, {"microbatches": {0: [[1, [["f32", [2**62, 2**62, 0]], ["f32", [3]]]]]}}, (*FLAT, BYTES)
+        FrameKind.CONTRIBUTION, {"microbatches": {0: [[1, [["F32", [2**62, 2**62, 0]], ["F32", [3]]]]]}}, (*FLAT, BYTES)
     ),
     "a contribution of many dimensions": frame(
-        FrameKind.CONTRIBUTION, {"microbatches": {0: [[1, [["f32", [*[1] * 70, 3]]]]]}}, (*FLAT, BYTES)
+        FrameKind.CONTRIBUTION, {"microbatches": {0: [[1, [["F32", [*[1] * 70, 3]]]]]}}, (*FLAT, BYTES)
     ),
     "a contribution to nothing": frame(
-        FrameKind.CONTRIBUTION, {"microbatches": {0: [[-1, [["f32", [3]]]]]}}, (*FLAT, BYTES)
+        FrameKind.CONTRIBUTION, {"microbatches": {0: [[-1, [["F32", [3]]]]]}}, (*FLAT, BYTES)
     ),
     "gradients of bytes": frame(FrameKind.SYNC, [], (BYTES, BYTES)),
     "two results": frame(FrameKind.RESULT, None, FLAT * 2),
@@ -360,7 +360,7 @@ def misfits(node: Any, step: int) -> list[Frame]:
     half = size // 2
     share = (torch.zeros(half),)
     flat = (torch.zeros(size - half),) if cell.pipeline else share
-    norm = [["f32", [4]], ["f32", [4]]]
+    norm = [["F32", [4]], ["F32", [4]]]
 
     def made(kind: FrameKind, payload: Any = None, tensors: Any = (), part: int = 1 - cell.pipeline) -> Frame:
         return Frame(address=Address(kind, *cell, step, 0, part), epoch=1, tensors=tensors, payload=payload)
@@ -372,9 +372,9 @@ def misfits(node: Any, step: int) -> list[Frame]:
 
     return [
         contributed([[99, norm]], 32),
-        contributed([[0, [["f32", [5]], ["f32", [4]]]]], 36),
-        contributed([[0, [["f32", [4]]]]], 16),
-        contributed([[0, [["f64", [4]], ["f64", [4]]]]], 64),
+        contributed([[0, [["F32", [5]], ["F32", [4]]]]], 36),
+        contributed([[0, [["F32", [4]]]]], 16),
+        contributed([[0, [["F64", [4]], ["F64", [4]]]]], 64),
         contributed([], microbatches=(2,)),
         contributed([], microbatches=(0, 1)),
         contributed([], microbatches=(2, 3, 4)),

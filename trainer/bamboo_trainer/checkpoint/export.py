@@ -27,9 +27,9 @@ from bamboo_core.text import size as bytes_in_words
 from bamboo_trainer.checkpoint import adapters, published
 from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.layer_file import header_bytes
-from bamboo_trainer.checkpoint.sources import DTYPES, StateSource, under_module_names
+from bamboo_trainer.checkpoint.sources import StateSource, under_module_names
 from bamboo_trainer.checkpoint.state_dict import StateEntry, by_file
-from bamboo_trainer.frames.tensors import byte_view
+from bamboo_trainer.frames.tensors import DTYPES, byte_view
 from bamboo_trainer.models.parts import peft_files
 
 Progress = Callable[[int, int], None]  # files done, files in total
@@ -156,7 +156,7 @@ class _Layout:
         specs = []
         ordered = sorted(entries, key=lambda entry: -DTYPES[entry.dtype].itemsize)  # so that each one is aligned
         for entry in ordered:
-            if entry.complex == "c128":
+            if entry.complex and entry.dtype == "F64":
                 raise ExportError(
                     f"{entry.name} is of torch.complex128, which safetensors cannot hold: use --format torch"
                 )

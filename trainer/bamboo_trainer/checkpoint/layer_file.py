@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bamboo_core.checkpoint.errors import CheckpointDamaged
 from bamboo_core.storage.files import Buffer
-from bamboo_trainer.frames.tensors import DTYPES, byte_view
+from bamboo_trainer.frames.tensors import DTYPE_NAMES, DTYPES, byte_view
 from bamboo_trainer.stage.state.group_numbers import Scalar
 from bamboo_trainer.stage.state.layer_state import LayerState
 
@@ -26,23 +26,6 @@ MOST_HEADER: Final = 100 << 20  # bytes; safetensors' own limit
 LENGTH_BYTES: Final = 8  # of the header's length, at the file's beginning
 _ENTRY: Final = "bamboo"
 _ALIGNMENT: Final = 8
-_NAMES: Final = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.complex64: "C64",
-}
-_SIZES: Final = {name: dtype.itemsize for dtype, name in _NAMES.items()}
-_COMPLEX: Final = {torch.complex64: "c64", torch.complex128: "c128"}
-_PARTS: Final = {"c64": "F32", "c128": "F64"}  # the type in which a complex tensor is stored
-assert set(DTYPES.values()) == _NAMES.keys() | _COMPLEX.keys()
 
 
 class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,8 +36,8 @@ class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data_offsets: tuple[int, int]
 
     def __post_init__(self) -> None:
-        size = _SIZES.get(self.dtype)
-        if size is None or math.prod(self.shape) * size != self.bytes:
+        dtype = DTYPES.get(self.dtype)
+        if dtype is None or math.prod(self.shape) * dtype.itemsize != self.bytes:
             raise ValueError(f"a tensor of {self.dtype}, shape {self.shape} in {self.bytes} bytes")
 
     @property
@@ -63,14 +46,14 @@ class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LayerHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The metadata's entry. complex: names of the tensors that were complex, and their dtypes."""
+    """The metadata's entry. complex: names of the tensors that were complex."""
 
     format: int
     layer: Annotated[int, msgspec.Meta(ge=0)]
     version: Annotated[int, msgspec.Meta(ge=0)]
     names: dict[str, str]
     scalars: dict[str, Any]
-    complex: dict[str, str]
+    complex: tuple[str, ...]
 
 
 def encode(state: LayerState) -> list[Buffer]:
@@ -79,20 +62,25 @@ def encode(state: LayerState) -> list[Buffer]:
     Raises ValueError for a dtype that no tensor of a stage has.
     """
     tensors = {name: tensor.detach().cpu().resolve_conj().resolve_neg() for name, tensor in state.tensors.items()}
-    unknown = {tensor.dtype for tensor in tensors.values()} - _NAMES.keys() - _COMPLEX.keys()
+    unknown = {tensor.dtype for tensor in tensors.values()} - DTYPE_NAMES.keys()
     if unknown:
         raise ValueError(f"layer {state.layer} has tensors of {min(map(str, unknown))}, which no checkpoint can hold")
-    stored = {n: torch.view_as_real(t) if t.dtype in _COMPLEX else t for n, t in tensors.items()}
+    stored = {name: as_stored(tensor) for name, tensor in tensors.items()}
     header = LayerHeader(
         format=FORMAT,
         layer=state.layer,
         version=state.version,
         names=dict(state.names),
         scalars=dict(state.scalars),
-        complex={n: _COMPLEX[t.dtype] for n, t in tensors.items() if t.dtype in _COMPLEX},
+        complex=tuple(name for name, tensor in tensors.items() if tensor.is_complex()),
     )
     # json, because other JSON encoders have no place for numbers that are not finite
     return safetensors_bytes(stored, {_ENTRY: json.dumps(msgspec.to_builtins(header))})
+
+
+def as_stored(tensor: Tensor) -> Tensor:
+    """Return the tensor as a layer's file has it."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def decode(data: bytes) -> LayerState:
@@ -133,9 +121,9 @@ def read_header(start: bytes) -> tuple[LayerHeader, dict[str, TensorEntry]]:
         raise CheckpointDamaged(f"layer file of format {header.format}, and this version of Bamboo reads {FORMAT}")
     if not all(value is None or isinstance(value, int | float) for value in header.scalars.values()):
         raise CheckpointDamaged("no safetensors file of a layer (its optimizer's numbers)")
-    for name, kind in header.complex.items():
+    for name in header.complex:
         found = entries.get(name)
-        if found is None or (found.dtype, found.shape[-1:]) != (_PARTS.get(kind), (2,)):
+        if found is None or found.dtype not in ("F32", "F64") or found.shape[-1:] != (2,):
             raise CheckpointDamaged(f"no safetensors file of a layer (complex tensor {name!r})")
     return header, entries
 
@@ -148,10 +136,10 @@ def safetensors_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     """
     whole = {name: tensor.resolve_conj().resolve_neg().contiguous() for name, tensor in tensors.items()}
     for name, tensor in whole.items():
-        if tensor.dtype not in _NAMES:
+        if tensor.dtype not in DTYPE_NAMES or tensor.dtype is torch.complex128:
             raise ValueError(f"{name} is of {tensor.dtype}, which safetensors files do not have")
     order = sorted(whole, key=lambda name: (-whole[name].element_size(), name))  # so that each one is aligned
-    specs = [(name, _NAMES[whole[name].dtype], tuple(whole[name].shape), whole[name].nbytes) for name in order]
+    specs = [(name, DTYPE_NAMES[whole[name].dtype], tuple(whole[name].shape), whole[name].nbytes) for name in order]
     return [header_bytes(specs, metadata), *(byte_view(whole[name]) for name in order if whole[name].nbytes)]
 
 

@@ -17,24 +17,14 @@ from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.complaints import said_by
 from bamboo_core.storage.url import parse_url
 from bamboo_trainer.checkpoint.errors import ExportError
+from bamboo_trainer.checkpoint.layer_file import as_stored
 from bamboo_trainer.checkpoint.state_dict import StateEntry, read_entries, read_layer
 from bamboo_trainer.checkpoint.weights_folder import STAGE_FILES, stages_of
+from bamboo_trainer.frames.tensors import DTYPES
 from bamboo_trainer.models.parts.huggingface_weights import INDEX, SINGLE, published_files
 from bamboo_trainer.tasks.user_code import same_bits
 
 OF_MODULE: Final = re.compile(r"layers\.\d+\.module\.(.+)")  # the names that `from_module` gives its layers' tensors
-DTYPES: Final = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 
 
 class StateSource(Protocol):
@@ -67,7 +57,7 @@ class Checkpoint:
     def tensors(self, file: int, entries: Sequence[StateEntry]) -> Mapping[str, Tensor]:
         """Return a layer's tensors, after comparing them with the file's header."""
         state = read_layer(self.store, self.manifest, file)
-        stored = {n: torch.view_as_real(t) if t.is_complex() else t for n, t in state.tensors.items()}
+        stored = {name: as_stored(tensor) for name, tensor in state.tensors.items()}
         for entry in entries:
             found = stored.get(entry.tensor)
             if found is None or (tuple(found.shape), found.dtype) != (entry.shape, DTYPES[entry.dtype]):
@@ -129,7 +119,7 @@ def _entry(path: Path, number: int, name: str, part: Any) -> StateEntry:
     if dtype not in DTYPES:
         raise CheckpointError(f"{name} in {path} is of type {dtype}, which cannot be used here")
     size = DTYPES[dtype].itemsize * torch.Size(shape).numel()
-    return StateEntry(name=name, layer=number, tensor=name, dtype=dtype, shape=shape, complex="", bytes=size)
+    return StateEntry(name=name, layer=number, tensor=name, dtype=dtype, shape=shape, complex=False, bytes=size)
 
 
 def _opened(path: Path) -> Any:

@@ -27,7 +27,7 @@ _FIRST_BYTES: Final = 64 << 10  # the whole header of most layers fits
 class StateEntry:
     """One tensor of the state dict. layer, tensor: its file, and its name there, which several entries may share.
 
-    dtype, shape: as the file stores them, a complex one with a last dimension of two. complex: "", "c64" or "c128".
+    dtype, shape: as the file stores them, a complex one with a last dimension of two.
     """
 
     name: str
@@ -35,7 +35,7 @@ class StateEntry:
     tensor: str
     dtype: str
     shape: tuple[int, ...]
-    complex: str
+    complex: bool
     bytes: int
 
 
@@ -112,6 +112,6 @@ def _entry(
         tensor=tensor,
         dtype=found.dtype,
         shape=found.shape,
-        complex=header.complex.get(tensor, ""),
+        complex=tensor in header.complex,
         bytes=found.bytes,
     )

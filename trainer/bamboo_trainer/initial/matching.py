@@ -9,14 +9,13 @@ import torch
 
 from bamboo_core.job.spec import InitialSpec
 from bamboo_core.text import count
-from bamboo_trainer.checkpoint.sources import DTYPES
 from bamboo_trainer.checkpoint.state_dict import StateEntry
+from bamboo_trainer.frames.tensors import DTYPES
 from bamboo_trainer.lora import ADAPTER
 from bamboo_trainer.tasks.task_errors import TaskError
 
 FIELD: Final = "task.initialFrom"
 MOST_NAMED: Final = 8
-COMPLEX: Final = {"c64": torch.complex64, "c128": torch.complex128}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +55,7 @@ class OfferedTensor:
     @property
     def dtype(self) -> torch.dtype:
         first = self.entries[0]
-        return COMPLEX[first.complex] if first.complex else DTYPES[first.dtype]
+        return DTYPES[first.dtype].to_complex() if first.complex else DTYPES[first.dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from bamboo_trainer.frames.payloads import Contributed, Contribution
-from bamboo_trainer.frames.tensors import DTYPES
+from bamboo_trainer.frames.tensors import DTYPE_NAMES, DTYPES
 from bamboo_trainer.tasks.running_buffers import intercept, running_modules, shared_buffer
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import named_layer
 
 Parts = tuple[Tensor, ...]
-_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,7 +94,7 @@ class RunningBuffers:
                     f"{type(module).__name__} contributes to buffers, and is none of the layer's modules "
                     "(Module.named_modules): let the layer have it as an attribute"
                 )
-            forms = [(_NAMES[tensor.dtype], tuple(tensor.shape)) for tensor in tensors]
+            forms = [(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for tensor in tensors]
             contributions.append(Contribution(module=number, tensors=forms))
             data += [_bytes(tensor) for tensor in tensors]
         return Recorded(tuple(contributions), _joined(data))
@@ -114,7 +113,7 @@ class RunningBuffers:
             if forms is not None and [(DTYPES[name], shape) for name, shape in contribution.tensors] != forms:
                 raise ValueError(
                     f"a contribution {contribution.tensors[:4]} to {self._named(contribution.module)}, "
-                    f"expected {[(_NAMES[dtype], shape) for dtype, shape in forms]}"
+                    f"expected {[(DTYPE_NAMES[dtype], shape) for dtype, shape in forms]}"
                 )
 
     def _named(self, number: int) -> str:

@@ -18,7 +18,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from bamboo_trainer.frames.tensors import DTYPES, unsendable
+from bamboo_trainer.frames.tensors import unsendable
 from bamboo_trainer.tasks.capture import Capture, Parts, current
 from bamboo_trainer.tasks.task_errors import TaskError, in_task
 
@@ -68,7 +68,7 @@ def contribute(module: nn.Module, *tensors: Tensor) -> None:
     if not all(isinstance(tensor, Tensor) for tensor in tensors):
         raise TaskError(f"contribute: expected tensors, got {[type(t).__name__ for t in tensors]}")
     for tensor in tensors:
-        if wrong := unsendable(tensor, frozenset(DTYPES.values())):
+        if wrong := unsendable(tensor):
             raise TaskError(f"contribute: {type(module).__name__} contributes a tensor of {wrong}")
     if not module.training:
         return

@@ -18,13 +18,12 @@ from torch.nn.parameter import is_lazy
 
 from bamboo_core.control.protocol import MOST_METRICS
 from bamboo_trainer.data.order import pure_seed
-from bamboo_trainer.frames.tensors import DTYPES, unsendable
+from bamboo_trainer.frames.tensors import unsendable
 from bamboo_trainer.task import Dataset, Parts, Task
 from bamboo_trainer.tasks.losses import Sum, checked_name, parted, sum_and_weight
 from bamboo_trainer.tasks.running_buffers import running_modules, spectrally_normed
 from bamboo_trainer.tasks.task_errors import TaskError, blamed, in_task, is_an_error, ran_out_of_memory, told
 
-PASSED: Final = frozenset(d for d in DTYPES.values() if not d.is_complex)  # from layer to layer
 _AS_IT_IS: Final = nullcontext()
 _FILE_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _VERSION: Final = attrgetter("_version")
@@ -155,7 +154,7 @@ def run_layer(
             f"{named_layer(task_layer, layer)} must return a tensor or a tuple of tensors, not {type(result).__name__}"
         )
     for part in result:
-        if wrong := unsendable(part, PASSED):
+        if wrong := unsendable(part, real=True):
             raise TaskError(f"{named_layer(task_layer, layer)} returned a tensor of {wrong}")
     who = named_layer(task_layer, layer)
     return _in_one_layout(_with_own_gradients(parts, result), hooked=not ends_stage, who=who)

@@ -21,7 +21,7 @@ import torch
 from bamboo_core.names import DATA_PLANE_VERSION, LARGE_BODY
 from bamboo_core.planning.plan import WorkerId
 from bamboo_trainer.frames.frame import BULK, STATES, Address, Frame, FrameKind
-from bamboo_trainer.frames.tensors import DTYPES, MAX_BODY, MAX_DIMENSIONS, byte_view, unsendable
+from bamboo_trainer.frames.tensors import DTYPE_NAMES, DTYPES, MAX_BODY, MAX_DIMENSIONS, byte_view, unsendable
 
 MAGIC: Final = b"BMBO"
 VERSION: Final = DATA_PLANE_VERSION
@@ -40,7 +40,6 @@ HEADER: Final = struct.Struct("<4sBB?qqiiqiiIQ")
 _STRIPED_AT: Final = 6
 HELLO_LENGTH: Final = struct.Struct("<H")
 
-_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 _KINDS: Final = {int(kind): kind for kind in FrameKind}
 
 Buffer = bytes | memoryview
@@ -131,9 +130,9 @@ def encode_frame(frame: Frame, *, may_stripe: bool = False) -> Encoded:
     for tensor in frame.tensors:
         ready = tensor.is_cpu and not tensor.requires_grad and tensor.is_contiguous()
         sendable = tensor if ready else tensor.detach().cpu().contiguous()
-        name, size = _NAMES.get(sendable.dtype), sendable.nbytes
+        name, size = DTYPE_NAMES.get(sendable.dtype), sendable.nbytes
         if name is None or sendable.dim() > MAX_DIMENSIONS:
-            raise ValueError(f"{frame.address}: {unsendable(sendable, _NAMES)}")
+            raise ValueError(f"{frame.address}: {unsendable(sendable)}")
         specs.append((name, tuple(sendable.shape)))
         if size:
             parts.append(sendable)

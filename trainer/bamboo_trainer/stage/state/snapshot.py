@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bamboo_core.control.digests import add_digests
-from bamboo_trainer.frames.tensors import DTYPES, unsendable
+from bamboo_trainer.frames.tensors import unsendable
 from bamboo_trainer.stage.checksums import checksum, checksum_of
 from bamboo_trainer.stage.state import early_stop
 from bamboo_trainer.stage.state.optimizer_state import OptimizerState
@@ -27,7 +27,7 @@ NUMBERS = "numbers"  # the name of the optimizer's plain numbers among checksums
 def check(parameters: FlatParameters, optimizer: OptimizerState) -> None:
     """Raise TaskError if a part of the state could never be sent to a replica, or saved in a checkpoint."""
     for name, tensor in _named(parameters, optimizer):
-        if wrong := unsendable(tensor, frozenset(DTYPES.values())):
+        if wrong := unsendable(tensor):
             raise TaskError(f"{name} is a tensor of {wrong}")
     optimizer.scalars()
 
