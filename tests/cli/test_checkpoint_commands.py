@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
 from bamboo.cli.run_options import LocalRunOptions
-from bamboo_core.checkpoint.layout import Attempt
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.job.edits import numbers_digest
 from bamboo_core.storage.bounded import StoreLimits
@@ -32,7 +32,7 @@ def kept(tmp_path):
     manifests = {step: save(store, step) for step in (20, 40, 60, 80)}
     files.delete(manifests[20].place.part(1))
     files.write(manifests[80].place.part(0), [layer_bytes(80, 1)])
-    store.write_part(Attempt(100, "a"), 0, [b"x"])
+    store.write_part(CheckpointId(100, "a"), 0, [b"x"])
     return folder, manifests
 
 

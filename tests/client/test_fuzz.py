@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from bamboo.preemption.scheduling import parse
 from bamboo.traces.files import parse_trace as parse_node_trace
 from bamboo.traces.trace import removal_times
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import codec, protocol
 from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.platform import Platform
@@ -26,7 +27,7 @@ from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import Event, Finish, Interrupted, Send, Tick, WorkerLost
 from bamboo_core.coordinator.job_status import status
 from bamboo_core.coordinator.state import CoordinatorState
-from bamboo_core.planning.plan import Cell, CheckpointId, Plan, plan_problems
+from bamboo_core.planning.plan import Cell, Plan, plan_problems
 from world import World
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6)

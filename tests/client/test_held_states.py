@@ -4,8 +4,9 @@ import msgspec
 import pytest
 
 from bamboo.simulation.job.held_states import HeldStates
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.names import STATE_RATE
-from bamboo_core.planning.plan import Cell, CheckpointId
+from bamboo_core.planning.plan import Cell
 from replica_kit import planned
 from strategy_kit import profile
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received
 from bamboo_core.coordinator import coordinator
@@ -14,7 +15,6 @@ from bamboo_core.coordinator.events import Interrupted, Tick
 from bamboo_core.coordinator.job_status import status, trained_samples
 from bamboo_core.coordinator.progress import EarlierProgress
 from bamboo_core.metrics.job_metrics import samples
-from bamboo_core.planning.plan import CheckpointId
 from checkpoint_world import (
     LAYERS,
     begin,

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo_core.checkpoint.errors import CheckpointDamaged
-from bamboo_core.checkpoint.layout import Attempt, attempt_of, new_attempt
+from bamboo_core.checkpoint.layout import CheckpointId, checkpoint_in, new_checkpoint
 from bamboo_core.checkpoint.manifest import MOST_BYTES, decode, encode
 from checkpoint_kit import made_up_parts, make_manifest
 
-MANIFEST = make_manifest(Attempt(200, "5f0c"))
+MANIFEST = make_manifest(CheckpointId(200, "5f0c"))
 
 
 def sealed(document: dict, form: int = 1) -> bytes:
@@ -86,8 +86,13 @@ def test_a_manifest_that_cannot_be_is_refused(data, message):
 
 
 def test_a_folder_is_that_of_one_attempt():
-    for attempt in (Attempt(0, "a"), Attempt(200, "5f0c2a9b71d4"), Attempt(10**12, "z" * 32), new_attempt(7)):
-        assert attempt_of(attempt.folder) == attempt
+    for attempt in (
+        CheckpointId(0, "a"),
+        CheckpointId(200, "5f0c2a9b71d4"),
+        CheckpointId(10**12, "z" * 32),
+        new_checkpoint(7),
+    ):
+        assert checkpoint_in(attempt.folder) == attempt
     for name in (
         "step-200-a",
         "step-000000200",
@@ -98,8 +103,8 @@ def test_a_folder_is_that_of_one_attempt():
         f"step-000000200-{'a' * 33}",
         "step-9999999999999-a",
     ):
-        assert attempt_of(name) is None
+        assert checkpoint_in(name) is None
     for step, id in ((-1, "a"), (1, ""), (1, "A"), (1, "a/b"), (10**12 + 1, "a")):
-        with pytest.raises(ValueError, match="expected"):
-            Attempt(step, id)
-    assert len({new_attempt(1) for _ in range(100)}) == 100
+        with pytest.raises(msgspec.ValidationError, match="Expected"):
+            msgspec.convert({"step": step, "id": id}, CheckpointId)
+    assert len({new_checkpoint(1) for _ in range(100)}) == 100

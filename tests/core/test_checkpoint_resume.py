@@ -1,6 +1,6 @@
 """From which checkpoint a job goes on."""
 
-from bamboo_core.checkpoint.layout import Attempt
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.resume import choose
 from checkpoint_kit import DIGEST, EPOCH, complete
 from checkpoint_list_kit import damaged, torn, unfinished, unreadable
@@ -28,9 +28,9 @@ def test_the_newest_sound_one_of_this_training_is_taken():
 def test_one_that_turned_out_to_be_damaged_is_passed_over():
     found = [complete(100), complete(200), complete(200, "b", created=NOW)]
     assert choose(found, DIGEST).manifest.attempt == "b"
-    choice = choose(found, DIGEST, bad=[Attempt(200, "b")])
+    choice = choose(found, DIGEST, bad=[CheckpointId(200, "b")])
     assert (choice.manifest.step, choice.manifest.attempt) == (200, "a")
-    assert choice.passed == ((Attempt(200, "b"), "a file of it is damaged, or what it was made of was wrong"),)
+    assert choice.passed == ((CheckpointId(200, "b"), "a file of it is damaged, or what it was made of was wrong"),)
     none = choose(found, DIGEST, layers=3)
     assert none.manifest is None
     assert none.passed[0][1] == "it has 2 layers, and the task has 3"

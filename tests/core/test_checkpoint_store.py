@@ -8,7 +8,7 @@ import pytest
 
 from bamboo_core.checkpoint.errors import CheckpointDamaged, CheckpointExists
 from bamboo_core.checkpoint.found import FoundState
-from bamboo_core.checkpoint.layout import Attempt
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.storage.errors import StoreUnavailable
 from bamboo_core.storage.local_files import LocalFiles
@@ -62,7 +62,7 @@ def test_a_commit_may_be_repeated_but_not_changed(place):
 
 def test_nothing_is_committed_whose_files_are_not_there(place):
     store, files = place
-    attempt = Attempt(20, "a")
+    attempt = CheckpointId(20, "a")
     parts = [store.write_part(attempt, layer, [layer_bytes(20, layer)]) for layer in range(2)]
     files.delete(attempt.part(1))
     for change in (lambda: None, lambda: files.write(attempt.part(1), [b"half"])):
@@ -139,7 +139,7 @@ def test_files_of_a_folder_are_durable_before_they_have_their_name(tmp_path, mon
 
         monkeypatch.setattr(os, name, noted)
     store = CheckpointStore(str(tmp_path / "run"), IMPATIENT)
-    attempt = Attempt(20, "a")
+    attempt = CheckpointId(20, "a")
     part = store.write_part(attempt, 0, [b"x"])
     folder = attempt.folder
     made = [("fsync", tmp_path.name), ("fsync", "run")]
@@ -174,4 +174,4 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path):
     with pytest.raises(StoreUnavailable, match=rf"^cannot write to {tmp_path}/file: "):
         store.probe()
     with pytest.raises(StoreUnavailable, match=rf"^cannot write {tmp_path}/file/step-000000001-a/layer-00000.safe"):
-        store.write_part(Attempt(1, "a"), 0, [b"x"])
+        store.write_part(CheckpointId(1, "a"), 0, [b"x"])

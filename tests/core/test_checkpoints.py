@@ -2,6 +2,7 @@
 
 import pytest
 
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received
 from bamboo_core.coordinator.checkpointing.checkpoints import (
@@ -12,7 +13,7 @@ from bamboo_core.coordinator.checkpointing.checkpoints import (
 )
 from bamboo_core.coordinator.events import Interrupted, Outcome, PreemptionNotice, Tick
 from bamboo_core.coordinator.job_status import status
-from bamboo_core.planning.plan import Cell, CheckpointId
+from bamboo_core.planning.plan import Cell
 from checkpoint_world import FIRST, LAYERS, begin, finished, made, reasons, root_of, save, sent, train, written
 from world import World, silence
 

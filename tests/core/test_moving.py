@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.grid import initial_plan, split_layers
-from bamboo_core.planning.plan import Cell, CheckpointId, Peer, Plan, plan_problems
+from bamboo_core.planning.plan import Cell, Peer, Plan, plan_problems
 from bamboo_core.planning.splits.moving import filled_before, lacking, needed, placed
 from bamboo_core.planning.splits.resplit import Beginning, Grid, resplit_plan
 from bamboo_core.planning.splits.speeds import WorkEstimate

@@ -5,13 +5,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import ChannelClosed, Received
 from bamboo_core.coordinator.events import Outcome, PreemptionNotice, Tick, WorkerLost
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.grid import initial_plan, layer_ranges
-from bamboo_core.planning.plan import Cell, CheckpointId, Peer, plan_misfits, plan_problems
+from bamboo_core.planning.plan import Cell, Peer, plan_misfits, plan_problems
 from bamboo_core.planning.splits.resplit import (
     Beginning,
     Grid,

@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received
 from bamboo_core.coordinator.checkpointing.checkpoints import AGAIN_SECONDS
 from bamboo_core.coordinator.checkpointing.restoring import RESTORE_SECONDS
 from bamboo_core.coordinator.events import Outcome, Tick, WorkerLost
 from bamboo_core.coordinator.job_status import status
-from bamboo_core.planning.plan import Cell, CheckpointId
+from bamboo_core.planning.plan import Cell
 from checkpoint_world import (
     ORIGIN,
     STARTS,

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control.channel_events import Received
 from bamboo_core.control.protocol import CheckpointCommitted, CommitCheckpoint, Message, PartsWritten, SendPlan
 from bamboo_core.coordinator.events import PreemptionNotice, SpecChanged
-from bamboo_core.planning.plan import Cell, CheckpointId
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.frames.frame import Address, Frame, FrameKind
 from bamboo_trainer.transport.base import Arrived
 from journey import Journey, Mark, Through, at

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from bamboo_core.checkpoint.layout import part_name
+from bamboo_core.checkpoint.layout import CheckpointId, part_name
 from bamboo_core.checkpoint.manifest import CheckpointPart
 from bamboo_core.control import protocol
 from bamboo_core.control.protocol import Message
 from bamboo_core.control.weights import CommitWeights, Save
-from bamboo_core.planning.plan import CheckpointId
 from bamboo_trainer.checkpoint.errors import RestoreError
 from bamboo_trainer.stage.state.layer_state import LayerState
 from sim_arithmetic import Oracle

@@ -13,11 +13,12 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
 from bamboo_core.control.digests import add_digests
 from bamboo_core.control.protocol import Message
 from bamboo_core.control.weights import CommitWeights, Save, Saved, WeightsCommitted
-from bamboo_core.planning.plan import ROOT, Cell, CheckpointId
+from bamboo_core.planning.plan import ROOT, Cell
 from bamboo_core.planning.spot_checks import SpotSchedule
 from bamboo_trainer.commit.history import NoHistory
 from bamboo_trainer.commit.step_policy import StepPolicy

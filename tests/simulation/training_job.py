@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bamboo_core.checkpoint.layout import part_name
+from bamboo_core.checkpoint.layout import CheckpointId, part_name
 from bamboo_core.checkpoint.manifest import CheckpointPart
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received, WorkerJoined
@@ -33,7 +33,7 @@ from bamboo_core.coordinator.events import (
 from bamboo_core.coordinator.grids.choosing import SECONDS_PER_OPERATION
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import ReplicaPlacement
-from bamboo_core.planning.plan import Cell, CheckpointId, Plan
+from bamboo_core.planning.plan import Cell, Plan
 from bamboo_core.planning.splits.stage_times import StageTimes
 from bamboo_core.planning.spot_checks import SpotSchedule
 from bamboo_trainer.checkpoint.layer_file import decode, encode

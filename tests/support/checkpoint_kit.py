@@ -11,7 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from bamboo_core.checkpoint.data_record import DataRecord
 from bamboo_core.checkpoint.found import Found, FoundState
-from bamboo_core.checkpoint.layout import Attempt, new_attempt, part_name
+from bamboo_core.checkpoint.layout import CheckpointId, new_checkpoint, part_name
 from bamboo_core.checkpoint.manifest import CheckpointManifest, CheckpointPart, DataPosition, Versions
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.storage.bounded import StoreLimits
@@ -27,7 +27,7 @@ def layer_bytes(step: int, layer: int) -> bytes:
 
 
 def make_manifest(
-    attempt: Attempt, parts=None, *, digest: str = DIGEST, created: float | None = None
+    attempt: CheckpointId, parts=None, *, digest: str = DIGEST, created: float | None = None
 ) -> CheckpointManifest:
     return CheckpointManifest(
         job="small",
@@ -53,7 +53,7 @@ def made_up_parts(step: int, layers: int = 2) -> list[CheckpointPart]:
 
 def save(store: CheckpointStore, step: int, layers: int = 2, *, digest: str = DIGEST) -> CheckpointManifest:
     """A whole checkpoint, as workers write it."""
-    attempt = new_attempt(step)
+    attempt = new_checkpoint(step)
     parts = [store.write_part(attempt, layer, [layer_bytes(step, layer)]) for layer in range(layers)]
     manifest = make_manifest(attempt, parts, digest=digest)
     store.commit(manifest)
@@ -61,7 +61,7 @@ def save(store: CheckpointStore, step: int, layers: int = 2, *, digest: str = DI
 
 
 def complete(step: int, id: str = "a", **options) -> Found:
-    attempt = Attempt(step, id)
+    attempt = CheckpointId(step, id)
     manifest = make_manifest(attempt, **options)
     return Found(attempt=attempt, state=FoundState.COMPLETE, manifest=manifest, modified=manifest.created.timestamp())
 

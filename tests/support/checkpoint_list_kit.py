@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 from bamboo_core.checkpoint.found import Found, FoundState
-from bamboo_core.checkpoint.layout import Attempt
+from bamboo_core.checkpoint.layout import CheckpointId
 from checkpoint_kit import EPOCH, complete
 
 
 def unfinished(step, id="u", modified=EPOCH):
     return Found(
-        attempt=Attempt(step, id), state=FoundState.UNFINISHED, modified=modified, reason="it was never committed"
+        attempt=CheckpointId(step, id), state=FoundState.UNFINISHED, modified=modified, reason="it was never committed"
     )
 
 
@@ -19,9 +19,9 @@ def damaged(step, id="d", **options):
 
 def torn(step, id="t"):
     return Found(
-        attempt=Attempt(step, id), state=FoundState.DAMAGED, reason="the manifest cannot be read", modified=EPOCH
+        attempt=CheckpointId(step, id), state=FoundState.DAMAGED, reason="the manifest cannot be read", modified=EPOCH
     )
 
 
 def unreadable(step, id="r"):
-    return Found(attempt=Attempt(step, id), state=FoundState.UNREADABLE, reason="permission denied")
+    return Found(attempt=CheckpointId(step, id), state=FoundState.UNREADABLE, reason="permission denied")

@@ -5,7 +5,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from bamboo_core.planning.plan import Cell, CheckpointId, Plan
+from bamboo_core.checkpoint.layout import CheckpointId
+from bamboo_core.planning.plan import Cell, Plan
 from bamboo_trainer.engine.components import Components
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.ports import Ports

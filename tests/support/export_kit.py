@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from bamboo_core.checkpoint.layout import Attempt
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.manifest import CheckpointManifest
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_trainer.checkpoint.layer_file import encode
@@ -11,7 +11,7 @@ from checkpoint_kit import make_manifest
 
 
 def write(store: CheckpointStore, stages: Sequence[Stage], step: int, attempt: str = "a") -> CheckpointManifest:
-    place = Attempt(step, attempt)
+    place = CheckpointId(step, attempt)
     parts = {
         layer: store.write_part(place, layer, encode(state))
         for stage in stages

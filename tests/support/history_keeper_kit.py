@@ -3,9 +3,10 @@
 import threading
 from pathlib import Path
 
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.history.files import HistoryFiles
 from bamboo_core.history.records import StepRecord
-from bamboo_core.planning.plan import Assignment, CheckpointId, Layout, Peer, Plan
+from bamboo_core.planning.plan import Assignment, Layout, Peer, Plan
 from bamboo_trainer.frames.payloads import Commit
 from bamboo_trainer.worker.history.history_buffer import Rates
 from bamboo_trainer.worker.history.history_keeper import HistoryKeeper

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received
-from bamboo_core.planning.plan import Cell, CheckpointId
+from bamboo_core.planning.plan import Cell
 from bamboo_core.planning.splits.stage_times import StageTimes
 from world import World
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.platform import Platform
@@ -27,7 +28,7 @@ from bamboo_core.coordinator.workers.membership import surplus_requests
 from bamboo_core.coordinator.workers.record import Workers
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import gives_back
-from bamboo_core.planning.plan import Cell, CheckpointId, Plan, plan_problems
+from bamboo_core.planning.plan import Cell, Plan, plan_problems
 from manifest_kit import bamboojob, training
 
 

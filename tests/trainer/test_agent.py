@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control.protocol import (
     Bye,
     Heartbeat,
@@ -30,7 +31,7 @@ from bamboo_core.control.weights import CommitWeights, Save, Saved
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED
 from bamboo_core.planning.grid import initial_plan
-from bamboo_core.planning.plan import CheckpointId, Peer, Plan
+from bamboo_core.planning.plan import Peer, Plan
 from bamboo_trainer.data.record import record_of
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import RealInterrupt

@@ -16,12 +16,11 @@ import torch
 from msgspec.structs import replace
 
 from bamboo_core.checkpoint.data_record import DataRecord, LookedAt
-from bamboo_core.checkpoint.layout import Attempt
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.control import protocol
 from bamboo_core.control.protocol import Message
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.planning.plan import CheckpointId
 from bamboo_core.storage.files import Buffer
 from bamboo_core.storage.local_files import LocalFiles
 from bamboo_trainer.checkpoint import checkpointing
@@ -257,7 +256,7 @@ def test_what_did_not_fit_is_removed_so_that_the_next_one_fits(
     other.part.keep(at(2), others.values.layer_states(), 0.0)
     for _ in others.values.layers:
         assert isinstance(other.hear(), protocol.PartsWritten)
-    old = folder / Attempt(0, "dead").folder
+    old = folder / CheckpointId(0, "dead").folder
     old.mkdir()
     (old / "layer-00000.safetensors").write_bytes(b"x")
     long_ago = time.time() - 2 * 3600.0
@@ -269,7 +268,7 @@ def test_what_did_not_fit_is_removed_so_that_the_next_one_fits(
     assert "no space left" in said.message
     assert worker.find().checkpoint == at(1), "it is what is asked for next, when what is left has been removed"
     worker.settle()
-    assert {one.name for one in folder.iterdir()} == {Attempt(1, "a1").folder}
+    assert {one.name for one in folder.iterdir()} == {CheckpointId(1, "a1").folder}
     worker.part.close()
     other.part.close()
 
@@ -303,8 +302,8 @@ def test_a_worker_that_ends_leaves_nothing_of_what_it_has_written_in_part(
     closing.start()
     disk.may.set()
     closing.join()
-    assert {one.name for one in folder.iterdir()} == {Attempt(1, "a1").folder}
-    assert len(list((folder / Attempt(1, "a1").folder).iterdir())) == LAYERS + 1
+    assert {one.name for one in folder.iterdir()} == {CheckpointId(1, "a1").folder}
+    assert len(list((folder / CheckpointId(1, "a1").folder).iterdir())) == LAYERS + 1
 
 
 def test_a_worker_that_ends_commits_what_is_written_in_whole_and_removes_what_is_given_up(
@@ -335,8 +334,8 @@ def test_a_worker_that_ends_commits_what_is_written_in_whole_and_removes_what_is
     disk.may.set()
     closing.join()
     other.part.close()
-    assert {one.name for one in folder.iterdir()} == {Attempt(n, f"a{n}").folder for n in (1, 2)}
-    assert CheckpointStore(str(folder)).manifest(Attempt(2, "a2")).step == 2
+    assert {one.name for one in folder.iterdir()} == {CheckpointId(n, f"a{n}").folder for n in (1, 2)}
+    assert CheckpointStore(str(folder)).manifest(CheckpointId(2, "a2")).step == 2
 
 
 def test_who_hears_that_a_checkpoint_is_given_up_writes_no_more_of_it_and_removes_what_is_there(
@@ -351,7 +350,7 @@ def test_who_hears_that_a_checkpoint_is_given_up_writes_no_more_of_it_and_remove
     worker.part.drop([at(2)])
     assert worker.find().checkpoint == at(1)
     worker.settle()
-    assert {one.name for one in folder.iterdir()} == {Attempt(1, "a1").folder}
+    assert {one.name for one in folder.iterdir()} == {CheckpointId(1, "a1").folder}
     worker.part.drop([at(1)])
     assert worker.find().checkpoint == at(1), "a complete one stays, whatever is said"
     worker.part.keep(at(1), {}, 0.0)

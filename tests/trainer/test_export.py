@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from bamboo_core.checkpoint.errors import CheckpointDamaged, CheckpointError
-from bamboo_core.checkpoint.layout import Attempt
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.storage.local_files import LocalFiles
 from bamboo_trainer.checkpoint.errors import ExportError
@@ -160,8 +160,8 @@ def test_damage_is_told_in_the_same_words_wherever_it_is(tmp_path):
 
 def test_a_file_that_was_written_as_something_else_is_named(tmp_path):
     store = CheckpointStore(str(tmp_path))
-    part = store.write_part(Attempt(0, "a"), 0, [b"no layer at all"])
-    manifest = make_manifest(Attempt(0, "a"), [part])
+    part = store.write_part(CheckpointId(0, "a"), 0, [b"no layer at all"])
+    manifest = make_manifest(CheckpointId(0, "a"), [part])
     store.commit(manifest)
     with pytest.raises(CheckpointDamaged, match=r"layer-00000.safetensors: no safetensors file of a layer") as restored:
         read_layer(store, manifest, 0)
@@ -215,9 +215,9 @@ def test_a_layer_of_another_step_or_place_is_damage(tmp_path):
     store = CheckpointStore(str(tmp_path))
     stages = chain(TASK, [(0, 5)])
     parts = [
-        store.write_part(Attempt(7, "a"), n, encode(state)) for n, state in stages[0].values.layer_states().items()
+        store.write_part(CheckpointId(7, "a"), n, encode(state)) for n, state in stages[0].values.layer_states().items()
     ]
-    manifest = make_manifest(Attempt(7, "a"), parts)
+    manifest = make_manifest(CheckpointId(7, "a"), parts)
     store.commit(manifest)
     with pytest.raises(CheckpointDamaged, match=r"layer-00000.safetensors: it is layer 0 of step 0"):
         export(Checkpoint(store, manifest), ExportForm.TORCH, tmp_path / "out", force=False, progress=quiet)
@@ -230,7 +230,7 @@ def test_memory_is_bounded_by_a_layer(tmp_path):
 import resource, sys
 from pathlib import Path
 import torch
-from bamboo_core.checkpoint.layout import Attempt
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_trainer.checkpoint.export import ExportForm, export
 from bamboo_trainer.checkpoint.layer_file import encode
@@ -243,8 +243,8 @@ for layer in range(24):
     name = f"parameter:{layer}.weight"
     state = LayerState(layer=layer, version=1, tensors={name: torch.full((1 << 20,), float(layer))}, scalars={},
                        names={"weight": name})
-    parts.append(store.write_part(Attempt(1, "a"), layer, encode(state)))
-manifest = make_manifest(Attempt(1, "a"), parts)
+    parts.append(store.write_part(CheckpointId(1, "a"), layer, encode(state)))
+manifest = make_manifest(CheckpointId(1, "a"), parts)
 store.commit(manifest)
 output = Path(sys.argv[1], "warm")
 export(Checkpoint(store, manifest), ExportForm.SAFETENSORS, output, force=False, progress=lambda *_: None)

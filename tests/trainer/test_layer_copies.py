@@ -8,8 +8,9 @@ import msgspec
 import pytest
 import torch
 
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control.protocol import CopiesHeld, StateHeld, WorkerWarning
-from bamboo_core.planning.plan import CheckpointId, Peer, Plan
+from bamboo_core.planning.plan import Peer, Plan
 from bamboo_trainer.engine.layer_copies import LayerCopies
 from bamboo_trainer.engine.layer_exchange import LayerExchange
 from bamboo_trainer.frames.frame import Address, Frame, FrameKind

@@ -12,7 +12,7 @@ from safetensors.torch import load
 
 from bamboo_core.checkpoint import manifest as manifests
 from bamboo_core.checkpoint.errors import CheckpointDamaged
-from bamboo_core.checkpoint.layout import Attempt
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_trainer.checkpoint.checkpointing import versions
 from bamboo_trainer.checkpoint.layer_file import decode, encode, header_size, read_header
 from bamboo_trainer.frames.tensors import DTYPES, byte_view
@@ -141,7 +141,7 @@ def test_a_foreign_file_is_damaged_and_nothing_worse(change):
 
 
 def test_a_manifest_can_say_which_versions_wrote_it():
-    manifest = replace(make_manifest(Attempt(1, "a")), versions=versions())
+    manifest = replace(make_manifest(CheckpointId(1, "a")), versions=versions())
     assert manifests.decode(manifests.encode(manifest)).versions.torch == str(torch.__version__)
 
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bamboo_core.checkpoint.layout import Attempt
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_trainer.checkpoint.__main__ import main as export
 from bamboo_trainer.checkpoint.layer_file import encode
@@ -31,7 +31,7 @@ ENTRYPOINT = "bamboo_trainer.models.huggingface:build"
 
 def write_checkpoint(folder: Path, task: Task, state: dict[str, Tensor]) -> None:
     """Of two stages, as they write it."""
-    store, place, parts = CheckpointStore(str(folder)), Attempt(0, "a"), {}
+    store, place, parts = CheckpointStore(str(folder)), CheckpointId(0, "a"), {}
     for stage in chain(task, [(0, 3), (3, 5)]):
         for number, layer in stage.values.layers.items():
             prefix = f"layers.{number}."

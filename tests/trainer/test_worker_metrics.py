@@ -14,9 +14,10 @@ import torch
 from prometheus_kit import promtool
 
 from bamboo_core.checkpoint.data_record import DataRecord
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control.memory import SentTraffic, Traffic
 from bamboo_core.metrics.exposition import Exporter
-from bamboo_core.planning.plan import Cell, CheckpointId
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.checkpoint.checkpointing import Checkpointing
 from bamboo_trainer.frames.frame import Address, Again, Frame
 from bamboo_trainer.frames.frame import FrameKind as FrameKind

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from bamboo_core.checkpoint.layout import Attempt
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.manifest import CheckpointManifest
 
 
@@ -22,7 +22,7 @@ class FoundState(StrEnum):
 class Found:
     """The folder of an attempt."""
 
-    attempt: Attempt
+    attempt: CheckpointId
     state: FoundState
     manifest: CheckpointManifest | None = None  # if it is sound
     reason: str = ""  # why it is not Complete

@@ -7,8 +7,9 @@ step-000000200-5f0c2a9b71d4/manifest.json              written last: without it 
 
 import re
 import secrets
-from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
+
+import msgspec
 
 MANIFEST: Final = "manifest.json"
 LARGEST_STEP: Final = 10**12
@@ -17,20 +18,13 @@ ID_PATTERN: Final = r"^[a-z0-9]{1,32}$"
 _FOLDER: Final = re.compile(r"step-([0-9]{9,13})-([a-z0-9]{1,32})")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Attempt:
-    """One attempt to write the state of one step. It has a folder of its own, so an interrupted attempt and its
-    repetition never touch the same file.
+class CheckpointId(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
+    """One attempt to keep the state of one step, in the job's store or in its workers' memory. In a store it has a
+    folder of its own, so an interrupted attempt and its repetition never touch the same file.
     """
 
-    step: int
-    id: str  # lower-case letters and digits, unique for the step
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.step <= LARGEST_STEP or not re.fullmatch(ID_PATTERN, self.id):
-            raise ValueError(
-                f"attempt {self.id!r} at step {self.step}: expected 1 to 32 letters and digits, and a step"
-            )
+    step: Annotated[int, msgspec.Meta(ge=0, le=LARGEST_STEP)]  # optimizer steps that its state has seen
+    id: Annotated[str, msgspec.Meta(pattern=ID_PATTERN)]  # unique for the step
 
     @property
     def folder(self) -> str:
@@ -44,9 +38,9 @@ class Attempt:
         return f"{self.folder}/{part_name(layer)}"
 
 
-def new_attempt(step: int) -> Attempt:
-    """Return an attempt at that step with a random id."""
-    return Attempt(step, secrets.token_hex(6))
+def new_checkpoint(step: int) -> CheckpointId:
+    """Return a checkpoint of that step with a random id."""
+    return CheckpointId(step, secrets.token_hex(6))
 
 
 def part_name(layer: int) -> str:
@@ -54,10 +48,10 @@ def part_name(layer: int) -> str:
     return f"layer-{layer:05}.safetensors"
 
 
-def attempt_of(folder: str) -> Attempt | None:
-    """Return the attempt of a folder; None if the name is not an attempt's."""
+def checkpoint_in(folder: str) -> CheckpointId | None:
+    """Return the checkpoint of a folder; None if the name is not a checkpoint's."""
     match = _FOLDER.fullmatch(folder)
     if not match or int(match[1]) > LARGEST_STEP:
         return None
-    attempt = Attempt(int(match[1]), match[2])
-    return attempt if attempt.folder == folder else None
+    found = CheckpointId(int(match[1]), match[2])
+    return found if found.folder == folder else None

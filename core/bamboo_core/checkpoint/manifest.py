@@ -12,7 +12,7 @@ import msgspec
 
 from bamboo_core.checkpoint.data_record import DataRecord
 from bamboo_core.checkpoint.errors import CheckpointDamaged
-from bamboo_core.checkpoint.layout import ID_PATTERN, LARGEST_STEP, MOST_LAYERS, Attempt, part_name
+from bamboo_core.checkpoint.layout import ID_PATTERN, LARGEST_STEP, MOST_LAYERS, CheckpointId, part_name
 
 FORMAT: Final = 1
 MOST_BYTES: Final = 32 << 20  # of a manifest; 100,000 layers take less
@@ -65,9 +65,9 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     score: float | None = None
 
     @property
-    def place(self) -> Attempt:
+    def place(self) -> CheckpointId:
         """The attempt of the checkpoint, which names its folder."""
-        return Attempt(self.step, self.attempt)
+        return CheckpointId(self.step, self.attempt)
 
     @property
     def bytes(self) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from bamboo_core.checkpoint.found import Found, FoundState, newest_first
-from bamboo_core.checkpoint.layout import Attempt
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.manifest import CheckpointManifest
 
 
@@ -13,7 +13,7 @@ class Choice:
     """The checkpoint that a job resumes from."""
 
     manifest: CheckpointManifest | None  # None if there is none
-    passed: tuple[tuple[Attempt, str], ...] = ()  # newer ones that were rejected, and why, newest first
+    passed: tuple[tuple[CheckpointId, str], ...] = ()  # newer ones that were rejected, and why, newest first
 
 
 def choose(
@@ -22,7 +22,7 @@ def choose(
     *,
     layers: int | None = None,
     steps: int | None = None,
-    bad: Collection[Attempt] = (),
+    bad: Collection[CheckpointId] = (),
 ) -> Choice:
     """Return the newest complete checkpoint of this job.
 
@@ -30,7 +30,7 @@ def choose(
     checkpoint may have. bad: checkpoints that proved damaged when read. Newer unfinished ones are skipped silently,
     since their existence was never reported.
     """
-    passed: list[tuple[Attempt, str]] = []
+    passed: list[tuple[CheckpointId, str]] = []
     for one in sorted(found, key=newest_first):
         if one.state is FoundState.UNFINISHED:
             continue
@@ -43,7 +43,7 @@ def choose(
     return Choice(manifest=None, passed=tuple(passed))
 
 
-def _unfit(one: Found, digest: str, layers: int | None, bad: Collection[Attempt]) -> str:
+def _unfit(one: Found, digest: str, layers: int | None, bad: Collection[CheckpointId]) -> str:
     """Return why it cannot be used; "" if it can."""
     if one.manifest is None or one.state is not FoundState.COMPLETE:
         return one.reason

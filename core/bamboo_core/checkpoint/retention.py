@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from bamboo_core.checkpoint.found import Found, FoundState, newest_first
-from bamboo_core.checkpoint.layout import Attempt
+from bamboo_core.checkpoint.layout import CheckpointId
 
 DEAD_AFTER_SECONDS: Final = 24 * 3600.0
 GIVEN_UP_SECONDS: Final = 3600.0  # twice the limit for writing a checkpoint: a writer silent for longer has given up
@@ -17,7 +17,7 @@ def removable(
     now: float,
     digest: str | None = None,
     dead_after: float = DEAD_AFTER_SECONDS,
-) -> tuple[Attempt, ...]:
+) -> tuple[CheckpointId, ...]:
     """Return the attempts to remove, oldest first.
 
     keep: the number of complete ones that stay, at least the newest one, the one written last and the one with the best

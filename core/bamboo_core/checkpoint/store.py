@@ -11,7 +11,7 @@ from typing import Final
 from bamboo_core.checkpoint import manifest as manifests
 from bamboo_core.checkpoint.errors import CheckpointDamaged, CheckpointExists
 from bamboo_core.checkpoint.found import Found, FoundState, newest_first
-from bamboo_core.checkpoint.layout import MANIFEST, Attempt, attempt_of, new_attempt, part_name
+from bamboo_core.checkpoint.layout import MANIFEST, CheckpointId, checkpoint_in, new_checkpoint, part_name
 from bamboo_core.checkpoint.manifest import CheckpointManifest, CheckpointPart
 from bamboo_core.storage.bounded import BoundedCalls, MissingFile, StoreLimits, at_once
 from bamboo_core.storage.errors import StorageError, StoreUnavailable
@@ -50,7 +50,7 @@ class CheckpointStore:
 
     def probe(self) -> None:
         """Check that this process may write, read and remove files. Raises StorageError now rather than hours later."""
-        attempt = new_attempt(0)
+        attempt = new_checkpoint(0)
         path = f"{attempt.folder}/{_PROBE.decode()}"
         self._write(f"cannot write to {self.shown}", lambda: self._files.write(path, [_PROBE]))
         try:
@@ -59,7 +59,7 @@ class CheckpointStore:
         finally:
             self._delete(attempt.folder)
 
-    def write_part(self, attempt: Attempt, layer: int, chunks: Sequence[Buffer]) -> CheckpointPart:
+    def write_part(self, attempt: CheckpointId, layer: int, chunks: Sequence[Buffer]) -> CheckpointPart:
         """Write a layer's file durably; return its entry for the manifest. Raises StoreUnavailable. chunks: the file's
         bytes, in order; they must not change meanwhile.
         """
@@ -99,7 +99,7 @@ class CheckpointStore:
         ignored. Raises StoreUnavailable if the folder itself cannot be listed.
         """
         entries = self._entries("")
-        folders = [entry for entry in entries if entry.size is None and attempt_of(entry.name) is not None]
+        folders = [entry for entry in entries if entry.size is None and checkpoint_in(entry.name) is not None]
         if not folders:
             return ()
         found = at_once(self._look, folders)
@@ -131,19 +131,19 @@ class CheckpointStore:
             else:
                 yield part, ""
 
-    def delete(self, attempt: Attempt) -> None:
+    def delete(self, attempt: CheckpointId) -> None:
         """Remove a checkpoint, its manifest first, so that an interruption leaves none. Raises StoreUnavailable."""
         self._delete(attempt.manifest)
         self._delete(attempt.folder)
 
-    def delete_unfinished(self, attempt: Attempt) -> None:
+    def delete_unfinished(self, attempt: CheckpointId) -> None:
         """Remove the files of an abandoned attempt, unless it is complete. Raises StoreUnavailable."""
         if not any(entry.name == MANIFEST for entry in self._entries(attempt.folder)):
             self._delete(attempt.folder)
 
     def _look(self, folder: FileEntry) -> Found | None:
         """Inspect an attempt's folder; None if it has just been removed."""
-        attempt = attempt_of(folder.name)
+        attempt = checkpoint_in(folder.name)
         assert attempt is not None
         try:
             entries = self._entries(attempt.folder)
@@ -170,11 +170,11 @@ class CheckpointStore:
             return result(state=FoundState.DAMAGED, manifest=manifest, reason=problem)
         return result(state=FoundState.COMPLETE, manifest=manifest)
 
-    def manifest(self, attempt: Attempt) -> CheckpointManifest:
+    def manifest(self, attempt: CheckpointId) -> CheckpointManifest:
         """Return a checkpoint's manifest. Raises CheckpointDamaged if it is missing or damaged; StoreUnavailable."""
         return self._manifest(attempt)
 
-    def _manifest(self, attempt: Attempt) -> CheckpointManifest:
+    def _manifest(self, attempt: CheckpointId) -> CheckpointManifest:
         manifest = manifests.decode(self._read(attempt.manifest, 0, manifests.MOST_BYTES + 1))
         if manifest.place != attempt:
             raise CheckpointDamaged(f"the manifest is that of {manifest.place.folder}")

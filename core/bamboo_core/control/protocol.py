@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import msgspec
 
 from bamboo_core.checkpoint.data_record import DataRecord
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.manifest import CheckpointPart
 from bamboo_core.control.digests import Digest
 from bamboo_core.control.evaluations import EarlyStop
@@ -17,7 +18,7 @@ from bamboo_core.control.platform import Platform
 from bamboo_core.control.weights import CommitWeights, Save, Saved, WeightsCommitted
 from bamboo_core.job.spec import MOST_LAYERS
 from bamboo_core.names import PROTOCOL_VERSION
-from bamboo_core.planning.plan import Cell, CheckpointId, Plan, Port, Short, WorkerId
+from bamboo_core.planning.plan import Cell, Plan, Port, Short, WorkerId
 from bamboo_core.planning.splits.stage_times import MOST_TIMES, StageTimes
 from bamboo_core.planning.steps.layer_bytes import LayerBytes
 

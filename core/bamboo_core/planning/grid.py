@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from types import MappingProxyType
 
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.job.placement_spec import SpreadPolicy
 from bamboo_core.job.spec import JobSpec, PipelineSchedule, RedundancySpec, TopologySpec
 from bamboo_core.job.training_spec import TrainingSpec
 from bamboo_core.planning.gradient_groups import group_bounds, pipeline_bounds
-from bamboo_core.planning.plan import Assignment, CheckpointId, Layout, Peer, Plan, WorkerId, owner_spread
+from bamboo_core.planning.plan import Assignment, Layout, Peer, Plan, WorkerId, owner_spread
 from bamboo_core.planning.ring import are_apart, replicas_in, rows, share_nodes
 from bamboo_core.text import count
 

@@ -13,6 +13,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.job.spec import MOST_LAYERS, MOST_STAGES, MOST_WORKERS, JobSpec, PipelineSchedule, RedundancyMode
 from bamboo_core.planning.gradient_groups import SumNode, are_bounds, group_bounds, share_of
 
@@ -136,13 +137,6 @@ def owner_spread(rows: Sequence[Sequence[WorkerId]], peers: Mapping[WorkerId, Pe
         least = min(len({places[worker] for worker in owners}) for owners in zip(*rows, strict=True))
         spreads.append(OwnerSpread(least, len(set(places.values()))))
     return tuple(spreads)
-
-
-class CheckpointId(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, order=True):
-    """A checkpoint in the job's store."""
-
-    step: Annotated[int, msgspec.Meta(ge=0, le=MOST_EPOCHS)]  # optimizer steps that its state has seen
-    id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]{1,32}$")]  # identifies the attempt
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):

@@ -20,7 +20,7 @@ import torch
 from bamboo_core.checkpoint.data_record import DataRecord, difference
 from bamboo_core.checkpoint.errors import CheckpointDamaged, CheckpointExists
 from bamboo_core.checkpoint.found import FoundState
-from bamboo_core.checkpoint.layout import Attempt
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.manifest import CheckpointManifest, CheckpointPart, DataPosition, Versions
 from bamboo_core.checkpoint.resume import choose
 from bamboo_core.checkpoint.retention import DEAD_AFTER_SECONDS, GIVEN_UP_SECONDS, removable
@@ -38,7 +38,6 @@ from bamboo_core.control.protocol import (
 )
 from bamboo_core.job.edits import numbers_digest
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.planning.plan import CheckpointId
 from bamboo_core.storage.errors import StorageError
 from bamboo_trainer.checkpoint.errors import RestoreError
 from bamboo_trainer.checkpoint.layer_file import encode
@@ -239,7 +238,7 @@ class Checkpointing:
 
     def _remove(self, checkpoint: CheckpointId) -> None:
         if checkpoint == self._begun:
-            self._open().delete_unfinished(Attempt(checkpoint.step, checkpoint.id))
+            self._open().delete_unfinished(checkpoint)
             self._begun = None
 
     def _handle(self, work: Work) -> None:
@@ -277,7 +276,7 @@ class Checkpointing:
                 )
 
     def _write(self, checkpoint: CheckpointId, state: LayerState) -> CheckpointPart:
-        return self._open().write_part(Attempt(checkpoint.step, checkpoint.id), state.layer, encode(state))
+        return self._open().write_part(checkpoint, state.layer, encode(state))
 
     def _commit(self, checkpoint: CheckpointId, parts: Sequence[CheckpointPart], score: float | None) -> None:
         spec = self._spec
@@ -313,7 +312,7 @@ class Checkpointing:
             logger.warning("old checkpoints were not removed: %s", error)
 
     def _find(self, request: FindCheckpoint) -> CheckpointFound:
-        number, attempts = request.number, {Attempt(one.step, one.id) for one in request.bad}
+        number, attempts = request.number, request.bad
         there, steps = self._open().list(), self._spec.training.steps
         choice = choose(there, self._digest, layers=self._layers, steps=steps, bad=attempts)
         newest = choice.manifest.step if choice.manifest else -1
@@ -330,7 +329,7 @@ class Checkpointing:
             if attempt not in attempts
         )
         manifest = choice.manifest
-        found = CheckpointId(step=manifest.step, id=manifest.attempt) if manifest else None
+        found = manifest.place if manifest else None
         other = self._other_data(manifest) if manifest else ""
         return CheckpointFound(number=number, checkpoint=found, passed=passed, other_data=other[:MOST_TEXT])
 
@@ -343,7 +342,7 @@ class Checkpointing:
 
     def _manifest(self, checkpoint: CheckpointId) -> CheckpointManifest:
         if checkpoint not in self._manifests:
-            self._manifests = {checkpoint: self._open().manifest(Attempt(checkpoint.step, checkpoint.id))}
+            self._manifests = {checkpoint: self._open().manifest(checkpoint)}
         return self._manifests[checkpoint]
 
     def _open(self) -> CheckpointStore:

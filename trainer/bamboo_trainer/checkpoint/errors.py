@@ -1,6 +1,6 @@
 """Errors of restoring a checkpoint, and of an export."""
 
-from bamboo_core.planning.plan import CheckpointId
+from bamboo_core.checkpoint.layout import CheckpointId
 
 
 class RestoreError(Exception):

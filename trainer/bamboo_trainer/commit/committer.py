@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control.evaluations import EarlyStop
 from bamboo_core.control.protocol import (
     MOST_EVALUATIONS,
@@ -17,7 +18,7 @@ from bamboo_core.control.protocol import (
     TakeCheckpoint,
 )
 from bamboo_core.metrics.histogram import STEP_SECONDS, Histogram
-from bamboo_core.planning.plan import ROOT, CheckpointId, Layout, Plan, WorkerId
+from bamboo_core.planning.plan import ROOT, Layout, Plan, WorkerId
 from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.commit.history import History

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control.protocol import (
     MOST_TEXT,
     CheckpointFailed,
@@ -22,7 +23,7 @@ from bamboo_core.control.protocol import (
     TakeCheckpoint,
 )
 from bamboo_core.metrics.histogram import STEP_SECONDS, Histogram
-from bamboo_core.planning.plan import CheckpointId, Plan, WorkerId
+from bamboo_core.planning.plan import Plan, WorkerId
 from bamboo_core.planning.shares import kept_share
 from bamboo_core.planning.splits.stage_times import StageTimes
 from bamboo_trainer.checkpoint.errors import RestoreError

@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control.protocol import CopiesHeld, KeepLastState, StateHeld, WorkerWarning
-from bamboo_core.planning.plan import CheckpointId, Plan, WorkerId
+from bamboo_core.planning.plan import Plan, WorkerId
 from bamboo_core.planning.shares import share
 from bamboo_core.text import size as text_of
 from bamboo_trainer.commit.coordinator import Coordinator

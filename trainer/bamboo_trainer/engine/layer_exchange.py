@@ -6,7 +6,8 @@ worker has, or has any more when asked, are read from the store.
 
 from collections.abc import Iterable
 
-from bamboo_core.planning.plan import CheckpointId, Plan, WorkerId
+from bamboo_core.checkpoint.layout import CheckpointId
+from bamboo_core.planning.plan import Plan, WorkerId
 from bamboo_trainer.engine.layer_copies import LayerCopies
 from bamboo_trainer.frames.frame import Address, Frame, FrameKind
 from bamboo_trainer.frames.payloads import HeldLayer, LayersWanted

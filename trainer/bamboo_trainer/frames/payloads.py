@@ -11,11 +11,12 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 import torch
 
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control.evaluations import EarlyStop
 from bamboo_core.control.protocol import MOST_METRICS, Evaluations
 from bamboo_core.history.records import EvaluationRecord, StepRecord
 from bamboo_core.job.spec import MOST_LAYERS
-from bamboo_core.planning.plan import Cell, CheckpointId, WorkerId
+from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_trainer.frames.frame import BOUNDARY, Again, Frame, FrameKind
 from bamboo_trainer.frames.tensors import DTYPES, MAX_BODY, MAX_DIMENSIONS
 

@@ -12,11 +12,12 @@ from bamboo.simulation.job.held_states import HeldStates
 from bamboo.simulation.job.job_record import JobRecord
 from bamboo.simulation.job.virtual_clock import Timer, VirtualClock
 from bamboo.simulation.job.zone_traffic import TrafficKind, Transfer, ZoneTraffic, by_zone, step_traffic
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.manifest import CheckpointPart
 from bamboo_core.control import protocol
 from bamboo_core.control.guard import StateSums
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.planning.plan import ROOT, Cell, CheckpointId, Plan, WorkerId
+from bamboo_core.planning.plan import ROOT, Cell, Plan, WorkerId
 from bamboo_core.planning.profile import ModelProfile
 from bamboo_core.planning.shares import kept_share, share
 from bamboo_core.planning.splits.moving import needed

@@ -7,6 +7,7 @@ and writes them while training goes on; when all are durable, one worker writes 
 from hashlib import sha256
 from typing import Final
 
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import evaluations, protocol
 from bamboo_core.coordinator.checkpoint_counts import AbandonReason
 from bamboo_core.coordinator.checkpointing import copies
@@ -16,7 +17,7 @@ from bamboo_core.coordinator.ending.record import Stopping
 from bamboo_core.coordinator.events import Emit, Outcome, Send
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState, Turn
-from bamboo_core.planning.plan import ROOT, CheckpointId, Plan, WorkerId
+from bamboo_core.planning.plan import ROOT, Plan, WorkerId
 from bamboo_core.planning.shares import share
 from bamboo_core.text import one_line
 

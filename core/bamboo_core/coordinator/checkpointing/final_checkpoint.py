@@ -7,6 +7,7 @@ Then those who have finished the stages, and keep them until they are told to le
 
 from hashlib import sha256
 
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
 from bamboo_core.coordinator.checkpoint_counts import AbandonReason
 from bamboo_core.coordinator.checkpointing.checkpoints import AGAIN_SECONDS, MOST_WRITERS
@@ -14,7 +15,7 @@ from bamboo_core.coordinator.checkpointing.record import MOST_FAILURES
 from bamboo_core.coordinator.events import Emit, Send
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState, Turn
-from bamboo_core.planning.plan import CheckpointId, WorkerId
+from bamboo_core.planning.plan import WorkerId
 from bamboo_core.planning.shares import share
 
 

@@ -4,10 +4,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.manifest import CheckpointPart
 from bamboo_core.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts
 from bamboo_core.coordinator.replacing import replace
-from bamboo_core.planning.plan import CheckpointId, WorkerId
+from bamboo_core.planning.plan import WorkerId
 
 MOST_KEPT: Final = 100
 MOST_EARLY: Final = 4  # checkpoints whose parts are heard of before their commit

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bamboo_core.planning.plan import Cell, CheckpointId, WorkerId
+from bamboo_core.checkpoint.layout import CheckpointId
+from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_core.planning.splits.resplit import Grid
 from bamboo_core.planning.splits.uneven_split import Ranges
 

@@ -10,6 +10,7 @@ See docs/design/resplit.md.
 from functools import partial
 from typing import Final
 
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
 from bamboo_core.coordinator.checkpointing import copies
 from bamboo_core.coordinator.events import Emit, Send
@@ -18,7 +19,7 @@ from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.splits.by_speed import places
 from bamboo_core.coordinator.splits.record import Resplit
 from bamboo_core.coordinator.state import CoordinatorState, Turn
-from bamboo_core.planning.plan import ROOT, CheckpointId, Plan, WorkerId
+from bamboo_core.planning.plan import ROOT, Plan, WorkerId
 from bamboo_core.planning.splits.resplit import Beginning, Sources, moved_plan, resplit_plan, sources_of
 from bamboo_core.planning.splits.speeds import WorkEstimate
 

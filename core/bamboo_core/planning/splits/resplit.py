@@ -10,9 +10,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.job.spec import JobSpec, PipelineSchedule
 from bamboo_core.planning.grid import grouped, initial_plan, layer_ranges
-from bamboo_core.planning.plan import Cell, CheckpointId, Peer, Plan, WorkerId
+from bamboo_core.planning.plan import Cell, Peer, Plan, WorkerId
 from bamboo_core.planning.splits.devices import device_layers
 from bamboo_core.planning.splits.moving import Held, placed, renamed
 from bamboo_core.planning.splits.speeds import WorkEstimate
