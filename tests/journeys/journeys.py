@@ -384,8 +384,8 @@ JOURNEYS = (
             ),
             at(f"{CORE}/checkpoint/store.py CheckpointStore.read_part", "reader"),
             at(f"{TRAINER}/checkpoint/layer_file.py decode", "reader"),
-            at(f"{TRAINER}/stage/state/values.py StageValues.restore_layers", "reader"),
-            at(f"{TRAINER}/stage/state/snapshot.py restore", "reader"),
+            at(f"{TRAINER}/stage/state/values.py StageValues.restore", "reader"),
+            at(f"{TRAINER}/stage/state/layer_state.py restore", "reader"),
         ),
     ),
     Journey(

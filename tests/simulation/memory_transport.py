@@ -7,8 +7,9 @@ import msgspec
 import torch
 
 from bamboo_core.planning.plan import WorkerId
-from bamboo_trainer.frames.frame import Frame, FrameKind
+from bamboo_trainer.frames.frame import Frame
 from bamboo_trainer.transport.base import Arrived, Deliver, Event, LinkDown
+from bamboo_trainer.transport.wire import Lane
 
 
 def travelled(frame: Frame) -> Frame:
@@ -71,7 +72,7 @@ class MemoryTransport:
         """See Transport."""
         self._network.send(self, peer, frame)
 
-    def is_sending(self, peer: WorkerId, kind: FrameKind) -> bool:
+    def is_sending(self, peer: WorkerId, lane: Lane) -> bool:
         """See Transport. What is sent is gone at once."""
         return False
 

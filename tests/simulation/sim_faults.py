@@ -516,7 +516,7 @@ FRAMES = (
     "READY",
     "COMMIT",
     "SYNC",
-    "STATE",
+    "LAYER",
     "ANNOUNCE",
     "HEARD",
     "ASK",

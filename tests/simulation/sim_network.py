@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from bamboo_core.planning.plan import WorkerId
-from bamboo_trainer.frames.frame import Frame, FrameKind
+from bamboo_trainer.frames.frame import Frame
 from bamboo_trainer.transport.base import Arrived, Deliver, LinkDown, LinkUp
 from bamboo_trainer.transport.link_states import LinkStates
 from bamboo_trainer.transport.wire import Lane, lane_of
@@ -61,9 +61,9 @@ class End:
         if peer in self.known:
             self.network.send(self, peer, frame)
 
-    def is_sending(self, peer: WorkerId, kind: FrameKind) -> bool:
+    def is_sending(self, peer: WorkerId, lane: Lane) -> bool:
         """See Transport."""
-        link = self.outbound.get((peer, lane_of(kind)))
+        link = self.outbound.get((peer, lane))
         return link is not None and bool(link.queue or link.flying)
 
     def peers(self, peers: Mapping[WorkerId, tuple[str, int]]) -> None:
@@ -90,7 +90,7 @@ class Network:
     # sending
 
     def send(self, end: End, peer: WorkerId, frame: Frame) -> None:
-        lane = lane_of(frame.address.kind)
+        lane = lane_of(frame.address)
         link = end.outbound.get((peer, lane))
         if link is None:
             latency = self.slowness * 10 ** self.rng.uniform(-4, -2)

@@ -188,16 +188,6 @@ class StandInValues:
         self.require("skipped", self.version in self.arithmetic.skipped, True)
         self.version += 1
 
-    def snapshot(self) -> tuple[Parts, dict[str, Any]]:
-        tensors = (torch.tensor(list(self.states.values())), torch.tensor(list(self._running.values())))
-        return tensors, {"version": self.version, "told": self.told}
-
-    def restore(self, parts: Parts, meta: Mapping[str, Any]) -> None:
-        if meta["version"] < self.version:
-            raise Violation(f"layers {self.mine} go back from version {self.version} to {meta['version']}")
-        states, running = (dict(zip(self.mine, map(int, part.tolist()), strict=True)) for part in parts)
-        self._begin_with(states, running, int(meta["version"]), int(meta["told"]))
-
     def layer_states(self, only: Collection[int] | None = None, *, shown: bool = True) -> dict[int, LayerState]:
         return {
             layer: LayerState(
@@ -217,10 +207,12 @@ class StandInValues:
     def layers_needed(self) -> tuple[int, ...]:
         return tuple(self.mine)
 
-    def restore_layers(self, states: Mapping[int, LayerState]) -> None:
+    def restore(self, states: Mapping[int, LayerState]) -> None:
         versions = {states[layer].version for layer in self.mine}
         if len(versions) != 1:
             raise Violation(f"layers {self.mine} are to begin with the versions {versions}")
+        if min(versions) < self.version:
+            raise Violation(f"layers {self.mine} go back from version {self.version} to {min(versions)}")
         running = {layer: int(states[layer].tensors[RUNNING].item()) for layer in self.mine}
         told = {states[layer].scalars["told"] for layer in self.mine}
         self.require("numbers that decisions remember", len(told), 1)

@@ -314,7 +314,7 @@ class Node:
     ) -> Mapping[int, LayerState]:
         lacking = [layer for layer in values.layers_needed() if layer not in here]
         read = self.around.store.read(checkpoint, lacking) if lacking else {}
-        values.restore_layers({**here, **read})
+        values.restore({**here, **read})
         return read
 
     def _spend(self, layer: int, share: float) -> None:

@@ -155,7 +155,7 @@ class MemoryStore:
         lacking = [layer for layer in values.layers_needed() if layer not in here]
         read = {layer: decode(self.files[checkpoint, layer]) for layer in lacking}
         self.read += [(checkpoint.step, layer) for layer in lacking]
-        values.restore_layers({**here, **read})
+        values.restore({**here, **read})
         return read
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from bamboo_core.control.protocol import Message
-from bamboo_trainer.frames.frame import Frame, FrameKind
+from bamboo_trainer.frames.frame import Frame
+from bamboo_trainer.transport.wire import Lane
 
 
 class RecordingTransport:
@@ -16,7 +17,7 @@ class RecordingTransport:
     def send(self, peer: str, frame: Frame) -> None:
         self.frames.append((peer, frame))
 
-    def is_sending(self, peer: str, kind: FrameKind) -> bool:
+    def is_sending(self, peer: str, lane: Lane) -> bool:
         return False
 
     def peers(self, peers: Mapping[str, tuple[str, int]]) -> None:

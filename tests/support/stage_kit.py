@@ -15,6 +15,7 @@ from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.models import gpt
 from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.stage.stage_states import StageStates, first_states
+from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.training import TrainingConfig
@@ -136,6 +137,11 @@ def one_step(stages: list[Stage], step: int, config=CONFIG) -> float:
 
 def state_of(stages: Iterable[Stage]) -> dict[str, torch.Tensor]:
     return {name: tensor for stage in stages for name, tensor in stage.values.state_tensors().items()}
+
+
+def whole_state(stage: Stage) -> dict[int, LayerState]:
+    """Copies of what a replica of the stage needs."""
+    return stage.values.layer_states(stage.values.layers_needed(), shown=False)
 
 
 def check_rounds_as_plain_pytorch(task: Task, split: Any, rounding: TrainingConfig, exact: TrainingConfig) -> None:

@@ -355,7 +355,7 @@ def test_a_replica_that_misses_commits_while_it_is_filled_catches_up(monkeypatch
 
     def lossy(self: MemoryTransport, peer: WorkerId, frame: Frame) -> None:
         kind = frame.address.kind
-        if peer == "w4" and kind is FrameKind.STATE and len(missed) < 4:
+        if peer == "w4" and kind is FrameKind.LAYER and len(missed) < 4:
             late.append((self, frame))
         elif peer == "w4" and kind is FrameKind.COMMIT and late and len(missed) < 4:
             missed.append(frame.address.step)

@@ -23,7 +23,7 @@ from bamboo_trainer.tasks.scheduled_optimizer import fuse
 from bamboo_trainer.tasks.user_code import build_layer
 from manifest_kit import bamboojob, training
 from split_state_kit import LAYERS, SPLITS, files_of
-from stage_kit import CONFIG, chain, one_step, small_task, state_of
+from stage_kit import CONFIG, chain, one_step, small_task, state_of, whole_state
 from training_job import Fault, Job, MemoryStore
 
 Named = Iterable[tuple[str, nn.Parameter]]
@@ -172,8 +172,8 @@ def _of(optimizer: Callable[[Named], torch.optim.Optimizer]) -> Task:
 
 def _kernels(stage: Stage) -> list[tuple[str, bool]]:
     """What the stage's state says of each parameter's kernel; nothing of one that torch chooses, or the task."""
-    scalars = stage.values.snapshot()[1]["scalars"]
-    return [(name, value) for name, value in scalars.items() if name.endswith(":param_group.fused")]
+    numbers = [one for state in whole_state(stage).values() for one in state.scalars.items()]
+    return [(name, value) for name, value in numbers if name.endswith(":param_group.fused")]
 
 
 # what was kept without them goes on without them
@@ -193,11 +193,11 @@ def test_a_state_that_was_kept_before_goes_on_with_the_bits_of_its_kernels(split
     new = chain(_of(_open), split)
     assert any(_kernels(stage) for stage in new)
     for stage in new:
-        stage.values.restore_layers(states)
+        stage.values.restore(states)
     assert not any(_kernels(stage) for stage in new)
     replicas = chain(_of(_open), split)
     for replica, stage in zip(replicas, new, strict=True):
-        replica.values.restore(*stage.values.snapshot())
+        replica.values.restore(whole_state(stage))
     expected = _trained(old, range(2, 5))
     for stages in (new, replicas):
         torch.testing.assert_close(_trained(stages, range(2, 5)), expected, rtol=0, atol=0)
@@ -214,10 +214,10 @@ def test_a_state_that_was_kept_with_them_goes_on_with_them(split: list[tuple[int
     _trained([before], range(1))
     others = chain(_of(_open), split)
     for stage in others if len(others) > 1 else ():
-        stage.values.restore_layers(states)
+        stage.values.restore(states)
     if len(others) == 1:  # one that had gone back to a state without them
-        others[0].values.restore(*before.values.snapshot())
-        others[0].values.restore_layers(states)
+        others[0].values.restore(whole_state(before))
+        others[0].values.restore(states)
     torch.testing.assert_close(_trained(others, range(2, 4)), _trained(kept, range(2, 4)), rtol=0, atol=0)
     assert add_digests(one.values.share_of_digest() for one in others) == add_digests(
         one.values.share_of_digest() for one in kept
@@ -235,7 +235,7 @@ def test_a_task_that_now_names_a_kernel_has_it_whatever_was_kept(says: dict[str,
         return made[-1]
 
     stage = build_stage(_of(named), 0, SPLITS[0], CONFIG)
-    stage.values.restore(*kept.values.snapshot())
+    stage.values.restore(whole_state(kept))
     (group,) = made[-1].param_groups
     assert (group["foreach"], group["fused"]) == (says.get("foreach"), says.get("fused"))
     assert not _kernels(stage)

@@ -26,7 +26,7 @@ from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.training import TrainingConfig
 from bamboo_trainer.worker.platform import this_platform
 from manifest_kit import bamboojob, training
-from stage_kit import CONFIG, one_step, small_task
+from stage_kit import CONFIG, one_step, small_task, whole_state
 from training_job import Fault, Job, check_same_bits
 
 DEVICE = os.environ.get("BAMBOO_TEST_DEVICE") or ("cuda:0" if torch.cuda.is_available() else "")
@@ -221,7 +221,7 @@ def test_steps_are_counted_where_the_kernel_of_a_restored_state_wants_it() -> No
     for one in (fused, before):
         one_step([one], 0)
     for kept, where in ((before, "cpu"), (fused, torch.device(DEVICE).type), (before, "cpu")):
-        restored.values.restore(*kept.values.snapshot())
+        restored.values.restore(whole_state(kept))
         assert counted(restored) == counted(kept) == {where}
     assert one_step([restored], 1) == one_step([before], 1)
     assert restored.values.digest() == before.values.digest()

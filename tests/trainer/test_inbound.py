@@ -95,7 +95,7 @@ BAD_FRAMES = {
     "version": header(version=wire.VERSION + 1),
     "kind": header(kind=99),
     "striped though small": header(striped=True),
-    "lane": header(kind=int(FrameKind.STATE)),
+    "lane": header(kind=int(FrameKind.LAYER)),
     "meta too large": header(meta=wire.MAX_META + 1),
     "body too large": header(body=MAX_BODY + 1),
     "no meta": header(),

@@ -10,7 +10,7 @@ from bamboo_core.control.digests import add_digests
 from bamboo_trainer.checkpoint.layer_file import decode
 from bamboo_trainer.stage.stage import build_stage
 from split_state_kit import OPTIMIZERS, SPLITS, files_of, task_of
-from stage_kit import CONFIG, chain, one_step, small_gpt, small_task
+from stage_kit import CONFIG, chain, one_step, small_gpt, small_task, whole_state
 
 
 def restored(task, split, files):
@@ -19,7 +19,7 @@ def restored(task, split, files):
     for stage, (first, end) in zip(stages, split, strict=True):
         wanted = stage.values.layers_needed()
         assert {*range(first, end)} <= {*wanted}
-        stage.values.restore_layers({layer: decode(files[layer]) for layer in wanted})
+        stage.values.restore({layer: decode(files[layer]) for layer in wanted})
     return stages
 
 
@@ -59,7 +59,11 @@ def test_tied_parameters_are_restored_on_every_stage_that_has_them(optimizer):
         for other in SPLITS:
             assert files_of(restored(task, other, files)) == files
         again = restored(task, split, files)
-        assert [one.values.digest() for one in again] == [one.values.digest() for one in undisturbed]
+        replicas = chain(task, split)
+        for replica, one in zip(replicas, undisturbed, strict=True):
+            replica.values.restore(whole_state(one))
+        for stages in (again, replicas):
+            assert [one.values.digest() for one in stages] == [one.values.digest() for one in undisturbed]
         assert one_step(again, 2) == one_step(undisturbed, 2)
         assert files_of(again) == files_of(undisturbed) != files
 
@@ -145,6 +149,7 @@ def test_what_only_the_state_dict_has_is_kept_for_its_readers():
         (lambda states: states[6].tensors.update({"parameter:6.x": torch.ones(2)}), "holds parameter:6.x, which"),
         (lambda states: states[6].tensors.update({"parameter:6.bias": torch.ones(3)}), "6.bias is .* expected"),
         (lambda states: states.update({0: states[6]}), "lacks parameter:0"),
+        (lambda states: states[6].scalars.update({"parameter:6.bias": 1}), "holds parameter:6.bias twice"),
     ],
 )
 def test_states_that_do_not_fit_are_refused_whole(change, message):
@@ -156,5 +161,5 @@ def test_states_that_do_not_fit_are_refused_whole(change, message):
     other = build_stage(task_of(), 0, SPLITS[0], CONFIG)
     digest = other.values.digest()
     with pytest.raises(ValueError, match=message):
-        other.values.restore_layers(states)
+        other.values.restore(states)
     assert (other.values.digest(), other.values.version) == (digest, 0)

@@ -16,12 +16,13 @@ from bamboo_core.control.protocol import MOST_METRICS
 from bamboo_core.coordinator.worker_reports import MOST_SKIPS
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.stage.state import loss_scale
+from bamboo_trainer.stage.state.layer_state import layer_of
 from bamboo_trainer.stage.state.loss_scale import LARGEST, LossScale
 from bamboo_trainer.task import Parts, Task, Weighted, add_loss
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
 from manifest_kit import bamboojob, training
-from stage_kit import at, small_task
+from stage_kit import at, small_task, whole_state
 from training_job import Job, check_same_bits
 
 STEPS = 10
@@ -159,10 +160,13 @@ def test_a_sum_needs_the_scales_of_its_mean() -> None:
 )
 def test_a_scale_that_is_none_is_refused(changes: dict[str, Any], message: str) -> None:
     stage = build_stage(build({}), 0, [(0, 2), (2, 4)], at("fp16"))
-    parts, meta = stage.values.snapshot()
+    states = {
+        layer: replace(state, scalars={**state.scalars, **{n: v for n, v in changes.items() if layer_of(n) == layer}})
+        for layer, state in whole_state(stage).items()
+    }
     before = stage.values.digest()
     with pytest.raises(ValueError, match=message):
-        stage.values.restore(parts, {**meta, "scalars": {**meta["scalars"], **changes}})
+        stage.values.restore(states)
     assert stage.values.digest() == before
 
 

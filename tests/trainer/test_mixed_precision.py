@@ -11,7 +11,7 @@ from torch import nn
 from bamboo_core.control.digests import add_digests
 from bamboo_trainer.stage import forwarding
 from bamboo_trainer.tasks.mixed_precision import autocast, autocast_and_keep, forget_casts
-from stage_kit import CONFIG, at, begin, chain, microbatch, one_step, small_gpt, small_task
+from stage_kit import CONFIG, at, begin, chain, microbatch, one_step, small_gpt, small_task, whole_state
 
 BF16 = replace(CONFIG, precision="bf16")
 SPLIT = [(0, 2), (2, 4)]
@@ -118,7 +118,7 @@ def test_stages_keep_their_own(tmp_path) -> None:
     microbatch(others, [begin(s) for s in others], 0, 0)
     alone = chain(task, SPLIT, BF16)
     for s, fresh in zip(stages, alone, strict=True):
-        fresh.values.restore(*s.values.snapshot())
+        fresh.values.restore(whole_state(s))
     forget_casts()
     mixed = microbatch(stages, [begin(s) for s in stages], 1, 0)
     forget_casts()

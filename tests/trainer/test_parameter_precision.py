@@ -10,7 +10,7 @@ from bamboo_core.control.digests import add_digests
 from bamboo_trainer.checkpoint.layer_file import decode, encode
 from bamboo_trainer.stage.stage import build_stage
 from precision_kit import build
-from stage_kit import ROUNDED, SPLITS, chain, one_step, small_gpt, state_bytes, state_of
+from stage_kit import ROUNDED, SPLITS, chain, one_step, small_gpt, state_bytes, state_of, whole_state
 
 UNCLIPPED = replace(ROUNDED, max_gradient_norm=None)
 
@@ -45,8 +45,8 @@ def test_the_state_is_half_as_large_and_moves_to_other_splits_in_checkpoints() -
     files = {i: b"".join(encode(state)) for stage in stages for i, state in stage.values.layer_states().items()}
     assert {t.dtype for t in decode(files[1]).tensors.values() if t.dim()} == {torch.bfloat16}
     other = build_stage(task, 0, [(0, 4)], UNCLIPPED)
-    other.values.restore_layers({i: decode(data) for i, data in files.items()})
+    other.values.restore({i: decode(data) for i, data in files.items()})
     assert other.values.digest() == add_digests(stage.values.share_of_digest() for stage in stages)
     assert one_step([other], 2, UNCLIPPED) == one_step(stages, 2, UNCLIPPED)
     with pytest.raises(ValueError, match=r"is torch\.bfloat16 .*expected torch\.float32"):
-        whole.values.restore(*other.values.snapshot())
+        whole.values.restore(whole_state(other))

@@ -29,10 +29,10 @@ MARK = {"number": 1, "id": "ab12", "writers": [["w0"], ["w1", "w0"]]}
 READY = {"cell": [0, 1], "squared_norm": [2.0], "losses": {0: 0.5}}
 SUMS = {"weights": {0: 3.0}, "added": {"balance": [0.5]}, "metrics": {"accuracy": [[1.0], [3.0]]}}
 ANNOUNCE = {"version": 0, "secured": 1, "digest": "d"}
-STATE = {"state": {"version": 3}, "generation": 0, "commits": [[2, COMMIT]]}
 CUT = {"step": 3, "id": "ab12"}
 SPOT = {"inputs": 1, "layers": [2**64 - 1, 0], "outputs": 5, "gradients": 6, "parameters": 7}
-LAYER = {"checkpoint": CUT, "tensors": ["parameter:0.weight"], "scalars": {"state:0.weight:step": 3}, "names": {}}
+LAYER = {"tensors": ["parameter:0.weight"], "scalars": {"state:0.weight:step": 3}, "names": {}}
+FILLING = {"layers": 1, "generation": 0, "commits": [[2, COMMIT]]}
 FLAT = (torch.ones(3),)
 BYTES = torch.zeros(12, dtype=torch.uint8)
 CONTRIBUTED = {"microbatches": {0: [[1, [["F32", [2]], ["I32", []]]]], 1: []}, "again": False}
@@ -59,7 +59,6 @@ RIGHT = {
     FrameKind.READY: frame(FrameKind.READY, READY),
     FrameKind.COMMIT: frame(FrameKind.COMMIT, COMMIT),
     FrameKind.SYNC: frame(FrameKind.SYNC, [[2, COMMIT]], FLAT),
-    FrameKind.STATE: frame(FrameKind.STATE, STATE, FLAT),
     FrameKind.ANNOUNCE: frame(FrameKind.ANNOUNCE, ANNOUNCE),
     FrameKind.HEARD: frame(FrameKind.HEARD, []),
     FrameKind.ASK: frame(FrameKind.ASK),
@@ -68,7 +67,7 @@ RIGHT = {
     FrameKind.LOGGED_STATE: frame(FrameKind.LOGGED_STATE, []),
     FrameKind.SPOT_CHECK: frame(FrameKind.SPOT_CHECK, SPOT, (torch.ones(2, 2), torch.ones(3))),
     FrameKind.LAYERS_WANTED: frame(FrameKind.LAYERS_WANTED, {"checkpoint": CUT, "layers": [0, 3]}),
-    FrameKind.LAYER: frame(FrameKind.LAYER, LAYER, (torch.ones(2, 2),)),
+    FrameKind.LAYER: frame(FrameKind.LAYER, {**LAYER, "filling": FILLING}, (torch.ones(2, 2),)),
     FrameKind.LAYERS_LACKED: frame(FrameKind.LAYERS_LACKED, {"checkpoint": CUT, "layers": [3]}),
     FrameKind.HISTORY: frame(FrameKind.HISTORY, [[1, STEP]]),
     FrameKind.PARTIAL_SUM: frame(FrameKind.PARTIAL_SUM, PARTIAL, (*FLAT, torch.zeros(8, dtype=torch.uint8))),
@@ -176,9 +175,11 @@ WRONG = {
     "a mark of the past": frame(FrameKind.COMMIT, {**COMMIT, "history": {"attempt": -1, "written": 0, "at": 0.0}}),
     "asked for more": frame(FrameKind.ASK, "more"),
     "logged by nobody": frame(FrameKind.LOGGED, [[1, 2, 3]]),
-    "a state without a meta": frame(FrameKind.STATE, None, FLAT),
-    "a state of another version": frame(FrameKind.STATE, {**STATE, "state": {"version": 2}}, FLAT),
-    "a state of no version": frame(FrameKind.STATE, {**STATE, "state": {}}, FLAT),
+    "a layer without a name": frame(FrameKind.LAYER, {**LAYER, "tensors": [], "filling": FILLING}, FLAT),
+    "a layer of no state": frame(FrameKind.LAYER, LAYER, FLAT),
+    "a layer that nobody asked for": frame(FrameKind.LAYER, {**LAYER, "checkpoint": CUT}, FLAT),
+    "a layer of two states": frame(FrameKind.LAYER, {**LAYER, "checkpoint": CUT, "filling": FILLING}, FLAT),
+    "one of no layers": frame(FrameKind.LAYER, {**LAYER, "filling": {**FILLING, "layers": 0}}, FLAT),
 }
 
 
@@ -200,13 +201,14 @@ COMMITTED = st.fixed_dictionaries(
 COMMITS = st.lists(st.tuples(NUMBERS, COMMITTED), max_size=2)
 SCALARS = st.none() | st.booleans() | NUMBERS | FLOATS | st.text(max_size=4)
 NAMES = st.sampled_from(["parameter:0.linear.weight", "parameter:0.linear.bias", "x"]) | st.integers(0, 1)
-SNAPSHOTS = st.fixed_dictionaries(
+FILLINGS = st.fixed_dictionaries({"layers": st.just(1) | NUMBERS, "generation": NUMBERS, "commits": COMMITS})
+LAYERS = st.fixed_dictionaries(
     {
-        "format": st.just(1) | SCALARS,
-        "version": NUMBERS,
-        "names": st.lists(NAMES, max_size=3),
+        "tensors": st.lists(NAMES, max_size=3),
         "scalars": st.dictionaries(NAMES, SCALARS, max_size=2) | SCALARS,
-    }
+        "names": st.just({}),
+    },
+    optional={"filling": FILLINGS, "checkpoint": st.just(CUT)},
 )
 ANY = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SCALARS, inner, max_size=3), max_leaves=6
@@ -220,7 +222,7 @@ METAS = st.one_of(
         {"squared_norm": st.lists(FLOATS, max_size=2), "losses": st.dictionaries(NUMBERS, FLOATS, max_size=2)}
     ),
     st.fixed_dictionaries({"version": NUMBERS, "secured": NUMBERS, "digest": st.text(max_size=3)}),
-    st.fixed_dictionaries({"state": SNAPSHOTS, "generation": NUMBERS, "commits": COMMITS}),
+    LAYERS,
 )
 TENSORS = st.builds(
     torch.zeros,
@@ -326,7 +328,10 @@ def test_what_is_refused_is_told(caplog: pytest.LogCaptureFixture) -> None:
     [
         (lambda job, size: frame(FrameKind.SYNC, [], (torch.zeros(size + 1),)), "a gradient of .*, expected"),
         (lambda job, size: frame(FrameKind.SYNC, [], (torch.zeros(size), BYTES)), "and 12 bytes of buffers, expected"),
-        (lambda job, size: frame(FrameKind.STATE, STATE, FLAT), "unknown snapshot format None"),
+        (
+            lambda job, size: frame(FrameKind.LAYER, {**LAYER, "filling": FILLING}, FLAT),
+            "the state of layer . is missing",
+        ),
     ],
 )
 def test_what_does_not_fit_the_stage_is_refused(wrong: Any, message: str, caplog: pytest.LogCaptureFixture) -> None:

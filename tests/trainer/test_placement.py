@@ -12,7 +12,7 @@ from bamboo_core.names import ENV_DEVICE
 from bamboo_trainer.memory.placement import DeviceError, choose_device, require_gpus, to_host, use
 from bamboo_trainer.stage.stage import Stage, build_stage
 from manifest_kit import gpu_pools, minimal
-from stage_kit import CONFIG, begin, microbatch, small_gpt, small_task
+from stage_kit import CONFIG, begin, microbatch, small_gpt, small_task, whole_state
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
@@ -48,7 +48,7 @@ def test_a_state_is_taken_over_by_a_parked_stage() -> None:
     microbatch([one], [work], 0, 0)
     one.values.apply(work.gradients.target, 1.0)
     other.values.park(True)
-    other.values.restore(*one.values.snapshot())
+    other.values.restore(whole_state(one))
     assert one.values.digest() == other.values.digest()
 
 

@@ -45,8 +45,16 @@ class One:
             self.replicator.send_next()
         return self.net.take()
 
+    def addresses(self) -> list[tuple[str, Address]]:
+        return [(peer, frame.address) for peer, frame in self.sent()]
+
     def kinds(self) -> list[tuple[str, FrameKind]]:
-        return [(peer, frame.address.kind) for peer, frame in self.sent()]
+        return [(peer, address.kind) for peer, address in self.addresses()]
+
+    def layers_of(self, cell: Cell) -> list[Frame]:
+        """The frames of the cell's whole state."""
+        self.replicator.send_state(cell, "w1")
+        return [frame for _, frame in self.sent()]
 
     def announce(self, version: int, *, secured: int | None = None, digest: str = "", epoch: int = 1) -> None:
         said = Announce(version=version, secured=version if secured is None else secured, digest=digest)
@@ -56,7 +64,8 @@ class One:
 def test_first_states_that_differ_are_replaced() -> None:
     owner = One(OWNER)
     owner.announce(0, digest="other bits")
-    assert owner.kinds() == [(REPLICA, FrameKind.STATE)]
+    layers = range(*PLAN.stages[2])
+    assert [(peer, a.kind, a.part) for peer, a in owner.addresses()] == [(REPLICA, FrameKind.LAYER, n) for n in layers]
     same = One(OWNER)
     same.announce(0, digest=same.states[2].digest())
     assert same.sent() == []
@@ -141,35 +150,47 @@ def test_a_replica_is_in_step_when_all_parts_are_at_the_owners_newest_version() 
     assert list(owner.replicator.synced()) == [(Cell(0, 0), "w1"), (Cell(0, 1), "w1")]
 
 
-def test_a_replica_takes_a_state_over_when_all_parts_can_come_to_its_version() -> None:
-    owner, replica = One("w0", DIVIDED, devices=2), One("w1", DIVIDED, devices=2)
-    states = {}
+def parts_after_a_step() -> tuple[One, list[list[Frame]]]:
+    """The owner, and the layers of each part's state."""
+    owner = One("w0", DIVIDED, devices=2)
     for part in range(2):
         owner.replicator.finalize(part, 0, (torch.ones(owner.states[part].final.size),))
         owner.states.apply(part, COMMIT)
-        owner.replicator.send_state(Cell(0, part), "w1")
-        ((_, states[part]),) = owner.sent()
-    inbox = replica.replicator
-    inbox.state_arrived(states[1])
-    assert inbox.next_state() is None, "if the owner is lost now, both parts repeat the step"
-    inbox.finalize(0, 0, (torch.ones(replica.states[0].final.size),))
-    assert inbox.next_state() is states[1], "the other part can go on by itself"
-    assert inbox.next_state() is None
-    later = One("w1", DIVIDED, devices=2).replicator
-    for part in (1, 0):
-        later.state_arrived(states[part])
-    for part in (1, 0):
-        assert later.next_state() is states[part]
-        assert later.restore(states[part].address, states[part].tensors, states[part].payload)
+    return owner, [owner.layers_of(Cell(0, part)) for part in range(2)]
 
 
-def test_a_state_that_waits_for_the_other_parts_is_given_up_with_the_plan() -> None:
-    owner, replica = One("w0", DIVIDED, devices=2), One("w1", DIVIDED, devices=2)
-    owner.replicator.finalize(0, 0, (torch.ones(owner.states[0].final.size),))
-    owner.states.apply(0, COMMIT)
-    owner.replicator.send_state(Cell(0, 0), "w1")
-    ((_, state),) = owner.sent()
-    replica.replicator.state_arrived(state)
+def taken(replicator: Replicator) -> list[int]:
+    """The stages whose states may be taken over now."""
+    found = iter(replicator.next_state, None)
+    return [state.cell.stage for state in found if state and replicator.restore(state)]
+
+
+def test_a_replica_takes_a_state_over_when_all_parts_can_come_to_its_version() -> None:
+    owner, layers = parts_after_a_step()
+    replica = One("w1", DIVIDED, devices=2)
+    for frame in layers[1]:
+        replica.replicator.layer_arrived(frame)
+    assert taken(replica.replicator) == [], "if the owner is lost now, both parts repeat the step"
     replica.replicator.take_roles(DIVIDED)
-    replica.replicator.finalize(1, 0, (torch.ones(replica.states[1].final.size),))
-    assert replica.replicator.next_state() is None
+    replica.replicator.finalize(0, 0, (torch.ones(replica.states[0].final.size),))
+    assert taken(replica.replicator) == [1], "the other part can go on by itself"
+    assert replica.states[1].digest() == owner.states[1].digest()
+    later = One("w1", DIVIDED, devices=2).replicator
+    for frame in (*layers[1], *layers[0]):
+        later.layer_arrived(frame)
+    assert sorted(taken(later)) == [0, 1]
+
+
+def test_a_state_is_taken_over_once_all_its_layers_are_here_also_if_the_plan_changes_meanwhile() -> None:
+    owner, replica = One("w0", DIVIDED), One("w1", DIVIDED)
+    owner.replicator.finalize(1, 0, (torch.ones(owner.states[1].final.size),))
+    older = owner.layers_of(Cell(0, 1))
+    owner.states.apply(1, COMMIT)
+    first, last = owner.layers_of(Cell(0, 1))
+    for frame in (first, *older, first):
+        replica.replicator.layer_arrived(frame)
+    replica.replicator.take_roles(DIVIDED)
+    assert taken(replica.replicator) == [], "layers of an older version do not count"
+    replica.replicator.layer_arrived(last)
+    assert taken(replica.replicator) == [1]
+    assert replica.states[1].digest() == owner.states[1].digest()

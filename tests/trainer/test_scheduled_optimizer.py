@@ -17,7 +17,7 @@ from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.task_errors import TaskError
-from stage_kit import CONFIG, chain, one_step, small_task, state_of
+from stage_kit import CONFIG, chain, one_step, small_task, state_of, whole_state
 
 Named = Iterable[tuple[str, nn.Parameter]]
 UNCLIPPED = replace(CONFIG, max_gradient_norm=None)
@@ -224,16 +224,16 @@ def test_owners_and_replicas_of_any_split_have_the_same_bits_with_fused_kernels(
     task = grouped_task(GROUPED[name])
     chains = [chain(task, split) for split in SPLITS]
     replicas = [build_stage(task, 0, SPLITS[1], CONFIG)]
-    replicas[0].values.restore(*chains[1][0].values.snapshot())
+    replicas[0].values.restore(whole_state(chains[1][0]))
     for step in range(3):
         for stages in chains:
             one_step(stages, step)
-        replicas[0].values.restore(*chains[1][0].values.snapshot())
+        replicas[0].values.restore(whole_state(chains[1][0]))
     whole, *others = [add_digests(stage.values.share_of_digest() for stage in stages) for stages in chains]
     assert others == [whole] * len(others)
     assert replicas[0].values.digest() == chains[1][0].values.digest()
     again = build_stage(task, 0, SPLITS[0], CONFIG)
-    again.values.restore_layers({i: s for stage in chains[2] for i, s in stage.values.layer_states().items()})
+    again.values.restore({i: s for stage in chains[2] for i, s in stage.values.layer_states().items()})
     for stages in ([again], *chains):
         one_step(stages, 3)
     assert (

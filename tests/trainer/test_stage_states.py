@@ -90,8 +90,7 @@ def test_a_state_of_another_worker_is_taken_over_with_the_gradients_that_follow_
         owner.apply(2, COMMIT)
     for step in (0, 3):
         replica.keep_final(2, step, gradient(replica[2]))
-    tensors, facts = owner[2].snapshot()
-    replica.restore(2, PLAN.stages, tensors, facts)
+    replica.restore(2, PLAN.stages, owner[2].layer_states(shown=False))
     assert (replica.version(2), replica.final_steps(2)) == (2, [3])
     assert replica[2].digest() == owner[2].digest()
     assert (replica.oldest(otherwise=9), states("a stranger").oldest(otherwise=9)) == (

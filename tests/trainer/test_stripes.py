@@ -24,7 +24,7 @@ pytest_plugins = ["transport_pair_fixtures"]
 
 several = pytest.mark.parametrize("flows", [4])
 LARGE = torch.arange(1 << 18, dtype=torch.float32)  # 1 MiB: four chunks
-LANES = {FrameKind.ACTIVATION: wire.Lane.BOUNDARY, FrameKind.SYNC: wire.Lane.BULK, FrameKind.STATE: wire.Lane.STATE}
+LANES = {FrameKind.ACTIVATION: wire.Lane.BOUNDARY, FrameKind.SYNC: wire.Lane.BULK, FrameKind.LAYER: wire.Lane.STATE}
 
 
 @given(st.lists(st.integers(0, 3 * CHUNK), max_size=6))

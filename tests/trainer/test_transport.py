@@ -53,10 +53,10 @@ def test_order_per_lane_and_both_directions(net: Net) -> None:
         for end, peer in ((a, "b"), (b, "a")):
             end.send(peer, make_frame(torch.full((size,), index), microbatch=index))
             end.send(peer, make_frame(torch.full((3,), index), microbatch=index, kind=FrameKind.SYNC))
-            end.send(peer, make_frame(torch.full((3,), index), microbatch=index, kind=FrameKind.STATE))
+            end.send(peer, make_frame(torch.full((3,), index), microbatch=index, kind=FrameKind.LAYER))
     for inbox in (a_in, b_in):
         frames = [event.frame for event in inbox.wait(Arrived, 900)]
-        for kind in (FrameKind.ACTIVATION, FrameKind.SYNC, FrameKind.STATE):
+        for kind in (FrameKind.ACTIVATION, FrameKind.SYNC, FrameKind.LAYER):
             got = [frame for frame in frames if frame.address.kind is kind]
             assert [frame.address.microbatch for frame in got] == list(range(300))
             assert all((frame.tensors[0] == frame.address.microbatch).all() for frame in got)
@@ -89,7 +89,7 @@ def test_a_state_is_sent_at_a_bounded_rate(net: Net) -> None:
     a, _, _, b_in = net.pair()
     net.trust(a, state_rate=1e6)
     began = time.monotonic()
-    a.send("b", make_frame(torch.arange(500_000.0), kind=FrameKind.STATE))  # 2 MB: two seconds
+    a.send("b", make_frame(torch.arange(500_000.0), kind=FrameKind.LAYER))  # 2 MB: two seconds
     (event,) = b_in.wait(Arrived)
     assert time.monotonic() - began > 1.5
     assert torch.equal(event.frame.tensors[0], torch.arange(500_000.0))
@@ -98,7 +98,7 @@ def test_a_state_is_sent_at_a_bounded_rate(net: Net) -> None:
 def test_a_slow_state_delays_nothing_else(net: Net) -> None:
     a, _, _, b_in = net.pair()
     net.trust(a, state_rate=1e3)
-    a.send("b", make_frame(torch.zeros(500_000), kind=FrameKind.STATE))  # 2 MB: half an hour
+    a.send("b", make_frame(torch.zeros(500_000), kind=FrameKind.LAYER))  # 2 MB: half an hour
     a.send("b", make_frame(torch.zeros(500_000), kind=FrameKind.SYNC))
     a.send("b", make_frame(torch.ones(1)))
     assert {event.frame.address.kind for event in b_in.wait(Arrived, 2)} == {FrameKind.SYNC, FrameKind.ACTIVATION}
@@ -108,7 +108,7 @@ def test_a_slow_state_delays_nothing_else(net: Net) -> None:
 def test_close_does_not_wait_for_a_slow_state(net: Net) -> None:
     a, _, _, _ = net.pair()
     net.trust(a, state_rate=1e3)
-    a.send("b", make_frame(torch.zeros(1 << 20), kind=FrameKind.STATE))
+    a.send("b", make_frame(torch.zeros(1 << 20), kind=FrameKind.LAYER))
     a.send("b", make_frame(torch.ones(1)))
     time.sleep(0.2)
     began = time.monotonic()
@@ -184,7 +184,7 @@ def test_a_killed_peer_is_a_link_down_at_once(net: Net, tmp_path: Path, monkeypa
         assert child.stdout is not None
         a.peers({"b": ("127.0.0.1", int(child.stdout.readline()))})
         a.send("b", make_frame(torch.ones(1)))
-        a.send("b", make_frame(torch.ones(1), kind=FrameKind.STATE))
+        a.send("b", make_frame(torch.ones(1), kind=FrameKind.LAYER))
         assert eventually(lambda: sum("bamboo-eof" in name for name in our_threads()) == 2)
         a_in.wait(Arrived, 2)
         child.send_signal(signal.SIGKILL)

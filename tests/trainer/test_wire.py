@@ -51,7 +51,7 @@ def test_a_frame_may_be_larger_than_any_stage() -> None:
     size = 12_000_000_000
     names = [f"state:layers.{i}.mlp.experts.{i % 64}.down_proj.weight:exp_avg_sq" for i in range(20_000)]
     raw, *body = wire.encode_frame(
-        make_frame(torch.empty(size, dtype=torch.uint8), kind=FrameKind.STATE, payload=names)
+        make_frame(torch.empty(size, dtype=torch.uint8), kind=FrameKind.LAYER, payload=names)
     ).buffers
     header = wire.parse_header(bytes(raw[: wire.HEADER.size]))
     specs, meta = wire.parse_meta(bytes(raw[wire.HEADER.size :]), header.body_length)
@@ -97,7 +97,7 @@ def accept(server: socket.socket) -> socket.socket:
 def test_a_link_that_replaces_another_one_is_told_of(net: Net, lane: wire.Lane) -> None:
     """Only the sender saw that the older one had broken; what it sent over it may be lost."""
     _, _, b, b_in = net.pair()
-    kind = {wire.Lane.BOUNDARY: FrameKind.ACTIVATION, wire.Lane.BULK: FrameKind.SYNC, wire.Lane.STATE: FrameKind.STATE}[
+    kind = {wire.Lane.BOUNDARY: FrameKind.ACTIVATION, wire.Lane.BULK: FrameKind.SYNC, wire.Lane.STATE: FrameKind.LAYER}[
         lane
     ]
     raw = [b"".join(wire.encode_frame(make_frame(microbatch=m, kind=kind)).buffers) for m in range(3)]

@@ -28,8 +28,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     kept: Bytes = 0  # sums of finished groups, to their keeper until the commit, and from it to a new owner
     tied: Bytes = 0  # gradients of tied parameters
     sync: Bytes = 0  # final gradients for replicas
-    state: Bytes = 0  # whole states, for replicas that are being filled
-    layers: Bytes = 0  # layers for workers that need them after a re-split or from a checkpoint
+    state: Bytes = 0  # layers' states, for replicas, and for workers that begin after a re-split or with a checkpoint
     control: Bytes = 0  # everything else
 
     @property

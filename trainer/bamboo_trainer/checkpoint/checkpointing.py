@@ -133,7 +133,7 @@ class Checkpointing:
                 if layer not in here:
                     read[layer] = read_layer(self._open(), self._manifest(checkpoint), layer)
             self.read += len(read)
-            values.restore_layers({**here, **read})
+            values.restore({**here, **read})
         except StorageError as error:
             raise RestoreError(checkpoint, str(error), isinstance(error, CheckpointDamaged)) from error
         except (ValueError, IndexError) as error:

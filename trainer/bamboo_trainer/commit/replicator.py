@@ -1,6 +1,7 @@
 """Replicas: what a cell's owner sends to them, what they answer, and when the owner waits for them."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from bamboo_core.control.protocol import ReplicaSynced
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
@@ -8,11 +9,29 @@ from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.commit.replica_progress import Owed, ReplicaProgress
 from bamboo_trainer.frames.frame import Address, Frame, FrameKind
-from bamboo_trainer.frames.payloads import Announce, Commits, RefusedFrame, StatePayload
+from bamboo_trainer.frames.payloads import Announce, Commits, Filling, RefusedFrame
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
+from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.task import Parts
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivedState:
+    """Another worker's state of a cell's stage, of which layers arrive. wanted: how many it has. generation: of the
+    layout at its version.
+    """
+
+    cell: Cell
+    version: int
+    wanted: int
+    generation: int
+    layers: dict[int, LayerState] = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.layers) == self.wanted
 
 
 class Replicator:
@@ -34,14 +53,14 @@ class Replicator:
         self._committer, self._coordinator = committer, coordinator
         self.progress: dict[tuple[Cell, WorkerId], ReplicaProgress] = {}
         self._unsent: dict[tuple[Cell, WorkerId, int], None] = {}  # final gradients, by step; in order
-        self._arrived: dict[int, Frame] = {}  # states that arrived for stages here, by stage, not taken over yet
+        self._arrived: dict[int, ArrivedState] = {}  # for stages here, by stage, not taken over yet
 
     # as an owner
 
     def take_roles(self, old: Plan | None) -> None:
         """Keep records of the replicas in the plan in force. old: the plan before."""
         worker = self._plan.worker
-        self._arrived.clear()  # their senders learn from announcements which version is here, and send what is owed
+        self._arrived = {stage: state for stage, state in self._arrived.items() if stage in self._states}
         was_mine = set(old.owned_by(worker)) if old else set()
         self.progress = {
             (cell, replica): (self.progress.get((cell, replica)) if cell in was_mine else None)
@@ -150,10 +169,16 @@ class Replicator:
 
     def send_state(self, cell: Cell, worker: WorkerId) -> None:
         held = self._states[cell.stage]
-        tensors, facts = held.snapshot()
-        generation = self._committer.generation(held.version)
-        payload = StatePayload(state=facts, generation=generation, commits=self._committer.log.latest())
-        self._outbox.send(worker, self._outbox.frame(Address(FrameKind.STATE, *cell, held.version), tensors, payload))
+        states = held.layer_states(held.layers_needed(), shown=False)
+        filling = Filling(
+            layers=len(states),
+            generation=self._committer.generation(held.version),
+            commits=self._committer.log.latest(),
+        )
+        for layer, state in states.items():
+            address = Address(FrameKind.LAYER, *cell, held.version, part=layer)
+            payload = state.payload(filling=filling)
+            self._outbox.send(worker, self._outbox.frame(address, state.tensors.values(), payload))
 
     def holds_back(self, cell: Cell, step: int, strict: bool) -> bool:
         """Return whether a replica keeps this step from being reported. strict: see `ReplicaProgress.holds_back`."""
@@ -188,37 +213,43 @@ class Replicator:
         self.finalize(number, address.step, final)
         self.announce(number)
 
-    def state_arrived(self, frame: Frame) -> None:
-        """Keep another worker's state of a stage for `next_state`."""
-        self._arrived[frame.address.stage] = frame
+    def layer_arrived(self, frame: Frame) -> None:
+        """Keep a layer of another worker's state of a stage for `next_state`: of the newest version that comes."""
+        address, filling = frame.address, frame.payload.filling
+        state = self._arrived.get(address.stage)
+        if state is None or state.version < address.step:
+            state = ArrivedState(address.cell, address.step, filling.layers, filling.generation)
+            self._arrived[address.stage] = state
+        if state.version == address.step:
+            state.layers[address.part] = LayerState.of(frame)
 
-    def next_state(self) -> Frame | None:
+    def next_state(self) -> ArrivedState | None:
         """Return a state that may be taken over now, or None. A replica with parts on several devices waits until the
         other parts can reach the same version: if their owner is lost at different versions, none can be repeated.
         """
-        number = next((n for n, frame in self._arrived.items() if self._may_take(n, frame.address)), None)
+        number = next((n for n, state in self._arrived.items() if state.is_complete and self._may_take(n, state)), None)
         return None if number is None else self._arrived.pop(number)
 
-    def _may_take(self, number: int, address: Address) -> bool:
+    def _may_take(self, number: int, state: ArrivedState) -> bool:
         if self._plan.devices == 1 or self._states.here(number) is None or self._states.by_stage[number].owned:
             return True
-        others = (part.stage for part in self._plan.parts(address.cell) if part.stage != number)
+        others = (part.stage for part in self._plan.parts(state.cell) if part.stage != number)
         held = (other for other in others if self._states.here(other) is not None)
-        return all(max(self._states.secured(other), self._waiting(other)) >= address.step for other in held)
+        return all(max(self._states.secured(other), self._waiting(other)) >= state.version for other in held)
 
     def _waiting(self, number: int) -> int:
         """Return the version of a state that has arrived, or -1."""
-        frame = self._arrived.get(number)
-        return frame.address.step if frame else -1
+        state = self._arrived.get(number)
+        return state.version if state and state.is_complete else -1
 
-    def restore(self, address: Address, tensors: Parts, state: StatePayload) -> bool:
+    def restore(self, state: ArrivedState) -> bool:
         """Take over another worker's newer state of a stage; False if it is not newer. Raises RefusedFrame."""
-        number = address.stage
-        if self._states.version(number) >= address.step:
+        number = state.cell.stage
+        if self._states.version(number) >= state.version:
             return False
         try:
-            self._states.restore(number, self._plan.current.stages, tensors, state.state)
+            self._states.restore(number, self._plan.current.stages, state.layers)
         except ValueError as error:
             raise RefusedFrame(str(error)) from error
-        self._committer.log.learn_generation(self._states.version(number), state.generation)
+        self._committer.log.learn_generation(state.version, state.generation)
         return True

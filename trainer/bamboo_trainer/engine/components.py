@@ -13,7 +13,7 @@ from bamboo_core.planning.portions import changed_cells, runner
 from bamboo_core.planning.schedule import Computed, Evaluate, ReportReady
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.repeated_steps import RepeatedSteps
-from bamboo_trainer.commit.replicator import Replicator
+from bamboo_trainer.commit.replicator import ArrivedState, Replicator
 from bamboo_trainer.commit.state_checks import StateChecks
 from bamboo_trainer.engine.layer_copies import LayerCopies
 from bamboo_trainer.engine.ports import Ports
@@ -209,7 +209,7 @@ class Components:
             case FrameKind.LOGGED | FrameKind.LOGGED_BULK | FrameKind.LOGGED_STATE if cell in self.executor.cells:
                 if self.executor.cells[cell].step == address.step and self.repeated.answered(sender, frame):
                     self._look_at_repeated()
-            case FrameKind.SYNC | FrameKind.STATE:
+            case FrameKind.SYNC | FrameKind.LAYER:
                 self._on_commits(frame)  # one of them may bring a plan that takes the part away
                 self._on_state(sender, frame)
             case FrameKind.SPOT_CHECK if known:
@@ -221,12 +221,12 @@ class Components:
 
     def _on_commits(self, frame: Frame) -> None:
         """Take in commits of another worker's log."""
-        commits = frame.payload.commits if frame.address.kind is FrameKind.STATE else frame.payload
+        commits = frame.payload.filling.commits if frame.address.kind is FrameKind.LAYER else frame.payload
         for step, commit in commits:
             self.on_commit(step, commit)
 
     def _on_state(self, sender: WorkerId, frame: Frame) -> None:
-        """Take in final gradients of a stage, or its whole state."""
+        """Take in final gradients of a stage, or a layer of its state."""
         address, stage = frame.address, frame.address.stage
         if stage not in self.states:
             self._keep_early(sender, frame)
@@ -234,14 +234,14 @@ class Components:
         if address.kind is FrameKind.SYNC:
             self.replicator.received(address, frame.tensors)
         else:
-            self.replicator.state_arrived(frame)
+            self.replicator.layer_arrived(frame)
         while (state := self.replicator.next_state()) is not None:
             self._restore(state)
 
-    def _restore(self, frame: Frame) -> None:
-        stage = frame.address.stage
+    def _restore(self, state: ArrivedState) -> None:
+        stage = state.cell.stage
         self._finish_copies(stage)
-        if self.replicator.restore(frame.address, frame.tensors, frame.payload):
+        if self.replicator.restore(state):
             self._reached(stage)
             self.executor.begin(stage)
             self.replicator.skipped(stage)

@@ -29,7 +29,7 @@ from bamboo_core.planning.splits.stage_times import StageTimes
 from bamboo_trainer.checkpoint.errors import RestoreError
 from bamboo_trainer.engine.components import Components
 from bamboo_trainer.engine.layer_copies import LayerCopies
-from bamboo_trainer.engine.layer_exchange import KINDS, LayerExchange
+from bamboo_trainer.engine.layer_exchange import LayerExchange, is_exchanged
 from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.frames.frame import Frame
@@ -77,7 +77,7 @@ class Engine:
     def handle(self, event: Event | Copied) -> None:
         """Take in an event of the transport, or that tensors are copied."""
         match event:
-            case Arrived(sender, frame) if frame.address.kind in KINDS:
+            case Arrived(sender, frame) if is_exchanged(frame.address):
                 self._on_layers(sender, frame)
             case Arrived(sender, frame):
                 self._received.append((sender, frame))
@@ -208,7 +208,7 @@ class Engine:
             self.copies.report()  # their former holder may be lost before all have begun
         for index, stage in beginning.stages.items():
             if plan.moved:
-                stage.values.restore_layers(self.copies.of(plan.restore))
+                stage.values.restore(self.copies.of(plan.restore))
             elif not self._restore(stage.values, plan, beginning.kept):
                 return
             stage.values.park(False)  # restored tensors may be elsewhere than parked ones

@@ -9,13 +9,18 @@ from collections.abc import Iterable
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.planning.plan import Plan, WorkerId
 from bamboo_trainer.engine.layer_copies import LayerCopies
-from bamboo_trainer.frames.frame import Address, Frame, FrameKind
-from bamboo_trainer.frames.payloads import HeldLayer, LayersWanted
+from bamboo_trainer.frames.frame import NO_CELL, Address, Frame, FrameKind
+from bamboo_trainer.frames.payloads import LayerPayload, LayersWanted
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.task import Parts
 from bamboo_trainer.transport.base import Transport
 
-KINDS = (FrameKind.LAYERS_WANTED, FrameKind.LAYER, FrameKind.LAYERS_LACKED)
+_ABOUT = (FrameKind.LAYERS_WANTED, FrameKind.LAYERS_LACKED)
+
+
+def is_exchanged(address: Address) -> bool:
+    """Return whether a frame is a question for layers, or belongs to an answer."""
+    return address.kind in _ABOUT or (address.kind is FrameKind.LAYER and address.pipeline == NO_CELL)
 
 
 class LayerExchange:
@@ -61,7 +66,7 @@ class LayerExchange:
     def _ask(self, worker: WorkerId, checkpoint: CheckpointId) -> None:
         layers = tuple(sorted(layer for layer, of in self._wanted.items() if of == worker))
         wanted = LayersWanted(checkpoint=checkpoint, layers=layers)
-        self._send(worker, FrameKind.LAYERS_WANTED, 0, wanted)
+        self._send(worker, FrameKind.LAYERS_WANTED, checkpoint, wanted)
 
     def take(self, sender: WorkerId, frame: Frame) -> None:
         """Take in a question, or an answer."""
@@ -75,15 +80,7 @@ class LayerExchange:
                 self._wanted = {k: w for k, w in self._wanted.items() if (w, k in payload.layers) != (sender, True)}
         elif self._wanted.get(layer) == sender:
             del self._wanted[layer]
-            tensors = dict(zip(payload.tensors, frame.tensors, strict=True))
-            state = LayerState(
-                layer=layer,
-                version=payload.checkpoint.step,
-                tensors=tensors,
-                scalars=payload.scalars,
-                names=payload.names,
-            )
-            self._copies.add(payload.checkpoint, state)
+            self._copies.add(payload.checkpoint, LayerState.of(frame))
 
     def _answer(self, worker: WorkerId, wanted: LayersWanted) -> None:
         here = self._copies.of(wanted.checkpoint)
@@ -92,19 +89,20 @@ class LayerExchange:
                 self._give(worker, wanted.checkpoint, here[layer])
         if lacked := tuple(layer for layer in wanted.layers if layer not in here):
             told = LayersWanted(checkpoint=wanted.checkpoint, layers=lacked)
-            self._send(worker, FrameKind.LAYERS_LACKED, 0, told)
+            self._send(worker, FrameKind.LAYERS_LACKED, wanted.checkpoint, told)
 
     def _give(self, worker: WorkerId, checkpoint: CheckpointId, state: LayerState) -> None:
-        held = HeldLayer(
-            checkpoint=checkpoint,
-            tensors=tuple(state.tensors),
-            scalars=dict(state.scalars),
-            names=dict(state.names),
-        )
-        self._send(worker, FrameKind.LAYER, state.layer, held, tuple(state.tensors.values()))
+        payload = state.payload(checkpoint=checkpoint)
+        self._send(worker, FrameKind.LAYER, checkpoint, payload, state.layer, tuple(state.tensors.values()))
 
     def _send(
-        self, worker: WorkerId, kind: FrameKind, layer: int, payload: HeldLayer | LayersWanted, tensors: Parts = ()
+        self,
+        worker: WorkerId,
+        kind: FrameKind,
+        of: CheckpointId,
+        payload: LayerPayload | LayersWanted,
+        layer: int = 0,
+        tensors: Parts = (),
     ) -> None:
-        address = Address(kind, 0, 0, payload.checkpoint.step, part=layer)
+        address = Address(kind, NO_CELL, NO_CELL, of.step, part=layer)
         self._transport.send(worker, Frame(address=address, epoch=0, tensors=tensors, payload=payload))

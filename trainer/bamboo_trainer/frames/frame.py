@@ -23,7 +23,6 @@ class FrameKind(IntEnum):
     READY = 6  # a cell has finished the step; to the root; part = number of the cell; payload: cell, norm, losses
     COMMIT = 7  # from the root: apply the optimizer step; payload: norm, loss, microbatches, generation, epoch
     SYNC = 8  # a stage's final gradients and running buffers, to its replicas; payload: the newest commits
-    STATE = 9  # a stage's whole state, to a replica that has none; payload: its description, the newest commits
     ANNOUNCE = 10  # from a replica to its owner: the version that it holds; payload: version, secured, digest
     HEARD = 11  # to the root: the newest commits that this worker knows; payload: a list of (step, commit)
     ASK = 12  # to all: the sender repeats a committed step of this cell, and needs its results or inputs
@@ -31,7 +30,7 @@ class FrameKind(IntEnum):
     LOGGED_BULK = 14  # the same on the link of the large frames
     LOGGED_STATE = 15  # the same on the link of the states
     LAYERS_WANTED = 16  # to a holder of a cut's or a checkpoint's state; payload: of which, which layers
-    LAYER = 17  # a layer of it; part = layer; payload: of which state, and the layer's facts in addition to tensors
+    LAYER = 17  # a layer's state, asked for or for a replica; part = layer; payload: its facts, and what it belongs to
     LAYERS_LACKED = 18  # the answer for layers that are not here; payload: like the question's
     HISTORY = 19  # to the root, or from it: steps not known to be in the job's history; payload: a list
     PARTIAL_SUM = 20  # of a portion of a cell, to its owner; microbatch, part = first, end; payload: losses, metrics
@@ -44,6 +43,7 @@ class FrameKind(IntEnum):
 
 
 EVALUATED = 1  # the part of an activation
+NO_CELL = -1  # the pipeline and stage of a layer that was asked for
 
 BOUNDARY = frozenset({FrameKind.ACTIVATION, FrameKind.GRADIENT})  # frames that cross the boundaries of stages
 BULK = frozenset(
@@ -53,7 +53,6 @@ BULK = frozenset(
         FrameKind.RESULT,
         FrameKind.TIED,
         FrameKind.LOGGED_BULK,
-        FrameKind.LAYER,
         FrameKind.PARTIAL_SUM,
         FrameKind.KEPT_SUM,
         FrameKind.KEPT_ALL,
@@ -61,7 +60,7 @@ BULK = frozenset(
     }
 )
 REDUCED = frozenset({FrameKind.CONTRIBUTION, FrameKind.RESULT})  # microbatch = bucket of the stage's gradients
-STATES = frozenset({FrameKind.STATE, FrameKind.LOGGED_STATE})
+STATES = frozenset({FrameKind.LAYER, FrameKind.LOGGED_STATE})
 ANSWERS_END = (FrameKind.LOGGED, FrameKind.LOGGED_BULK, FrameKind.LOGGED_STATE)  # one on each link
 
 

@@ -17,7 +17,7 @@ from bamboo_core.control.protocol import MOST_METRICS, Evaluations
 from bamboo_core.history.records import EvaluationRecord, StepRecord
 from bamboo_core.job.spec import MOST_LAYERS
 from bamboo_core.planning.plan import Cell, WorkerId
-from bamboo_trainer.frames.frame import BOUNDARY, Again, Frame, FrameKind
+from bamboo_trainer.frames.frame import BOUNDARY, NO_CELL, Again, Frame, FrameKind
 from bamboo_trainer.frames.tensors import DTYPES, MAX_BODY, MAX_DIMENSIONS
 
 MOST_DECISIONS: Final = 16
@@ -151,14 +151,6 @@ class Announce(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     digest: str
 
 
-class StatePayload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The facts of a stage's state, from `snapshot`; the layout's generation at its version; the newest commits."""
-
-    state: dict[str, Any]
-    generation: int
-    commits: Commits
-
-
 class SpotSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Checksums of a cell's microbatch: of the outputs after each layer, and as a whole; of the gradients of its
     inputs, and of the stage's parameters.
@@ -179,13 +171,24 @@ class LayersWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     layers: Annotated[tuple[int, ...], msgspec.Meta(max_length=MOST_LAYERS)]
 
 
-class HeldLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A layer of such a state, in the form of `LayerState`."""
+class Filling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a replica needs in addition to a stage's layers: how many they are, the layout's generation at their
+    version, and the newest commits.
+    """
 
-    checkpoint: CheckpointId
+    layers: Annotated[int, msgspec.Meta(ge=1, le=MOST_LAYERS)]
+    generation: int
+    commits: Commits
+
+
+class LayerPayload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A layer in the form of `LayerState`: of the cut or checkpoint that was asked for, or to fill a replica."""
+
     tensors: tuple[str, ...]  # the names of the frame's
     scalars: dict[str, int | float | bool | None]
     names: dict[str, str]
+    checkpoint: CheckpointId | None = None
+    filling: Filling | None = None
 
 
 Unwritten = list[tuple[int, StepRecord | EvaluationRecord]]  # by origin
@@ -210,7 +213,6 @@ FORMS: Final = {
     FrameKind.READY: PayloadForm(Ready),
     FrameKind.COMMIT: PayloadForm(Commit),
     FrameKind.SYNC: PayloadForm(Commits, 1, 2, flat=True, data=True),
-    FrameKind.STATE: PayloadForm(StatePayload, 0, torch.inf),
     FrameKind.ANNOUNCE: PayloadForm(Announce),
     FrameKind.HEARD: PayloadForm(Commits),
     FrameKind.ASK: PayloadForm(None),
@@ -219,7 +221,7 @@ FORMS: Final = {
     FrameKind.LOGGED_STATE: PayloadForm(Since),
     FrameKind.SPOT_CHECK: PayloadForm(SpotSums, 0, torch.inf),
     FrameKind.LAYERS_WANTED: PayloadForm(LayersWanted),
-    FrameKind.LAYER: PayloadForm(HeldLayer, 0, torch.inf),
+    FrameKind.LAYER: PayloadForm(LayerPayload, 0, torch.inf),
     FrameKind.LAYERS_LACKED: PayloadForm(LayersWanted),
     FrameKind.HISTORY: PayloadForm(Unwritten),
     FrameKind.PARTIAL_SUM: PayloadForm(PartialSum, 1, torch.inf, flat=True, data=True),
@@ -252,10 +254,14 @@ def read(frame: Frame) -> Frame:
         _check_contributed(payload.contributed, data)
     if isinstance(payload, SpotSums) and payload.inputs > count:
         raise RefusedFrame(f"{count} tensors, {payload.inputs} of them inputs")
-    if isinstance(payload, StatePayload) and payload.state.get("version") != frame.address.step:
-        raise RefusedFrame(f"a state of version {payload.state.get('version')!r}")
-    if isinstance(payload, HeldLayer) and len(set(payload.tensors)) != count:
-        raise RefusedFrame(f"{count} tensors and {len(set(payload.tensors))} names of them")
+    if isinstance(payload, LayerPayload):
+        if len(set(payload.tensors)) != count:
+            raise RefusedFrame(f"{count} tensors and {len(set(payload.tensors))} names of them")
+        if (payload.checkpoint is None, payload.filling is None) != (
+            frame.address.pipeline != NO_CELL,
+            frame.address.pipeline == NO_CELL,
+        ):
+            raise RefusedFrame("a layer of no state")
     return frame if payload is frame.payload else replace(frame, payload=payload)
 
 

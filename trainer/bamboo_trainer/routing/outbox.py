@@ -83,15 +83,15 @@ class Outbox:
         """Send a frame to that worker without keeping it in the log."""
         self._leave_after(address, tensors, payload, worker)
 
-    def is_sending(self, worker: WorkerId, kind: FrameKind) -> bool:
-        """Return whether a frame of this kind to that worker would have to wait for another one."""
-        return bool(self._leaving[lane_of(kind)]) or self._transport.is_sending(worker, kind)
+    def is_sending(self, worker: WorkerId, lane: Lane) -> bool:
+        """Return whether a frame on this lane to that worker would have to wait for another one."""
+        return bool(self._leaving[lane]) or self._transport.is_sending(worker, lane)
 
     def _leave_after(
         self, address: Address, tensors: Iterable[Tensor], payload: Any, receiver: WorkerId | None
     ) -> None:
         """Send a frame once its tensors are copied and earlier frames on its lane have left."""
-        lane = lane_of(address.kind)
+        lane = lane_of(address)
         copy = self._copies.start(tensors, bulk=lane is not Lane.BOUNDARY)
         self._leave_in_turn(self._leaving[lane], _Leaving(address, copy, payload, receiver))
 

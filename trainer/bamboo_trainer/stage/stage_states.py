@@ -3,12 +3,13 @@
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
 from bamboo_trainer.frames.payloads import Commit
 from bamboo_trainer.memory.headroom import has_room
 from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.task import Parts
 
@@ -208,12 +209,12 @@ class StageStates:
 
     # states of other workers
 
-    def restore(self, index: int, stages: Sequence[tuple[int, int]], tensors: Parts, facts: Mapping[str, Any]) -> None:
+    def restore(self, index: int, stages: Sequence[tuple[int, int]], layers: Mapping[int, LayerState]) -> None:
         """Continue from another worker's newer state. Raises ValueError, and then nothing has changed."""
         state = self.by_stage[index]
         stage = state.stage or self._builder.stage(index, stages)
         values = stage.values
-        values.restore(tensors, facts)
+        values.restore(layers)
         state.stage = stage
         self._give(state, state.owned)
         state.final = {k: f for k, f in state.final.items() if k >= values.version and values.final.takes(f)}

@@ -7,7 +7,8 @@ from typing import Protocol
 import torch
 
 from bamboo_core.planning.plan import WorkerId
-from bamboo_trainer.frames.frame import Frame, FrameKind
+from bamboo_trainer.frames.frame import Frame
+from bamboo_trainer.transport.wire import Lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,8 @@ class Transport(Protocol):
         """Queue a frame, whose tensors must not be written any more. Dropped if the peer is unknown or down."""
         ...
 
-    def is_sending(self, peer: WorkerId, kind: FrameKind) -> bool:
-        """Return whether a frame of this kind would wait behind another one to that peer."""
+    def is_sending(self, peer: WorkerId, lane: Lane) -> bool:
+        """Return whether a frame on this lane would wait behind another one to that peer."""
         ...
 
     def peers(self, peers: Mapping[WorkerId, tuple[str, int]]) -> None:

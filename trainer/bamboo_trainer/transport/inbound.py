@@ -131,7 +131,7 @@ class Inbound:
     def _read(self, reader: sockets.SocketReader, receiver: FlowReceiver, lane: wire.Lane) -> Frame:
         """Read the next frame. Raises WireError, OSError."""
         header = wire.parse_header(reader.receive(wire.HEADER.size))
-        if wire.lane_of(header.address.kind) is not lane:
+        if wire.lane_of(header.address) is not lane:
             raise wire.WireError(f"{header.address.kind.name} on the {lane} lane")
         specs, payload = wire.parse_meta(reader.receive(header.meta_length), header.body_length)
         try:

@@ -68,7 +68,7 @@ class TcpTransport:
 
     def send(self, peer: WorkerId, frame: Frame) -> None:
         """See Transport. Raises ValueError or TypeError if the frame itself cannot be encoded."""
-        key = (peer, wire.lane_of(frame.address.kind))
+        key = (peer, wire.lane_of(frame.address))
         flows, rate = self._flows, self._state_rate if key[1] is wire.Lane.STATE else None
         encoded = wire.encode_frame(frame, may_stripe=flows > 1)
         size = encoded.size
@@ -88,10 +88,10 @@ class TcpTransport:
                 self.resent[frame.address.kind] += size
         link.send(encoded)
 
-    def is_sending(self, peer: WorkerId, kind: FrameKind) -> bool:
+    def is_sending(self, peer: WorkerId, lane: wire.Lane) -> bool:
         """See Transport."""
         with self._lock:
-            link = self._outbound.get((peer, wire.lane_of(kind)))
+            link = self._outbound.get((peer, lane))
         return link is not None and link.is_sending
 
     def peers(self, peers: Mapping[WorkerId, tuple[str, int]]) -> None:

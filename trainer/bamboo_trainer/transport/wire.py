@@ -20,7 +20,7 @@ import torch
 
 from bamboo_core.names import DATA_PLANE_VERSION, LARGE_BODY
 from bamboo_core.planning.plan import WorkerId
-from bamboo_trainer.frames.frame import BULK, STATES, Address, Frame, FrameKind
+from bamboo_trainer.frames.frame import BULK, NO_CELL, STATES, Address, Frame, FrameKind
 from bamboo_trainer.frames.tensors import DTYPE_NAMES, DTYPES, MAX_BODY, MAX_DIMENSIONS, byte_view, unsendable
 
 MAGIC: Final = b"BMBO"
@@ -57,10 +57,11 @@ class Lane(StrEnum):
     STATE = "state"  # at a bounded rate, to leave the network to the other two
 
 
-def lane_of(kind: FrameKind) -> Lane:
-    if kind in STATES:
+def lane_of(address: Address) -> Lane:
+    """Return the lane of a frame. Layers that were asked for go on the bulk lane, as training waits for them."""
+    if address.kind in STATES and address.pipeline != NO_CELL:
         return Lane.STATE
-    return Lane.BULK if kind in BULK else Lane.BOUNDARY
+    return Lane.BULK if address.kind in BULK | STATES else Lane.BOUNDARY
 
 
 class Header(NamedTuple):

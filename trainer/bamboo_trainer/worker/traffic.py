@@ -15,8 +15,7 @@ KINDS = {
     FrameKind.KEPT_SUM: "kept",
     FrameKind.TIED: "tied",
     FrameKind.SYNC: "sync",
-    FrameKind.STATE: "state",
-    FrameKind.LAYER: "layers",
+    FrameKind.LAYER: "state",
 }  # everything else is control
 
 

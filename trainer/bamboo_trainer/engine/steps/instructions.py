@@ -47,6 +47,7 @@ from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts
+from bamboo_trainer.transport.wire import Lane
 
 
 class Instructions:
@@ -168,7 +169,7 @@ class Instructions:
             return  # of several workers that share the cell's microbatches its owner must have the first ones
         if end <= cell_step.kept or end > own[-1]:
             return  # with the last group the cell is done, and its replicas get the step's result
-        if not self._pace.allows(is_sending=self._outbox.is_sending(receiver, FrameKind.KEPT_SUM)):
+        if not self._pace.allows(is_sending=self._outbox.is_sending(receiver, Lane.BULK)):
             return
         new = [(node, total) for node, total in finished if layout.bounds[node.end] > cell_step.kept]
         nodes = [(node, work.gradients.apart(total)) for node, total in new]

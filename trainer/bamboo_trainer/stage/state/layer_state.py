@@ -1,24 +1,25 @@
-"""A stage's state layer by layer, as checkpoints hold it, so that a stage of any split can restore it.
+"""A stage's state layer by layer, in memory, between workers and in checkpoints: a stage of any split can restore it.
 
-Names are those of a snapshot: "parameter:0.weight", "constant:0.mask", "state:0.weight:exp_avg". A tied parameter, with
-its optimizer state, belongs to the layer of its group's first name, and to no other. "value:0.x" is an entry of a
-layer's state_dict that is neither; it is kept for readers of the state dict, and never restored.
+Names are "parameter:0.weight", "constant:0.mask", "state:0.weight:exp_avg". A tied parameter, with its optimizer state,
+belongs to the layer of its group's first name, and to no other. "value:0.x" is an entry of a layer's state_dict that is
+neither; it is kept for readers of the state dict, and never restored.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from bamboo_core.checkpoint.layout import CheckpointId
+from bamboo_trainer.frames.frame import Frame
+from bamboo_trainer.frames.payloads import Filling, LayerPayload
 from bamboo_trainer.stage.state.group_numbers import Scalar
 from bamboo_trainer.stage.state.optimizer_state import OptimizerState
 from bamboo_trainer.stage.state.parameters import FlatParameters
-from bamboo_trainer.stage.state.snapshot import SNAPSHOT_FORMAT
-from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.user_code import named_layer
 
-VALUE = "value"
+VALUE = "value:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,6 +35,24 @@ class LayerState:
     scalars: Mapping[str, Scalar]
     names: Mapping[str, str]
 
+    @classmethod
+    def of(cls, frame: Frame) -> "LayerState":
+        """Return the state in a frame, which `payloads.read` has checked."""
+        held: LayerPayload = frame.payload
+        tensors = dict(zip(held.tensors, frame.tensors, strict=True))
+        address = frame.address
+        return cls(layer=address.part, version=address.step, tensors=tensors, scalars=held.scalars, names=held.names)
+
+    def payload(self, *, checkpoint: CheckpointId | None = None, filling: Filling | None = None) -> LayerPayload:
+        """Return the payload of the frame that has this state's tensors. checkpoint, filling: what it is sent for."""
+        return LayerPayload(
+            tensors=tuple(self.tensors),
+            scalars=dict(self.scalars),
+            names=dict(self.names),
+            checkpoint=checkpoint,
+            filling=filling,
+        )
+
 
 def layer_of(name: str) -> int:
     """Return the layer whose state has a tensor or number of that name."""
@@ -41,6 +60,7 @@ def layer_of(name: str) -> int:
 
 
 def take(
+    wanted: Collection[int],
     layers: Mapping[int, nn.Module],
     parameters: FlatParameters,
     optimizer: OptimizerState,
@@ -49,36 +69,38 @@ def take(
     shown: bool = True,
     late: tuple[str, ...] = (),
 ) -> dict[int, LayerState]:
-    """Return copies of the state of these layers. shown: with names and values of their state dicts.
+    """Return copies of the state of the wanted layers; of a layer that is not among the stage's, only its tied
+    parameters that the stage has.
 
-    late: prefixes of names; their tensors are returned themselves, to be copied later.
+    shown: with names and values of their state dicts. late: prefixes of names; their tensors are returned themselves,
+    to be copied later.
     """
     held = {id(tensor): name for name, tensor in parameters.objects()}
     own = {(layer_of(name), id(tensor)): name for name, tensor in parameters.objects()}  # several if shared
-    names: dict[int, dict[str, str]] = {index: {} for index in layers}
-    tensors: dict[int, dict[str, Tensor]] = {index: {} for index in layers}
-    scalars: dict[int, dict[str, Scalar]] = {index: {} for index in layers}
+    names: dict[int, dict[str, str]] = {index: {} for index in wanted}
+    tensors: dict[int, dict[str, Tensor]] = {index: {} for index in wanted}
+    scalars: dict[int, dict[str, Scalar]] = {index: {} for index in wanted}
     for name, tensor in (*parameters.named(), *optimizer.named()):
-        if layer_of(name) in layers:
+        if layer_of(name) in tensors:
             tensors[layer_of(name)][name] = tensor if name.startswith(late) else _copy(tensor)
     for name, number in optimizer.scalars().items():
-        if layer_of(name) in layers:
+        if layer_of(name) in scalars:
             scalars[layer_of(name)][name] = number
-    for index, layer in layers.items() if shown else ():
-        for name, tensor in layer.state_dict(keep_vars=True).items():
-            names[index][name] = own.get((index, id(tensor))) or held.get(id(tensor), f"{VALUE}:{index}.{name}")
+    for index in names.keys() & layers.keys() if shown else ():
+        for name, tensor in layers[index].state_dict(keep_vars=True).items():
+            names[index][name] = own.get((index, id(tensor))) or held.get(id(tensor), f"{VALUE}{index}.{name}")
             if id(tensor) not in held:
                 tensors[index][names[index][name]] = _copy(tensor)
     return {
         index: LayerState(
             layer=index, version=version, tensors=tensors[index], scalars=scalars[index], names=names[index]
         )
-        for index in layers
+        for index in names
     }
 
 
 def in_words(layers: Mapping[int, nn.Module], name: str) -> str:
-    """Describe a parameter or constant by its name in a snapshot. A tied one has its first name, of any layer."""
+    """Describe a parameter or constant by its name here. A tied one has its first name, of any layer."""
     kind, _, place = name.partition(":")
     index, _, path = place.partition(".")
     layer = layers.get(int(index))
@@ -90,39 +112,73 @@ def needed(layers: Collection[int], parameters: FlatParameters) -> tuple[int, ..
     return tuple(sorted({*layers, *(layer_of(name) for name, _ in parameters.named())}))
 
 
-def snapshot_of(
+def restore(
     layers: Collection[int],
     parameters: FlatParameters,
     optimizer: OptimizerState,
     states: Mapping[int, LayerState],
-) -> tuple[Parts, dict[str, Any]]:
-    """Return the arguments of `snapshot.restore` for a stage of these layers. states: those `needed`, or more.
+) -> int:
+    """Restore a stage of these layers, and return the version. states: those `needed`, or more.
 
-    Raises ValueError with a message if one is missing, or if their versions differ.
+    Raises ValueError, with nothing changed, if one is missing, or they do not fit each other or the stage.
     """
-    wanted = needed(layers, parameters)
-    if missing := [index for index in wanted if index not in states]:
-        raise ValueError(f"the state of layer {missing[0]} is missing")
-    versions = sorted({states[index].version for index in wanted})
+    wanted = [_state(states, index) for index in needed(layers, parameters)]
+    versions = sorted({state.version for state in wanted})
     if len(versions) != 1:
         raise ValueError(f"the layers' states are of steps {versions[0]} and {versions[-1]}, expected the same step")
-    own = {name for name, _ in (*parameters.named(), *optimizer.named())} | optimizer.scalars().keys()
-    possible = optimizer.prefixes()
+    own = dict((*parameters.named(), *optimizer.named()))
+    known, possible = own.keys() | optimizer.scalars().keys(), optimizer.prefixes()
 
     def belongs(index: int, name: str) -> bool:
-        return index in layers or name in own or name.startswith(possible)
+        return index in layers or name in known or name.startswith(possible)
 
-    tensors = {n: t for index, n, t in _all(wanted, states) if belongs(index, n)}
-    scalars = {n: v for index in wanted for n, v in states[index].scalars.items() if belongs(index, n)}
-    meta = {"format": SNAPSHOT_FORMAT, "version": versions[0], "names": list(tensors), "scalars": scalars}
-    return tuple(tensors.values()), meta
+    given = {n: t for s in wanted for n, t in s.tensors.items() if not n.startswith(VALUE) and belongs(s.layer, n)}
+    scalars = {n: v for s in wanted for n, v in s.scalars.items() if belongs(s.layer, n)}
+    _check_names(given, scalars, known, optimizer)
+    for name in own.keys() & given.keys():
+        _check_tensor(name, given[name], own[name])
+    optimizer.check_scalars(scalars)
+    with torch.no_grad():
+        if not optimizer.fixed:
+            optimizer.replace_tensors(given)
+        for name, tensor in (*parameters.named(), *optimizer.named()):
+            if name.startswith("constant:") and _same_bits(tensor, given[name]):
+                continue  # another stage may share this tensor, and would take a write to it for the task's
+            tensor.copy_(given[name])
+    optimizer.set_scalars(scalars, versions[0])
+    return versions[0]
 
 
-def _all(wanted: Collection[int], states: Mapping[int, LayerState]) -> Iterator[tuple[int, str, Tensor]]:
-    for index in wanted:
-        for name, tensor in states[index].tensors.items():
-            if not name.startswith(f"{VALUE}:"):
-                yield index, name, tensor
+def _state(states: Mapping[int, LayerState], index: int) -> LayerState:
+    if index not in states:
+        raise ValueError(f"the state of layer {index} is missing")
+    return states[index]
+
+
+def _check_names(
+    given: Mapping[str, Tensor], scalars: Mapping[str, Scalar], known: Collection[str], optimizer: OptimizerState
+) -> None:
+    """Raise ValueError unless the names are exactly this stage's, except for optional ones of the optimizer."""
+    if both := sorted(scalars.keys() & given.keys()):
+        raise ValueError(f"the state holds {both[0]} twice")
+    names = {name for name in given.keys() | scalars.keys() if not optimizer.may_have(name)}
+    expected = {name for name in known if not optimizer.may_have(name)}
+    if missing := sorted(expected - names):
+        raise ValueError(f"the state lacks {missing[0]} of this stage")
+    if foreign := sorted(names - expected):
+        raise ValueError(f"the state holds {foreign[0]}, which this stage does not have")
+
+
+def _check_tensor(name: str, given: Tensor, own: Tensor) -> None:
+    if given.shape != own.shape or given.dtype != own.dtype:
+        raise ValueError(
+            f"the state's {name} is {given.dtype} {list(given.shape)}, expected {own.dtype} {list(own.shape)}"
+        )
+
+
+def _same_bits(tensor: Tensor, other: Tensor) -> bool:
+    one, two = (t.detach().cpu().reshape(-1).view(torch.uint8) for t in (tensor, other))
+    return torch.equal(one, two)
 
 
 def _copy(tensor: Tensor) -> Tensor:

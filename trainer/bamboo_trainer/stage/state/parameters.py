@@ -152,7 +152,7 @@ class FlatParameters:
             note = partial(self._reached.__setitem__, number)  # holds nothing of the stage, which is freed at once
             place.parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
         held = [self.flat, *(slot.parameter for slot in self.slots), *self.constants.values()]
-        strided = [t for t in held if t.layout is torch.strided]  # `snapshot.check` refuses the others
+        strided = [t for t in held if t.layout is torch.strided]  # `state_digests.check` refuses the others
         self._storages = {t.untyped_storage().data_ptr() for t in strided if t.numel()}
 
     def _collect(

@@ -6,7 +6,7 @@ final gradients, so an owner and its replicas come to the same bits.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -19,14 +19,14 @@ from bamboo_trainer.memory.placement import apart_from_others, wait_for
 from bamboo_trainer.stage.checksums import checksum_of
 from bamboo_trainer.stage.constants import Constants
 from bamboo_trainer.stage.contributions import RunningBuffers
-from bamboo_trainer.stage.state import layer_state, snapshot
+from bamboo_trainer.stage.state import layer_state, state_digests
 from bamboo_trainer.stage.state.final_gradients import FinalGradients
 from bamboo_trainer.stage.state.finite import FiniteState
 from bamboo_trainer.stage.state.late_copies import LateCopies
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.stage.state.optimizer_state import OptimizerState
 from bamboo_trainer.stage.state.parameters import FlatParameters, tied_segments
-from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.mixed_precision import forget_casts
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.ties import tie, tied_groups
@@ -75,7 +75,7 @@ class StageValues:
             self.parameters, self._scheduled, config.scales_losses, tuple(self.layers), config.early, task
         )
         self._finite = FiniteState(self.layers, self.parameters, self._scheduled, self.optimizer, copies)
-        snapshot.check(self.parameters, self.optimizer)
+        state_digests.check(self.parameters, self.optimizer)
         self.running = RunningBuffers(self.layers)
         self._constants = Constants(self.layers, self.running.places())
         self.final = FinalGradients(
@@ -134,7 +134,7 @@ class StageValues:
             self._constants.renew_running()
         forget_casts()
         if not self.optimizer.fixed:  # each parameter's state appears with the first step that uses it
-            snapshot.check(self.parameters, self.optimizer)
+            state_digests.check(self.parameters, self.optimizer)
         self._digest = None
         self.version += 1
 
@@ -192,48 +192,38 @@ class StageValues:
 
     # copying and restoring
 
-    def snapshot(self) -> tuple[Parts, dict[str, Any]]:
-        """Return copies of the whole state: a tensor per parameter, buffer and optimizer tensor; and `snapshot`'s meta.
+    def layer_states(self, only: Collection[int] | None = None, *, shown: bool = True) -> dict[int, LayerState]:
+        """Return copies of the state of these layers, by number; of the stage's own if None. A layer of another stage
+        has only the tied parameters that this stage has too.
 
-        Names are "parameter:0.weight", "constant:0.mask", "state:0.weight:exp_avg"; a tied parameter has its group's
-        first name.
+        shown: include entries of the layers' state_dict that are no state, for its readers.
         """
-        self._finite.confirm()
-        return snapshot.take(self.parameters, self.optimizer, self.version)
+        return self._taken(self.layers if only is None else only, shown=shown)
 
-    def restore(self, parts: Parts, meta: Mapping[str, Any]) -> None:
-        """Restore a snapshot; raises ValueError, with nothing changed, if it does not fit this stage."""
-        self.version = snapshot.restore(self.parameters, self.optimizer, parts, meta)
+    def late_copies(self, only: Collection[int]) -> LateCopies:
+        """Return copies of these layers' state, made piece by piece; they must be done before the state changes."""
+        return LateCopies(self._taken(only, late=LateCopies.KINDS))
+
+    def _taken(
+        self, wanted: Collection[int], *, shown: bool = True, late: tuple[str, ...] = ()
+    ) -> dict[int, LayerState]:
+        self._finite.check_all(self.version)
+        held = self.layers, self.parameters, self.optimizer, self.version
+        return layer_state.take(wanted, *held, shown=shown, late=late)
+
+    def layers_needed(self) -> tuple[int, ...]:
+        """Return the layers that `restore` needs: the stage's own, and those that own tied parameters."""
+        return layer_state.needed(self.layers, self.parameters)
+
+    def restore(self, states: Mapping[int, LayerState]) -> None:
+        """Restore states of any split; raises ValueError, with nothing changed, if they do not fit this stage."""
+        self.version = layer_state.restore(self.layers, self.parameters, self.optimizer, states)
         self._digest = None
         self._finite.forget()
         self._constants.renew()
         forget_casts()
         if self._parked:
             self.optimizer.park()
-
-    def layer_states(self, only: Collection[int] | None = None, *, shown: bool = True) -> dict[int, LayerState]:
-        """Return copies of the state of these layers of the stage, by number; of all if None.
-
-        shown: include entries of the layers' state_dict that are no state, for its readers.
-        """
-        self._finite.check_all(self.version)
-        layers = {i: layer for i, layer in self.layers.items() if only is None or i in only}
-        return layer_state.take(layers, self.parameters, self.optimizer, self.version, shown=shown)
-
-    def late_copies(self, only: Collection[int]) -> LateCopies:
-        """Return copies of these layers' state, made piece by piece; they must be done before the state changes."""
-        self._finite.check_all(self.version)
-        layers = {i: layer for i, layer in self.layers.items() if i in only}
-        late = LateCopies.KINDS
-        return LateCopies(layer_state.take(layers, self.parameters, self.optimizer, self.version, late=late))
-
-    def layers_needed(self) -> tuple[int, ...]:
-        """Return the layers that `restore_layers` needs: the stage's own, and those that own tied parameters."""
-        return layer_state.needed(self.layers, self.parameters)
-
-    def restore_layers(self, states: Mapping[int, LayerState]) -> None:
-        """Restore states of any split; raises ValueError, with nothing changed, if they do not fit this stage."""
-        self.restore(*layer_state.snapshot_of(self.layers, self.parameters, self.optimizer, states))
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Return copies by "layers.<layer>.<name>": parameters (tied ones by every name) and persistent buffers."""
@@ -251,7 +241,7 @@ class StageValues:
         """
         if self._digest is None:
             self._finite.check_all(self.version)
-            self._digest = snapshot.digest(self.parameters, self.optimizer)
+            self._digest = state_digests.digest(self.parameters, self.optimizer)
         return self._digest
 
     def share_of_digest(self) -> str:
@@ -264,15 +254,15 @@ class StageValues:
         }
         elsewhere = frozenset(trained | frozen)
         self._finite.check_all(self.version)
-        return snapshot.digest(self.parameters, self.optimizer, elsewhere) if elsewhere else self.digest()
+        return state_digests.digest(self.parameters, self.optimizer, elsewhere) if elsewhere else self.digest()
 
     def checksums(self) -> dict[str, int]:
         """Return checksums of the whole state, by each tensor's name in messages; by layer if there are more than
         MOST_SUMS tensors. Equal for all holders of the stage. Raises TaskError if a buffer has changed.
         """
         self._constants.check(bits=True)
-        sums = snapshot.checksums(self.parameters, self.optimizer)
-        numbers = {f"the optimizer's numbers of layers {self.first} to {self.end - 1}": sums.pop(snapshot.NUMBERS)}
+        sums = state_digests.checksums(self.parameters, self.optimizer)
+        numbers = {f"the optimizer's numbers of layers {self.first} to {self.end - 1}": sums.pop(state_digests.NUMBERS)}
         if len(sums) <= MOST_SUMS:
             return {layer_state.in_words(self.layers, name): total for name, total in sums.items()} | numbers
         by_layer: dict[int, list[int]] = {}
