@@ -9,7 +9,6 @@ from bamboo_core.coordinator.checkpointing.checkpoints import (
     AGAIN_SECONDS,
     STOP_SECONDS,
     TIDY_SECONDS,
-    WRITE_SECONDS,
 )
 from bamboo_core.coordinator.events import Interrupted, Outcome, PreemptionNotice, Tick
 from bamboo_core.coordinator.job_status import status
@@ -64,19 +63,6 @@ def test_the_manifest_is_written_when_all_parts_are_durable() -> None:
     shown = status(world.state, world.now).checkpoint
     assert shown is not None
     assert (shown.step, shown.bytes) == (8, 10 * LAYERS)
-
-
-def test_a_lost_writer_costs_the_checkpoint_and_another_is_taken_at_once() -> None:
-    world = made(2, 1, 2)
-    checkpoint = begin(world)
-    written(world, checkpoint, *range(4))
-    gone = world.state.checkpoints.writers[1][0]
-    world.lose(gone)
-    assert "CheckpointAbandoned" in reasons(world)
-    world.tell(Tick())
-    wish = sent(world, protocol.TakeCheckpoint)[-1][1]
-    assert (wish.number, wish.at) == (FIRST + 1, 9)
-    assert gone not in {w for stage in wish.writers for w in stage}
 
 
 def leaving_writer(world: World) -> tuple[CheckpointId, str, list[int]]:
@@ -146,15 +132,6 @@ def test_a_root_that_says_nothing_is_asked_again_and_so_is_a_new_one() -> None:
     assert (worker, wish.at) == (root_of(world), 1000)
     assert all(set(writers) <= set(world.state.workers) for writers in wish.writers)
     assert "CheckpointAbandoned" not in reasons(world), "nothing was begun"
-
-
-def test_what_is_not_written_for_long_is_given_up() -> None:
-    world = made()
-    begin(world)
-    world.now += WRITE_SECONDS
-    world.tell(Received("w0", protocol.Heartbeat(step=8)))
-    silence(world, set(), 1)
-    assert "CheckpointAbandoned" in reasons(world)
 
 
 @pytest.mark.parametrize("removed", ["as soon as it is removed", "not for ever", "not for a worker that is gone"])

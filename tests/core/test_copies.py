@@ -87,16 +87,3 @@ def test_a_job_that_ends_has_its_writers_remove_a_checkpoint_that_nobody_commits
     assert world.outcome is Outcome.FAILED
     told = [] if layers == LAYERS else [(w, protocol.DropCopies(checkpoints=(new,))) for w in sorted(writers)]
     assert sent(world, protocol.DropCopies) == told
-
-
-def test_copies_of_a_checkpoint_that_is_given_up_are_dropped_and_those_of_the_one_before_are_not() -> None:
-    world = made()
-    old = save(world, 8)
-    holds(world, "w0", old, 0, 1)
-    new = begin(world, 16, "b")
-    holds(world, "w0", new, 0, 1)
-    world.tell(Received("w1", protocol.CheckpointFailed(checkpoint=new, message="no space left")))
-    writers = world.state.checkpoints.dealt.values()
-    drop = protocol.DropCopies(checkpoints=(new,))
-    assert sent(world, protocol.DropCopies) == [(w, drop) for w in sorted({"w0", *writers})], "they stop writing, too"
-    assert set(world.state.copies.held) == {old}

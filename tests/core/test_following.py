@@ -176,29 +176,6 @@ def test_with_fewer_workers_than_it_begins_with_a_job_keeps_its_grid() -> None:
     assert run(chosen(12, stages=4, minWorkers=8), few).figures.steps > 0
 
 
-def test_where_the_fastest_split_has_no_room_another_one_runs() -> None:
-    """The first layer is wide: with as many others as time allows it has no room, beside what it keeps for others."""
-    one, told = chosen(4, stages=4), list[str]()
-    narrow = {"parameters": 1000, "gradients": 1000}
-    layers = [type(layer)(**{**fields(layer), **narrow}) for layer in one.profile.layers]
-    wide = {"parameters": 9000, "gradients": 9000, "forward": 0.0, "backward": 0.0}
-    layers[0] = type(layers[0])(**{**fields(layers[0]), **wide})
-    model, grid = replace_profile(one.profile, layers=tuple(layers)), Grid(4, 1)
-    usual = GridRates(model.figures, one.spec).split(grid)
-
-    def rates(memory: int) -> GridRates:
-        return GridRates(model.figures, one.spec, memory)
-
-    memory = next(size for size in range(10_000, 200_000, 1000) if rates(size).split(grid) not in (None, usual))
-    machine = type(model.machine)(**{**fields(model.machine), "memory": memory})
-    made = replace(one, profile=replace_profile(model, machine=machine))
-    assert usual is not None
-    assert not rates(memory).has_room(grid, usual)
-    found = run(made, nodes(4), told=told).figures
-    assert found.steps > 0.9 * HOUR / rates(memory).seconds(grid)
-    assert not any("Rebalancing" in line for line in told)
-
-
 def test_a_long_step_begins_again_on_a_faster_grid_if_that_is_done_sooner() -> None:
     """Four of twelve workers are lost in its first quarter; all that was trained before it is in a checkpoint."""
     one = chosen(12, pipelines=2)

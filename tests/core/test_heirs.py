@@ -6,9 +6,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo_core.planning.heirs import heirs_may_differ, heirs_of, level_counts, lost_runs
+from bamboo_core.planning.heirs import heirs_may_differ, heirs_of, lost_runs
 from bamboo_core.planning.plan import Assignment, Cell, Plan, plan_problems
-from replica_kit import adjacent_heirs_differ, after_loss, level_holders, planned
+from replica_kit import adjacent_heirs_differ, after_loss, planned
 
 
 @given(st.integers(1, 7), st.integers(2, 3), st.text("abcd", min_size=3, max_size=7))
@@ -36,23 +36,6 @@ def test_a_plan_in_which_heirs_differ() -> None:
     assert heirs_may_differ(broken)
     after = after_loss(broken, {owners[0], owners[1]})
     assert adjacent_heirs_differ(broken, after)
-
-
-@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 2), st.data())
-def test_how_many_have_a_cells_state(stages: int, pipelines: int, replicas: int, data: st.DataObject) -> None:
-    """Counted for all cells at once, and one by one; by workers, and by the nodes that they are lost with."""
-    plan = planned(stages, pipelines, min(replicas, max(1, stages - 1)), "ab")
-    workers = sorted(plan.worker_ids())
-    there = set(data.draw(st.lists(st.sampled_from(workers))))
-    kept = [(cell, worker) for cell in plan.cells() for worker in plan.at(cell).replicas]
-    synced = frozenset(data.draw(st.lists(st.sampled_from(kept)))) if kept else frozenset()
-    nodes = {worker: data.draw(st.sampled_from("xyz")) for worker in workers}
-    for lost_with in ({worker: worker for worker in workers}, nodes):
-        one_by_one = {
-            cell: len({lost_with[worker] for worker in level_holders(plan, synced, cell) & there})
-            for cell in plan.cells()
-        }
-        assert level_counts(plan, synced, there, lost_with) == one_by_one
 
 
 def replace_row(plan: Plan, row: tuple[Assignment, ...]) -> Plan:

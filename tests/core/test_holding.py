@@ -78,14 +78,6 @@ def test_workers_that_add_less_than_they_cost_are_given_back() -> None:
     assert (value.figures.preemptions, value.figures.repeated, value.figures.restores) == (0, 0, 0)
 
 
-def test_one_that_is_lost_is_replaced_all_the_same() -> None:
-    one = valued(6, layers=7, pipelines=1, minStages=2)
-    value, _, told = both(one, nodes(6, (HOUR, "remove", "n0"), duration=3 * HOUR))
-    assert value.figures.preemptions == 1
-    assert sum("WorkerJoined" in line for line in told) == 7
-    assert value.figures.restores == 0
-
-
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_number_of_workers_does_not_go_to_and_fro(seed: int) -> None:
     one = valued(12, stabilizationSeconds=120)

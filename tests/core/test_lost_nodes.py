@@ -5,9 +5,7 @@ import random
 import msgspec
 import pytest
 
-from bamboo_core.control.channel_events import Received
-from bamboo_core.control.protocol import Hello, WorkerReady
-from bamboo_core.coordinator.events import PreemptionNotice, WorkerJoined
+from bamboo_core.coordinator.events import PreemptionNotice
 from bamboo_core.coordinator.job_status import status
 from bamboo_core.job.spec import RedundancySpec
 from bamboo_core.planning.desired import PlanningView, Urgency
@@ -158,18 +156,3 @@ def test_stages_whose_holders_are_all_on_one_node_get_a_replica_on_a_spare_one()
     both = improve(looking(plan, {**here, **placed(x="b", y="c")}))
     assert both is not None
     assert [len({"x", "y"} & set(both.at(Cell(0, stage)).replicas)) for stage in range(3)] == [1, 1, 1]
-
-
-def test_a_job_of_one_node_is_not_protected_until_another_one_is_there() -> None:
-    """Each stage has two holders all the time."""
-    world = World(2, 1, 0, per_node=2)
-    world.settle()
-    seen = status(world.state, world.now)
-    assert (seen.replicas, seen.nodes, len(seen.unprotected)) == (1, 1, 2)
-    assert [held for row in seen.grid for _, held in row] == [False, False]
-    for name in ("late-0", "late-1"):
-        world.tell(WorkerJoined(Hello(worker=name, host="h", port=1, node="late")))
-        world.tell(Received(name, WorkerReady()))
-    world.settle()
-    seen = status(world.state, world.now)
-    assert (seen.nodes, seen.unprotected) == (2, ())

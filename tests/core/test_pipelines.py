@@ -50,12 +50,6 @@ def test_the_longest_stage_sets_the_pace() -> None:
     assert times.end == 1 + 10 * 6 + 2
 
 
-def test_a_worker_of_two_stages_does_the_work_of_both() -> None:
-    times = execute(group(3, 20, owners=((0, 1, 1),), busy=(0.0, 0.0)))
-    assert times.work == (60.0, 120.0)
-    assert 120 <= times.end <= 120 + 9
-
-
 def test_a_small_connection_sends_one_tensor_after_the_other() -> None:
     """Two stages; a boundary takes 10 s, so that microbatches follow each other every 10 s instead of every 3 s."""
     thin = Network(flow=10.0, machine=1e15, latency=0.0)

@@ -68,17 +68,6 @@ def run_by(plan: Plan) -> dict[int, str]:
     return found
 
 
-@pytest.mark.parametrize(("pipelines", "most"), [(2, 16), (3, 8), (4, 6)])
-def test_a_loss_of_one_is_shared_by_all_others(pipelines: int, most: int) -> None:
-    plan = after(planned(pipelines), "w1")
-    load = Counter(run_by(plan).values())
-    assert load.keys() == plan.worker_ids()
-    assert load.total() == 16
-    assert max(load.values()) == most
-    told = f"; its microbatches are shared by {', '.join(sorted(load))}"
-    assert plan.message.endswith(told) == (pipelines > 2)
-
-
 @given(st.integers(2, 6), st.integers(6, 40), st.data())
 def test_every_microbatch_has_somebody_and_nobody_has_much_more(
     pipelines: int, groups: int, data: st.DataObject

@@ -193,28 +193,6 @@ def test_a_notice_is_more_urgent_than_a_cut_that_is_asked_for() -> None:
     assert world.plans[-1].owned_by("w2") == []
 
 
-def test_who_is_lost_after_a_step_in_the_new_split_is_taken_over_and_nothing_is_repeated() -> None:
-    """One that has no part has not obeyed the plan yet."""
-    world = at_the_cut()
-    hold(world, "w0", "w2", "w3")
-    first = world.plan
-    for worker in sorted(first.worker_ids()):
-        world.tell(Received(worker, protocol.PlanApplied(epoch=first.epoch))) if worker != "w3" else None
-    world.pending.clear()
-    for cell in first.cells():
-        for replica in first.at(cell).replicas:
-            owner = first.at(cell).owner
-            world.tell(Received(owner, protocol.ReplicaSynced(cell=cell, replica=replica)))
-    world.commit()
-    world.commit()
-    step = world.state.step
-    world.lost.add("w2")
-    world.tell(WorkerLost("w2", "killed"))
-    plan = world.plan
-    assert (plan.reason, plan.origin, plan.sources) == ("Takeover", first.origin, ())
-    assert world.state.step == step
-
-
 def test_who_is_cut_off_for_a_moment_is_waited_for() -> None:
     world = at_the_cut()
     hold(world, "w2", "w3")

@@ -11,8 +11,6 @@ from bamboo_core.planning.profile import ModelProfile, Network
 from bamboo_core.planning.steps.step_times import StepModel
 from job_simulation_kit import plan_of, profile, spec
 
-Rows = tuple[tuple[str, ...], ...]
-
 
 def seconds(job: JobSpec, model: ModelProfile) -> float:
     plan = plan_of(job, len(model.layers))
@@ -133,29 +131,3 @@ def moved(plan: Plan, cell: Cell, heir: str) -> Plan:
     rows = [list(row) for row in plan.pipelines]
     rows[cell.pipeline][cell.stage] = Assignment(owner=heir)
     return msgspec.structs.replace(plan, epoch=plan.epoch + 1, pipelines=tuple(map(tuple, rows)))
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ((("w0", "w0", "w2"),), (("w0", "n", "w0"),)),  # stage 1 is healed while stage 2 is taken over
-        ((("w0",), ("w0",), ("w2",)), (("w0",), ("n",), ("w0",))),
-    ],
-)
-def test_a_takeover_may_come_with_a_cell_of_somebody_who_is_there(before: Rows, after: Rows) -> None:
-    """A plan that was to heal at the next boundary is overtaken by one that cannot wait for it."""
-    job = spec(len(before[0]), len(before), 6)
-    first = plan_of(job, 6)
-    plans = [
-        msgspec.structs.replace(
-            first,
-            epoch=first.epoch + number,
-            pipelines=tuple(tuple(Assignment(owner=worker) for worker in row) for row in rows),
-        )
-        for number, rows in enumerate((before, after))
-    ]
-    times = StepModel(profile(6).figures, job)
-    calm = times.seconds(plans[0], first.target)
-    took, repeating = times.disturbed(plans[0], [(5.0, plans[1])], first.target, {"w2": 4.0})
-    assert 5.0 < took < 3 * calm
-    assert 0 < repeating < took
