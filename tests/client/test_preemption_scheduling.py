@@ -3,25 +3,15 @@
 import pytest
 
 from bamboo.preemption.scheduling import AtStep, Preemption, Room, Schedule, check, due, parse, room_at, victim
-from bamboo_core.coordinator.events import Status, WorkerState
+from bamboo_core.coordinator.events import WorkerState
 from bamboo_core.job.manifest import parse_manifest
 from job_simulation_kit import manifest
 from manifest_kit import bamboojob, training
+from operator_kit import said
 
 JOB = {"task": {"entrypoint": "m:build"}, "training": training(10, 8, 2)}
 
-STATUS = Status(
-    phase="Running",
-    epoch=2,
-    step=3,
-    steps=10,
-    first_loss=None,
-    loss=None,
-    losses=(),
-    lost_samples=0,
-    step_seconds=None,
-    samples_per_second=None,
-    eta_seconds=None,
+STATUS = said(
     grid=((("w0", True), ("w2", False)),),
     workers=(
         ("w0", WorkerState.TRAINING),
@@ -29,10 +19,6 @@ STATUS = Status(
         ("w3", WorkerState.STANDBY),
         ("w4", WorkerState.LEAVING),
     ),
-    preemptions=0,
-    notices=0,
-    takeovers=(),
-    digests=(),
 )
 
 

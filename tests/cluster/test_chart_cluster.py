@@ -1,25 +1,56 @@
 """The chart on a real API server by a real Helm: installed, upgraded, rolled back, uninstalled; the operator runs."""
 
+import secrets
 import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from chart_release import CRD, Install, Release
+from chart_release import CRD, Install, Release, no_crd
 from cluster.client import Json
 from cluster.handle import Cluster
-from helm_kit import ROOT, HelmError
+from helm_kit import CHART, ROOT, HelmError, Missing, helm
 from operator_jobs import small
 from operator_process import Job
 
-pytest_plugins = ["cluster_kit", "release_fixtures"]
+pytest_plugins = ["cluster_kit"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}  # for the operator's pod and for workers
+
+
+@pytest.fixture
+def release(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Install]:
+    """Makes releases, not installed yet, of names of their own; on a cluster without the CRD."""
+    if cluster.folder is None:
+        pytest.skip("these tests delete the CRD: they are for the test cluster only")
+    try:
+        helm()
+    except Missing as missing:
+        pytest.skip(str(missing))
+    made: list[Release] = []
+
+    def make(major: str = "4", where: str = namespace, chart: Path = CHART) -> Release:
+        folder = tmp_path / f"release-{len(made)}"
+        folder.mkdir()
+        made.append(Release(cluster, where, folder, f"bamboo-{secrets.token_hex(3)}", major, chart=chart))
+        return made[-1]
+
+    with no_crd(cluster.api):
+        try:
+            yield make
+        finally:
+            for one in made:
+                try:
+                    print(one.said())
+                    one.uninstall()
+                except (HelmError, ValueError):
+                    pass  # it is not installed (any more)
 
 
 def arguments(release: Release) -> list[str]:

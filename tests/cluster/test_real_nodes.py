@@ -10,18 +10,45 @@ from pathlib import Path
 
 import pytest
 
-from cluster import cgroups
+from cluster import build, cgroups, image_archive
 from cluster.client import Json
 from cluster.handle import Cluster
+from cluster.nodes import GPU, ZONE, NodeSpec
 from operator_kit import render
 from pod_ends_kit import EVERYWHERE, ON_REAL_NODES, check_ends, check_farewell
-from real_cluster_kit import pod, start
 
 pytest_plugins = ["cluster_kit"]
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 COUNT = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.2; done"
 ENDED_SECONDS = 60
+IMAGE = "busybox:1.36"
+# Labels and GPUs are what a cloud and a device plugin give to a node; a kubelet alone has neither.
+NODES = [NodeSpec(name=f"real-{letter}", labels={ZONE: f"zone-{letter}"}, capacity={GPU: "2"}) for letter in ("a", "b")]
+
+
+def start(folder: Path) -> Cluster:
+    """Two real nodes, to which the image busybox:1.36 is known. Without real nodes the test is skipped.
+
+    folder: for the image's archive.
+    """
+    try:
+        node = build.node_programs()
+        archive = image_archive.write(folder / "busybox.tar", [f"docker.io/library/{IMAGE}"], node.root / "bin/busybox")
+        return Cluster.start_real(nodes=NODES, archives=[archive])
+    except build.Unavailable as error:
+        pytest.skip(str(error))
+
+
+def pod(name: str, script: str, *, node: str | None = None, grace: int = 2, **container: object) -> Json:
+    """A pod that runs a script of sh. container: more fields of its only container."""
+    spec = {
+        "terminationGracePeriodSeconds": grace,
+        "restartPolicy": "Never",
+        "containers": [{"name": "main", "image": IMAGE, "command": ["sh", "-c", script], **container}],
+        **({"nodeName": node} if node else {}),
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}}, "spec": spec}
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,11 @@ from datetime import timedelta
 
 import pytest
 
-from bamboo_core.coordinator.events import Finish, Outcome, SlowWorker, WorkerState
+from bamboo_core.coordinator.events import SlowWorker, WorkerState
 from bamboo_core.job.manifest_warnings import warnings
 from bamboo_operator.pods.starting.startup_problems import StartupProblem
 from operator_kit import NOW, at, job, said
-from status_kit import POOLED, conditions, holding, seen
+from status_kit import BUSY, DONE, DOUBLED, FAILED, INTERRUPTED, POOLED, RUNNING, conditions, holding, seen
 
 ALL = [
     *["Accepted", "WorkersReady", "WorkersUpdated", "Running", "Degraded", "Protected", "Straggling"],
@@ -17,28 +17,10 @@ ALL = [
 ]
 
 
-DONE = Finish(Outcome.COMPLETE, "Complete", "all 10 steps are done")
-
-
-FAILED = Finish(Outcome.FAILED, "TaskFailed", "w0: it raised")
-
-
-INTERRUPTED = Finish(Outcome.INTERRUPTED, "Suspended", "the job is suspended")
-
-
-RUNNING = said()
-
-
 SLOW = SlowWorker(worker="w1", pipeline=0, stage=1, seconds=0.2, usual=0.1, told="w1 takes 200 ms")
 
 
 PENDING = said(phase="Pending", grid=((),), workers=(), step=0, loss=None)
-
-
-BUSY = (("w0", WorkerState.TRAINING), ("w1", WorkerState.TRAINING))
-
-
-DOUBLED = ((("w0", False), ("w0", False)),)
 
 
 @pytest.mark.parametrize(

@@ -9,49 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo_core.coordinator.events import Finish, Outcome, Takeover, WorkerState
+from bamboo_core.coordinator.events import WorkerState
 from bamboo_core.job.api_object import written
 from bamboo_core.job.status import read_status
 from bamboo_operator.status.document import job_status, worth_writing
 from bamboo_operator.status.facts import EarlierCounts
 from crd_kit import STATUS_VALIDATOR
-from operator_kit import NOW, at, checkpoints, job, said
-from status_kit import JOB, POOLED, conditions, facts, holding, seen
-
-DONE = Finish(Outcome.COMPLETE, "Complete", "all 10 steps are done")
-
-
-FAILED = Finish(Outcome.FAILED, "TaskFailed", "w0: it raised")
-
-
-INTERRUPTED = Finish(Outcome.INTERRUPTED, "Suspended", "the job is suspended")
-
-
-RUNNING = said()
-
-
-def takeover(stage=1, victim="w1"):
-    return Takeover(
-        epoch=2,
-        victim=victim,
-        worker="w0",
-        pipeline=0,
-        stage=stage,
-        step=3,
-        notice=False,
-        decide_ms=20.0,
-        reform_ms=30.0,
-        recompute_ms=100.0,
-        forwards=2,
-        backwards=1,
-    )
-
-
-BUSY = (("w0", WorkerState.TRAINING), ("w1", WorkerState.TRAINING))
-
-
-DOUBLED = ((("w0", False), ("w0", False)),)
-
+from operator_kit import NOW, at, checkpoints, job, said, takeover
+from status_kit import BUSY, DONE, DOUBLED, FAILED, INTERRUPTED, JOB, POOLED, RUNNING, conditions, facts, holding, seen
 
 RESTARTED = said(phase="Recovering", grid=(), workers=(), step=0, epoch=0, loss=None)
 
@@ -70,11 +35,13 @@ def test_an_operators_restart_changes_next_to_nothing(status):
 
 
 def test_counters_grow_over_a_restart():
-    before = seen(said(takeovers=(takeover(), takeover(0)), preemptions=3, restarts=1), cost=Decimal(2), spec=POOLED)
+    before = seen(
+        said(takeovers=(takeover(), takeover(stage=0)), preemptions=3, restarts=1), cost=Decimal(2), spec=POOLED
+    )
     base = EarlierCounts.of(read_status(before))
     assert base == EarlierCounts(preemptions=3, takeovers=2, restarts=1, cost=Decimal(2))
     after = seen(
-        said(takeovers=(takeover(1, "w5"),), preemptions=1, restarts=2),
+        said(takeovers=(takeover(victim="w5"),), preemptions=1, restarts=2),
         before,
         earlier=base,
         cost=Decimal("0.5"),
@@ -172,7 +139,7 @@ STATUSES = st.none() | st.builds(
     eta_seconds=st.none() | st.floats(),
     epoch=st.integers(0, 3),
     preemptions=st.integers(0, 3),
-    takeovers=st.lists(st.builds(takeover, st.integers(0, 1)), max_size=2).map(tuple),
+    takeovers=st.lists(st.builds(takeover, stage=st.integers(0, 1)), max_size=2).map(tuple),
     digests=st.sampled_from([(), ("a", "b")]),
 )
 

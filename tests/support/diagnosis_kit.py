@@ -13,6 +13,7 @@ from bamboo.remote.diagnosis.reading import SUBMITTING
 from bamboo.remote.doctor import diagnosis
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import JobSpec
+from manifest_kit import bamboojob, training
 
 NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 CRD = Path(__file__).parents[2] / "crds" / "bamboojob.yaml"
@@ -57,18 +58,12 @@ def spec(**parts: Any) -> JobSpec:
     """Four workers on spot nodes of Karpenter's."""
     usual = {
         "task": {"entrypoint": "bamboo_trainer.models.mlp:build"},
-        "training": {"steps": 1000, "globalBatchSize": 64, "microBatchSize": 8},
+        "training": training(1000, 64, 8),
         "topology": {"stages": 4},
         "nodePools": [{"name": "spot", "preset": "Karpenter"}],
         "worker": {"resources": {"requests": {"cpu": 4, "memory": "8Gi"}}},
     }
-    document = {
-        "apiVersion": "bamboo.dev/v1alpha1",
-        "kind": "BambooJob",
-        "metadata": {"name": "story", "namespace": "team"},
-        "spec": usual | parts,
-    }
-    return parse_manifest(document)
+    return parse_manifest(bamboojob("story", namespace="team", **(usual | parts)))
 
 
 WELL = ClusterFacts(

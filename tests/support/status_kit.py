@@ -1,10 +1,11 @@
 """Jobs' statuses."""
 
+from bamboo_core.coordinator.events import Finish, Outcome, WorkerState
 from bamboo_core.job.api_object import written
 from bamboo_core.job.status import read_status
 from bamboo_operator.status.document import job_status
 from bamboo_operator.status.facts import StatusFacts
-from operator_kit import NOW, job
+from operator_kit import NOW, job, said
 
 JOB = job()
 
@@ -15,6 +16,14 @@ POOLED = job(
         {"name": "fallback", "capacity": "OnDemand", "pricePerHour": "3.06", "afterSeconds": 300},
     ]
 )
+
+
+DONE = Finish(Outcome.COMPLETE, "Complete", "all 10 steps are done")
+FAILED = Finish(Outcome.FAILED, "TaskFailed", "w0: it raised")
+INTERRUPTED = Finish(Outcome.INTERRUPTED, "Suspended", "the job is suspended")
+RUNNING = said()
+BUSY = (("w0", WorkerState.TRAINING), ("w1", WorkerState.TRAINING))
+DOUBLED = ((("w0", False), ("w0", False)),)
 
 
 def facts(**more):

@@ -14,6 +14,7 @@ from bamboo_core.planning.profile import (
     Storage,
     Times,
 )
+from manifest_kit import bamboojob, training
 from strategies.costs import Costs
 from strategies.drive import StrategyResult, drive
 from strategies.policy import Policy
@@ -62,12 +63,8 @@ def run(policy: Policy, *changes: tuple[float, str, str], duration: float) -> St
 
 def costs_of(model: ModelProfile, batch: int, schedule: str | None = "1F1B") -> Costs:
     """The costs of a job with microbatches of one sample."""
-    spec = {
-        "task": {"entrypoint": "a:build"},
-        "training": {"steps": 10, "globalBatchSize": batch, "microBatchSize": 1},
-        "topology": {"stages": 1, "schedule": schedule},
-    }
-    document = {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "x"}, "spec": spec}
+    topology = {"stages": 1, "schedule": schedule}
+    document = bamboojob(task={"entrypoint": "a:build"}, training=training(10, batch, 1), topology=topology)
     return Costs(model, parse_manifest(document))
 
 
