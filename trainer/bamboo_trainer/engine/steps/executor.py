@@ -215,6 +215,8 @@ class Executor:
         cell, step, layout = cell_step.cell, cell_step.step, cell_step.layout
         if not cell_step.portions or layout is None or step <= self._committer.log.newest:
             return
+        if cell.pipeline >= layout.pipelines:
+            return  # the job drops the cell's pipeline
         for address, frame in cell_step.inbox.items():
             if address.kind is FrameKind.PARTIAL_SUM and address.step == step:
                 self._portions.kept.keep(replace(frame, address=address._replace(kind=FrameKind.KEPT_SUM)))
