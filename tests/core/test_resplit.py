@@ -25,7 +25,7 @@ from bamboo_core.planning.splits.resplit import (
 from bamboo_core.planning.splits.speeds import WorkEstimate
 from manifest_kit import bamboojob, training
 from slow_world import Slowed
-from world import World
+from world import World, held
 
 LAYERS = 12
 CUT = CheckpointId(step=5, id="ab12")
@@ -104,11 +104,16 @@ def four_stages(**options: Any) -> Slowed:
     return world
 
 
+def lose(world: World, worker: str) -> None:
+    world.lost.add(worker)
+    world.tell(WorkerLost(worker, "killed"))
+
+
 def wished() -> Slowed:
     """A cut is asked for, and not made yet."""
     world = four_stages()
-    world.lost.add("w1")
-    world.tell(WorkerLost("w1", "killed"))
+    world.now += 0.9  # near the end of a step, which does not begin anew
+    lose(world, "w1")
     while world.state.splits.resplit is None:
         world.deliver() if world.pending else world.commit()
     return world
@@ -132,9 +137,38 @@ def hold(world: World, *workers: str) -> None:
     cut = world.state.splits.resplit.cut
     assert cut is not None
     for worker in workers:
-        cells = [cell for cell in plan.cells() if worker in plan.at(cell).holders]
-        layers = tuple(sorted({layer for cell in cells for layer in range(*plan.stages[cell.stage])}))
-        world.tell(Received(worker, protocol.StateHeld(checkpoint=cut, layers=layers)))
+        world.tell(Received(worker, held(plan, worker, cut)))
+
+
+def anew() -> Slowed:
+    """A worker is lost at the begin of a step, which is done sooner with three stages."""
+    world = four_stages()
+    lose(world, "w1")
+    while world.state.splits.resplit is None:
+        world.deliver()
+    return world
+
+
+def test_a_step_begins_anew_once_where_that_is_sooner_done() -> None:
+    world = anew()
+    step = world.state.step
+    world.settle_now()
+    plan = world.plan
+    assert (len(plan.stages), plan.first_step, plan.restore) == (3, step, CheckpointId(step=step, id="anew2"))
+    lose(world, "w2")
+    world.settle_now()
+    resplit = world.state.splits.resplit
+    assert world.plan.origin == plan.origin
+    assert resplit is None or resplit.cut is None, "after the next loss the step is completed first"
+
+
+def test_a_step_whose_commit_is_on_its_way_does_not_begin_anew() -> None:
+    world = anew()
+    step = world.state.step
+    world.pending.clear()
+    world.commit()
+    resplit = world.state.splits.resplit
+    assert resplit is None or resplit.at == step + 1
 
 
 def test_who_is_lost_while_layers_move_is_left_out_of_the_next_plan_from_the_same_cut() -> None:
@@ -143,8 +177,7 @@ def test_who_is_lost_while_layers_move_is_left_out_of_the_next_plan_from_the_sam
     first = world.plan
     assert (first.reason, len(first.stages)) == ("Resplitting", 3)
     world.pending.clear()  # nobody has begun yet
-    world.lost.add("w2")
-    world.tell(WorkerLost("w2", "killed"))
+    lose(world, "w2")
     second = world.plan
     assert (second.reason, len(second.stages), second.origin) == ("Resplitting", 2, first.origin + 1)
     assert second.restore == first.restore

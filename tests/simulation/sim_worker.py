@@ -280,6 +280,9 @@ class Node:
             case protocol.KeepLastState():
                 if self.engine:
                     self.engine.keep_last_state(item)
+            case protocol.HoldState(checkpoint=checkpoint):
+                if self.engine:
+                    self.engine.hold(checkpoint)
             case protocol.HistoryEvents() if self.history:
                 self.history.keeper.happened(item)
             case protocol.CommitCheckpoint() if self.history:

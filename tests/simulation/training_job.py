@@ -351,6 +351,8 @@ class Job:
                     node.engine.take_checkpoint(item)
                 elif isinstance(item, protocol.KeepLastState):
                     node.engine.keep_last_state(item)
+                elif isinstance(item, protocol.HoldState):
+                    node.engine.hold(item.checkpoint)
                 elif isinstance(item, protocol.DropCopies):
                     node.engine.drop_copies(item.checkpoints)
                 elif isinstance(item, protocol.CommitCheckpoint):

@@ -8,7 +8,7 @@ from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received
 from bamboo_core.planning.plan import Cell
 from bamboo_core.planning.splits.stage_times import StageTimes
-from world import World
+from world import World, held
 
 FORWARD, BACKWARD = 0.02, 0.04  # seconds of a layer
 
@@ -46,6 +46,8 @@ class Slowed(World):
                 self.tell(Received(worker, beat))
             plan, resplit = self.state.plan, self.state.splits.resplit
             assert plan is not None
+            if resplit and resplit.cut:
+                continue  # the step begins anew
             mark = resplit and resplit.cut is None and self.state.step + 1 >= resplit.at
             cut = CheckpointId(step=self.state.step + 1, id=f"cut{plan.epoch}")
             message = protocol.StepCommitted(
@@ -66,11 +68,8 @@ class Slowed(World):
             self.deliver()
 
     def hold(self, cut: CheckpointId) -> None:
-        plan = self.plan
-        for worker in sorted(plan.holders()):
-            stages = [plan.stages[c.stage] for c in plan.cells() if worker in plan.at(c).holders]
-            layers = tuple(sorted({layer for stage in stages for layer in range(*stage)}))
-            self.tell(Received(worker, protocol.StateHeld(checkpoint=cut, layers=layers)))
+        for worker in sorted(self.plan.holders()):
+            self.tell(Received(worker, held(self.plan, worker, cut)))
 
     def taken(self, worker: str, layers: tuple[int, int], backward: bool = False) -> float:
         dearer = self.backward if backward else {}

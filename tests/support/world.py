@@ -32,6 +32,13 @@ from bamboo_core.planning.plan import Cell, Plan, plan_problems
 from manifest_kit import bamboojob, training
 
 
+def held(plan: Plan, worker: str, cut: CheckpointId) -> protocol.StateHeld:
+    """What a worker says of a cut: it has copies of the layers of its stages."""
+    stages = [plan.stages[cell.stage] for cell in plan.cells() if worker in plan.at(cell).holders]
+    layers = sorted({layer for ends in stages for layer in range(*ends)})
+    return protocol.StateHeld(checkpoint=cut, layers=tuple(layers))
+
+
 def taken_over(plan: Plan, cell: Cell) -> protocol.TakenOver:
     """What the new owner of a cell says when it has caught up."""
     return protocol.TakenOver(
@@ -175,6 +182,8 @@ class World:
                 case Send(worker, protocol.ReportRequest()):
                     report = protocol.Report(committed=self.state.step - 1, held=self.held.get(worker, {}))
                     self.pending.append(Received(worker, report))
+                case Send(worker, protocol.HoldState(checkpoint=cut)):
+                    self.pending.append(Received(worker, held(self.plan, worker, cut)))
                 case Send(worker, protocol.SendPlan(plan=plan)):
                     self.check(plan)
                     self.pending.append(Received(worker, protocol.PlanApplied(epoch=plan.epoch)))

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from bamboo_core.control.protocol import CheckpointBegun, Evaluated, TakeCheckpoint
-from bamboo_core.planning.plan import ROOT, Assignment, Cell, Plan
+from bamboo_core.planning.plan import ROOT, Assignment, Cell, CheckpointId, Plan
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.history import NoHistory
 from bamboo_trainer.frames.frame import FrameKind
@@ -105,7 +105,21 @@ def test_no_step_begins_after_the_one_at_which_layers_are_split_anew() -> None:
     root.committer.take_checkpoint(msgspec.structs.replace(WISH, hold=True))
     for step in range(2):
         commit_of(root, step)
-    assert root.committer.ends_before == 2
+    assert root.committer.is_cut(2)
+
+
+def test_a_step_that_is_to_begin_anew_is_not_committed_unless_it_was_before() -> None:
+    root, earlier, cut = One(FIRST), One(FIRST), CheckpointId(step=1, id="anew4")
+    for one in (root, earlier):
+        commit_of(one, 0)
+        one.report(1)
+    assert root.committer.hold(cut)
+    assert (root.decide(1), root.committer.is_cut(1)) == (None, True)
+    committed = earlier.decide(1)
+    assert committed is not None
+    assert root.committer.record(1, committed), "an earlier root's commit, which some worker has heard"
+    assert not root.committer.is_cut(1)
+    assert not root.committer.hold(cut)
 
 
 PAUSE = msgspec.structs.replace(WISH, pause=True)
@@ -118,7 +132,7 @@ def paused() -> One:
     for step in range(2):
         commit_of(root, step)
     root.report(2)
-    assert (root.decide(2), root.committer.ends_before) == (None, None), "others may run the step"
+    assert (root.decide(2), root.committer.cut) == (None, None), "others may run the step"
     return root
 
 

@@ -15,9 +15,10 @@ from bamboo_core.coordinator.events import Outcome
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task
+from branching_job import BranchingJob, Kind, each_way, of_name, sweep
 from manifest_kit import bamboojob, gpt_task, training
 from replica_kit import copies
-from training_job import Job, MemoryStore
+from training_job import Fault, Job, MemoryStore
 
 STAGES, STEPS = 4, 24
 LAYER_SECONDS = 0.1  # that workers say each layer takes
@@ -175,3 +176,69 @@ def with_extra_state(config: Mapping[str, Any]) -> Task:
         optimizer=lambda named: torch.optim.AdamW([p for _, p in named], lr=0.01),
         learning_rate=lambda step: 0.01,
     )
+
+
+ANEW = "begins again there"
+
+
+def slow_steps(job: Job, fault: Fault) -> None:
+    """Let a step take about as long as its layers, all of it at its end."""
+    if fault.name == "ReportReady" and not fault.after:
+        job.now += LAYER_SECONDS * 2
+
+
+def begun_anew(job: Job) -> int:
+    """How often a step began anew; the job has the bits of an undisturbed one."""
+    assert result(job) == undisturbed()
+    return sum(ANEW in event.message for event in job.emitted)
+
+
+@sweep(of_name)
+def test_a_step_in_which_a_worker_is_lost_begins_anew_with_the_same_bits(kind: Kind | None) -> None:
+    class Killed(BranchingJob):
+        def strikes(self, fault: Fault) -> bool:
+            slow_steps(self, fault)
+            if fault.step != 12 or not self.branch(fault, kind and kind(fault)):
+                return False
+            self.capacity = alive(self) - 1
+            return True
+
+    def make() -> Killed:
+        return Killed(manifest(MLP), layer_seconds=LAYER_SECONDS, decide=Shortage(lost_at=STEPS))
+
+    answers = each_way(make, begun_anew)
+    assert set(answers.values()) <= {0, 1}, "once at most"
+    assert sum(answers.values()) > len(answers) / 2
+
+
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_whoever_is_lost_while_a_step_begins_anew_the_bits_are_the_same(every: int) -> None:
+    """At each turn of all of them, from the decision until all have the layers of their new stages."""
+
+    def decide(job: Job) -> None:
+        shortage(job)
+        plan, now = job.state.plan, shortage.turns
+        if plan is None or now < 0 or not (plan.sources or job.state.splits.resplit):
+            return
+        for number, worker in enumerate(sorted(name for name, node in job.nodes.items() if node.alive)):
+            if (now + number) % every == 0 and isinstance(job, BranchingJob) and job.branch((now, worker)):
+                job.capacity = alive(job) - 1
+                job.kill(worker)
+
+    class Slow(BranchingJob):
+        def strikes(self, fault: Fault) -> bool:
+            slow_steps(self, fault)
+            return False
+
+    shortage = Shortage()
+    document = manifest(MLP)
+    document["spec"]["redundancy"] = {"mode": "Replicas", "replicas": 2}
+
+    def make() -> BranchingJob:
+        nonlocal shortage
+        shortage = Shortage()
+        return Slow(document, layer_seconds=LAYER_SECONDS, decide=decide)
+
+    answers = each_way(make, begun_anew)
+    assert set(answers.values()) == {1}, "a step begins anew once"
+    assert {len(worker) for _, worker in answers} == {2}

@@ -154,7 +154,7 @@ class CheckpointFailed(Message, frozen=True):
 
 
 class StateHeld(Message, frozen=True):
-    """A worker keeps these layers in host memory, in the state after the commit that ends this split of the layers."""
+    """A worker keeps these layers in host memory, in the state with which this split of the layers ends."""
 
     checkpoint: CheckpointId
     layers: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_LAYERS)]
@@ -355,6 +355,14 @@ class KeepLastState(Message, frozen=True):
     writers: tuple[tuple[WorkerId, ...], ...]  # by stage, the workers that share its layers and write them to the store
 
 
+class HoldState(Message, frozen=True):
+    """The coordinator asks all workers to keep their layers in the state before a step, which begins anew on another
+    grid, and the root not to commit that step. A worker that knows its commit does neither.
+    """
+
+    checkpoint: CheckpointId
+
+
 class CommitCheckpoint(Message, frozen=True):
     """The coordinator asks for the manifest of a checkpoint whose parts are all durable."""
 
@@ -410,6 +418,7 @@ ToWorker = (
     | FindCheckpoint
     | TakeCheckpoint
     | KeepLastState
+    | HoldState
     | CommitCheckpoint
     | DropCopies
     | HistoryEvents

@@ -30,6 +30,7 @@ LAYERS_SECONDS = 30.0  # for which copies of layers are asked for; who has some 
 ROUND_SECONDS = 0.1  # from one question to the next at least
 END_SECONDS = 5.0  # before a stage is given up: how its workers ended may be known later than that they are gone
 SHOWN_ENDS = 3
+ANEW = 1.05  # times what the step takes on the other grid has to be less than what is left of it
 DRAIN_COMMITS = 2  # a worker without a stage stays until its log cannot be needed any more
 
 
@@ -62,7 +63,7 @@ def replan(turn: Turn) -> None:
         return
     following.watch(turn)
     if _is_sooner_anew(turn.state, turn.now):
-        restoring.begin_again(turn)
+        resplit.begin_anew(turn)
         return
     filling.watch(turn)
     over = state.phase != "Running" or state.step >= state.spec.training.steps
@@ -88,15 +89,15 @@ def replan(turn: Turn) -> None:
 
 
 def _is_sooner_anew(state: CoordinatorState, now: float) -> bool:
-    """Would the step in progress be done sooner if it began again on the grid that is to be, than if the job changed to
-    that after it? It would if steps are long, and the first guess was bad, or many workers are lost.
+    """Would the step in progress be done sooner if it began anew on the grid to which the job changes after it? The
+    layers move either way. A step begins anew once, so that it comes to its end.
     """
-    grids, rates = state.grids, state.grids.rates
-    running = state.phase == "Running" and rates is not None and grids.resize is not None
-    if not running or rates is None or grids.expected is None or not restoring.repeats_nothing(state):
+    plan, grids, rates = state.current_plan, state.grids, state.grids.rates
+    if state.phase != "Running" or rates is None or grids.expected is None or state.splits.resplit is not None:
         return False
-    again = choosing.restart_wait(state) + choosing.pause(state, rates, grids.expected.grid) + grids.expected.seconds
-    return again < choosing.left(state, rates, now) and following.is_due(state, now)
+    if plan.sources or (plan.moved and plan.first_step == state.step) or not resplit.is_possible(state):
+        return False
+    return resplit.is_resized(state, now) and ANEW * grids.expected.seconds < choosing.left(state, rates, now)
 
 
 def _better_plan(view: PlanningView) -> Plan | None:

@@ -55,7 +55,7 @@ class Committer:
         self.log = CommitLog(plan.current.first_step, policy.loss_unit)
         self.step_seconds = Histogram(STEP_SECONDS)
         self.awaited_reports: set[WorkerId] = set()  # workers that may know a commit of an earlier root
-        self.ends_before: int | None = None  # the step that no worker begins, because the layers are split anew
+        self.cut: CheckpointId | None = None  # the state with which this split of the layers ends
         self._owes_report = False  # to the coordinator, once those are here
         self._root_since = 0  # the epoch in which this worker became the root
         self._marked: tuple[int, CheckpointId] | None = None  # the newest checkpoint request fulfilled by a commit
@@ -72,7 +72,7 @@ class Committer:
 
     def decide(self, step: int, layout: Layout) -> Commit | None:
         """Return the root's commit of the current step once every cell has finished it, else None."""
-        if self.pauses or self.awaited_reports or step in self.log.commits:
+        if self.pauses or self.awaited_reports or step in self.log.commits or self.is_cut(step):
             return None
         plan = self._plan.newest if self._may_change_hands(step, layout) else self._plan.current
         commit = self.log.decide(step, self._plan.stages, layout, plan.target.generation, plan.epoch)
@@ -91,6 +91,16 @@ class Committer:
         wanted = self._wanted
         mark = CheckpointMark(number=wanted.number, id=self._new_id(), writers=wanted.writers, hold=wanted.hold)
         return msgspec.structs.replace(commit, checkpoint=mark)
+
+    def is_cut(self, step: int) -> bool:
+        """Return whether no worker runs that step in this split of the layers."""
+        return self.cut is not None and step >= self.cut.step
+
+    def hold(self, cut: CheckpointId) -> bool:
+        """End this split of the layers with that state. Return False if the next step is committed."""
+        if self.log.newest < cut.step:
+            self.cut = cut
+        return self.cut == cut
 
     def _may_change_hands(self, step: int, layout: Layout) -> bool:
         """Return whether a waiting plan may take effect with this step's commit. An owner that has not reported the
@@ -158,6 +168,8 @@ class Committer:
             if (known.generation, known.epoch) != (commit.generation, commit.epoch):
                 logger.error("two different commits of step %d: %s and %s: a bug in Bamboo", step + 1, known, commit)
             return False
+        if self.is_cut(step):
+            self.cut = None  # an earlier root has committed it
         if commit.checkpoint:
             mark = commit.checkpoint
             if self._marked is None or step >= self._marked[1].step:
@@ -165,7 +177,7 @@ class Committer:
             if self._wanted and self._wanted.number == mark.number:
                 self.pauses, self._wanted = self._wanted.pause, None
             if mark.hold:
-                self.ends_before = step + 1
+                self.cut = CheckpointId(step=step + 1, id=mark.id)
         if commit.evaluation or commit.early_stop:
             found = {name: _told(value) for name, value in commit.evaluation.items()}
             self._keep_evaluations({step: found})

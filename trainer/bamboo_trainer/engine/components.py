@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from bamboo_core.control.protocol import KeepLastState, PeerDown, PlanApplied, ReplicaSynced, Report
-from bamboo_core.planning.plan import ROOT, Cell, Plan, WorkerId
+from bamboo_core.planning.plan import ROOT, Cell, CheckpointId, Plan, WorkerId
 from bamboo_core.planning.portions import changed_cells, runner
 from bamboo_core.planning.schedule import Computed, Evaluate, ReportReady
 from bamboo_trainer.commit.committer import Committer
@@ -160,6 +160,7 @@ class Components:
         if self.committer.is_root:
             self.committer.publish(step, commit)
         self.outbox.log.committed(step)
+        self._copies.committed(self.plan.current.origin, step)
         plan = self.plan.require(commit.epoch)
         if plan:
             self.on_plan(plan, self.plan.current, self._clock())
@@ -294,7 +295,7 @@ class Components:
         if self._look_last and self._do_last():
             return True
         self._look_last = self.committer.pauses  # whether it still does
-        if self.committer.ends_before is not None:
+        if self.committer.cut is not None:
             return False
         if not self._is_idle:
             self._is_idle = True
@@ -369,6 +370,20 @@ class Components:
         commit = self.committer.log.commits.get(values.version - 1)
         self._copies.reached(index, values, commit.checkpoint if commit else None, self.plan.current)
         self._hand_over_copies()
+        self._hold(index)
+
+    def hold(self, cut: CheckpointId) -> None:
+        """Keep the state before the step in progress, which begins anew, unless that step is committed."""
+        self._look_again()
+        if self.committer.hold(cut):
+            for index in self.states:
+                self._hold(index)
+
+    def _hold(self, index: int) -> None:
+        """Copy a state with which this split of the layers ends."""
+        values, cut = self.states.here(index), self.committer.cut
+        if values is not None and cut is not None and values.version == cut.step:
+            self._copies.hold(self.plan.current.origin, cut, values.layer_states(shown=False))
 
     def _finish_copies(self, index: int) -> None:
         """Finish the copies of a state that is about to change."""

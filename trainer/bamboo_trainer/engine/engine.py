@@ -230,6 +230,12 @@ class Engine:
         if self.components:
             self.components.committer.take_checkpoint(wanted)
 
+    def hold(self, cut: CheckpointId) -> None:
+        """Keep the state before the step in progress, which begins anew."""
+        if self.components:
+            self.components.hold(cut)
+        self._take_in()
+
     def keep_last_state(self, wanted: KeepLastState) -> None:
         """Keep the state after the last step, as the coordinator asks, if it is still here."""
         if not self.components or not self.components.keep_last(wanted):

@@ -86,8 +86,6 @@ class LayerCopies:
             return
         state = CheckpointId(step=values.version, id=mark.id)
         self.finish(stage)  # of a state that was given up meanwhile: nothing changes it
-        if mark.hold:
-            self.hold(plan.origin, state, values.layer_states(shown=False))
         if stage < len(mark.writers):
             self._begin(stage, values, state, share(mark.writers[stage], self._worker, plan.stages[stage]))
 
@@ -194,6 +192,11 @@ class LayerCopies:
         self.cut, self._origin = cut, origin
         self.held.setdefault(cut, {}).update(states)
         self._say(cut, states)
+
+    def committed(self, origin: int, step: int) -> None:
+        """Drop the copies of the state before that step, which does not begin anew."""
+        if self.cut is not None and (self._origin, self.cut.step) == (origin, step):
+            self._forget_cut()
 
     def _forget_cut(self) -> None:
         if self.cut is not None:

@@ -27,6 +27,7 @@ from bamboo_core.control.protocol import (
     Heartbeat,
     Hello,
     HistoryEvents,
+    HoldState,
     KeepLastState,
     Message,
     NoticeReceived,
@@ -223,6 +224,8 @@ class WorkerAgent:
                 self.engine.take_checkpoint(message)
             case KeepLastState() if self.engine:
                 self.engine.keep_last_state(message)
+            case HoldState(checkpoint=checkpoint) if self.engine:
+                self.engine.hold(checkpoint)
             case CommitCheckpoint():
                 self._commit(message)
             case FindCheckpoint() if self.checkpoints:

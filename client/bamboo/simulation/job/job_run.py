@@ -270,6 +270,8 @@ class _Simulation:
                 self._tell(worker, self._profile())
             case protocol.TakeCheckpoint():
                 self._training.wished(worker, message)
+            case protocol.HoldState(checkpoint=checkpoint):
+                self._training.hold(checkpoint)
             case protocol.CommitCheckpoint(checkpoint=checkpoint):
                 self._training.commit_checkpoint(worker, checkpoint)
             case protocol.FindCheckpoint():

@@ -376,6 +376,12 @@ class SimulatedTraining:
         else:
             self._wish = wish if wish.at <= self._spec.training.steps else None
 
+    def hold(self, cut: CheckpointId) -> None:
+        """Give up the step in progress, and keep the state before it, from which it begins anew."""
+        if self.step == cut.step and self._cut_state != cut:
+            self._stop()
+            self._cut(self._current_plan, cut)
+
     def _carry(self, plan: Plan) -> tuple[tuple[int, CheckpointId] | None, bool]:
         """Return the checkpoint that this commit begins for a request, and whether no step follows it."""
         wish = self._wish

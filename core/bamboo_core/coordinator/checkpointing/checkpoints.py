@@ -304,6 +304,15 @@ def _abandon(turn: Turn, reason: AbandonReason, why: str, *, retry: bool = False
     copies.given_up(turn, c.writing)
 
 
+def leave_behind(turn: Turn) -> None:
+    """Give up the checkpoint in progress, as the step after it begins anew with other workers' stages."""
+    c = turn.state.checkpoints
+    if c.writing is not None:
+        _abandon(turn, AbandonReason.WENT_BACK, "the step after it begins anew on another grid", retry=True)
+    else:
+        turn.put(replace(c, writers=(), asked=None))
+
+
 def never_restore(turn: Turn, newest_good: int) -> None:
     """The checkpoints after that version, of which one may be in the making, may be of wrong states."""
     c = turn.state.checkpoints

@@ -46,17 +46,6 @@ def go_back(turn: Turn, reason: str, message: str) -> None:
     _begin_to_look(turn, reason, message)
 
 
-def begin_again(turn: Turn) -> None:
-    """The step in progress begins again, on another grid."""
-    message = "the step in progress would be done later than on a faster grid: it begins again there"
-    turn.do(Emit("Resplitting", message))
-    turn.put(turn.state.checkpoints.left_behind(), turn.state.inquiry.over())
-    if nothing_trained(turn.state):
-        _begin_to_look(turn)
-    else:
-        _begin_to_look(turn, "RestoreFailed", message)
-
-
 def _begin_to_look(turn: Turn, reason: str = "", message: str = "", *, pausing: bool = False) -> None:
     """pausing: what has just failed would fail again at once."""
     state, back_since = turn.state, turn.state.restoring.back_since
@@ -85,14 +74,6 @@ def may_begin_again(state: CoordinatorState) -> bool:
     """
     none_yet = state.spec.checkpoint is not None and not (state.checkpoints.bad or state.restoring.spoiled)
     return nothing_trained(state) or none_yet
-
-
-def repeats_nothing(state: CoordinatorState) -> bool:
-    """Would the job do nothing again but the step in progress if it went back now? It does so once for each step."""
-    if nothing_trained(state):
-        return True
-    kept, plan = state.checkpoints.kept, state.current_plan
-    return bool(kept) and kept[0].step == state.step > plan.first_step
 
 
 def nothing_trained(state: CoordinatorState) -> bool:

@@ -12,7 +12,7 @@ from typing import Final
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
-from bamboo_core.coordinator.checkpointing import copies
+from bamboo_core.coordinator.checkpointing import checkpoints, copies
 from bamboo_core.coordinator.events import Emit, Send
 from bamboo_core.coordinator.grids import choosing, following, holding
 from bamboo_core.coordinator.replacing import replace
@@ -52,14 +52,18 @@ def wants(state: CoordinatorState, now: float) -> bool:
     """Have there been workers for another number of stages for a while, or is another split of the layers better, and
     is nothing else going on?
     """
-    plan, steps = state.current_plan, state.spec.training.steps
-    ending = state.step + 4 >= steps  # which is to have a checkpoint, too
-    busy = ending or state.ending.stopping is not None or bool(state.checkpoints.writers) or len(plan.layouts) > 1
-    if busy or known_work(state) is None or not (is_resized(state, now) or state.splits.faster):
+    plan = state.current_plan
+    if not is_possible(state) or not (is_resized(state, now) or state.splits.faster) or state.checkpoints.writers:
         return False
-    if any((cell, replica) not in state.plans.synced for cell in plan.cells() for replica in plan.at(cell).replicas):
-        return False  # what is lost with one worker until the cut could not be moved any more
-    return not _somebody_leaves(state)
+    # what is lost with one worker until the cut could not be moved any more
+    return all((cell, replica) in state.plans.synced for cell in plan.cells() for replica in plan.at(cell).replicas)
+
+
+def is_possible(state: CoordinatorState) -> bool:
+    """Is nothing else going on that a new split of the layers would disturb, and is it known what layers take?"""
+    ending = state.step + 4 >= state.spec.training.steps  # which is to have a checkpoint, too
+    busy = ending or state.ending.stopping is not None or len(state.current_plan.layouts) > 1
+    return not (busy or _somebody_leaves(state) or known_work(state) is None)
 
 
 def is_resized(state: CoordinatorState, now: float) -> bool:
@@ -115,7 +119,7 @@ def wish(turn: Turn) -> None:
     turn.put(wish, replace(state.splits, resplit=resplit, uneven=None, faster=None))
     if faster:
         turn.do(Emit("Rebalancing", faster.why))
-    _ask_root(turn)
+    _ask(turn)
 
 
 def look_after(turn: Turn) -> None:
@@ -132,15 +136,33 @@ def look_after(turn: Turn) -> None:
             return
         root = state.plan.at(ROOT).owner
         if root in state.workers and (resplit.asked != root or turn.now - resplit.asked_at > AGAIN_SECONDS):
-            _ask_root(turn)
+            _ask(turn)
+    elif is_cut(state) and turn.now - resplit.asked_at > AGAIN_SECONDS:
+        _ask(turn)
 
 
-def _ask_root(turn: Turn) -> None:
+def begin_anew(turn: Turn) -> None:
+    """Begin the step in progress anew on another grid, with the state before it, which all keep until its commit."""
+    state = turn.state
+    cut = CheckpointId(step=state.step, id=f"anew{state.current_plan.epoch}")
+    checkpoints.leave_behind(turn)
+    turn.put(state.splits.wished(0, state.step, None, turn.now).carried(cut, turn.now))
+    message = "the step in progress would be done later than on a faster grid: it begins again there"
+    turn.do(Emit("Resplitting", message))
+    _ask(turn)
+
+
+def _ask(turn: Turn) -> None:
+    """Ask the root for a cut; once there is one, ask workers that have not answered for copies of its state."""
     resplit, plan = turn.state.splits.resplit, turn.state.current_plan
     assert resplit is not None
     root = plan.at(ROOT).owner
     turn.put(replace(turn.state.splits, resplit=replace(resplit, asked=root, asked_at=turn.now)))
-    turn.do(Send(root, protocol.TakeCheckpoint(number=resplit.number, at=resplit.at, writers=(), hold=True)))
+    if resplit.cut is None:
+        turn.do(Send(root, protocol.TakeCheckpoint(number=resplit.number, at=resplit.at, writers=(), hold=True)))
+    else:
+        missing = sorted(plan.worker_ids() & turn.state.workers.keys() - resplit.held.keys())
+        turn.do(*(Send(worker, protocol.HoldState(checkpoint=resplit.cut)) for worker in missing))
 
 
 def carried(turn: Turn, number: int, cut: CheckpointId) -> None:

@@ -411,7 +411,7 @@ class Executor:
         """Return whether the step has instructions left that may run here, once their inputs are there."""
         if cell_step.next is None or cell_step.layout is None or cell_step.finished or cell_step.step > self._last:
             return False
-        if self._committer.ends_before is not None and cell_step.step >= self._committer.ends_before:
+        if self._committer.is_cut(cell_step.step):
             return False
         if self._plan.is_outdated and cell_step.step > self._committer.log.newest:
             return False
@@ -557,7 +557,7 @@ class Executor:
 
     def waits_for(self) -> str:
         """Return why there is no work right now, for a person."""
-        if self._committer.ends_before is not None and self._committer.log.newest + 1 >= self._committer.ends_before:
+        if self._committer.is_cut(self._committer.log.newest + 1):
             return "the layers to be split anew"
         for cell_step in self.cells.values():
             if cell_step.predecessor is not None:
