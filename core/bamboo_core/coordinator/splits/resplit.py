@@ -146,7 +146,8 @@ def begin_anew(turn: Turn) -> None:
     state = turn.state
     cut = CheckpointId(step=state.step, id=f"anew{state.current_plan.epoch}")
     checkpoints.leave_behind(turn)
-    turn.put(state.splits.wished(0, state.step, None, turn.now).carried(cut, turn.now))
+    resplit = Resplit(number=0, at=state.step, since=turn.now, stages=None, cut=cut)
+    turn.put(replace(state.splits, resplit=resplit, uneven=None, faster=None))
     message = "the step in progress would be done later than on a faster grid: it begins again there"
     turn.do(Emit("Resplitting", message))
     _ask(turn)
