@@ -318,7 +318,8 @@ class Executor:
 
     def _start(self, cell_step: CellStep, stage: Stage) -> None:
         tied_to, layout = self._states.tied_to(cell_step.cell), self._committer.layout(stage.values.version)
-        over = stage.values.version <= self._committer.log.newest
+        left_out = layout is not None and cell_step.cell.pipeline >= layout.pipelines  # portions are of older steps
+        over = left_out or stage.values.version <= self._committer.log.newest
         cell_step.portions = () if over else self._plan.current.at(cell_step.cell).portions
         if cell_step.portions:
             cell_step.since = stage.values.version + 1  # what the step sends is in the logs of all its runners
