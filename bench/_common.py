@@ -180,7 +180,7 @@ class Job:
         self._token, self._url, self._started = secrets.token_hex(8), "", 0
         self.machines, self._waiting = MACHINES, 0
         self.state = coordinator.initial(
-            parse_manifest(document), document, secret=secrets.token_hex(8), save_path=None, now=time.monotonic()
+            parse_manifest(document), document, secret=secrets.token_hex(8), now=time.monotonic()
         )
 
     async def run(self) -> "Job":

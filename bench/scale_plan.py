@@ -74,7 +74,7 @@ class Job:
         manifest = document(self.workers, chosen=False)
         del manifest["spec"]["checkpoint"]
         spec = parse_manifest(manifest)
-        self.state = coordinator.initial(spec, manifest, secret="", save_path=None, now=0.0)
+        self.state = coordinator.initial(spec, manifest, secret="", now=0.0)
         self.tell(protocol_join(0))
         for number in range(1, self.workers):
             self.tell(protocol_join(number))

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "tests" / "support"))
 
 from bamboo_trainer.checkpoint.export import ExportForm, export  # noqa: E402
-from bamboo_trainer.checkpoint.sources import WeightsFolder  # noqa: E402
+from bamboo_trainer.checkpoint.sources import TensorFiles  # noqa: E402
 from bamboo_trainer.models import huggingface  # noqa: E402
 from bamboo_trainer.models.parts.labels import HEADS  # noqa: E402
 from bamboo_trainer.models.parts.sequences import positions_in  # noqa: E402
@@ -108,8 +108,8 @@ def goes_round(config: dict[str, Any]) -> bool:
         kept, output = Path(name) / "weights", Path(name) / "model"
         kept.mkdir()
         state = {f"layers.{n}.{k}": t.clone() for n, layer in enumerate(layers) for k, t in layer.state_dict().items()}
-        save_file(state, kept / "stage-000.safetensors")
-        source = WeightsFolder(kept)
+        save_file(state, kept / "model.safetensors")
+        source = TensorFiles([kept / "model.safetensors"])
         export(source, ExportForm.HUGGINGFACE, output, force=False, progress=lambda *_: None, task_config=config)
         model = auto.from_pretrained(output, local_files_only=True)
     for module in (*layers, model):

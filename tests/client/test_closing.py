@@ -83,6 +83,21 @@ def then_hangs(method: Method) -> Method:
     return hanging
 
 
+def test_weights_that_cannot_be_written_fail_the_job_and_its_last_state_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runner, "EXPORT", "bamboo_trainer.checkpoint.export:of_another_version")
+    output = tmp_path / "out"
+    code = train(parse_manifest(TINY), TINY, RunOptions(output=output), ReportOptions(page=0), verify=False)
+    out, err = capfd.readouterr()
+    assert code == 1, out + err
+    assert "SaveFailed" in out + err
+    assert f"the checkpoint is in {(output / 'last-state').as_uri()}" in out + err
+    (kept,) = (output / "last-state").iterdir()
+    assert (kept / "manifest.json").exists()
+    assert not (output / "weights").exists()
+
+
 @pytest.mark.parametrize(("disturbed", "what"), [(then_fails, "ProcessLookupError"), (then_hangs, "no end within")])
 def test_a_complete_job_stays_complete_whatever_happens_while_it_closes(
     tmp_path: Path,

@@ -130,7 +130,7 @@ PARTS = parts(Plan)
 @cache
 def phases() -> dict[str, World]:
     """A world in each phase that a coordinator can be in, with whom it waits for."""
-    names = ("Running", "Asking", "Recovering", "Saving", "Over", "Profiling", "Restoring", "Writing")
+    names = ("Running", "Asking", "Recovering", "Over", "Profiling", "Restoring", "Writing")
     often = {"everySteps": 5}
     found = {name: World(2, 2, 1, checkpoint=often if name in names[-2:] else None) for name in names}
     for name, world in found.items():
@@ -149,26 +149,19 @@ def phases() -> dict[str, World]:
     for worker in list(restoring.state.workers):
         restoring.lose(worker)
     restoring.settle()
-    asking, saving, over, back = found["Asking"], found["Saving"], found["Over"], found["Recovering"]
+    asking, over, back = found["Asking"], found["Over"], found["Recovering"]
     plan = found["Running"].state.plan
     assert plan is not None
     for worker in sorted({plan.at(c).owner for c in plan.cells() if c.stage == 1} | {*plan.at(Cell(0, 1)).replicas}):
         asking.lose(worker)
-    saving.state = replace(
-        saving.state,
-        terms=replace(saving.state.terms, save_path="folder"),
-        course=replace(saving.state.course, phase="Saving"),
-    )
     over.tell(Interrupted())
-    begun = coordinator.initial(back.spec, back.document, secret="", save_path=None, now=back.now, resumed=True)
+    begun = coordinator.initial(back.spec, back.document, secret="", now=back.now, resumed=True)
     back.state = replace(begun, membership=replace(begun.membership, requested=5))
     states = {
         name: (world.state.phase, world.state.phase == "Running" and world.state.inquiry.began_at is not None)
         for name, world in found.items()
     }
-    assert states == {
-        name: (name, False) for name in ("Running", "Recovering", "Saving", "Over", "Pending", "Restoring")
-    } | {
+    assert states == {name: (name, False) for name in ("Running", "Recovering", "Over", "Pending", "Restoring")} | {
         "Asking": ("Running", True),
         "Writing": ("Running", False),
         "Looking": ("Pending", False),
@@ -235,7 +228,7 @@ def step(state: CoordinatorState, event: Event, now: float) -> CoordinatorState:
 
 @pytest.mark.parametrize(
     "phase",
-    ["Pending", "Profiling", "Looking", "Recovering", "Running", "Asking", "Writing", "Restoring", "Saving", "Over"],
+    ["Pending", "Profiling", "Looking", "Recovering", "Running", "Asking", "Writing", "Restoring", "Over"],
 )
 @settings(max_examples=20, deadline=None)
 @given(st.lists(SAYING | hellos(), max_size=8), st.sets(WORKERS, max_size=2))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bamboo.local.output_folder import OutputRefused, only_run_in, tidy
+from bamboo.local.output_folder import OutputRefused, only_run_in
 
 HOLDER = """
 import sys, time
@@ -50,7 +50,7 @@ def test_a_full_disk_and_weights_of_another_run_refuse_the_folder_and_leave_noth
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with only_run_in(tmp_path / "kept"):
-        (tmp_path / "kept" / "weights" / "stage-000").mkdir(parents=True)
+        (tmp_path / "kept" / "weights" / "model").mkdir(parents=True)
     with (
         pytest.raises(OutputRefused, match="kept: it holds the weights of another run"),
         only_run_in(tmp_path / "kept"),
@@ -61,15 +61,3 @@ def test_a_full_disk_and_weights_of_another_run_refuse_the_folder_and_leave_noth
     with pytest.raises(OutputRefused, match=told), only_run_in(tmp_path / "new"):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_of_savings_that_were_given_up_nothing_stays(tmp_path: Path, there: bool) -> None:
-    for name in (".weights-3", ".weights-12", ".weights-12-before", ".weights-2-7", ".weights-mine", "history"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / ".stage-001.safetensors.w1").touch()
-    if there:
-        (tmp_path / "weights").mkdir()
-    tidy(tmp_path)
-    left = {".weights-2-7", ".weights-mine", "history", "weights" if there else ".weights-12-before"}
-    assert {path.name for path in tmp_path.iterdir()} == left

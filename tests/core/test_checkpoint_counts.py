@@ -123,7 +123,7 @@ def test_a_new_coordinator_knows_from_its_shell_what_has_to_be_repeated(lost: st
     earlier = EarlierProgress(step=13, step_seconds=2.0)
     resumed = lost == "the operator and all workers"
     world.state = coordinator.initial(
-        world.spec, world.document, secret="", save_path=None, now=world.now, resumed=resumed, earlier=earlier
+        world.spec, world.document, secret="", now=world.now, resumed=resumed, earlier=earlier
     )
     world.lost |= {f"w{number}" for number in range(world.count)}
     world.pending.clear()

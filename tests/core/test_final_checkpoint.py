@@ -1,11 +1,14 @@
 """A job that is complete has its last state in the store, also if the checkpoint before it takes long."""
 
+from dataclasses import replace
+
 import pytest
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received
 from bamboo_core.coordinator.checkpoint_counts import AbandonReason
+from bamboo_core.coordinator.checkpointing import final_checkpoint
 from bamboo_core.coordinator.checkpointing.checkpoints import AGAIN_SECONDS, WRITE_SECONDS
 from bamboo_core.coordinator.events import Outcome
 from checkpoint_world import begin, finished, made, reasons, root_of, sent, train, written
@@ -104,3 +107,23 @@ def test_it_is_tried_once_more_and_then_the_job_is_complete_without_it(told: Aba
     assert world.finish.message == "all 8 steps are done; there is no checkpoint of the last state"
     assert world.state.checkpoints.counts.abandoned == {told: 2}
     assert reasons(world).count("CheckpointAbandoned") == 2
+
+
+def test_without_a_store_there_is_nothing_to_wait_for() -> None:
+    world = World(2, 1, 0, steps=8)
+    world.settle()
+    train(world, 8)
+    finished(world)
+    assert world.finish is not None
+    assert world.finish.message == "all 8 steps are done"
+
+
+def test_a_job_without_checkpoints_keeps_its_last_state_where_it_is_to() -> None:
+    world = World(2, 1, 0, steps=4)
+    world.state = replace(world.state, terms=replace(world.state.terms, last_state="file:///out"))
+    assert world.state.terms.welcome().last_state == "file:///out"
+    world.settle()
+    train(world, 4)
+    finished(world)
+    last = kept(world)
+    assert final_checkpoint.known(world.state) == last

@@ -252,7 +252,7 @@ def test_in_mode_auto_replicas_come_with_a_third_pipeline_and_go_with_a_fourth()
 def waiting(workers: int, memory: int, **elastic: Any) -> tuple[CoordinatorState, list[Command]]:
     """So many workers have been there for longer than others are waited for; each layer has a gigabyte."""
     one = chosen(8, **elastic)
-    state = coordinator.initial(one.spec, one.manifest, secret="", save_path=None, now=0.0)
+    state = coordinator.initial(one.spec, one.manifest, secret="", now=0.0)
     done: list[Command] = []
 
     def step(event: Event, now: float) -> None:

@@ -113,7 +113,7 @@ def test_those_that_cost_more_go_first() -> None:
 def state_of(workers: int = 4, **elastic: Any) -> CoordinatorState:
     """That many workers have joined, in zones a and b in turn."""
     one = valued(4, **elastic)
-    state = coordinator.initial(one.spec, one.manifest, secret="", save_path=None, now=0.0)
+    state = coordinator.initial(one.spec, one.manifest, secret="", now=0.0)
     for i in range(workers):
         hello = protocol.Hello(worker=f"w{i}", host="h", port=1, zone="ab"[i % 2])
         state, _ = coordinator.step(state, WorkerJoined(hello), 0.0)
@@ -184,7 +184,7 @@ def test_as_many_workers_are_asked_for_as_are_held(
     objective: str, target: int | None, standby: int, wanted: int
 ) -> None:
     document = manifest(2, None, 24, elastic={"objective": objective, "maxWorkers": 8}, standby={"workers": standby})
-    state = coordinator.initial(parse_manifest(document), document, secret="", save_path=None, now=0.0)
+    state = coordinator.initial(parse_manifest(document), document, secret="", now=0.0)
     known = replace(state, holding=Holding(target=target))
     assert to_have(known) == min(wanted, 8 + standby)
 

@@ -49,7 +49,7 @@ def test_a_restarted_coordinator_does_not_wait_for_workers_without_a_trace() -> 
     world = World(4, 1, 0)
     world.settle()
     plan = world.plan
-    begun = coordinator.initial(world.spec, world.document, secret="", save_path=None, now=world.now, resumed=True)
+    begun = coordinator.initial(world.spec, world.document, secret="", now=world.now, resumed=True)
     world.state = replace(begun, membership=replace(begun.membership, requested=3))
     back(world, "w0", plan)
     world.tell(WorkersAbsent(frozenset({"w0", "w1"}), "its pod is gone"))
@@ -69,7 +69,7 @@ def test_a_worker_that_left_by_order_before_the_restart_was_not_preempted(
 ) -> None:
     world = World(2, 1, 1)
     world.settle()
-    begun = coordinator.initial(world.spec, world.document, secret="", save_path=None, now=world.now, resumed=True)
+    begun = coordinator.initial(world.spec, world.document, secret="", now=world.now, resumed=True)
     world.state = replace(begun, membership=replace(begun.membership, requested=3))
     world.tell(WorkerLost("w2", "the pod has ended", exit_code))
     assert world.state.membership.preemptions == preemptions
@@ -111,7 +111,7 @@ def test_a_restarted_coordinator_refuses_those_that_the_newest_plan_does_not_kno
     world.lost.clear()
     world.settle()
     newest = world.state.plan
-    world.state = coordinator.initial(world.spec, world.document, secret="", save_path=None, now=world.now)
+    world.state = coordinator.initial(world.spec, world.document, secret="", now=world.now)
     world.tell(WorkerJoined(protocol.Hello(worker="w2", host="h", port=1, plan=old)))
     world.tell(Received("w2", protocol.WorkerReady()))
     assert newest is not None

@@ -37,12 +37,6 @@ PENDING = said(phase="Pending", grid=((),), workers=(), step=0, loss=None)
             {"Accepted": "Accepted", "WorkersReady": "WorkersReady", "Running": "Training"},
         ),
         (
-            said(phase="Saving"),
-            {},
-            "Saving",
-            {"Accepted": "Accepted", "WorkersReady": "WorkersReady", "Running": "Saving"},
-        ),
-        (
             said(grid=DOUBLED, workers=BUSY[:1]),
             {},
             "Degraded",

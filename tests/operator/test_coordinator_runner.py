@@ -1,13 +1,10 @@
 """When a job is looked at, and when its status is written."""
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
 from bamboo_core.control.message import Message
-from bamboo_core.control.protocol import Stop
-from bamboo_core.coordinator.ending.record import WeightsSaving
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.kube.api import KubeApi
 from bamboo_operator.auth.pod_tokens import TokenReviewer
@@ -71,16 +68,3 @@ class Recorded:
 
     def send(self, worker: str, message: Message) -> None:
         self.sent.append((worker, message))
-
-
-async def test_workers_of_a_job_that_is_deleted_remove_weights_that_are_not_whole(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    runner, channels = runner_of("job"), Recorded()
-    monkeypatch.setattr(runner, "_channels", channels)
-    for written in ((), {0}, {0, 1}):
-        saving = WeightsSaving(number=5, stages=2, written=frozenset(written))
-        runner.state = replace(runner.state, ending=replace(runner.state.ending, saving=saving))
-        runner.stop_workers("JobDeleted", "the job was deleted")
-    about = {"reason": "JobDeleted", "message": "the job was deleted"}
-    assert channels.sent == [("w0", Stop(**about, discard=number)) for number in (5, 5, None)]

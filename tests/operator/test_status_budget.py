@@ -6,7 +6,7 @@ import pytest
 
 from bamboo_core.job.api_object import written
 from bamboo_operator.kube.objects import JobIdentity
-from bamboo_operator.status.budget import suspends
+from bamboo_operator.status.budget import money_spent
 from bamboo_operator.status.writer import StatusWriter
 from operator_kit import job, said
 from status_kit import conditions, facts, seen
@@ -28,15 +28,12 @@ def test_a_job_that_has_cost_its_budget_is_suspended_and_says_why():
     assert less["state"] == "Running"
 
 
-@pytest.mark.parametrize(
-    ("cost", "phase", "suspended"),
-    [("10", "Running", True), ("10", "Pending", True), ("9.99", "Running", False), ("11", "Saving", False)],
-)
-def test_money_suspends_a_job_unless_it_saves_its_result(cost, phase, suspended):
-    why = suspends(facts(spec=BUDGETED, cost=Decimal(cost)), phase)
+@pytest.mark.parametrize(("cost", "suspended"), [("10", True), ("9.99", False)])
+def test_money_suspends_a_job(cost, suspended):
+    why = money_spent(facts(spec=BUDGETED, cost=Decimal(cost)))
     assert bool(why) == suspended
     assert not suspended or "spec.budget.money" in why
-    assert suspends(facts(spec=job(), cost=Decimal(cost)), phase) == ""
+    assert money_spent(facts(spec=job(), cost=Decimal(cost))) == ""
 
 
 def test_a_job_that_is_suspended_by_its_user_says_so():

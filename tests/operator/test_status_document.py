@@ -111,7 +111,7 @@ def test_conditions_of_others_stay():
         ({"step": 4}, 15, True),
         ({"preemptions": 1}, 0, True),
         ({"workers": BUSY[:1]}, 0, True),
-        ({"phase": "Saving"}, 0, True),
+        ({"phase": "Restoring"}, 0, True),
         ({"takeovers": (takeover(),)}, 0, True),
     ],
 )
@@ -129,7 +129,7 @@ GRIDS = st.lists(
 STATUSES = st.none() | st.builds(
     lambda grid, **more: replace(said(**more), grid=grid),
     grid=GRIDS,
-    phase=st.sampled_from(["Pending", "Recovering", "Running", "Saving", "Restoring", "Over"]),
+    phase=st.sampled_from(["Pending", "Recovering", "Running", "Restoring", "Over"]),
     workers=st.dictionaries(st.sampled_from(["w0", "w1", "w2"]), st.sampled_from(list(WorkerState))).map(
         lambda d: tuple(d.items())
     ),

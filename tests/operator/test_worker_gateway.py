@@ -70,7 +70,6 @@ async def test_workers_that_live_on_when_their_job_is_over_are_told_so() -> None
                 "type": "Stop",
                 "reason": "JobOver",
                 "message": "the job is over",
-                "discard": None,
             }
         assert await place.knock(f"Bearer {token()}") == (404, None)
 

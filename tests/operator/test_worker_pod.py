@@ -14,7 +14,6 @@ from bamboo_operator.manifests.spread import zone_group
 from bamboo_operator.manifests.worker_pod import (
     HOST_NETWORK,
     template_problems,
-    weights_folder,
     worker_number,
     worker_pod,
     worker_pool,
@@ -267,7 +266,6 @@ def test_on_the_hosts_network_workers_still_know_the_names_of_services(spec, pol
 
 def test_a_volume_claim_is_mounted():
     claim = {"storage": "pvc://kept"}
-    spec = job(checkpoint=claim)
     pod = render({"checkpoint": claim})
     check_pod(pod)
     restricted(pod)
@@ -275,13 +273,6 @@ def test_a_volume_claim_is_mounted():
     assert volume in pod["spec"]["volumes"]
     assert {"name": "bamboo-storage", "mountPath": "/var/lib/bamboo"} in trainer(pod)["volumeMounts"]
     assert pod["spec"]["securityContext"]["fsGroup"] == 65532
-    assert weights_folder(spec, META) == f"/var/lib/bamboo/{spec.name}-{META.uid}/weights"
-
-
-def test_without_a_claim_the_weights_are_kept_in_checkpoints_only():
-    spec = job(checkpoint={"storage": "s3://bucket/x"})
-    assert weights_folder(spec, META) is None
-    assert weights_folder(job(), META) is None
 
 
 def test_a_queue_and_a_spread():

@@ -40,7 +40,6 @@ SLOW = SlowWorker(worker="w1", pipeline=0, stage=1, seconds=0.2, usual=0.1, told
         ({}, "Running", "good", "at least two workers"),
         ({"phase": "Pending"}, "Pending", "idle", "enough workers"),
         ({"phase": "Recovering"}, "Recovering", "warn", "restarted"),
-        ({"phase": "Saving"}, "Saving", "warn", "write the weights"),
         ({"phase": "Over"}, "Over", "idle", "over"),
         (
             {"grid": ((("w0", True), ("w1", False)),)},
@@ -122,7 +121,6 @@ def look(
         ("Running", "good", False),
         ("Degraded", "warn", False),
         ("Pending", "idle", False),
-        ("Saving", "idle", False),
         ("Suspended", "idle", False),
         ("Invalid", "bad", False),
         ("Failed", "bad", True),

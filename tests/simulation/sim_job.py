@@ -43,7 +43,7 @@ from sim_holders import newest_commit
 from sim_injector import FaultInjector
 from sim_network import Network
 from sim_stage import Violation
-from sim_store import SimStore, SimWeights
+from sim_store import SimStore
 from sim_worker import Name, Node
 
 TICK_SECONDS = 0.1
@@ -68,7 +68,6 @@ class Simulation:
         self.oracle = Oracle(scenario.arithmetic)
         chance = random.Random(f"{scenario.seed} store")
         self.store = SimStore(self.clock, self.oracle, chance, scenario.trouble, scenario.store_seconds)
-        self.weights = SimWeights()
         self.history: dict[str, bytes] | None = {} if scenario.tells else None  # its files
         self.feed, self.feeds = HistoryFeed("shell-0", lambda: self.clock.now), 1
         self.nodes: dict[str, Node] = {}
@@ -90,7 +89,7 @@ class Simulation:
             secret="s",
             now=self.clock.now,
             heartbeat_timeout=HEARTBEAT_TIMEOUT,
-            save_path="memory" if self.scenario.saving else None,
+            last_state="memory" if self.scenario.saving and not self.scenario.checkpoints else "",
             history=URL if self.scenario.tells else "",
             resumed=resumed,
         )

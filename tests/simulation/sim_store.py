@@ -14,7 +14,6 @@ from bamboo_core.checkpoint.layout import CheckpointId, part_name
 from bamboo_core.checkpoint.manifest import CheckpointPart
 from bamboo_core.control import protocol
 from bamboo_core.control.protocol import Message
-from bamboo_core.control.weights import CommitWeights, Save
 from bamboo_trainer.checkpoint.errors import RestoreError
 from bamboo_trainer.stage.state.layer_state import LayerState
 from sim_arithmetic import Oracle
@@ -116,22 +115,3 @@ class SimStore:
                 action()
 
         self.clock.after(self.seconds * self.rng.uniform(0.1, 3.0), due)
-
-
-@dataclass
-class SimWeights:
-    """The folder of the final weights, and what is written of savings; digests by stage."""
-
-    written: dict[int, dict[int, str]] = field(default_factory=dict)  # by the saving's number
-    folder: dict[int, str] = field(default_factory=dict)
-
-    def write(self, request: Save, digest: str) -> None:
-        self.written.setdefault(request.number, {})[request.stage] = digest
-
-    def commit(self, request: CommitWeights) -> None:
-        written = self.written.pop(request.number, {})
-        if written.keys() == set(range(request.stages)):
-            self.folder = written
-        elif not self.folder:
-            raise Violation(f"of {request.stages} stages only {sorted(written)} are written, and these are committed")
-        self.written.clear()

@@ -15,9 +15,7 @@ from torch import Tensor
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
-from bamboo_core.control.digests import add_digests
 from bamboo_core.control.protocol import Message
-from bamboo_core.control.weights import CommitWeights, Save, Saved, WeightsCommitted
 from bamboo_core.planning.plan import ROOT, Cell
 from bamboo_core.planning.spot_checks import SpotSchedule
 from bamboo_trainer.commit.history import NoHistory
@@ -34,7 +32,7 @@ from sim_control import Channel
 from sim_history import SimHistory, Steps
 from sim_network import End, Network
 from sim_stage import StandIn, StandInValues
-from sim_store import SimStore, SimWeights
+from sim_store import SimStore
 
 SECONDS = {
     "Evaluate": 1e-3,
@@ -79,7 +77,6 @@ class Surroundings(Protocol):
     network: Network
     oracle: Oracle
     store: SimStore
-    weights: SimWeights
     history: dict[str, bytes] | None  # the files of one, if a callback is told from it
 
     work: tuple[float, ...]  # of each layer, if what workers measure is to say something
@@ -147,7 +144,6 @@ class Node:
         self.transport: End = around.network.attach(name, self.put, self._on_send)
         self.alive, self.frozen, self.notified, self.asleep = True, False, False, True
         self.exit_code: int | None = None
-        self.to_save: list[Save] = []
         self.told: list[Message] = []  # last, of checkpoints
         self.last = ""  # instruction
         self.hangs = 0.0  # seconds that the next instruction takes longer
@@ -294,11 +290,6 @@ class Node:
                     self.engine.drop_copies(checkpoints)
             case protocol.FindCheckpoint():
                 self.around.store.find(self, item)
-            case Save():
-                self.to_save.append(item)
-            case CommitWeights():
-                self.around.weights.commit(item)
-                self.channel.tell(WeightsCommitted(number=item.number))
             case protocol.NoticeReceived():
                 self.channel.tell(item)
             case protocol.Stop():
@@ -376,11 +367,6 @@ class Node:
         self.last = ""
         busy = self.engine.turn()
         spent, self.spent = self.spent, 0.0
-        for request in list(self.to_save):
-            if stages := self.engine.trained(request.stage):
-                self.to_save.remove(request)
-                self.around.weights.write(request, add_digests(stage.digest() for stage in stages))
-                self.channel.tell(Saved(stage=request.stage, number=request.number))
         if self.hangs and self.last in SECONDS:
             hangs, self.hangs, self.stuck_at = self.hangs, 0.0, self.around.clock.now
             return hangs

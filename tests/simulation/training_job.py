@@ -274,7 +274,7 @@ class Job:
         self.executed_by: defaultdict[str, list[Fault]] = defaultdict(list)
         self.inbox: deque[Any] = deque()
         self.documented, self.spec = self.spec, with_steps(self.spec, self.task)
-        self.state = coordinator.initial(self.documented, manifest, secret="s", save_path=None, now=0.0)
+        self.state = coordinator.initial(self.documented, manifest, secret="s", now=0.0)
 
     def run(self, limit: int = 200_000) -> "Job":
         while self.finish is None:

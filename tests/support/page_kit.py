@@ -25,7 +25,7 @@ def received(document: Document) -> Any:
 
 def written(state: str = "Running", **more: Any) -> dict[str, Any]:
     """The status of a BambooJob."""
-    kind = {"Invalid": "Accepted", "Pending": "WorkersReady", "Saving": "Running"}.get(state, state)
+    kind = {"Invalid": "Accepted", "Pending": "WorkersReady"}.get(state, state)
     condition = {
         "type": kind,
         "status": "True",

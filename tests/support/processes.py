@@ -65,7 +65,6 @@ class Processes:
             parse_manifest(manifest),
             self.manifest,
             secret=secrets.token_hex(8),
-            save_path=None,
             now=time.monotonic(),
         )
 

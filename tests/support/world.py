@@ -9,7 +9,6 @@ from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.platform import Platform
-from bamboo_core.control.weights import CommitWeights, Save
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import (
     AddWorkers,
@@ -103,7 +102,7 @@ class World:
         self.away = 0  # workers that are asked for and do not come
         self.unmade = 0  # those that were asked for and have not come
         self.document, self.spec = document, parse_manifest(document)
-        self.state = coordinator.initial(self.spec, document, secret="", save_path=None, now=0.0)
+        self.state = coordinator.initial(self.spec, document, secret="", now=0.0)
         self.now, self.count = 0.0, 0
         self._calm: CoordinatorState | None = None  # the state of which it was looked last whether it is calm
         self.finish: Finish | None = None
@@ -202,9 +201,7 @@ class World:
                     protocol.TakeCheckpoint()
                     | protocol.KeepLastState()
                     | protocol.CommitCheckpoint()
-                    | protocol.DropCopies()
-                    | Save()
-                    | CommitWeights() as message,
+                    | protocol.DropCopies() as message,
                 ):
                     self.sent.append((worker, message))
                 case Send(_, protocol.Stop() as message):
@@ -286,7 +283,7 @@ class World:
         old = self.state
         self.pending.clear()
         self.lost |= set(dead)
-        self.state = coordinator.initial(self.spec, self.document, secret="", save_path=None, now=self.now)
+        self.state = coordinator.initial(self.spec, self.document, secret="", now=self.now)
         plan = old.plan
         assert plan is not None
         for worker in [w for w in old.workers if w not in dead]:
@@ -343,7 +340,7 @@ def restarted(world: World) -> Plan:
     world.settle()
     plan = world.state.plan
     assert plan is not None
-    begun = coordinator.initial(world.spec, world.document, secret="", save_path=None, now=world.now, resumed=True)
+    begun = coordinator.initial(world.spec, world.document, secret="", now=world.now, resumed=True)
     world.state = replace(begun, membership=replace(begun.membership, requested=len(plan.worker_ids())))
     return plan
 

@@ -27,7 +27,6 @@ from bamboo_core.control.protocol import (
     WorkerFailed,
     WorkerReady,
 )
-from bamboo_core.control.weights import CommitWeights, Save, Saved
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED
 from bamboo_core.planning.grid import initial_plan
@@ -236,28 +235,6 @@ def test_what_is_told_late_of_a_commit_leaves_before_the_worker_waits(agent: Wor
     assert told[0] == ("StepCommitted", True)
     assert [name for name, _ in told if name != "wake"] == ["StepCommitted", "StepCommitted", "CellFinished"]
     assert told[-1] == ("wake", False), "there is nothing to do, so it is not waited for the next instruction"
-
-
-@pytest.mark.parametrize(("given_up", "left"), [(5, []), (6, [".weights-5"]), (None, [".weights-5"])])
-def test_a_worker_that_is_stopped_removes_the_weights_that_are_given_up(
-    agent: WorkerAgent, channel: Channel, tmp_path: Path, given_up: int | None, left: list[str]
-) -> None:
-    """And no other ones: those of a worker that is drained are of use to others."""
-    (place := tmp_path / "place").mkdir()
-    stop = Stop(reason="SaveTimeout", discard=given_up)
-    channel.answers = lambda message: [stop] if message == Saved(stage=0, number=5) else []
-    code = run(agent, welcome(), Save(stage=0, stages=2, path=str(place / "weights"), number=5), SendPlan(plan=plan()))
-    assert (code, [file.name for file in place.iterdir()]) == (EXIT_DRAINED, left)
-
-
-def test_weights_that_cannot_be_written_end_the_worker_with_the_reason(
-    agent: WorkerAgent, said: list[Message], tmp_path: Path
-) -> None:
-    code = run(agent, CommitWeights(stages=1, path=str(tmp_path / "weights"), number=5))
-    (failed,) = said
-    assert isinstance(failed, WorkerFailed)
-    assert (code, failed.reason) == (EXIT_FAILED, "SaveFailed")
-    assert str(tmp_path / "weights") in failed.message
 
 
 def test_a_checkpoint_that_cannot_be_read_is_told_and_the_worker_goes_on(

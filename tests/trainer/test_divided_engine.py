@@ -84,17 +84,6 @@ def test_a_worker_says_at_a_reconnection_the_plan_that_it_was_told() -> None:
     assert told
 
 
-def test_the_parts_of_a_stage_are_saved_together() -> None:
-    job = Job(divided(2, steps=2), per_worker=2).run()
-    plan = job.state.current_plan
-    for stage, (first, end) in enumerate(plan.stages):
-        engine = job.nodes[plan.at(Cell(0, stage)).owner].engine
-        saved = [layer for part in engine.trained(stage) for layer in part.layers_needed()]
-        assert saved == list(range(first, end))
-        assert engine.trained(stage + 2) == ()
-        assert engine.held() == {stage: True, 1 - stage: False}
-
-
 def test_checkpoints_are_the_same_files() -> None:
     document = divided(2, steps=4)
     document["spec"]["checkpoint"] = {"storage": "memory://here", "everySteps": 2}

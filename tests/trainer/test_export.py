@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from bamboo_core.checkpoint.errors import CheckpointDamaged, CheckpointError
@@ -19,11 +19,10 @@ from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.storage.local_files import LocalFiles
 from bamboo_trainer.checkpoint.errors import ExportError
-from bamboo_trainer.checkpoint.export import ExportForm, export
+from bamboo_trainer.checkpoint.export import ExportForm, export, export_weights
 from bamboo_trainer.checkpoint.layer_file import encode
 from bamboo_trainer.checkpoint.sources import Checkpoint, open_source
 from bamboo_trainer.checkpoint.state_dict import read_layer
-from bamboo_trainer.checkpoint.weights_folder import commit_weights, write_stage
 from bamboo_trainer.stage.stage import build_stage
 from checkpoint_kit import make_manifest
 from export_kit import quiet, write
@@ -185,8 +184,8 @@ def test_an_output_that_cannot_be_is_named(trained, tmp_path, monkeypatch):
 
 def test_the_weights_in_a_runs_folder_are_named_to_who_names_the_folder(tmp_path):
     weights = tmp_path / "weights"
-    write_stage(weights, 1, 0, 1, {"layers.0.weight": torch.ones(2)}, "w0")
-    commit_weights(weights, 1, 1)
+    weights.mkdir()
+    save_file({"layers.0.weight": torch.ones(2)}, weights / "model.safetensors")
     with pytest.raises(ExportError) as told:
         open_source(str(tmp_path), None)
     expected = f"{tmp_path} has no checkpoints, expected those or a folder of weights, such as {weights}"
@@ -194,6 +193,20 @@ def test_the_weights_in_a_runs_folder_are_named_to_who_names_the_folder(tmp_path
     for url in (tmp_path / "absent", (tmp_path / "absent").as_uri()):
         with pytest.raises(ExportError, match=f"^there is no {tmp_path}/absent$"):
             open_source(str(url), None)
+
+
+def test_the_weights_of_a_run_have_the_names_of_layers_and_are_not_replaced(trained, tmp_path):
+    store, manifest, state = trained
+    about = {"url": store.shown, "step": manifest.step, "folder": str(tmp_path / "weights")}
+    assert export_weights(**about, id=manifest.attempt) == {}
+    found = load_file(tmp_path / "weights" / "model.safetensors")
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], state[name]) for name in state)
+    assert "exists" in export_weights(**about, id=manifest.attempt)["problem"]
+    assert "is not there" in export_weights(**about, id="other")["problem"]
+    (tmp_path / "file").touch()
+    told = export_weights(**{**about, "folder": str(tmp_path / "file" / "weights")}, id=manifest.attempt)["problem"]
+    assert told == f"cannot write {tmp_path}/file/weights: Not a directory"
 
 
 def test_a_number_that_safetensors_cannot_hold_is_refused(tmp_path):

@@ -16,7 +16,6 @@ from bamboo_core.job.edits import numbers_digest
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import InitialSpec
 from bamboo_trainer.checkpoint.sources import TensorFiles
-from bamboo_trainer.checkpoint.weights_folder import commit_weights, write_stage
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.from_module import from_module
 from bamboo_trainer.initial.first_task import FirstTask, begin_with
@@ -203,7 +202,7 @@ def manifest(
 
 
 def initial_task(folder: Path) -> dict[str, Any]:
-    """Begins with the weights that another job has left in the folder, a file for each stage."""
+    """Begins with the weights that another job has left in the folder."""
     whole = state(build({}), 5)
     split = build({})
     layers = {
@@ -211,10 +210,7 @@ def initial_task(folder: Path) -> dict[str, Any]:
         for n in range(len(split.layers))
         for name in build_layer(split, 5, n).state_dict()
     }
-    for stage, of in enumerate((("0", "1", "2"), ("3", "4"))):
-        tensors = {name: tensor for name, tensor in layers.items() if name.split(".")[1] in of}
-        write_stage(folder, 1, stage, 2, tensors, "w0")
-    commit_weights(folder, 1, 2)
+    save_file(layers, folder / "model.safetensors")
     return task_with({"url": str(folder), "drop": ["head.weight"]})
 
 

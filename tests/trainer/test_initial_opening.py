@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.job.spec import InitialSpec
-from bamboo_trainer.checkpoint.weights_folder import commit_weights, write_stage
 from bamboo_trainer.initial.first_task import begin_with
 from bamboo_trainer.initial.opening import open_weights
 from bamboo_trainer.tasks.task_errors import TaskError
@@ -26,19 +25,15 @@ def names(url: object, *, of_module: bool = True, **fields: Any) -> list[str]:
     return [offer.name for offer in opened.offered(of_module=of_module)]
 
 
-def test_a_folder_with_a_file_for_each_stage(tmp_path: Path) -> None:
-    for stage, tensors in enumerate((ONE, TWO)):
-        write_stage(tmp_path / "weights", 1, stage, 2, tensors, "w0")
-    commit_weights(tmp_path / "weights", 1, 2)
+def test_the_weights_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    save_file({**ONE, **TWO}, tmp_path / "weights" / "model.safetensors")
     assert names(tmp_path / "weights") == ["a", "b"]
     assert names(f"file://{tmp_path}/weights", of_module=False) == [*ONE, *TWO]
     with pytest.raises(TaskError, match=r"expected a folder of weights, such as .*weights, got"):
         names(tmp_path)
     with pytest.raises(TaskError, match=r"task.initialFrom.step: expected only with checkpoints, and .* has weights"):
         names(tmp_path / "weights", step=3)
-    (tmp_path / "weights" / "stage-001.safetensors").unlink()
-    with pytest.raises(TaskError, match=r"task.initialFrom: .*stage-000.safetensors is one of 2 files of weights"):
-        names(tmp_path / "weights")
 
 
 def test_a_published_folder_and_its_file(tmp_path: Path) -> None:

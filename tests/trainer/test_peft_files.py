@@ -52,7 +52,7 @@ def manifest(config: dict[str, Any], folder: Path) -> str:
 def exported(state: dict[str, Tensor], config: dict[str, Any], form: str, folder: Path) -> Path:
     kept, out = folder / "kept", folder / form
     kept.mkdir(exist_ok=True)
-    save_file({name: tensor.clone() for name, tensor in state.items()}, kept / "stage-000.safetensors")
+    save_file({name: tensor.clone() for name, tensor in state.items()}, kept / "model.safetensors")
     options = ["--format", form, "--output", str(out), "--quiet", "--job", manifest(config, folder)]
     assert export([*options, "--", str(kept)]) == 0
     return out

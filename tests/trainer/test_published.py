@@ -56,9 +56,7 @@ def test_what_was_trained_is_exported_and_loaded_by_transformers(family: str, ob
     if family == "gpt2":
         write_checkpoint(kept, task, state)
     else:
-        for stage in range(2):
-            mine = {k: t for k, t in state.items() if (int(k.split(".")[1]) >= 3) == bool(stage)}
-            save_file({k: t.clone() for k, t in mine.items()}, kept / f"stage-00{stage}.safetensors")
+        save_file({k: t.clone() for k, t in state.items()}, kept / "model.safetensors")
     manifest = tmp_path / "job.yaml"
     document = {"task": {"entrypoint": ENTRYPOINT, "config": config}, "training": training(2, 4, 2)}
     manifest.write_text(json.dumps(bamboojob(**document, topology={"stages": 2})))
@@ -91,7 +89,7 @@ def test_what_lies_beside_the_model_comes_along_and_the_folder_may_be_elsewhere(
     _, state = train(
         task, TrainingConfig(seed=0, precision="fp32", max_gradient_norm=None, microbatches=1, micro_batch_size=2), 1
     )
-    save_file({k: t.clone() for k, t in state.items()}, tmp_path / "stage-000.safetensors")
+    save_file({k: t.clone() for k, t in state.items()}, tmp_path / "model.safetensors")
     out = tmp_path / "out"
     arguments = ["--format", "huggingface", "--output", str(out), "--quiet", "--", str(tmp_path)]
     assert export(arguments) == 1

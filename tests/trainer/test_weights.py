@@ -34,7 +34,7 @@ A, B = torch.arange(3.0), torch.arange(4.0)
 def test_a_tensor_has_the_name_of_the_split_module_if_there_is_one(
     kept: dict[str, Tensor], names: list[str], tmp_path: Path
 ) -> None:
-    save_file(kept, tmp_path / "stage-000.safetensors")
+    save_file(kept, tmp_path / "model.safetensors")
     found = bamboo.load(tmp_path)
     assert list(found) == names
     assert torch.equal(found[names[-1]], list(kept.values())[-1])
@@ -70,7 +70,7 @@ def test_plain_torch_takes_what_was_kept_of_a_split_module(
     if kind == "weights":
         kept.mkdir()
         state = {f"layers.{n}.{k}": t.clone() for n, layer in enumerate(layers) for k, t in layer.state_dict().items()}
-        save_file(state, kept / "stage-000.safetensors")
+        save_file(state, kept / "model.safetensors")
     else:
         write(CheckpointStore(str(kept)), chain(task, [(0, len(layers))], replace(CONFIG, seed=0)), 0)
     model: nn.Module = plain_models.parts(name)["make"]()

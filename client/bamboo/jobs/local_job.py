@@ -242,7 +242,7 @@ class LocalJob:
     def weights_place(self) -> str:
         """The folder of its weights. Raises InvalidRequest if there are none."""
         folder = self.output / WEIGHTS
-        if not folder.is_dir():
+        if not any(folder.glob("*.safetensors")):
             state = self._progress.state
             raise InvalidRequest(f"{self.name} has no weights ({state}); they are there from its end until close()")
         return str(folder)

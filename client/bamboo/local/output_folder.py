@@ -1,22 +1,20 @@
-"""The output folder of a run: used by one run at a time, and cleaned of what killed writers left."""
+"""The output folder of a run, which one run at a time uses."""
 
 import errno
 import fcntl
 import os
-import re
-import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from bamboo_core.complaints import system_reason
 
 WEIGHTS: Final = "weights"
+LAST_STATE: Final = "last-state"  # the store of a job that keeps no other checkpoints
 _FEWEST_MIB: Final = 1  # for the log, the history and the page of a short run
 _NO_LOCKS: Final = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EINVAL}
-_SAVING: Final = re.compile(rf"\.{WEIGHTS}-\d+(-before)?")  # as the trainer calls what becomes the weights
 
 
 class OutputRefused(Exception):
@@ -76,16 +74,3 @@ def _check_contents(folder: Path) -> None:
     except OSError as error:
         needs = f"a run needs at least {_FEWEST_MIB} MiB there"
         raise OutputRefused(f"--output {folder}: {system_reason(error)}; {needs}") from None
-
-
-def tidy(folder: Path) -> None:
-    """Remove unfinished weights of writers that are gone.
-
-    A folder that was moved aside is kept if nothing took its place. Raises OSError.
-    """
-    there = (folder / WEIGHTS).is_dir()
-    for path in folder.iterdir():
-        saving = _SAVING.fullmatch(path.name)
-        if saving and (there or not saving[1]):
-            with suppress(FileNotFoundError):
-                shutil.rmtree(path)

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from bamboo import loop_signals
 from bamboo.local.closing import Closing
 from bamboo.local.fork_server import ForkServer, ForkServerError
 from bamboo.local.history_end import StepsHeard, end_history
-from bamboo.local.output_folder import WEIGHTS, tidy
+from bamboo.local.output_folder import LAST_STATE, WEIGHTS
 from bamboo.local.preemptor import NobodyToTake, Preemptor, Strike
 from bamboo.local.scratch import scratch_folder
 from bamboo.local.trace_files import merge_traces
@@ -34,6 +35,7 @@ from bamboo_core.control.protocol import Bye, Evaluated, StepCommitted, WorkerWa
 from bamboo_core.control.server import ControlServer, token_check
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.awake_clock import AwakeClock
+from bamboo_core.coordinator.checkpointing import final_checkpoint
 from bamboo_core.coordinator.events import (
     AddWorkers,
     Command,
@@ -59,6 +61,7 @@ from bamboo_core.names import HEARTBEAT_TIMEOUT_SECONDS
 from bamboo_core.planning.plan import ROOT, WorkerId
 from bamboo_core.serving.descriptors import raise_limit
 from bamboo_core.storage.errors import StorageError
+from bamboo_core.storage.url import shown_url
 from bamboo_core.text import count, one_line
 
 logger = logging.getLogger(__name__)
@@ -68,6 +71,8 @@ DRAIN_SECONDS = 3.0  # for the workers to leave when the job is over
 ANSWER_SECONDS = 30.0  # for the root of a complete job to say whether it waits for loggers
 LOGGER_SECONDS = 75.0  # for those whose loggers are waited for; they say themselves when a minute is over
 PROFILER_FOLDER = "profiler"  # in the output
+EXPORT = "bamboo_trainer.checkpoint.export:export_weights"
+EXPORT_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +134,10 @@ class _LocalRun:
             spec,
             manifest,
             secret=secrets.token_hex(16),
-            save_path=(self._folder / WEIGHTS).as_uri(),
             now=self._now(),
             heartbeat_timeout=options.heartbeat_timeout,
             history=history_url(spec, options.output, stored=options.store_writable),
+            last_state=(self._folder / LAST_STATE).as_uri() if options.output and not spec.checkpoint else "",
         )
         self._workers = LocalWorkers(self._pool, spec.spread.workers_per_node)
         per_node = spec.spread.workers_per_node
@@ -161,6 +166,7 @@ class _LocalRun:
                 raise_limit()
                 self._url = await self._server.start()
                 await self._drive()
+                await self._keep_weights()
                 await self._ending.wait("while the workers left", self._drain(), 2 * LOGGER_SECONDS)
             except asyncio.CancelledError:
                 if not self._interrupted:
@@ -411,6 +417,34 @@ class _LocalRun:
 
     # the end
 
+    async def _keep_weights(self) -> None:
+        """Export the checkpoint of a complete job's last state into the output. If that fails, the job has failed, and
+        the checkpoint stays.
+        """
+        output, finish, state = self._options.output, self._finish, self._state
+        if output is None or finish is None or finish.outcome is not Outcome.COMPLETE:
+            return
+        last, problem = final_checkpoint.known(state), "its last state could not be kept"
+        if last is not None:
+            url = self._spec.checkpoint.place(self._spec.name) if self._spec.checkpoint else state.terms.last_state
+            arguments = {"url": url, "step": last.step, "id": last.id, "folder": str(self._folder / WEIGHTS)}
+            problem = await self._exported(arguments)
+            if problem:
+                problem += f"; the checkpoint is in {shown_url(url)}, and `bamboo export` can write it elsewhere"
+        if problem:
+            self._finish = None
+            self._fail("SaveFailed", f"all steps are done, and the weights are not written: {problem}")
+        else:
+            shutil.rmtree(self._folder / LAST_STATE, ignore_errors=True)
+
+    async def _exported(self, arguments: dict[str, Any]) -> str:
+        """Write the weights in a process of the launcher. Return why that failed; "" if it did not."""
+        try:
+            answer = await self._pool.call(EXPORT, arguments, EXPORT_SECONDS)
+        except ForkServerError as error:
+            return said_by(error)
+        return str(answer.get("problem", ""))
+
     async def _close(self) -> None:
         self._closing = True
         if self._logging:
@@ -428,7 +462,6 @@ class _LocalRun:
             ending.do("while the last state was shown", lambda: self._view.status(status(self._state, self._now())))
             ending.do("while the view was closed", self._view.stop)
             ending.do("while the history was completed", self._end_history)
-            ending.do("while the output was tidied", lambda: tidy(self._folder))
             ending.do("while the trace was written", self._write_trace)
             ending.tell()
 

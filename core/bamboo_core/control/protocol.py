@@ -15,7 +15,6 @@ from bamboo_core.control.message import MOST as MOST
 from bamboo_core.control.message import Count as Count
 from bamboo_core.control.message import Message as Message
 from bamboo_core.control.platform import Platform
-from bamboo_core.control.weights import CommitWeights, Save, Saved, WeightsCommitted
 from bamboo_core.job.spec import MOST_LAYERS
 from bamboo_core.names import PROTOCOL_VERSION
 from bamboo_core.planning.plan import Cell, Plan, Port, Short, WorkerId
@@ -291,8 +290,6 @@ ToCoordinator = (
     | TakenOver
     | CellFinished
     | NoticeReceived
-    | Saved
-    | WeightsCommitted
     | HistoryKept
     | WorkerWarning
     | StateSums
@@ -311,6 +308,7 @@ class Welcome(Message, frozen=True):
     manifest: dict[str, Any]
     secret: str
     history: str = ""  # URL; "" if none is kept
+    last_state: str = ""  # URL of the store of a job that keeps only its last state
 
 
 class ProfileRequest(Message, frozen=True):
@@ -399,8 +397,6 @@ class Stop(Message, frozen=True):
 
     reason: str
     message: str = ""
-    # number of a `Save` of the final weights that will never be committed
-    discard: Count | None = None
 
 
 class Refused(Message, frozen=True):
@@ -422,8 +418,6 @@ ToWorker = (
     | CommitCheckpoint
     | DropCopies
     | HistoryEvents
-    | Save
-    | CommitWeights
     | Stop
     | Refused
 )

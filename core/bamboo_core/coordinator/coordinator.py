@@ -11,7 +11,6 @@ from bamboo_core.control.guard import StateSums
 from bamboo_core.coordinator.checkpointing import checkpoints, final_checkpoint, restoring
 from bamboo_core.coordinator.checkpointing.record import CheckpointState
 from bamboo_core.coordinator.course import JobCourse
-from bamboo_core.coordinator.ending import weights
 from bamboo_core.coordinator.ending.finish import finish_if_done
 from bamboo_core.coordinator.events import (
     Command,
@@ -62,25 +61,25 @@ def initial(
     manifest: dict[str, Any],
     *,
     secret: str,
-    save_path: str | None,
     now: float,
     heartbeat_timeout: float = HEARTBEAT_TIMEOUT_SECONDS,
     resumed: bool = False,
     earlier: EarlierProgress = BEGINNING,
     history: str = "",
+    last_state: str = "",
 ) -> CoordinatorState:
     """The state before the first event.
 
-    save_path: a folder for the final weights, or None. heartbeat_timeout: seconds. resumed: this coordinator takes the
-    place of one that had made a plan; its workers come back and bring the plan along. earlier: before this coordinator.
+    heartbeat_timeout: seconds. resumed: this coordinator takes the place of one that had made a plan; its workers come
+    back and bring the plan along. earlier: before this coordinator. history, last_state: see `JobTerms`.
     """
     return CoordinatorState(
         terms=JobTerms(
             spec=spec,
             manifest=manifest,
             secret=secret,
-            save_path=save_path,
             history=history,
+            last_state=last_state,
             started=now,
             heartbeat_timeout=heartbeat_timeout,
         ),
@@ -129,8 +128,6 @@ def step(state: CoordinatorState, event: Event, now: float) -> tuple[Coordinator
         checkpoints.stop_if_kept(turn)
     if turn.state.phase == "Running":
         finish_if_done(turn)
-    if turn.state.phase == "Saving":
-        weights.ask_to_save(turn)
     return turn.state, tuple(turn.commands)
 
 
@@ -234,4 +231,3 @@ def _tick(turn: Turn) -> None:
         turn.finish(Outcome.FAILED, "ProgressDeadlineExceeded", f"nothing was trained for {limit} s: {doing}")
     if not waited:
         hint(turn)
-    weights.check_deadline(turn)

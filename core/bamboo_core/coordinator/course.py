@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Phase = Literal["Pending", "Recovering", "Running", "Restoring", "Saving", "Over"]
+Phase = Literal["Pending", "Recovering", "Running", "Restoring", "Over"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,7 +11,7 @@ class JobCourse:
     """since: when the phase began, in seconds.
 
     Recovering: after the coordinator's own restart, until the workers are back. Restoring: the job goes back to a
-    checkpoint. Saving: the final weights are written.
+    checkpoint.
     """
 
     phase: Phase = "Pending"

@@ -200,7 +200,7 @@ class Turn:
 
     def finish(self, outcome: Outcome, reason: str, message: str) -> None:
         self.enter("Over")
-        stop = protocol.Stop(reason=reason, message=message, discard=self.state.ending.given_up())
+        stop = protocol.Stop(reason=reason, message=message)
         checkpoints = self.state.checkpoints
         useless, writers = checkpoints.uncommitted(), set(checkpoints.dealt.values())
         for worker in self.state.workers:

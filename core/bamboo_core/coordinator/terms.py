@@ -20,8 +20,9 @@ class EarlyEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTerms:
-    """secret: of the job's workers. save_path: a folder for the final weights, or None. history: where the workers
-    write the job's history. started: when the coordinator was made. heartbeat_timeout: seconds.
+    """secret: of the job's workers. history: URL of the job's history, which workers write; "" if none is kept.
+    last_state: URL for the checkpoint of the last state of a job that keeps no others; "" if that is not kept.
+    started: when the coordinator was made. heartbeat_timeout: seconds.
 
     early_stop: why the specification has fewer steps than the manifest.
     """
@@ -29,15 +30,17 @@ class JobTerms:
     spec: JobSpec
     manifest: dict[str, Any]
     secret: str
-    save_path: str | None
     history: str = ""
+    last_state: str = ""
     started: float
     heartbeat_timeout: float
     early_stop: EarlyEnd | None = None
 
     def welcome(self) -> protocol.Welcome:
         """What a worker is told that has joined, or is back."""
-        return protocol.Welcome(manifest=self.manifest, secret=self.secret, history=self.history)
+        return protocol.Welcome(
+            manifest=self.manifest, secret=self.secret, history=self.history, last_state=self.last_state
+        )
 
     def with_steps(self, steps: int) -> "JobTerms":
         """The data of the first worker say how many steps an epoch has."""

@@ -6,7 +6,6 @@ from typing import Any
 
 from bamboo_core.control import evaluations, protocol
 from bamboo_core.coordinator.checkpointing import checkpoints, copies, restoring
-from bamboo_core.coordinator.ending import weights
 from bamboo_core.coordinator.events import Emit, Outcome, Takeover
 from bamboo_core.coordinator.guard import guard
 from bamboo_core.coordinator.progress import MOST_SECONDS
@@ -236,8 +235,6 @@ def _warning(turn: Turn, worker: WorkerId, message: protocol.WorkerWarning) -> N
     match message.reason:
         case "HistoryNotWritten":
             turn.do(Emit("HistoryNotWritten", text, warning=True))
-        case "WeightsNotWritten":
-            turn.do(Emit("WeightsNotWritten", text, warning=True))
         case "CheckpointStoreNotWritable":
             turn.do(Emit("CheckpointStoreNotWritable", text, warning=True))
         case "LoggerFailed":
@@ -301,7 +298,6 @@ _HANDLERS: dict[type, Callable[[Turn, WorkerId, Any], None]] = {
     protocol.CopiesHeld: copies.copies_held,
     protocol.TakenOver: _taken_over,
     protocol.CellFinished: _cell_finished,
-    **weights.HANDLERS,
     protocol.NoticeReceived: _notice_received,
     **guard.HANDLERS,
     protocol.WorkerWarning: _warning,

@@ -296,7 +296,7 @@ class JobSpec:
     spread: Annotated[SpreadSpec, Mark.FIXED] = field(default_factory=SpreadSpec)
     """How workers are spread over zones and nodes. Cannot change."""
     checkpoint: Annotated[CheckpointSpec | None, Mark.FIXED] = None
-    """Where checkpoints are written, and how often; to a claim also the final weights. Cannot change."""
+    """Where checkpoints are written, and how often. Cannot change."""
     worker: WorkerSpec = field(default_factory=WorkerSpec)
     """The workers' pods. After a change the workers are replaced one by one."""
     queue: Annotated[QueueSpec | None, Mark.WHILE_SUSPENDED] = None

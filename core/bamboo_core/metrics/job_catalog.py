@@ -7,7 +7,6 @@ STATES = (
     "Pending",
     "Running",
     "Degraded",
-    "Saving",
     "Restoring",
     "Suspended",
     "Invalid",

@@ -16,14 +16,12 @@ MOST_SLOW = 3  # workers in a sentence
 TONES = {"Running": "good", "Complete": "good", "Failed": "bad", "Invalid": "bad", "Degraded": "warn"}
 CONDITIONS = {
     "Invalid": "Accepted",
-    "Saving": "Running",
     "Pending": "WorkersReady",
 }  # that explain a state; others are explained by their own
 SENTENCES = {
     "Pending": "Waiting for enough workers to start.",
     "Recovering": "The coordinator was restarted and waits for the workers to come back.",
     "Restoring": "The job goes back to a checkpoint.",
-    "Saving": "All steps are done; the workers write the weights.",
     OVER: "The job is over.",
 }
 

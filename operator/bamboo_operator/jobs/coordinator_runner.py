@@ -29,7 +29,6 @@ from bamboo_core.coordinator.events import (
     Event,
     Finish,
     Interrupted,
-    Outcome,
     PreemptionNotice,
     RemoveWorker,
     Send,
@@ -45,7 +44,6 @@ from bamboo_core.coordinator.wanted_workers import WantedWorkers, wanted_workers
 from bamboo_core.history.place import history_url
 from bamboo_core.job.edits import task_digest
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.names import STORAGE_FOLDER
 from bamboo_core.page.history import JobHistory, StepFigures
 from bamboo_core.planning.plan import Plan, WorkerId
 from bamboo_operator.auth.pod_tokens import TokenReviewer, pod_authenticator
@@ -55,7 +53,6 @@ from bamboo_operator.jobs.burst import Burst
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.jobs.reconcile_schedule import ReconcileTrigger
 from bamboo_operator.kube.objects import JobIdentity, owner_uid
-from bamboo_operator.manifests.worker_pod import JobMeta, claim_name, weights_folder
 from bamboo_operator.pods.view import PodDemand
 from bamboo_operator.signals.node_marks import NodeMark
 from bamboo_operator.signals.worker_watch import WorkerWatch
@@ -122,7 +119,6 @@ class CoordinatorRunner:
             run.spec,
             run.manifest,
             secret=hmac.new(key, run.job.uid.encode(), sha256).hexdigest(),
-            save_path=weights_folder(run.spec, JobMeta(uid=run.job.uid)),
             now=self._clock(),
             resumed=run.resumed,
             earlier=run.earlier,
@@ -221,7 +217,7 @@ class CoordinatorRunner:
 
     def stop_workers(self, reason: str, message: str) -> None:
         """Tell all connected workers to stop."""
-        stop = Stop(reason=reason, message=message, discard=self.state.ending.given_up())
+        stop = Stop(reason=reason, message=message)
         for worker in self._channels.connected:
             self._channels.send(worker, stop)
 
@@ -313,7 +309,7 @@ class CoordinatorRunner:
 
     def _execute(self, command: Command) -> None:
         match command:
-            case AddWorkers() | RemoveWorker():
+            case AddWorkers() | RemoveWorker() | Finish():
                 pass  # the reconciliation makes and removes pods; it is due at once after anything but messages
             case Send(worker, message):
                 if self.finish is not None and not self._end_written:
@@ -324,7 +320,3 @@ class CoordinatorRunner:
                 self.events.append(command)
                 level = logging.WARNING if warning else logging.INFO
                 logger.log(level, "%s/%s: %s: %s", *self._run.job.key, reason, message)
-            case Finish(outcome):
-                if outcome is Outcome.COMPLETE and (folder := self.state.terms.save_path) is not None:
-                    place = f"{folder.removeprefix(STORAGE_FOLDER)} of claim {claim_name(self._run.spec)}"
-                    self.events.append(Emit("WeightsSaved", f"the final weights are in {place}"))

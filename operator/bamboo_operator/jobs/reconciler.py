@@ -43,7 +43,7 @@ from bamboo_operator.pods.job_pods import JobPods
 from bamboo_operator.pods.removal import PodRemoval
 from bamboo_operator.pods.rolling_change import RollingChange
 from bamboo_operator.pods.worker_templates import WorkerTemplates
-from bamboo_operator.status.budget import suspends
+from bamboo_operator.status.budget import money_spent
 from bamboo_operator.status.event_queue import EventQueue, post_events
 from bamboo_operator.status.facts import StatusFacts
 from bamboo_operator.status.operated_job import OperatedJob
@@ -326,7 +326,7 @@ class JobReconciler:
                 runner.interrupt("Suspended", message)
                 return
             runner.tell(SpecChanged(spec))
-        if why := suspends(self._facts(), runner.state.phase):
+        if why := money_spent(self._facts()):
             runner.interrupt("BudgetSpent", why)
 
     def _tell_prices(self) -> None:

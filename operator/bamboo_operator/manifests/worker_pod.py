@@ -138,11 +138,6 @@ def claim_name(job: JobSpec) -> str | None:
     return job.checkpoint.claim if job.checkpoint else None
 
 
-def weights_folder(job: JobSpec, meta: JobMeta) -> str | None:
-    """The folder into which workers write the final weights; each job has its own. None: nowhere."""
-    return f"{names.STORAGE_FOLDER}/{job.name}-{meta.uid}/weights" if claim_name(job) else None
-
-
 def _common_labels(job: JobSpec) -> Json:
     return {
         "app.kubernetes.io/name": "bamboo-worker",

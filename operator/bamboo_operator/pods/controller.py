@@ -251,7 +251,7 @@ class PodController:
         phase, staying = view.status.phase, view.staying
         waits = phase in ("Pending", "Restoring") and any(map(waits_for_quota, staying.values()))
         in_vain = waits and 0 < admitted(staying) < view.wanted.fewest
-        self._quota = self._quota.look(in_vain=in_vain, trains=phase in ("Running", "Saving"), now=view.now)
+        self._quota = self._quota.look(in_vain=in_vain, trains=phase == "Running", now=view.now)
         if in_vain:
             self._holders.note(self._pods.job.key, (self._made, self._pods.job.uid))
         else:

@@ -19,14 +19,6 @@ def money_spent(facts: StatusFacts) -> str:
     return spent(money, keeps=spec.checkpoint is not None) if spec and money is not None and facts.spent else ""
 
 
-def suspends(facts: StatusFacts, phase: str) -> str:
-    """Return why a job in that phase of its coordinator is suspended, if its money is spent; "" if it goes on.
-
-    One that is saving its result does: what is left to do costs less than to do it once more.
-    """
-    return money_spent(facts) if phase != "Saving" else ""
-
-
 @dataclass(frozen=True, slots=True)
 class Shortfall:
     """What a budget does not suffice for."""

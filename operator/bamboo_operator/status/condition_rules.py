@@ -169,8 +169,6 @@ def _running(given: RuleInput) -> ConditionResult:
         case "Running":
             stages = len(status.grid[0]) if status.grid else 0
             return ConditionResult(True, "Training", f"{len(status.grid)} pipeline(s) of {stages} stages train")
-        case "Saving":
-            return ConditionResult(True, "Saving", "all steps are done, and the workers save the result")
         case "Restoring":
             return ConditionResult(False, "Restoring", "the job goes back to a checkpoint")
         case _ if status.grid_choice:
@@ -338,6 +336,4 @@ def displayed_state(found: Mapping[str, ConditionResult]) -> str:
             return name
     if not running.holds:
         return "Pending"
-    if running.reason == "Saving":
-        return "Saving"
     return "Degraded" if found["Degraded"].holds else "Running"

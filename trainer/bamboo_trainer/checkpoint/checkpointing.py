@@ -76,12 +76,20 @@ class Checkpointing:
     """The checkpoints of one job; see `CheckpointFiles`.
 
     layers: of its model. tell: sends a message to the coordinator, from any thread. data: what the job trains with.
+    last_state: the URL of the store if the job keeps only its last state.
     """
 
-    def __init__(self, spec: JobSpec, layers: int, tell: Callable[[Message], None], data: DataRecord) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        layers: int,
+        tell: Callable[[Message], None],
+        data: DataRecord,
+        last_state: str = "",
+    ) -> None:
         self._layers, self._data = layers, data
         self._spec, self._tell_coordinator = spec, tell
-        self._url = spec.checkpoint.place(spec.name) if spec.checkpoint else None
+        self._url = spec.checkpoint.place(spec.name) if spec.checkpoint else last_state
         self._told: tuple[AboutCheckpoint, ...] = ()  # the newest messages, about one checkpoint
         self._digest = numbers_digest(spec)
         self._work: queue.Queue[Work | None] = queue.Queue(MOST_WAITING)
@@ -297,8 +305,9 @@ class Checkpointing:
 
     def _collect(self, dead_after: float = DEAD_AFTER_SECONDS) -> None:
         """Remove the checkpoints that keepLatest does not keep. What cannot be removed now is found the next time."""
-        assert self._spec.checkpoint is not None
         store, spec = self._open(), self._spec.checkpoint
+        if spec is None:
+            return
         try:
             for attempt in removable(
                 store.list(),
@@ -346,7 +355,7 @@ class Checkpointing:
         return self._manifests[checkpoint]
 
     def _open(self) -> CheckpointStore:
-        assert self._url is not None
+        assert self._url
         with self._opening:
             if self._store is None:
                 self._store = CheckpointStore(self._url)

@@ -21,16 +21,20 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from bamboo_core.checkpoint.layout import CheckpointId
+from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.complaints import system_reason
 from bamboo_core.storage.durable import sync
+from bamboo_core.storage.errors import StorageError
 from bamboo_core.text import size as bytes_in_words
 from bamboo_trainer.checkpoint import adapters, published
 from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.layer_file import header_bytes
-from bamboo_trainer.checkpoint.sources import StateSource, under_module_names
+from bamboo_trainer.checkpoint.sources import Checkpoint, StateSource, under_module_names
 from bamboo_trainer.checkpoint.state_dict import StateEntry, by_file
 from bamboo_trainer.frames.tensors import DTYPES, byte_view
 from bamboo_trainer.models.parts import peft_files
+from bamboo_trainer.models.parts.huggingface_weights import SINGLE
 
 Progress = Callable[[int, int], None]  # files done, files in total
 _ALIGNMENT: Final = 64
@@ -77,17 +81,19 @@ def export(
     force: bool,
     progress: Progress,
     task_config: Mapping[str, Any] | None = None,
+    by_layer: bool = False,
 ) -> Exported:
     """Export a source. Raises StorageError, ExportError; then the output is missing, or still the one before.
 
-    force: replace what is there. task_config: the job's, for a form that needs the model.
+    force: replace what is there. task_config: the job's, for a form that needs the model. by_layer: a split module's
+    tensors, too, keep the names of its layers.
     """
     _check_output(output, form, force)
     of_model = _OfModel.read(source, form, task_config or {}) if form.of_model else None
     if of_model:
         source, entries = of_model.source, of_model.entries
     else:
-        entries = under_module_names(source, source.entries())
+        entries = source.entries() if by_layer else under_module_names(source, source.entries())
     layout = _Layout.of(entries, form)
     _check_space(output, layout.size * (1 if form.streamed else 2))
     try:
@@ -108,6 +114,23 @@ def export(
     except OSError as error:
         raise ExportError(f"cannot write {output}: {system_reason(error)}") from None
     return Exported(step=source.step, tensors=len(entries), bytes=layout.size)
+
+
+def export_weights(url: str, step: int, id: str, folder: str) -> dict[str, Any]:
+    """Export a checkpoint into a new folder, as one file of safetensors with the names of layers, for a local run.
+    Return {}, or `problem`: one sentence.
+    """
+    try:
+        store = CheckpointStore(url)
+        source = Checkpoint(store, store.manifest(CheckpointId(step, id)))
+        Path(folder).mkdir(exist_ok=True)
+        file = Path(folder, SINGLE)
+        export(source, ExportForm.SAFETENSORS, file, force=False, progress=lambda *_: None, by_layer=True)
+    except OSError as error:
+        return {"problem": f"cannot write {folder}: {system_reason(error)}"}
+    except (StorageError, ExportError) as error:
+        return {"problem": str(error)}
+    return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Sources of an export: a checkpoint, or the weights that a run has kept. Both are files of a state dict's tensors."""
+"""Sources of an export: a checkpoint, or weights in files. Both have a state dict's tensors."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,6 @@ from bamboo_core.storage.url import parse_url
 from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.layer_file import as_stored
 from bamboo_trainer.checkpoint.state_dict import StateEntry, read_entries, read_layer
-from bamboo_trainer.checkpoint.weights_folder import STAGE_FILES, stages_of
 from bamboo_trainer.frames.tensors import DTYPES
 from bamboo_trainer.models.parts.huggingface_weights import INDEX, SINGLE, published_files
 from bamboo_trainer.tasks.user_code import same_bits
@@ -78,7 +77,6 @@ class TensorFiles:
         found: dict[str, StateEntry] = {}
         for number, path in enumerate(self._files):
             with _opened(path) as file:
-                self._check(path, file.metadata())
                 for name in file.keys():  # noqa: SIM118
                     if name in found:
                         raise CheckpointError(f"{path} has {name}, which {self._files[found[name].layer]} has too")
@@ -88,30 +86,6 @@ class TensorFiles:
     def tensors(self, file: int, entries: Sequence[StateEntry]) -> Mapping[str, Tensor]:
         with _opened(self._files[file]) as opened:
             return {entry.tensor: opened.get_tensor(entry.tensor) for entry in entries}
-
-    def _check(self, path: Path, metadata: Mapping[str, Any] | None) -> None:
-        """Raise CheckpointError if that file does not belong to the others."""
-
-
-class WeightsFolder(TensorFiles):
-    """The output of `bamboo run --output` and of jobs on a cluster: a file for each stage."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(sorted(folder.glob(STAGE_FILES)))
-
-    @staticmethod
-    def is_one(folder: Path) -> bool:
-        return folder.is_dir() and any(folder.glob(STAGE_FILES))
-
-    def _check(self, path: Path, metadata: Mapping[str, Any] | None) -> None:
-        try:
-            stages = stages_of(metadata)
-        except ValueError as error:
-            raise CheckpointError(f"{path} is damaged: {error}") from None
-        if stages not in (None, len(self._files)):
-            raise CheckpointError(
-                f"{path} is one of {stages} files of weights, and {len(self._files)} are in its folder"
-            )
 
 
 def _entry(path: Path, number: int, name: str, part: Any) -> StateEntry:
@@ -130,16 +104,19 @@ def _opened(path: Path) -> Any:
 
 
 def tensor_files(path: Path) -> TensorFiles | None:
-    """Return the tensors of a path on this machine: a file of safetensors, a folder of final weights, or a folder of a
-    published model; None for anything else, such as a folder of checkpoints. Raises ValueError for a damaged index.
+    """Return the tensors of a path on this machine: a file of safetensors, or a folder with one or with an index of
+    several; None for anything else, such as a folder of checkpoints. Raises ValueError for a damaged index.
     """
     if path.is_file():
         return TensorFiles([path])
-    if WeightsFolder.is_one(path):
-        return WeightsFolder(path)
-    if (path / SINGLE).exists() or (path / INDEX).exists():
+    if has_tensors(path):
         return TensorFiles(list(dict.fromkeys(published_files(path).values())))
     return None
+
+
+def has_tensors(folder: Path) -> bool:
+    """Return whether it is a folder of a run's weights, or of a published model."""
+    return (folder / SINGLE).exists() or (folder / INDEX).exists()
 
 
 def under_module_names(source: StateSource, entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
@@ -182,7 +159,7 @@ def open_source(url: str, step: int | None) -> tuple[StateSource, list[str]]:
     store = CheckpointStore(url)
     place = parse_url(url)
     found, weights = store.list(), Path(url, "weights")
-    if not found and WeightsFolder.is_one(weights):
+    if not found and has_tensors(weights):
         raise ExportError(f"{url} has no checkpoints, expected those or a folder of weights, such as {weights}")
     if place.protocol == "file" and not Path(place.path).exists():
         raise ExportError(f"there is no {place.path}")

@@ -10,12 +10,11 @@ import msgspec
 
 from bamboo_core.control.protocol import KeepLastState, Message, PlanApplied, TakeCheckpoint
 from bamboo_core.planning.plan import Plan
-from bamboo_core.planning.splits.devices import devices_of, expanded, folded, parts_of, stage_of
+from bamboo_core.planning.splits.devices import devices_of, expanded, folded, stage_of
 from bamboo_core.planning.splits.stage_times import StageTimes
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.folding import Folding, Writers
 from bamboo_trainer.engine.ports import Ports
-from bamboo_trainer.stage.state.values import StageValues
 
 
 def make_engine(ports: Ports, devices: int) -> Engine:
@@ -66,10 +65,6 @@ class DividedEngine(Engine):
         return folded(newest, self._devices) if newest else None
 
     # what others ask
-
-    def trained(self, index: int) -> tuple[StageValues, ...]:
-        parts = [super(DividedEngine, self).trained(part) for part in parts_of(index, self._devices)]
-        return tuple(stage for part in parts for stage in part) if all(parts) else ()
 
     def times_due(self, now: float) -> tuple[StageTimes, ...] | None:
         due = super().times_due(now)

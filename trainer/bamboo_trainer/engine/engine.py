@@ -278,15 +278,6 @@ class Engine:
             self.components.report()
         self.copies.report()
 
-    def trained(self, index: int) -> tuple[StageValues, ...]:
-        """Return the values of the stage in its final state, if it is here, of each part with several devices."""
-        stage = self.components.states.stage(index) if self.components else None
-        return (
-            (stage.values,)
-            if self.components and stage and stage.values.version >= self.components.executor.steps
-            else ()
-        )
-
     @property
     def plan_told(self) -> Plan | None:
         """The newest plan, in the coordinator's form."""

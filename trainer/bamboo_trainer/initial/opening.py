@@ -12,7 +12,7 @@ from bamboo_trainer.checkpoint.sources import (
     OF_MODULE,
     StateSource,
     TensorFiles,
-    WeightsFolder,
+    has_tensors,
     open_source,
     tensor_files,
 )
@@ -69,7 +69,7 @@ def _files(path: Path) -> TensorFiles | None:
     if not path.exists():
         raise ValueError(f"there is no {path}")
     found = tensor_files(path)
-    if found is None and WeightsFolder.is_one(path / "weights"):
+    if found is None and has_tensors(path / "weights"):
         raise ValueError(f"expected a folder of weights, such as {path / 'weights'}, got {path}")
     return found
 

@@ -42,7 +42,6 @@ from bamboo_core.control.protocol import (
     WorkerFailed,
     WorkerWarning,
 )
-from bamboo_core.control.weights import CommitWeights, Save
 from bamboo_core.history.files import HistoryFiles
 from bamboo_core.job.spec import ReplicaPlacement
 from bamboo_core.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, FLOWS_PER_LINK, GRACE_SECONDS, STATE_RATE
@@ -68,7 +67,6 @@ from bamboo_trainer.telemetry.spans import Spans
 from bamboo_trainer.telemetry.work_clock import WorkClock
 from bamboo_trainer.transport.tcp import TcpTransport
 from bamboo_trainer.worker.failure_reasons import SELF_EXPLANATORY, exit_code, failure_message, failure_reason
-from bamboo_trainer.worker.final_weights import FinalWeights
 from bamboo_trainer.worker.history.history_buffer import Rates
 from bamboo_trainer.worker.history.history_keeper import HistoryKeeper
 from bamboo_trainer.worker.history.logging_threads import LoggingThreads, facts_of
@@ -145,7 +143,6 @@ class WorkerAgent:
         self.began: float | None = None  # when it began to load the task
         self.devices: tuple[torch.device, ...] = ()
         self.platform = this_platform(worker)
-        self.weights = FinalWeights(worker, self)
         self.late: float | None = None  # since when the control channel has an unsent message
         self.exit_code: int | None = None
         self.last = ""  # line of the log: why it ends
@@ -192,8 +189,6 @@ class WorkerAgent:
         if self.late is not None and not (busy and time.monotonic() < self.late + LATE_SECONDS):
             self.late = None
             self.control.wake()
-        if self.engine:
-            self.weights.write(self.engine.trained)
         items = self.inbox.take(0.0 if busy else IDLE_SECONDS)
         if self.engine:  # what it waits for matters only after a long wait
             self.doing = "training" if busy or items else f"waiting for {self._waits_for()}"
@@ -235,15 +230,10 @@ class WorkerAgent:
                     self.engine.drop_copies(checkpoints)
                 if self.checkpoints:
                     self.checkpoints.drop(checkpoints)
-            case Save():
-                self.weights.ask(message)
-            case CommitWeights():
-                self.weights.commit(message)
             case NoticeReceived(seconds=seconds):
                 self.leave_by = time.monotonic() + seconds
                 self.control.send(message)
-            case Stop(discard=given_up):
-                self.weights.discard(given_up)
+            case Stop():
                 self._await_loggers()
                 self.control.send(Bye())
                 self.exit_code = EXIT_DRAINED
@@ -266,7 +256,9 @@ class WorkerAgent:
             self.history = self._keep_history(job, welcome.history)
         by_device = copies_by_device(devices, partial(self.inbox.put, Copied()))
         self.transport.trust(welcome.secret, STATE_RATE, FLOWS_PER_LINK, together(by_device).buffer)
-        self.checkpoints = Checkpointing(job.spec, len(job.task.layers), self.control.send, job.data)
+        self.checkpoints = Checkpointing(
+            job.spec, len(job.task.layers), self.control.send, job.data, welcome.last_state
+        )
         self.engine = make_engine(self._ports(job, self.checkpoints, by_device), job.spec.worker.devices)
         self.control.send(job.ready())
 

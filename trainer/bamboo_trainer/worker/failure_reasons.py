@@ -8,12 +8,11 @@ from bamboo_trainer.compilation.toolchain import CompilerUnavailable
 from bamboo_trainer.memory.placement import DeviceError
 from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
 from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory, is_tasks, ran_out_of_memory, told
-from bamboo_trainer.worker.final_weights import SaveError
 
 logger = logging.getLogger(__name__)
 
 # This machine lacks something, or refuses access: the message is complete, and a traceback adds nothing.
-SELF_EXPLANATORY: Final = (DeviceError, CompilerUnavailable, SaveError)
+SELF_EXPLANATORY: Final = (DeviceError, CompilerUnavailable)
 
 
 def failure_reason(error: BaseException) -> str:
@@ -22,8 +21,6 @@ def failure_reason(error: BaseException) -> str:
         return "DeviceUnavailable"
     if isinstance(error, CompilerUnavailable):
         return "CompilerUnavailable"
-    if isinstance(error, SaveError):
-        return "SaveFailed"
     if ran_out_of_memory(error):
         return "OutOfMemory"
     if isinstance(error, NotDeterministic):

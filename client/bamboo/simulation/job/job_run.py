@@ -126,7 +126,7 @@ class _Simulation:
         self._spending = Timer(lambda: None)  # fires when the budget is spent
         self._paid = (0, self._supply.usd_per_hour(0.0))
         self._state = coordinator.initial(
-            run.spec, run.manifest, secret="simulation", save_path=None, now=0.0, heartbeat_timeout=FOREVER
+            run.spec, run.manifest, secret="simulation", now=0.0, heartbeat_timeout=FOREVER
         )
 
     def _usual_step(self) -> float:
@@ -312,7 +312,7 @@ class _Simulation:
         self._spending = self._clock.after(left, partial(self._spend, budget.money))
 
     def _spend(self, money: Decimal) -> None:
-        if not self._is_spent and self._state.phase != "Saving":
+        if not self._is_spent:
             self._is_spent = True
             self._pay()
             message = spent(money, keeps=self._spec.checkpoint is not None)

@@ -58,7 +58,8 @@ def next_one(state: CoordinatorState) -> int | None:
 
 def look_after(turn: Turn) -> None:
     """While the job trains: begin a checkpoint that is due, and bring the one in progress to its end."""
-    if turn.state.spec.checkpoint is None or turn.state.plan is None:
+    keeps = turn.state.spec.checkpoint is not None or turn.state.checkpoints.writers
+    if not keeps or turn.state.plan is None:
         return
     if turn.state.splits.resplit or (turn.state.plan.sources and turn.state.step == turn.state.plan.first_step):
         return  # no step is committed meanwhile

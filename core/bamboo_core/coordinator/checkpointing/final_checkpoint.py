@@ -1,4 +1,4 @@
-"""A job that is complete has its last state in the store.
+"""A complete job has its last state in the store: in that of its checkpoints, or in one for the last state alone.
 
 Usually the commit of the last step is marked as that of any other checkpoint. That cannot be if the one before is still
 being written two steps before the end, or if the root hears the wish too late, and such a checkpoint may be given up.
@@ -46,9 +46,13 @@ def begin(turn: Turn) -> bool:
 
 def is_missing(state: CoordinatorState) -> bool:
     """Should there be a checkpoint of the last state, and is none known?"""
+    return (state.spec.checkpoint is not None or state.terms.last_state != "") and known(state) is None
+
+
+def known(state: CoordinatorState) -> CheckpointId | None:
+    """Return the checkpoint of the last state, if there is one."""
     steps, begun = state.spec.training.steps, state.plan.restore if state.plan else None
-    known = [*state.checkpoints.kept, *([begun] if begun else ())]
-    return state.spec.checkpoint is not None and not any(one.step >= steps for one in known)
+    return next((one for one in (*state.checkpoints.kept, begun) if one is not None and one.step >= steps), None)
 
 
 def look_after(turn: Turn) -> None:

@@ -1,1 +1,1 @@
-"""The end of a job that has done all its steps: when it is reached, and how the final weights get into their folder."""
+"""The end of a job that has done all its steps."""

@@ -22,12 +22,8 @@ def finish_if_done(turn: Turn) -> None:
         return
     if not _is_compared(state):
         return  # not all who hold the last state have told its sums
-    if final_checkpoint.begin(turn):
-        return
-    elif state.terms.save_path is None:
-        complete(turn)
-    else:
-        turn.enter("Saving")
+    if not final_checkpoint.begin(turn):
+        _complete(turn)
 
 
 def _is_compared(state: CoordinatorState) -> bool:
@@ -37,7 +33,7 @@ def _is_compared(state: CoordinatorState) -> bool:
     return not training.deterministic or state.guard.are_equal(plan.origin, training.steps, holders)
 
 
-def complete(turn: Turn) -> None:
+def _complete(turn: Turn) -> None:
     lacking = "; there is no checkpoint of the last state" if final_checkpoint.is_missing(turn.state) else ""
     steps, stop = turn.state.spec.training.steps, turn.state.terms.early_stop
     if stop is None:

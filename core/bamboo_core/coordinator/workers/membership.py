@@ -73,7 +73,6 @@ def _returned(turn: Turn, worker: WorkerId, peer: Peer) -> None:
     turn.put(
         state.workers.having(worker, back),
         replace(state.liveness, links=links),  # the worker says again whom it cannot reach
-        state.ending.asked_again(worker),
         state.profile.not_asked_of(worker),
     )
     turn.do(Send(worker, state.terms.welcome()))
