@@ -4,13 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from bamboo.local import history_end
 from bamboo.local.history_end import StepsHeard, end_history
 from bamboo_core.control.history_feed import HistoryFeed
 from bamboo_core.control.protocol import StepCommitted
 from bamboo_core.coordinator.events import Emit
-from bamboo_core.history.files import HistoryFiles
-from bamboo_core.history.records import EventRecord, GapRecord, Record, StepRecord, from_lines
+from bamboo_core.history.records import EventRecord, Record, StepRecord, from_lines
 from bamboo_core.storage.errors import StorageError
 
 pytest_plugins = ["history_fixtures"]
@@ -35,33 +33,16 @@ def heard(*numbers: int) -> StepsHeard:
     return steps
 
 
-def shown(records: list[Record]) -> list[tuple[int, ...]]:
-    """(attempt, step) of steps, (attempt, first, last) of gaps."""
-    steps = [(one.attempt, one.step) for one in records if isinstance(one, StepRecord)]
-    return [*steps, *((one.attempt, one.first, one.last) for one in records if isinstance(one, GapRecord))]
+def shown(records: list[Record]) -> list[tuple[int, int]]:
+    return [(one.attempt, one.step) for one in records if isinstance(one, StepRecord)]
 
 
-@pytest.mark.parametrize(
-    ("numbers", "found"),
-    [
-        ((), []),
-        ((3, 4, 5), []),
-        ((5, 6, 7), [(2, 7), (2, 8)]),
-        ((0, 1, 2, 3, 4, 3, 4, 5, 6), [(2, 7)]),
-        ((8, 9), [(2, 9), (2, 10), (2, 7, 8)]),
-    ],
-)
-def test_steps_that_the_store_has_not_got_are_those_behind_its_last_one(
-    kept: Path, numbers: tuple[int, ...], found: list[tuple[int, ...]]
-) -> None:
+def test_steps_that_the_store_lacks_are_added_as_those_of_its_newest_attempt(kept: Path) -> None:
     """The store's last one is step 6 of attempt 2; workers count from 0 among themselves."""
-    assert shown(heard(*numbers).beyond(HistoryFiles(str(kept / "history" / "job")).read_all())) == found
-
-
-def test_without_a_store_a_run_counts_its_attempts_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert shown(heard(0, 1, 2, 1, 2).beyond([])) == [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3)]
-    monkeypatch.setattr(history_end, "MOST_STEPS", 2)
-    assert shown(heard(0, 1, 2).beyond([])) == [(1, 2), (1, 3), (1, 1, 1)]
+    feed = HistoryFeed("z", lambda: 9999.0)
+    end_history(str(kept / "history" / "job"), feed.rest(), heard(0, 1, 2, 3, 4, 3, 4, 5, 6), kept)
+    records = from_lines((kept / "history.jsonl").read_bytes(), "history.jsonl")
+    assert shown(records) == [*((1, n) for n in range(1, 6)), *((2, n) for n in range(4, 8))]
 
 
 def test_the_output_has_a_history_whatever_becomes_of_the_store(tmp_path: Path) -> None:
@@ -69,7 +50,7 @@ def test_the_output_has_a_history_whatever_becomes_of_the_store(tmp_path: Path) 
     feed = HistoryFeed("z", lambda: 9999.0)
     feed.add(Emit("Complete", "all is done"))
     with pytest.raises(StorageError, match="Not a directory"):
-        end_history(str(tmp_path / "file" / "history"), feed.rest(), heard(0, 1, 2), tmp_path)
+        end_history(str(tmp_path / "file" / "history"), feed.rest(), heard(0, 1, 2, 2), tmp_path)
     records = from_lines((tmp_path / "history.jsonl").read_bytes(), "history.jsonl")
-    assert shown(records) == [(1, 1), (1, 2), (1, 3)]
+    assert shown(records) == [(1, 1), (1, 2), (1, 3), (2, 3)]
     assert [one.reason for one in records if isinstance(one, EventRecord)] == ["Complete"]

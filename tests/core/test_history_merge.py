@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bamboo_core.history.files import find
 from bamboo_core.history.merge import curve, merged, newest
-from bamboo_core.history.records import EvaluationRecord, EventRecord, GapRecord, StepRecord
+from bamboo_core.history.records import EvaluationRecord, EventRecord, StepRecord
 from history_kit import evaluated, event, shown, step
 
 pytest_plugins = ["history_fixtures"]
@@ -31,33 +31,6 @@ def test_a_curve_has_no_doubles_and_no_gaps_whatever_was_repeated(attempts):
         reached = begin + count
         records += [step(s, number) for s in range(begin + 1, reached + 1)]
     assert [r.step for r in curve(records)] == list(range(1, reached + 1))
-
-
-def gaps(records):
-    return [(record.attempt, record.first, record.last) for record in records if isinstance(record, GapRecord)]
-
-
-def test_what_is_missing_is_told_whether_or_not_its_writer_has_told_it():
-    told = GapRecord(attempt=1, time=1003.0, first=3, last=6, message="m")
-    records = merged([*map(step, (1, 2, 7, 10)), told, step(13, 2)])
-    assert gaps(records) == [(1, 3, 6), (1, 8, 9), (2, 11, 12)]
-    assert merged(records) == records, "what is told need not be told again"
-    filled = merged([*records, *map(step, (4, 8, 9))])  # by a writer that was only thought to be lost
-    assert gaps(filled) == [(1, 3, 3), (1, 5, 6), (2, 11, 12)]
-    again = merged([*filled, *(step(s, 2) for s in range(5, 13))])
-    assert gaps(newest(again)) == [(1, 3, 3)], "what was done later is not missing"
-    assert gaps(merged([step(4)])) == [(1, 1, 3)]
-
-
-@given(st.lists(st.sets(st.integers(1, 13), min_size=1), min_size=1, max_size=4))
-def test_each_step_is_there_once_or_in_one_gap(attempts):
-    records = merged([step(s, number) for number, steps in enumerate(attempts, 1) for s in steps])
-    seen = newest(records)
-    there = [record.step for record in seen if isinstance(record, StepRecord)]
-    missing = [s for _, first, last in gaps(seen) for s in range(first, last + 1)]
-    assert sorted(set(there) | set(missing)) == list(range(1, max(there) + 1))
-    assert len(there) == len(set(there))
-    assert not set(there) & set(missing)
 
 
 def test_a_history_is_printed_as_lines_and_json(kept, tmp_path):

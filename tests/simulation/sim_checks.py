@@ -10,7 +10,7 @@ from bamboo_core.coordinator.events import Outcome, Takeover
 from bamboo_core.planning.plan import Cell, Plan, plan_problems
 from bamboo_trainer.commit.commit_log import KEPT_STEPS
 from sim_arithmetic import Oracle
-from sim_history import gaps_of, kept_by
+from sim_history import kept_by, missing_of
 from sim_holders import holders, usable
 from sim_stage import Violation
 
@@ -203,13 +203,14 @@ def _wrong_result(job: "Simulation") -> str | None:
             return f"the last state is in none of the checkpoints {job.store.committed}"
     if job.history is not None:
         skipped, steps = job.oracle.arithmetic.skipped, job.scenario.arithmetic.steps
-        gaps = gaps_of(job.history)
-        if gaps and not (job.injector.restarted or job.state.checkpoints.counts.restores):
-            return f"the steps {sorted(gaps)} are not in the history, and no step was lost"
+        missing = missing_of(job.history, steps)
+        if missing and not (job.injector.restarted or job.state.checkpoints.counts.restores):
+            return f"the steps {sorted(missing)} are not in the history, and no step was lost"
         losses = [None if n in skipped else job.oracle.losses[n] for n in range(steps)]
-        due = [[n, loss] for n, loss in enumerate(losses, 1) if n not in gaps]
-        if (told := kept_by(job.history, "steps").state) != [*due, steps]:
-            return f"the callback was told {told}, not {due} and the end"
+        due = [[n, loss] for n, loss in enumerate(losses, 1) if n not in missing]
+        *called, end = kept_by(job.history, "steps").state
+        if [one[1:] for one in called] != due or end != steps:
+            return f"the callback was told {called} and {end}, not {due} and the end"
     return None
 
 

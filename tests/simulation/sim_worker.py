@@ -26,10 +26,12 @@ from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.frames.frame import Frame
 from bamboo_trainer.memory.host_copies import AtOnce, Copied, Copy, Parts
 from bamboo_trainer.stage.state.layer_state import LayerState
+from bamboo_trainer.worker.history.history_buffer import Rates
+from history_keeper_kit import HistoryWorker, Steps
 from sim_arithmetic import Oracle
 from sim_clock import Clock
 from sim_control import Channel
-from sim_history import SimHistory, Steps
+from sim_history import SimHistoryFiles
 from sim_network import End, Network
 from sim_stage import StandIn, StandInValues
 from sim_store import SimStore
@@ -149,10 +151,10 @@ class Node:
         self.hangs = 0.0  # seconds that the next instruction takes longer
         self.stuck_at: float | None = None  # since when it is inside one that hangs
         self.channel = channel(self)
-        self.history: SimHistory | None = None
+        self.history: HistoryWorker | None = None
         if around.history is not None:
-            batch = around.oracle.arithmetic.microbatches
-            self.history = SimHistory(around.history, {"steps": Steps}, batch, self._say, self._writes_history)
+            files, rates = SimHistoryFiles(around.history, self._writes_history), Rates(batch=1)
+            self.history = HistoryWorker(files, rates, {"steps": Steps}, self._say)
             around.clock.after(around.rng.uniform(*HISTORY_SECONDS), self._keep_history)
 
     # the surroundings' side
@@ -217,7 +219,7 @@ class Node:
     def _say(self, message: Message) -> None:
         """To the coordinator. The root's cell has finished once its history is complete."""
         if self.history and isinstance(message, protocol.CellFinished) and message.cell == ROOT:
-            self.history.keeper.complete(partial(self.channel.tell, message))
+            self.history.keeper.when_written(partial(self.channel.tell, message), complete=True)
         else:
             self.channel.tell(message)
 

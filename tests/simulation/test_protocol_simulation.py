@@ -174,7 +174,7 @@ def test_random_faults_of_jobs_that_an_evaluation_or_a_decision_ends(kinds: tupl
     [
         ((), 37),  # 39: a root that takes over when all steps are done
         ((Kind.RESTARTS, Kind.STOPS), 7),
-        slow((Kind.CHECKPOINTS,), 32),  # 33: back at a step that nobody has told
+        slow((Kind.CHECKPOINTS,), 31),  # 33: back at a step that nobody has told
     ],
 )
 def test_random_faults_of_jobs_whose_callback_is_told_of_each_step_once(kinds: tuple[Kind, ...], first: int) -> None:

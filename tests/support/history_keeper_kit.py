@@ -1,17 +1,93 @@
-"""A worker's part in the history."""
+"""Workers' parts in the history, without threads: a test takes their turns."""
 
-import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, ClassVar
 
 from bamboo_core.checkpoint.layout import CheckpointId
+from bamboo_core.control.protocol import Message
 from bamboo_core.history.files import HistoryFiles
 from bamboo_core.history.records import StepRecord
 from bamboo_core.planning.plan import Assignment, Layout, Peer, Plan
-from bamboo_trainer.frames.payloads import Commit
+from bamboo_trainer.callbacks import Callback, MakeCallback
+from bamboo_trainer.frames.payloads import CheckpointMark, Commit
+from bamboo_trainer.loggers.interface import LoggerFacts
+from bamboo_trainer.worker.history.followers import Followers
 from bamboo_trainer.worker.history.history_buffer import Rates
 from bamboo_trainer.worker.history.history_keeper import HistoryKeeper
 
-PATIENCE = 120.0
+FACTS = LoggerFacts(job="job", run="r")
+CHECKPOINT = CheckpointMark(number=1, id="a", writers=())
+
+
+class TestTurns:
+    """See `Turns`."""
+
+    __test__ = False
+
+    def __init__(self, turn: Callable[[bool], None], seconds: float, name: str) -> None:
+        self._turn, self.due, self.begun = turn, False, False
+
+    def wake(self) -> None:
+        self.due = self.begun = True
+
+    def end(self) -> None:
+        self.take(last=True)
+
+    def join(self, seconds: float) -> None:
+        """The last turn is over."""
+
+    def take(self, *, last: bool = False) -> None:
+        self.due = False
+        if self.begun:
+            self._turn(last)
+
+
+class HistoryWorker:
+    """A worker's keeper and followers. A killed one takes no more turns."""
+
+    def __init__(
+        self,
+        files: HistoryFiles,
+        rates: Rates,
+        callbacks: Mapping[str, MakeCallback],
+        tell: Callable[[Message], None],
+    ) -> None:
+        self.turns: list[TestTurns] = []
+        followers = Followers({}, callbacks, FACTS, files, tell, self._made)
+        self.keeper = HistoryKeeper(files, rates, tell, followers, self._made)
+
+    def _made(self, turn: Callable[[bool], None], seconds: float, name: str) -> TestTurns:
+        self.turns.append(TestTurns(turn, seconds, name))
+        return self.turns[-1]
+
+    def turn(self) -> None:
+        """Take the keeper's turn, then the followers'."""
+        for turns in reversed(self.turns):
+            turns.take()
+
+
+class Steps(Callback):
+    """Keeps attempt, step and loss of each call, and the steps it was told of at the end. heard: by all of them."""
+
+    heard: ClassVar[list[tuple[int, int]]] = []
+
+    def __init__(self, facts: LoggerFacts) -> None:
+        super().__init__(facts)
+        self.called: list[Any] = []
+
+    def on_step(self, step: StepRecord) -> None:
+        self.called.append([step.attempt, step.step, step.loss])
+        self.heard.append((step.attempt, step.step))
+
+    def on_end(self, steps: int) -> None:
+        self.called.append(steps)
+
+    def state_dict(self) -> Any:
+        return self.called
+
+    def load_state_dict(self, state: Any) -> None:
+        self.called = list(state)
 
 
 def plan(epoch: int, origin: int = 1, moved: bool = False, first: int = 0) -> Plan:
@@ -29,25 +105,29 @@ def plan(epoch: int, origin: int = 1, moved: bool = False, first: int = 0) -> Pl
 
 
 class Job:
-    """Workers with keepers of one history, and a root among them."""
+    """Workers of one job, with a root among them."""
 
     def __init__(self, folder: Path) -> None:
         self.url, self.told, self.step, self.origin, self.first = str(folder), [], 0, 1, 0
-        self.keepers: dict[str, HistoryKeeper] = {}
+        self.workers: dict[str, HistoryWorker] = {}
         self.root = ""
         self.newest: list[tuple[int, Commit]] = []
 
     def join(self, *names: str) -> None:
         for name in names:
-            self.keepers[name] = HistoryKeeper(HistoryFiles(self.url), Rates(batch=4, tokens=8), self.told.append)
+            files, rates = HistoryFiles(self.url), Rates(batch=4, tokens=8)
+            self.workers[name] = HistoryWorker(files, rates, {"steps": Steps}, self.told.append)
+
+    def keeper(self, name: str) -> HistoryKeeper:
+        return self.workers[name].keeper
 
     def tell_newcomer(self, name: str, *, unwritten: bool = True) -> None:
         """What the root tells who joins; without what is not written yet, if it is lost too early."""
-        self.keepers[name].take_role(plan(self.origin, self.origin, first=self.first), False)
+        self.keeper(name).take_role(plan(self.origin, self.origin, first=self.first), False)
         if unwritten:
             self._tell(self.root, name)
         for step, commit in self.newest:
-            self.keepers[name].committed(self.origin, step, commit)
+            self.keeper(name).committed(step, commit)
 
     def go_back(self, step: int, origin: int) -> None:
         self.step = self.first = step
@@ -56,36 +136,41 @@ class Job:
 
     def lead(self, name: str, epoch: int, *, moved: bool = False, informed: bool = True) -> None:
         self.root, now = name, plan(epoch, self.origin, moved, self.first)
-        for one, keeper in self.keepers.items():
-            keeper.take_role(now, one == name)
+        for one, worker in self.workers.items():
+            worker.keeper.take_role(now, one == name)
         if informed:
             self.inform_root()
 
     def inform_root(self) -> None:
-        for one in self.keepers:
+        for one in self.workers:
             if one != self.root:
                 self._tell(one, self.root)
-        self.keepers[self.root].informed()
+        for step, commit in self.newest:
+            self.keeper(self.root).committed(step, commit)
+        self.keeper(self.root).informed()
 
     def _tell(self, one: str, other: str) -> None:
-        for records in self.keepers[one].unwritten():
-            self.keepers[other].heard(records)
+        for commits in self.keeper(one).unwritten():
+            self.keeper(other).heard(commits)
 
-    def train(self, steps: int, *, losing: tuple[str, ...] = ()) -> None:
-        """losing: who does not hear of these commits."""
+    def train(self, steps: int, *, losing: tuple[str, ...] = (), **commit: Any) -> None:
+        """losing: who does not hear of these commits. commit: more of them."""
         for _ in range(steps):
-            mark = self.keepers[self.root].mark(self.origin, 0.5, 0.1)
-            commit = Commit(norm=1.0, loss=1.0 / (self.step + 1), microbatches=2, generation=0, epoch=1, history=mark)
-            for name, keeper in self.keepers.items():
+            mark = self.keeper(self.root).mark(0.5, 0.1)
+            usual = {"norm": 1.0, "loss": 1.0 / (self.step + 1), "microbatches": 2, "generation": 0, "epoch": 1}
+            made = Commit(history=mark, **(usual | commit))
+            for name in self.workers:
                 if name not in losing:
-                    keeper.committed(self.origin, self.step, commit)
-            self.newest = [*self.newest, (self.step, commit)][-2:]
+                    self.keeper(name).committed(self.step, made)
+            self.newest = [*self.newest, (self.step, made)][-2:]
             self.step += 1
 
-    def written(self) -> None:
-        done = threading.Event()
-        self.keepers[self.root].when_written(done.set)
-        assert done.wait(PATIENCE)
+    def written(self, *, complete: bool = False) -> None:
+        done: list[bool] = []
+        self.keeper(self.root).when_written(lambda: done.append(True), complete=complete)
+        self.workers[self.root].turn()
+        self.workers[self.root].turn()
+        assert done
 
     def train_and_write(self, steps: int) -> None:
         self.train(steps)
@@ -97,19 +182,16 @@ class Job:
         self.lead(name, 2)
 
     def lose(self, *names: str) -> None:
-        """They write nothing any more, as after a SIGKILL."""
         for name in names:
-            keeper = self.keepers.pop(name)
-            keeper.take_role(plan(1, self.origin, first=self.first), False)
-            keeper.close(PATIENCE)
+            del self.workers[name]
 
     def raw(self) -> list[tuple[int, int]]:
         """Attempt and step of every line of every file."""
         return [(r.attempt, r.step) for r in HistoryFiles(self.url).read_all() if isinstance(r, StepRecord)]
 
     def close(self) -> None:
-        for keeper in self.keepers.values():
-            keeper.close(PATIENCE)
+        for worker in self.workers.values():
+            worker.keeper.close(0.0)
 
 
 def first(count: int, attempt: int = 1, since: int = 0) -> list[tuple[int, int]]:

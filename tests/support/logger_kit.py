@@ -9,7 +9,7 @@ from bamboo_core.history.files import HistoryFile, HistoryFiles
 from bamboo_core.history.records import EvaluationRecord, Record, StepRecord
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_trainer.loggers.from_manifest import loggers_of
-from bamboo_trainer.worker.history.logging_threads import LoggingThreads, facts_of
+from bamboo_trainer.worker.history.followers import Followers, facts_of
 from manifest_kit import bamboojob, training
 from stage_kit import small_task
 
@@ -60,23 +60,22 @@ class Kept:
 
 
 class Store:
-    """A history in a folder, and what logs it."""
+    """A history in a folder, and what follows it."""
 
     def __init__(self, folder: Path) -> None:
         self.url, self.told, self.records = str(folder / "h"), [], []
 
-    def threads(self, *loggers, begun: bool = True) -> LoggingThreads:
+    def followers(self, *loggers, leads: bool = True, **callbacks) -> Followers:
         named = {f"l{number}": make for number, make in enumerate(loggers)}
-        threads = LoggingThreads(named, {}, facts_of("job", self.url), HistoryFiles(self.url), self.told.append)
-        if begun:
-            threads.begin()
-        return threads
+        made = Followers(named, callbacks, facts_of("job", self.url), HistoryFiles(self.url), self.told.append)
+        made.lead(leads)
+        return made
 
-    def add(self, threads: LoggingThreads | None, *records: Record) -> None:
+    def add(self, followers: Followers | None, *records: Record) -> None:
         self.records += records
         HistoryFiles(self.url).write(HistoryFile(1, 1, 0), self.records)
-        if threads is not None:
-            threads.give(records)
+        if followers is not None:
+            followers.wake()
 
 
 def named(*loggers, **more):

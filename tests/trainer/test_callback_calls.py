@@ -16,9 +16,11 @@ from bamboo_trainer.callbacks import Callback
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import check_callbacks
 from bamboo_trainer.worker.history.callback_calls import CallbackCalls, Called
-from bamboo_trainer.worker.history.logging_threads import LoggingThreads, facts_of
-from bamboo_trainer.worker.history.reached import reached
-from logger_kit import PATIENCE, Store, evaluated, step
+from bamboo_trainer.worker.history.followers import facts_of
+from bamboo_trainer.worker.history.history_buffer import Rates
+from bamboo_trainer.worker.history.history_keeper import HistoryKeeper
+from history_keeper_kit import plan
+from logger_kit import PATIENCE, Store, evaluated, step, until
 from stage_kit import small_task
 
 pytest_plugins = ["logger_fixtures"]
@@ -80,12 +82,6 @@ def event(number: int, reason: str, message: str = "m") -> EventRecord:
     return EventRecord(attempt=1, time=101.0, reason=reason, message=message, source="s", number=number)
 
 
-def threads(store: Store, make: Callable[..., Any] = Seen) -> LoggingThreads:
-    made = LoggingThreads({}, {"mine": make}, facts_of("job", store.url), HistoryFiles(store.url), store.told.append)
-    made.begin()
-    return made
-
-
 def kept(store: Store) -> Any:
     return json.loads((Path(store.url) / "callback-mine.json").read_bytes())
 
@@ -93,14 +89,13 @@ def kept(store: Store) -> Any:
 def test_it_hears_of_everything_once_and_the_next_root_goes_on(store: Store) -> None:
     saved = event(2, "CheckpointSaved", "the state of step 2 is saved, in 0.1 s")
     store.add(None, step(1), event(1, "WorkerLost"), evaluated(1, loss=0.5), step(2), saved, event(3, "WorkerJoined"))
-    first = threads(store)
+    first = store.followers(mine=Seen)
     first.close(PATIENCE)
     store.add(None, step(3))  # written, and told to nobody
-    second = threads(store)
-    store.add(second, step(4))
-    for _ in range(2):  # a root says so again after a reconnection
-        done: list[int] = []
-        second.complete(lambda done=done: done.append(1), PATIENCE)
+    second = store.followers(mine=Seen)
+    store.add(second, step(3), step(4))  # the next root has written one again
+    until(lambda: second.complete(lambda: None))
+    assert second.complete(lambda: None), "a root says so again after a reconnection"
     second.close(PATIENCE)
     expected = ["1:1", "WorkerLost", "evaluation 1:1", "1:2", "checkpoint 2", "1:3", "1:4", "end 4"]
     assert sorted(Seen.all) == sorted(expected)
@@ -122,8 +117,7 @@ def test_one_who_is_lost_in_the_middle_leaves_nothing_twice_in_what_it_keeps() -
 def test_what_it_has_reached_can_be_read_again() -> None:
     mine = calls([])
     after = mine.write([step(1, checkpoint=True), step(2)], Called())
-    assert reached(msgspec.json.encode(after), Called) == after
-    assert reached(b"", Called).state is None
+    assert msgspec.json.decode(msgspec.json.encode(after), type=Called) == after
 
 
 def test_back_at_a_checkpoint_that_nobody_told_of_it_keeps_what_led_to_that() -> None:
@@ -228,8 +222,9 @@ def test_callbacks_that_are_none_are_refused(callbacks: Any, message: str) -> No
         check_callbacks(small_task(callbacks=callbacks))
 
 
-def test_who_waits_for_the_end_does_not_wait_for_ever(store: Store) -> None:
+def test_who_waits_for_the_end_does_not_wait_for_ever(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The training ends though a callback hangs, and at once without any."""
+    monkeypatch.setattr("bamboo_trainer.worker.history.history_keeper.HELD_SECONDS", 0.05)
     go_on, done = threading.Event(), threading.Event()
 
     class Hangs(Callback):
@@ -237,13 +232,11 @@ def test_who_waits_for_the_end_does_not_wait_for_ever(store: Store) -> None:
             assert go_on.wait(PATIENCE)
 
     store.add(None, step(1))
-    hanging = threads(store, Hangs)
-    hanging.complete(done.set, 0.05)
-    assert done.wait(PATIENCE)
+    hanging = store.followers(leads=False, mine=Hangs)
+    keeper = HistoryKeeper(HistoryFiles(store.url), Rates(batch=1), store.told.append, hanging)
+    keeper.take_role(plan(1), True)
+    keeper.informed()
+    until(lambda: keeper.when_written(done.set, complete=True) or done.wait(0.1))
     go_on.set()
-    hanging.close(PATIENCE)
-    nobody = LoggingThreads({}, {}, facts_of("job", store.url), HistoryFiles(store.url), store.told.append)
-    nobody.begin()
-    called: list[int] = []
-    nobody.complete(lambda: called.append(1), PATIENCE)
-    assert called == [1]
+    keeper.close(PATIENCE, PATIENCE)
+    assert store.followers().complete(lambda: None)

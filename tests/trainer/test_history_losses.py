@@ -1,5 +1,5 @@
-"""Random lives of a job: whatever is lost and when, each committed step is in the history once, or told as missing, and
-missing is only what all who knew it took with them.
+"""Random lives of a job: whatever is lost and when, each committed step is in the history, unless all who knew it were
+lost before it was written; and a callback hears each step of an attempt once, in order.
 """
 
 import tempfile
@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from bamboo_core.history.files import HistoryFiles
 from bamboo_core.history.merge import merged, newest
-from bamboo_core.history.records import GapRecord, Record, StepRecord
+from bamboo_core.history.records import Record, StepRecord
 from bamboo_trainer.worker.history import history_buffer, history_keeper
-from history_keeper_kit import PATIENCE, Job
+from history_keeper_kit import HistoryWorker, Job, Steps
 
 KINDS = ("train", "write", "join", "join late", "lose", "lose root", "freeze root", "go back", "move", "end")
 Step = tuple[int, float]  # its number, and when it was committed
@@ -24,8 +24,9 @@ class Life:
     """A job, and who knows what of it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.names, self.epoch, self.frozen = folder, 0, 1, list[history_keeper.HistoryKeeper]()
+        self.folder, self.names, self.epoch, self.frozen = folder, 0, 1, list[HistoryWorker]()
         self.known: dict[Step, set[str]] = {}
+        self.times: dict[int, float] = {}  # when each step was committed last
         self.lost: set[int] = set()  # steps that nobody knew any more when they were not written
         self.begin(0)
 
@@ -46,7 +47,7 @@ class Life:
 
     def of(self, number: int, *, root: bool = True) -> str:
         """One of the workers, or of those that are not the root."""
-        names = [name for name in self.job.keepers if root or name != self.job.root]
+        names = [name for name in self.job.workers if root or name != self.job.root]
         return names[number % len(names)]
 
     def do(self, kind: str, one: int, other: int) -> None:
@@ -65,13 +66,12 @@ class Life:
             case "lose root":
                 self.train_for_some(other)
                 self.lose_root(one)
-            case "freeze root" if len(self.job.keepers) > 1:
+            case "freeze root" if len(self.job.workers) > 1:
                 self.train(1)
                 self.job.written()  # so that nobody else takes its attempt for one that nobody has begun
                 self.train(other)
-                self.frozen.append(self.job.keepers[self.job.root])
-                self.gone(self.job.root, self.job.keepers.pop(self.job.root))
-                self.lead(one)
+                self.frozen.append(self.job.workers[self.job.root])
+                self.lose_root(one)
             case "go back":
                 self.again(min(other, self.job.step), one, moved=False)
             case "move":
@@ -88,7 +88,9 @@ class Life:
     def commit(self, deaf: tuple[str, ...] = ()) -> None:
         self.lost.discard(self.job.step + 1)
         self.job.train(1, losing=deaf)
-        self.known[self.newest()[-1]] = set(self.job.keepers) - set(deaf)
+        step = self.newest()[-1]
+        self.times[step[0]] = step[1]
+        self.known[step] = set(self.job.workers) - set(deaf)
 
     def newest(self) -> list[Step]:
         """Of which who joins is told by commits."""
@@ -98,13 +100,13 @@ class Life:
         """The root is lost while it tells of a commit: only one other worker hears of it, or none, and then the step is
         done again.
         """
-        heard = {name for name in self.job.keepers if name != self.job.root and number % 2}
+        heard = {name for name in self.job.workers if name != self.job.root and number % 2}
         heard = {min(heard)} if heard else set()
-        deaf = tuple(name for name in self.job.keepers if name not in {*heard, self.job.root})
+        deaf = tuple(name for name in self.job.workers if name not in {*heard, self.job.root})
         if heard:
             self.commit(deaf)
             for name in deaf:  # the next root passes it on
-                self.job.keepers[name].committed(self.job.origin, *self.job.newest[-1])
+                self.job.keeper(name).committed(*self.job.newest[-1])
 
     def join(self, *, told: bool = True) -> None:
         name = self.new_worker()
@@ -117,15 +119,14 @@ class Life:
         self.forget(self.job.root, then=number)
 
     def forget(self, name: str, then: int = 0) -> None:
-        if len(self.job.keepers) == 1:
+        if len(self.job.workers) == 1:
             return  # who is the last one goes on
-        keeper = self.job.keepers[name]
         self.job.lose(name)
-        self.gone(name, keeper)
+        self.gone(name)
         if name == self.job.root:
             self.lead(then)
 
-    def gone(self, name: str, keeper: history_keeper.HistoryKeeper) -> None:
+    def gone(self, name: str) -> None:
         written = {(record.step, record.time) for record in self.records() if isinstance(record, StepRecord)}
         for step, names in self.known.items():
             names.discard(name)
@@ -136,7 +137,7 @@ class Life:
         self.epoch += 1
         self.job.lead(self.of(number), self.epoch)
         for names in self.known.values():
-            if names & set(self.job.keepers):
+            if names & set(self.job.workers):
                 names.add(self.job.root)
 
     def again(self, step: int, number: int, *, moved: bool) -> None:
@@ -148,33 +149,39 @@ class Life:
         return HistoryFiles(str(self.folder)).read_all()
 
     def end(self) -> None:
-        self.job.train(1)
-        self.job.written()
+        self.train(1)
+        self.job.written(complete=True)
         self.job.close()
-        for keeper in self.frozen:
-            keeper.close(PATIENCE)  # it wakes, and writes what it had
+
+    def wake_the_frozen(self) -> None:
+        """They write what they had."""
+        for worker in self.frozen:
+            worker.keeper.close(0.0)
 
 
 @contextmanager
 def small() -> Iterator[None]:
     """Small files and pieces, so that a short life has several."""
-    before = history_keeper.MOST_RECORDS, history_buffer.TOLD_AT_ONCE
-    history_keeper.MOST_RECORDS, history_buffer.TOLD_AT_ONCE = 7, 3  # type: ignore[misc]
+    before = history_keeper.MOST_RECORDS, history_buffer.SENT_AT_ONCE
+    history_keeper.MOST_RECORDS, history_buffer.SENT_AT_ONCE = 7, 3  # type: ignore[misc]
     try:
         yield
     finally:
-        history_keeper.MOST_RECORDS, history_buffer.TOLD_AT_ONCE = before  # type: ignore[misc]
+        history_keeper.MOST_RECORDS, history_buffer.SENT_AT_ONCE = before  # type: ignore[misc]
 
 
 @given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 9), st.integers(0, 20)), max_size=30))
-def test_each_step_is_there_or_told_as_missing(life):
+def test_each_step_is_there_and_the_callback_has_heard_it_once(life: list[tuple[str, int, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder, small():
         job = Life(Path(folder))
+        Steps.heard.clear()
         for kind, one, other in life:
             job.do(kind, one, other)
         job.end()
+        heard = list(Steps.heard)
+        job.wake_the_frozen()
         seen = newest(merged(job.records()))
-    there = [record.step for record in seen if isinstance(record, StepRecord)]
-    missing = [s for gap in seen if isinstance(gap, GapRecord) for s in range(gap.first, gap.last + 1)]
-    assert sorted([*there, *missing]) == list(range(1, job.job.step + 1))
-    assert set(missing) <= job.lost
+    there = {record.step: record.time for record in seen if isinstance(record, StepRecord)}
+    assert {step for step in range(1, job.job.step + 1) if there.get(step) != job.times[step]} <= job.lost
+    assert heard == sorted(set(heard))
+    assert {step for _, step in heard} >= there.keys()

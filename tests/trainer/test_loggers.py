@@ -16,9 +16,9 @@ def test_a_library_that_is_missing_is_told(store, monkeypatch, make, name):
     for module in (name, f"{name}.tracking", "torch.utils.tensorboard"):
         monkeypatch.setitem(__import__("sys").modules, module, None)
     store.add(None, step(0))
-    threads = store.threads(make("x"))
+    followers = store.followers(make("x"))
     until(lambda: store.told)
-    threads.close(PATIENCE)
+    followers.close(PATIENCE)
     assert f"{name} is not installed: pip install 'bamboo-trainer[{name}]'" in store.told[0].message
 
 

@@ -17,10 +17,10 @@ def test_a_manifest_names_loggers_beside_those_of_the_task(store):
         loggers={"coded": kept.make},
     )
     assert list(found) == ["coded", "board", "wb", "ml"]
-    threads = store.threads(found["coded"])
-    store.add(threads, step(0))
+    followers = store.followers(found["coded"])
+    store.add(followers, step(0))
     until(lambda: kept.given == [step(0)])
-    threads.close(PATIENCE)
+    followers.close(PATIENCE)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bamboo_core.coordinator.events import Outcome
-from bamboo_core.history.records import StepRecord
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.commit.commit_log import Commit, Ready
 from bamboo_trainer.frames import payloads
@@ -36,7 +35,6 @@ FILLING = {"layers": 1, "generation": 0, "commits": [[2, COMMIT]]}
 FLAT = (torch.ones(3),)
 BYTES = torch.zeros(12, dtype=torch.uint8)
 CONTRIBUTED = {"microbatches": {0: [[1, [["F32", [2]], ["I32", []]]]], 1: []}, "again": False}
-STEP = {"kind": "step", "attempt": 0, "step": 3, "time": 1.5, "loss": 0.5, "gradient_norm": None, "metrics": {"x": 1.0}}
 
 
 def frame(kind: FrameKind, payload: Any = None, tensors: tuple[torch.Tensor, ...] = ()) -> Frame:
@@ -69,7 +67,7 @@ RIGHT = {
     FrameKind.LAYERS_WANTED: frame(FrameKind.LAYERS_WANTED, {"checkpoint": CUT, "layers": [0, 3]}),
     FrameKind.LAYER: frame(FrameKind.LAYER, {**LAYER, "filling": FILLING}, (torch.ones(2, 2),)),
     FrameKind.LAYERS_LACKED: frame(FrameKind.LAYERS_LACKED, {"checkpoint": CUT, "layers": [3]}),
-    FrameKind.HISTORY: frame(FrameKind.HISTORY, [[1, STEP]]),
+    FrameKind.HISTORY: frame(FrameKind.HISTORY, [[1, COMMIT]]),
     FrameKind.PARTIAL_SUM: frame(FrameKind.PARTIAL_SUM, PARTIAL, (*FLAT, torch.zeros(8, dtype=torch.uint8))),
     FrameKind.KEPT_SUM: frame(FrameKind.KEPT_SUM, PARTIAL, (*FLAT, torch.zeros(8, dtype=torch.uint8))),
     FrameKind.KEPT_ALL: frame(FrameKind.KEPT_ALL),
@@ -94,7 +92,6 @@ MEANT = {
     FrameKind.SYNC: [(2, Commit(**COMMIT))],
     FrameKind.ANNOUNCE: payloads.Announce(version=0, secured=1, digest="d"),
     FrameKind.LOGGED: [((0, 1), 3)],
-    FrameKind.HISTORY: [(1, StepRecord(attempt=0, step=3, time=1.5, loss=0.5, gradient_norm=None, metrics={"x": 1.0}))],
 }
 
 
@@ -170,8 +167,6 @@ WRONG = {
     "half an announcement": frame(FrameKind.ANNOUNCE, {"version": 1}),
     "heard nothing": frame(FrameKind.HEARD),
     "heard a mapping": frame(FrameKind.HEARD, {"1": COMMIT}),
-    "half a history": frame(FrameKind.HISTORY, [[1, {"kind": "step"}]]),
-    "a history of events": frame(FrameKind.HISTORY, [[1, {**STEP, "kind": "event"}]]),
     "a mark of the past": frame(FrameKind.COMMIT, {**COMMIT, "history": {"attempt": -1, "written": 0, "at": 0.0}}),
     "asked for more": frame(FrameKind.ASK, "more"),
     "logged by nobody": frame(FrameKind.LOGGED, [[1, 2, 3]]),

@@ -21,13 +21,13 @@ def read_back(folder: str) -> dict[str, list[tuple[int, float]]]:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tensorboard_shows_each_step_once_as_it_was_done_last(store, tmp_path):
     pytest.importorskip("tensorboard")
-    first = store.threads(tensorboard())
+    first = store.followers(tensorboard())
     store.add(first, *(step(number, metrics={"accuracy": 0.25}) for number in range(1, 7)), evaluated(6, x=0.5))
     until(lambda: (Path(store.url) / "logger-l0.json").exists())
     first.close(PATIENCE)
-    second = store.threads(tensorboard(), begun=False)
+    second = store.followers(tensorboard(), leads=False)
     store.add(None, *(step(number, 2) for number in range(5, 9)))  # the job went back to step 4
-    second.begin()
+    second.lead(True)
     second.close(PATIENCE)
     found = read_back(f"{store.url}/tensorboard")
     assert found["loss"] == [(s, pytest.approx(1 / (s + (1 if s < 5 else 2)))) for s in range(1, 9)]
@@ -39,12 +39,12 @@ def test_tensorboard_shows_each_step_once_as_it_was_done_last(store, tmp_path):
 def test_an_evaluation_is_at_its_step_and_takes_no_step_away(store):
     """A job that goes back to step 2 evaluates that state once more, which has been trained and logged before."""
     pytest.importorskip("tensorboard")
-    threads = store.threads(tensorboard(), begun=False)
+    followers = store.followers(tensorboard(), leads=False)
     store.add(None, step(1), step(2), evaluated(2, x=0.5), step(3))
     again = replace(evaluated(2, x=0.5), attempt=2)
     store.add(None, again, step(3, 2), step(4, 2), replace(evaluated(4, x=0.25), attempt=2))
-    threads.begin()
-    threads.close(PATIENCE)
+    followers.lead(True)
+    followers.close(PATIENCE)
     found = read_back(f"{store.url}/tensorboard")
     assert found["loss"] == [(1, 0.5), (2, pytest.approx(1 / 3)), (3, pytest.approx(0.2)), (4, pytest.approx(1 / 6))]
     assert dict(found["evaluation/x"]) == {2: 0.5, 4: 0.25}

@@ -8,7 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from bamboo_core.history.files import HistoryFile, HistoryFiles
 from bamboo_core.history.merge import merged
 from bamboo_core.history.records import to_lines
-from bamboo_trainer.worker.history.logging_threads import facts_of
+from bamboo_trainer.worker.history.followers import facts_of
 from bamboo_trainer.worker.history.to_logger import main, write
 from history_kit import shown
 from logger_kit import Kept, step

@@ -16,9 +16,9 @@ def test_a_run_of_weights_and_biases_without_a_network(store, monkeypatch, tmp_p
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    threads = store.threads(partial(wandb("project")))
-    store.add(threads, step(0), step(1))
+    followers = store.followers(partial(wandb("project")))
+    store.add(followers, step(0), step(1))
     until(lambda: (Path(store.url) / "logger-l0.json").exists())
-    threads.close(PATIENCE)
+    followers.close(PATIENCE)
     assert list(tmp_path.rglob("run-*.wandb"))
     assert store.told == []

@@ -182,11 +182,8 @@ def _show(read: "Callable[[], list[Record]]", form: OutputFormat, every: bool, f
 
 def _key(record: "Record") -> object:
     """Return the identity of a record when the history is read again."""
-    from bamboo_core.history.records import EvaluationRecord, EventRecord, StepRecord
+    from bamboo_core.history.records import EventRecord
 
-    match record:
-        case StepRecord() | EvaluationRecord():
-            return type(record), record.attempt, record.step
-        case EventRecord():
-            return record.source, record.number
-    return record.attempt, record.first, record.last
+    if isinstance(record, EventRecord):
+        return record.source, record.number
+    return type(record), record.attempt, record.step

@@ -102,7 +102,7 @@ def local_progress(spec: JobSpec, live: Status, page: str) -> JobProgress:
 
 
 class HistoryRows(Sequence[dict[str, Any]]):
-    """The rows of a job's history, oldest first: committed steps, evaluations, events, and gaps, told apart by `kind`.
+    """The rows of a job's history, oldest first: committed steps, evaluations and events, told apart by `kind`.
 
     docs/history.md says what each holds. Steps that were done again are there once, as they were done last.
     """

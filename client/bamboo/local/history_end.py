@@ -1,7 +1,6 @@
 """The end of a local run's history, written by this process, which outlives all workers."""
 
 from collections import deque
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -10,20 +9,11 @@ from msgspec import structs
 from bamboo_core.control.protocol import Evaluated, HistoryEvents, StepCommitted
 from bamboo_core.history.files import LAST_EPOCH, HistoryFile, HistoryFiles
 from bamboo_core.history.merge import merged
-from bamboo_core.history.records import (
-    EvaluationRecord,
-    EventRecord,
-    GapRecord,
-    HistoryError,
-    Record,
-    StepRecord,
-    to_lines,
-)
+from bamboo_core.history.records import EvaluationRecord, EventRecord, HistoryError, Record, StepRecord, to_lines
 from bamboo_core.storage.errors import StorageError
 
 FILE: Final = "history.jsonl"
 MOST_STEPS: Final = 10_000  # as many as a worker keeps while the store is away
-UNWRITTEN: Final = "the store of the history could not be written or read"
 
 
 class StepsHeard:
@@ -62,42 +52,14 @@ class StepsHeard:
             metrics = said.states[step]
             self._evaluations.append(EvaluationRecord(attempt=self._attempt, step=step, time=time, metrics=metrics))
 
-    def beyond(self, kept: Sequence[Record]) -> list[Record]:
-        """Return the records after the history's last step, with a gap for missing ones."""
-        newest, last = max(_steps_in(kept), default=(0, 0))
-        known = {one.step for one in kept if isinstance(one, EvaluationRecord) and one.attempt == newest}
-        evaluations = [
-            structs.replace(one, attempt=newest or one.attempt)
-            for one in self._evaluations
-            if not newest or (one.attempt == self._attempt and one.step >= last and one.step not in known)
-        ]
-        return [*self._steps_beyond(newest, last), *evaluations]
-
-    def _steps_beyond(self, newest: int, last: int) -> list[Record]:
-        """Return the known steps that the history lacks. newest: its furthest attempt, 0 for none. last: that one's
-        last step.
+    def numbered(self, newest: int) -> list[Record]:
+        """Return the records of the current attempt with the number that it has in the history; all with their own
+        numbers if the history has no attempt. newest: the number of the history's newest attempt, 0 for none.
         """
-        steps = [
-            _in_attempt(step, newest or step.attempt)
-            for step in self._steps
-            if not newest or (step.attempt == self._attempt and step.step > last)
-        ]
-        if not steps:
-            return []
-        first = steps[0]
-        expected = last + 1 if newest else first.step if len(self._steps) < MOST_STEPS else 1
-        if first.step <= expected:
-            return [*steps]
-        gap = GapRecord(attempt=first.attempt, time=first.time, first=expected, last=first.step - 1, message=UNWRITTEN)
-        return [gap, *steps]
-
-
-def _steps_in(records: Sequence[Record]) -> list[tuple[int, int]]:
-    return [(record.attempt, record.step) for record in records if isinstance(record, StepRecord)]
-
-
-def _in_attempt(step: StepRecord, attempt: int) -> StepRecord:
-    return structs.replace(step, attempt=attempt)
+        records: list[Record] = [*self._steps, *self._evaluations]
+        if not newest:
+            return records
+        return [structs.replace(one, attempt=newest) for one in records if one.attempt == self._attempt]
 
 
 def end_history(url: str, rest: HistoryEvents, steps: StepsHeard, output: Path | None) -> None:
@@ -115,7 +77,7 @@ def end_history(url: str, rest: HistoryEvents, steps: StepsHeard, output: Path |
         kept = files.read_all()
     except (StorageError, HistoryError) as error:
         problem = error
-    more = steps.beyond(kept)
+    more = steps.numbered(max((one.attempt for one in kept), default=0))
     if not (there or more):
         if problem is not None:
             raise problem

@@ -3,7 +3,7 @@
 import json
 from datetime import datetime
 
-from bamboo_core.history.records import BEGINNING, EvaluationRecord, EventRecord, Record, StepRecord, to_line
+from bamboo_core.history.records import BEGINNING, EvaluationRecord, Record, StepRecord, to_line
 from bamboo_core.text import printable
 
 
@@ -13,9 +13,7 @@ def line(record: Record) -> str:
             return _step(record)
         case EvaluationRecord():
             return printable(f"{_clock(record.time)}  after step {record.step}, {_evaluated(record)}")
-        case EventRecord():
-            return printable(f"{_clock(record.time)}  {record.reason}: {record.message}")
-    return f"{_clock(record.time)}  steps {record.first} to {record.last} are missing: {record.message}"
+    return printable(f"{_clock(record.time)}  {record.reason}: {record.message}")
 
 
 def _step(record: StepRecord) -> str:

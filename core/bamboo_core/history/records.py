@@ -1,4 +1,4 @@
-"""The records of a history file, one JSON line each: steps, evaluations, events and gaps. Fields may be added later.
+"""The records of a history file, one JSON line each: steps, evaluations and events. Fields may be added later.
 The first line of a file names the version.
 """
 
@@ -60,23 +60,13 @@ class EventRecord(msgspec.Struct, frozen=True, kw_only=True, tag="event", tag_fi
     number: int = 0
 
 
-class GapRecord(msgspec.Struct, frozen=True, kw_only=True, tag="gap", tag_field="kind"):
-    """Steps `first` to `last` are not recorded; `message` says why."""
-
-    attempt: int
-    time: float
-    first: int
-    last: int
-    message: str
-
-
 class _Beginning(msgspec.Struct, frozen=True, tag="history", tag_field="kind"):
     """The first line of a file."""
 
     version: int
 
 
-Record = StepRecord | EvaluationRecord | EventRecord | GapRecord
+Record = StepRecord | EvaluationRecord | EventRecord
 _decoder: msgspec.json.Decoder[Record | _Beginning] = msgspec.json.Decoder(Record | _Beginning)
 _encoder = msgspec.json.Encoder()
 BEGINNING: Final = _encoder.encode(_Beginning(VERSION)) + b"\n"

@@ -144,7 +144,7 @@ class Committer:
         before = self._committed_at
         seconds = 0.0 if before is None else max(0.0, self._clock() - before)
         rate = self._rate(step) if commit.microbatches else None  # an evaluation after the last step has no rate
-        mark = self._history.mark(self._plan.current.origin, seconds, rate)
+        mark = self._history.mark(seconds, rate)
         return msgspec.structs.replace(commit, history=mark)
 
     def _rate(self, step: int) -> float | None:
@@ -266,8 +266,8 @@ class Committer:
         self._send(FrameKind.HEARD, 0, self.log.latest(), [root])
 
     def _tell_newest(self, workers: Sequence[WorkerId]) -> None:
-        """As the root, send workers the newest commits and the records that the history may lack: then more workers
-        know them if this one is lost.
+        """As the root, send workers the newest commits and those that the history may lack: then more workers know
+        them if this one is lost.
         """
         if workers:
             self._tell_of_the_past(workers)

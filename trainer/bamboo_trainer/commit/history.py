@@ -4,19 +4,19 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from bamboo_core.planning.plan import Plan
-from bamboo_trainer.frames.payloads import Commit, HistoryMark, Unwritten
+from bamboo_trainer.frames.payloads import Commit, Commits, HistoryMark
 
 
 class History(Protocol):
     """Called on the engine's thread; no method may block."""
 
-    def mark(self, origin: int, seconds: float, rate: float | None) -> HistoryMark | None:
+    def mark(self, seconds: float, rate: float | None) -> HistoryMark | None:
         """As the root, return the mark that the next commit carries for the history; None if no history is kept.
         seconds: since the commit before; 0 if unknown. rate: the learning rate, if known.
         """
 
-    def committed(self, origin: int, step: int, commit: Commit) -> None:
-        """Record a step that any root has committed."""
+    def committed(self, step: int, commit: Commit) -> None:
+        """Record a step that any root has committed. step: the number of steps committed before."""
 
     def take_role(self, plan: Plan, leads: bool) -> None:
         """Note whether this worker is now the root."""
@@ -24,11 +24,11 @@ class History(Protocol):
     def informed(self) -> None:
         """As the root: all other workers have sent what they know. May be called again."""
 
-    def unwritten(self) -> Sequence[Unwritten]:
-        """Return, in pieces, the records not known to be written, for a new root or a worker that joins."""
+    def unwritten(self) -> Sequence[Commits]:
+        """Return, in pieces, the commits not known to be written, for a new root or a worker that joins."""
 
-    def heard(self, records: Unwritten) -> None:
-        """Take in records that another worker does not know to be written."""
+    def heard(self, commits: Commits) -> None:
+        """Take in commits that another worker does not know to be written."""
 
 
 class NoHistory:
@@ -37,10 +37,10 @@ class NoHistory:
     def __init__(self, missed: Callable[[], None] = lambda: None) -> None:
         self._missed, self._leads = missed, False
 
-    def mark(self, origin: int, seconds: float, rate: float | None) -> HistoryMark | None:
+    def mark(self, seconds: float, rate: float | None) -> HistoryMark | None:
         return None
 
-    def committed(self, origin: int, step: int, commit: Commit) -> None:
+    def committed(self, step: int, commit: Commit) -> None:
         pass
 
     def take_role(self, plan: Plan, leads: bool) -> None:
@@ -51,8 +51,8 @@ class NoHistory:
     def informed(self) -> None:
         pass
 
-    def unwritten(self) -> Sequence[Unwritten]:
+    def unwritten(self) -> Sequence[Commits]:
         return ()
 
-    def heard(self, records: Unwritten) -> None:
+    def heard(self, commits: Commits) -> None:
         pass

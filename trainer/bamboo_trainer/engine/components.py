@@ -152,7 +152,7 @@ class Components:
         if not self.committer.record(step, commit):
             return
         self._look_again()
-        self._history.committed(self.plan.current.origin, step, commit)
+        self._history.committed(step, commit)
         self.spots.committed(step)
         for stage in self.states if commit.early_stop else ():
             self.checks.look(stage)

@@ -32,7 +32,7 @@ class FrameKind(IntEnum):
     LAYERS_WANTED = 16  # to a holder of a cut's or a checkpoint's state; payload: of which, which layers
     LAYER = 17  # a layer's state, asked for or for a replica; part = layer; payload: its facts, and what it belongs to
     LAYERS_LACKED = 18  # the answer for layers that are not here; payload: like the question's
-    HISTORY = 19  # to the root, or from it: steps not known to be in the job's history; payload: a list
+    HISTORY = 19  # to the root, or from it: commits not known to be in the job's history; payload: a list
     PARTIAL_SUM = 20  # of a portion of a cell, to its owner; microbatch, part = first, end; payload: losses, metrics
     SPOT_CHECK = 21  # the inputs of a cell's microbatch, for the worker that checks it; payload: the results
     KEPT_SUM = 22  # of finished groups of a cell, to its keeper, and from it to a new owner; otherwise like PARTIAL_SUM

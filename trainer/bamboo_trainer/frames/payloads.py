@@ -14,7 +14,6 @@ import torch
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control.evaluations import EarlyStop
 from bamboo_core.control.protocol import MOST_METRICS, Evaluations
-from bamboo_core.history.records import EvaluationRecord, StepRecord
 from bamboo_core.job.spec import MOST_LAYERS
 from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_trainer.frames.frame import BOUNDARY, NO_CELL, Again, Frame, FrameKind
@@ -97,8 +96,7 @@ class HistoryMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A commit's facts for the job's history."""
 
     attempt: Annotated[int, msgspec.Meta(ge=0, lt=10**6)]  # of the job, counted as in the history; 0: unknown
-    # steps of this origin up to it, and all of earlier ones, are in the history
-    written: Annotated[int, msgspec.Meta(ge=0)]
+    written: Annotated[int, msgspec.Meta(ge=0)]  # the commits before this one are in the history
     at: float  # when the root committed, seconds since 1970
     seconds: float = 0.0  # since its commit before; 0: unknown
     rate: float | None = None  # the learning rate; None: unknown
@@ -191,9 +189,6 @@ class LayerPayload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     filling: Filling | None = None
 
 
-Unwritten = list[tuple[int, StepRecord | EvaluationRecord]]  # by origin
-
-
 class PayloadForm(NamedTuple):
     """The form of a kind's frames."""
 
@@ -223,7 +218,7 @@ FORMS: Final = {
     FrameKind.LAYERS_WANTED: PayloadForm(LayersWanted),
     FrameKind.LAYER: PayloadForm(LayerPayload, 0, torch.inf),
     FrameKind.LAYERS_LACKED: PayloadForm(LayersWanted),
-    FrameKind.HISTORY: PayloadForm(Unwritten),
+    FrameKind.HISTORY: PayloadForm(Commits),
     FrameKind.PARTIAL_SUM: PayloadForm(PartialSum, 1, torch.inf, flat=True, data=True),
     FrameKind.KEPT_SUM: PayloadForm(PartialSum, 1, torch.inf, flat=True, data=True),
     FrameKind.KEPT_ALL: PayloadForm(None),

@@ -67,9 +67,9 @@ from bamboo_trainer.telemetry.spans import Spans
 from bamboo_trainer.telemetry.work_clock import WorkClock
 from bamboo_trainer.transport.tcp import TcpTransport
 from bamboo_trainer.worker.failure_reasons import SELF_EXPLANATORY, exit_code, failure_message, failure_reason
+from bamboo_trainer.worker.history.followers import Followers, facts_of
 from bamboo_trainer.worker.history.history_buffer import Rates
 from bamboo_trainer.worker.history.history_keeper import HistoryKeeper
-from bamboo_trainer.worker.history.logging_threads import LoggingThreads, facts_of
 from bamboo_trainer.worker.inbox import HistoryWritten, Inbox
 from bamboo_trainer.worker.loaded_job import LoadedJob, StagesOfJob, load_job
 from bamboo_trainer.worker.platform import this_platform
@@ -276,8 +276,8 @@ class WorkerAgent:
         rates = Rates(batch=job.spec.training.global_batch_size, tokens=tokens_of(job.task))
         facts = facts_of(job.spec.name, url)
         files = HistoryFiles(url)
-        loggers = LoggingThreads(job.loggers, job.task.callbacks, facts, files, self.control.send)
-        return HistoryKeeper(files, rates, self.control.send, loggers)
+        followers = Followers(job.loggers, job.task.callbacks, facts, files, self.control.send)
+        return HistoryKeeper(files, rates, self.control.send, followers)
 
     def _waits_for(self) -> str:
         return self.engine.waits_for() if self.engine else "a plan"
@@ -327,7 +327,7 @@ class WorkerAgent:
         if isinstance(message, CellFinished):
             finish = partial(self.control.send, message)
             if self.history and message.cell == ROOT:
-                self.history.complete(finish)
+                self.history.when_written(finish, complete=True)
             else:
                 finish()
         elif isinstance(message, StepCommitted):

@@ -1,7 +1,7 @@
 """Calls a callback for the records of the history: each step, evaluation and event once, in order.
 
-The callback's state is saved together with its position in the history, so a new root's callback continues from both:
-its state counts each call once. A root that is lost may have made calls that were not saved, at most AT_ONCE of them;
+The callback's state is saved together with its cursor, so a new root's callback continues from both: its
+state counts each call once. A root that is lost may have made calls that were not saved, at most AT_ONCE of them;
 these are repeated.
 """
 
@@ -18,7 +18,7 @@ from bamboo_core.history.records import EvaluationRecord, EventRecord, Record, S
 from bamboo_trainer.callbacks import Callback, MakeCallback
 from bamboo_trainer.loggers.interface import LoggerFacts
 from bamboo_trainer.tasks.task_errors import told
-from bamboo_trainer.worker.history.reached import Reached
+from bamboo_trainer.worker.history.cursor import Cursor
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +31,8 @@ DISRUPTIONS: Final = frozenset(
 _SAVED: Final = re.compile(r"the state of step (\d+) is saved")  # of CheckpointSaved
 
 
-class Called(Reached, frozen=True, kw_only=True):
-    """A callback's position in the history, and its state. during: the attempt of the position. at: its state at
+class Called(Cursor, frozen=True, kw_only=True):
+    """A callback's cursor, and its state. during: the attempt of the cursor. at: its state at
     checkpoints, by step. off: the attempt in which it failed. ended: `on_end` was called.
     """
 
@@ -80,7 +80,8 @@ class CallbackCalls:
         return self._kept(now)
 
     def close(self) -> None:
-        """Do nothing: a callback has nothing to close."""
+        """Forget the callback: the next one is made with the saved state."""
+        self._callback = None
 
     def _begun_anew(self, record: Record, before: Called) -> Called:
         """If the job restarted from a checkpoint, restore the callback's state at it, or the newest before."""

@@ -1,18 +1,18 @@
-"""The records of the job's history that a worker knows, and how much of them is written. Pure but for its own state."""
+"""The newest commits that a worker has heard, until they are known to be in the job's history, as its records."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from bamboo_core.control.protocol import HistoryEvents
-from bamboo_core.history.gaps import NOT_RECORDED, holes, without
-from bamboo_core.history.records import EvaluationRecord, EventRecord, GapRecord, Record, StepRecord
-from bamboo_trainer.frames.payloads import Commit, HistoryMark, Unwritten
+from bamboo_core.history.records import EvaluationRecord, EventRecord, Record, StepRecord
+from bamboo_core.planning.plan import Plan
+from bamboo_trainer.frames.payloads import Commit, Commits, HistoryMark
 
-MOST_KEPT: Final = 10_000  # steps, and as many events; beyond that, the oldest are dropped
-TOLD_AT_ONCE: Final = 1000  # steps, in one piece
+MOST_KEPT: Final = 10_000  # commits, and as many events; beyond that, the oldest are dropped
+SENT_AT_ONCE: Final = 1000  # commits, in one frame
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,54 +23,48 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryBuffer:
-    """Steps by (origin, step), until they are known to be written. attempt: 0 while it is unknown.
+    """Every worker has one, so a root that is lost takes no step along.
 
-    Steps are counted as in the history: after step 1 one is committed. All steps of an origin from its first one on are
-    written, or recorded as a gap, up to a certain step, which only grows. The root sends that step with each commit,
-    and only steps up to it are forgotten: a root that joined late may have written steps 801 to 900, which does not
-    mean that steps 1 to 800, known to others, are written. The evaluation of the state after a step comes with the
-    commit of the next one, and is written with it.
-
-    It has no lock: users that share it have one.
+    Commits are named by the number of steps before them. written: the history has all commits before that one; the
+    root sends the number with each commit. attempt: of the job; 0: unknown. It has no lock.
     """
 
     def __init__(self, rates: Rates) -> None:
         self._rates = rates
-        self._steps: dict[tuple[int, int], StepRecord] = {}
-        self._evaluations: dict[tuple[int, int], EvaluationRecord] = {}
+        self._commits: dict[int, Commit] = {}
         self._events: dict[tuple[str, int], EventRecord] = {}
-        self._attempts: dict[int, int] = {}  # by origin
-        self._before: dict[int, int] = {}  # by origin: the one whose attempt it continues
-        self._first: dict[int, int] = {}  # by origin: the step after which it began
-        self._written: dict[int, int] = {}  # by origin: steps up to that one
-        self._beyond: dict[tuple[int, int], float] = {}  # attempt, step: time of what is written above all that
-        self._told_gaps: list[tuple[int, int, int]] = []  # the same of gaps: attempt, first, last
-        self._known: dict[tuple[type, int, float], None] = {}  # kind, step and time of records in the history
-        self._known_events: dict[str, int] = {}  # by source: the newest in the history
+        self._origin = self._first = 0  # first: the step with which the attempt began
+        self.attempt = self.written = 0
 
     # what happens
 
-    def began(self, origin: int, first: int) -> None:
-        """Note that the workers' states of that origin began after that step."""
-        self._first.setdefault(origin, first)
-
-    def committed(self, origin: int, done: int, commit: Commit) -> None:
-        """Keep a commit's records. done: the number of steps committed before."""
-        if commit.history is None:
+    def obey(self, plan: Plan) -> None:
+        """If the states begin anew, forget the commits of steps that are repeated."""
+        if plan.origin == self._origin:
             return
-        self._learn(origin, commit.history)
-        for record in self._records(done, commit, commit.history):
-            self._keep(origin, record)
+        self._origin, self.written = plan.origin, min(self.written, plan.first_step)
+        self._commits = {step: commit for step, commit in self._commits.items() if step < plan.first_step}
+        if not plan.moved:
+            self._first, self.attempt = plan.first_step, 0
 
-    def heard(self, records: Unwritten) -> None:
-        for origin, record in records:
-            if record.attempt:
-                self._know(origin, record.attempt)
-            self._keep(origin, record)
+    def committed(self, step: int, commit: Commit) -> None:
+        """Keep a commit, and learn from its mark."""
+        if commit.history is not None:
+            self.attempt = commit.history.attempt or self.attempt
+            self._forget(commit.history.written)
+            self.heard([(step, commit)])
+
+    def heard(self, commits: Commits) -> None:
+        """Keep commits that another worker does not know to be in the history."""
+        for step, commit in commits:
+            if commit.history is not None and step >= self.written:
+                self._commits.setdefault(step, msgspec.structs.replace(commit, decided=None))
+        while len(self._commits) > MOST_KEPT:
+            del self._commits[min(self._commits)]
 
     def happened(self, message: HistoryEvents) -> None:
         for event in message.events:
-            record = EventRecord(
+            self._events[message.source, event.number] = EventRecord(
                 attempt=0,
                 time=event.time,
                 reason=event.reason,
@@ -79,200 +73,61 @@ class HistoryBuffer:
                 source=message.source,
                 number=event.number,
             )
-            if event.number > self._known_events.get(message.source, 0):
-                self._events.setdefault((message.source, event.number), record)
         while len(self._events) > MOST_KEPT:
             del self._events[next(iter(self._events))]
 
-    def moved(self, origin: int) -> None:
-        """Note a new origin without a step back: the attempt continues."""
-        before = [one for one in self._first if one < origin]
-        if before:
-            self._before.setdefault(origin, max(before))
+    def wrote(self, written: int, events: Mapping[str, int]) -> None:
+        """Forget what is in the history: the commits before that one, and each source's events up to that number."""
+        self._forget(written)
+        self._events = {key: event for key, event in self._events.items() if key[1] > events.get(key[0], 0)}
+
+    def _forget(self, written: int) -> None:
+        if written > self.written:
+            self.written = written
+            self._commits = {step: commit for step, commit in self._commits.items() if step >= written}
 
     # what is known
 
-    def written_up_to(self, origin: int) -> int:
-        """Return the step up to which all steps of that origin are known to be written. 0: none is."""
-        return self._written.get(origin, 0)
+    @property
+    def newest_attempt(self) -> int:
+        """The newest attempt that a kept commit belongs to; 0 if none is known."""
+        return max((commit.history.attempt for commit in self._commits.values() if commit.history), default=0)
 
-    def unread_up_to(self, origin: int) -> int:
-        """Return the step up to which files of the history are of no use to that origin's root."""
-        return min([self._up_to(origin), *(step - 1 for _, step in self._steps)])
+    def knows(self, records: Sequence[Record]) -> bool:
+        """Return whether one of these records is of a kept commit of this attempt."""
+        times = {step + 1: commit.history.at for step, commit in self._commits.items() if commit.history}
+        steps = [record for record in records if isinstance(record, StepRecord) and record.step > self._first]
+        return any(times.get(record.step) == record.time for record in steps)
 
-    def unwritten(self) -> list[Unwritten]:
-        """Return the unwritten records in pieces, with the attempt, where known."""
-        records: Unwritten = [
-            (origin, msgspec.structs.replace(record, attempt=self.attempt(origin)))
-            for origin, record in self._in_order()
-        ]
-        return [records[at : at + TOLD_AT_ONCE] for at in range(0, len(records), TOLD_AT_ONCE)]
+    def unwritten(self) -> list[Commits]:
+        """Return the kept commits in pieces."""
+        commits = sorted(self._commits.items())
+        return [commits[at : at + SENT_AT_ONCE] for at in range(0, len(commits), SENT_AT_ONCE)]
 
-    def attempt(self, origin: int) -> int:
-        while origin not in self._attempts and origin in self._before:
-            origin = self._before[origin]  # whose attempt may become known after that
-        return self._attempts.get(origin, 0)
+    def pending(self, attempt: int) -> tuple[list[Record], int, dict[str, int]]:
+        """Return all records to write, and what to pass to `wrote` afterwards. attempt: the current one."""
+        commits = sorted(self._commits.items())
+        records: list[Record] = []
+        for step, commit in commits:
+            if commit.history is not None:
+                records += self._records(step, commit, commit.history, attempt)
+        newest: dict[str, int] = {}
+        for source, number in self._events:
+            newest[source] = max(number, newest.get(source, 0))
+        records += [msgspec.structs.replace(event, attempt=attempt) for event in self._events.values()]
+        return records, commits[-1][0] + 1 if commits else 0, newest
 
-    def recognize(self, records: Iterable[Record]) -> None:
-        """Learn the attempt of an origin from records of the history that are also here."""
-        attempts = {(record.step, record.time): record.attempt for record in records if isinstance(record, StepRecord)}
-        for (origin, step), record in self._steps.items():
-            if (attempt := attempts.get((step, record.time))) is not None:
-                self._know(origin, attempt)
-
-    def number_attempts(self, origin: int, newest: int) -> int:
-        """Number the attempt of that origin, and earlier ones with records to write; return that origin's number.
-
-        newest: in the history; others may have been announced, and not written yet. If that origin's number is known,
-        the remaining records of others belong to no later attempt.
-        """
-        if self.attempt(origin):
-            return self.attempt(origin)
-        next_one = max([newest, *self._attempts.values()]) + 1
-        for one in (*self.unknown_before(origin), origin):
-            self._know(one, next_one)
-            next_one += 1
-        return self.attempt(origin)
-
-    def unknown_before(self, origin: int) -> list[int]:
-        """Return earlier origins with records to write and an unknown attempt, in order; one for each attempt."""
-        waiting = sorted({one for one, _ in self._in_order() if one < origin and not self.attempt(one)})
-        return [one for one in waiting if self._before.get(one) not in waiting and one not in self._line(origin)]
-
-    def _line(self, origin: int) -> set[int]:
-        """Return that origin, and those whose attempt it continues."""
-        line = {origin}
-        while origin in self._before:
-            origin = self._before[origin]
-            line.add(origin)
-        return line
-
-    def pending(self, origin: int, *, informed: bool) -> tuple[Record, ...]:
-        """Return the records that the root of that origin must write, with their attempts. informed: all others have
-        sent what they know, so a step that is still unknown is lost, and a gap.
-        """
-        now = self.attempt(origin)
-        steps = [
-            _of(record, self._of_origin(one, origin))
-            for one, record in self._in_order()
-            if one <= origin  # a later one has begun while this one was written
-        ]
-        gaps = self._gaps(origin) if informed else []
-        return (*gaps, *steps, *(_of(event, now) for event in self._events.values()))
-
-    def written(self, origin: int, records: Sequence[Record]) -> dict[str, int]:
-        """Note records as written; return the newest event of each source among them.
-
-        The same records, sent later by a worker that does not know this, are ignored.
-        """
-        events: dict[str, int] = {}
-        self._known |= {_kind(record): None for record in records if isinstance(record, StepRecord | EvaluationRecord)}
-        for old in list(self._known)[: max(0, len(self._known) - MOST_KEPT)]:
-            del self._known[old]
-        steps = {(record.attempt, record.step): record.time for record in records if isinstance(record, StepRecord)}
-        for key in [key for key in self._steps if (self._of_origin(key[0], origin), key[1]) in steps]:
-            del self._steps[key]
-        evaluated = {(record.attempt, record.step) for record in records if isinstance(record, EvaluationRecord)}
-        for key in [key for key in self._evaluations if (self._of_origin(key[0], origin), key[1]) in evaluated]:
-            del self._evaluations[key]
-        for record in records:
-            if isinstance(record, EventRecord):
-                self._events.pop((record.source, record.number), None)
-                events[record.source] = max(record.number, events.get(record.source, 0))
-                self._known_events[record.source] = max(record.number, self._known_events.get(record.source, 0))
-        self._beyond |= steps
-        self._told_gaps += [(gap.attempt, gap.first, gap.last) for gap in records if isinstance(gap, GapRecord)]
-        self._advance(origin)
-        return events
-
-    def _in_order(self) -> list[tuple[int, StepRecord | EvaluationRecord]]:
-        """Return records by origin and step; an evaluation follows its state's step, before the step it came with."""
-        found: list[tuple[tuple[int, int], StepRecord | EvaluationRecord]] = []
-        found += self._steps.items()
-        found += self._evaluations.items()
-        found.sort(key=lambda item: (*item[0], isinstance(item[1], EvaluationRecord)))
-        return [(origin, record) for (origin, _), record in found]
-
-    def _up_to(self, origin: int) -> int:
-        return self._written.get(origin, self._first.get(origin, 0))
-
-    def _advance(self, origin: int) -> None:
-        """Extend the written range by all that follows it without a break."""
-        attempt, last = self.attempt(origin), self._up_to(origin)
-        while True:
-            if (attempt, last + 1) in self._beyond:
-                last += 1
-                continue
-            ends = [end for one, first, end in self._told_gaps if one == attempt and first <= last + 1 <= end]
-            if not ends:
-                break
-            last = max(ends)
-        if last > self._up_to(origin):
-            self._written[origin] = last
-        self._beyond = {key: time for key, time in self._beyond.items() if key > (attempt, last)}
-        self._told_gaps = [gap for gap in self._told_gaps if (gap[0], gap[2]) > (attempt, last)]
-
-    def _gaps(self, origin: int) -> list[Record]:
-        """Return gaps for the unknown steps of that origin before known ones."""
-        attempt = self.attempt(origin)
-        known = {step: time for (one, step), time in self._beyond.items() if one == attempt}
-        known |= {step: record.time for (one, step), record in self._steps.items() if one == origin}
-        in_gaps = [step for one, first, last in self._told_gaps if one == attempt for step in range(first, last + 1)]
-        return [
-            GapRecord(attempt=attempt, time=known[last + 1], first=first, last=last, message=NOT_RECORDED)
-            for missing in holes(known, self._up_to(origin) + 1)
-            for first, last in without(missing, in_gaps)
-        ]
-
-    def _of_origin(self, one: int, now: int) -> int:
-        """Return the attempt of an origin; if unknown, that before the attempt of `now`. 0: it began after `now`, and
-        is unknown.
-        """
-        if one < now:
-            return self.attempt(one) or max(1, self.attempt(now) - 1)
-        return self.attempt(one)
-
-    def _know(self, origin: int, attempt: int) -> None:
-        """Set the attempt of that origin, and of those that it continues."""
-        for one in self._line(origin):
-            self._attempts.setdefault(one, attempt)
-
-    def _learn(self, origin: int, mark: HistoryMark) -> None:
-        if mark.attempt:
-            self._know(origin, mark.attempt)
-        if mark.written > self._up_to(origin):
-            self._written[origin] = mark.written
-            for key in [key for key in self._steps if key <= (origin, mark.written)]:
-                del self._steps[key]
-            for key in [key for key in self._evaluations if key < (origin, mark.written)]:
-                del self._evaluations[key]
-            self._advance(origin)
-
-    def _keep(self, origin: int, record: StepRecord | EvaluationRecord) -> None:
-        if _kind(record) in self._known:
-            return
-        match record:
-            case StepRecord():
-                if record.step > self._up_to(origin):
-                    self._steps.setdefault((origin, record.step), record)
-                if len(self._steps) > MOST_KEPT:
-                    del self._steps[min(self._steps)]  # a gap, if no other worker knows it
-            case EvaluationRecord():
-                if record.step >= self._up_to(origin):  # the commit that it came with is beyond
-                    self._evaluations.setdefault((origin, record.step), record)
-                if len(self._evaluations) > MOST_KEPT:
-                    del self._evaluations[min(self._evaluations)]
-
-    def _records(self, done: int, commit: Commit, mark: HistoryMark) -> Iterator[StepRecord | EvaluationRecord]:
+    def _records(self, done: int, commit: Commit, mark: HistoryMark, attempt: int) -> Iterator[Record]:
         """Yield a commit's records. done: the number of steps committed before."""
+        attempt = mark.attempt or (attempt if done >= self._first else max(1, attempt - 1))
         if commit.evaluation:
-            yield EvaluationRecord(attempt=0, step=done, time=mark.at, metrics=_finite_ones(commit.evaluation))
+            yield EvaluationRecord(attempt=attempt, step=done, time=mark.at, metrics=_finite_ones(commit.evaluation))
         if not commit.microbatches:
             return  # the job is over; this was the evaluation of its last state
         rates, step, seconds = self._rates, done + 1, mark.seconds or None
         tokens = None if rates.tokens is None else rates.tokens * rates.batch
         yield StepRecord(
-            attempt=0,
+            attempt=attempt,
             step=step,
             time=mark.at,
             loss=_finite(commit.loss),
@@ -289,17 +144,9 @@ class HistoryBuffer:
         )
 
 
-def _kind(record: StepRecord | EvaluationRecord) -> tuple[type, int, float]:
-    return type(record), record.step, record.time
-
-
 def _finite_ones(numbers: Mapping[str, float]) -> dict[str, float | None]:
     return {name: _finite(value) for name, value in numbers.items()}
 
 
 def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
-
-
-def _of(record: Record, attempt: int) -> Record:
-    return msgspec.structs.replace(record, attempt=attempt)

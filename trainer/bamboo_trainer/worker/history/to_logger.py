@@ -14,7 +14,7 @@ from bamboo_core.history.records import Record, StepRecord, from_lines
 from bamboo_core.names import EXIT_FAILED, EXIT_OK
 from bamboo_trainer.loggers.from_manifest import READY
 from bamboo_trainer.loggers.interface import LoggerFacts, MakeLogger
-from bamboo_trainer.worker.history.logging_threads import facts_of
+from bamboo_trainer.worker.history.followers import facts_of
 
 logger = logging.getLogger(__name__)
 
