@@ -40,13 +40,24 @@ class HistoryFeed:
     def follow(self, event: object, told: Iterable[Told], plan: Plan | None) -> tuple[WorkerId, HistoryEvents] | None:
         """Return the root's owner and the events to send it after a turn of the coordinator; None if nothing is due.
 
-        They are sent before the turn's commands, because a root that is told to stop has to know what to write. event:
-        the turn's input. told: its messages to the user. plan: the one in force; None if no history is kept.
+        They are sent before the turn's commands, because a root that is told to stop has to know what to write. A new
+        root, or one that reconnects, gets all events that are not confirmed. event: the turn's input. told: its
+        messages to the user. plan: the one in force; None if no history is kept.
         """
         for one in told:
             self.add(one)
-        self._heard(event)
-        return self._owed(plan)
+        if isinstance(event, Received) and isinstance(event.message, HistoryKept):
+            self._kept(event.message)
+        root = plan.at(ROOT).owner if plan is not None else None
+        if root != self._root or (isinstance(event, WorkerJoined) and event.hello.worker == root):
+            self._root, self._sent = root, 0
+        if root is None or self._sent == self._number:
+            return None
+        events = tuple(event for event in self._waiting if event.number > self._sent)[:AT_ONCE]
+        if not events:
+            return None
+        self._sent = events[-1].number
+        return root, HistoryEvents(source=self._source, events=events)
 
     def add(self, told: Told) -> None:
         self._number += 1
@@ -59,39 +70,7 @@ class HistoryFeed:
         )
         self._waiting.append(event)
 
-    def _heard(self, event: object) -> None:
-        """Resend to a worker that reconnects, and drop what the root has written."""
-        if isinstance(event, WorkerJoined):
-            self.rejoined(event.hello.worker)
-        elif isinstance(event, Received) and isinstance(event.message, HistoryKept):
-            self.kept(event.message)
-
-    def _owed(self, plan: Plan | None) -> tuple[WorkerId, HistoryEvents] | None:
-        """Return the root's owner and its unsent events; None without a plan or such events."""
-        if plan is None:
-            return None
-        root = plan.at(ROOT).owner
-        events = self.due(root)
-        return (root, events) if events else None
-
-    def due(self, root: WorkerId | None) -> HistoryEvents | None:
-        """Return what was not yet sent to that root: everything if it is new or was cut off."""
-        if root != self._root:
-            self._root, self._sent = root, 0
-        if root is None or self._sent == self._number:
-            return None
-        events = tuple(event for event in self._waiting if event.number > self._sent)[:AT_ONCE]
-        if not events:
-            return None
-        self._sent = events[-1].number
-        return HistoryEvents(source=self._source, events=events)
-
-    def rejoined(self, worker: WorkerId) -> None:
-        """Resend everything to the root if this worker is it: messages may be lost."""
-        if worker == self._root:
-            self._root = None
-
-    def kept(self, said: HistoryKept) -> None:
+    def _kept(self, said: HistoryKept) -> None:
         if said.source == self._source:
             while self._waiting and self._waiting[0].number <= said.number:
                 self._waiting.popleft()
