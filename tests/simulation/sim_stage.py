@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from bamboo_core.control.digests import add_digests
-from bamboo_core.control.evaluations import Course
-from bamboo_trainer.decisions import Committed
-from bamboo_trainer.frames.payloads import Contributed, Contribution, Decided
+from bamboo_core.control.evaluations import EarlyStop
+from bamboo_trainer.frames.payloads import Commit, CommonState, Contributed, Contribution, Decided
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.stage.state.parameters import TiedSegment, TiedUse
 from bamboo_trainer.stage.work import Work
+from bamboo_trainer.tasks.deciding import committed_step
 from sim_arithmetic import Oracle, measured
 
 STATE = "state"
@@ -64,6 +64,15 @@ class Unfinished:
     left: list[slice]  # the buckets that they are not added to
 
 
+def remembering(told: int) -> CommonState:
+    """The state that belongs to no layer, with what decisions remember."""
+    return CommonState(decided=Decided(memory={"oracle": {"told": told}}))
+
+
+def remembered(common: CommonState) -> int:
+    return int(common.decided.memory["oracle"]["told"] or 0) if common.decided else -1
+
+
 def _at_once(layer: int, share: float) -> None:
     pass
 
@@ -81,7 +90,7 @@ class StandInValues:
         self.states = {layer: self.arithmetic.initial(layer) for layer in self.mine}
         self._running = dict.fromkeys(self.mine, 0)
         self.version, self.device = 0, torch.device("cpu")
-        self.told = 0  # what decisions remember: a number made of all losses so far
+        self.common = remembering(0)  # decisions remember a number made of all losses so far
         self.size = self.gradient_size = sum(self.arithmetic.sizes[layer] for layer in self.mine)
         self.running_size, self.dtype = 8 * len(self.mine), torch.float32
 
@@ -141,28 +150,22 @@ class StandInValues:
     def park(self, parked: bool) -> None:
         """Lives in host memory anyway."""
 
-    def ends_with(self, metrics: Mapping[str, float]) -> Course | None:
+    def ends(self, evaluation: Mapping[str, float]) -> EarlyStop | None:
         """The oracle says which state is the last one."""
-        return Course(without=1) if metrics and self._is_last and not self.arithmetic.by_decision else None
+        if self.arithmetic.left_out == 0 or self.version != self.arithmetic.steps:
+            return None
+        if self.arithmetic.by_decision:
+            return EarlyStop(by="oracle")
+        return EarlyStop(without=1) if evaluation else None
 
-    def evaluated(self, metrics: Mapping[str, float]) -> None:
-        self.require("ends", self.ends_with(metrics), None)
-
-    def stopped_by(self) -> str:
-        return "oracle" if self._is_last and self.arithmetic.by_decision else ""
-
-    @property
-    def _is_last(self) -> bool:
-        return self.arithmetic.left_out > 0 and self.version == self.arithmetic.steps
-
-    def decide(self, done: Committed) -> Decided:
+    def common_after(self, commit: Commit) -> CommonState:
         """Asked of the root, once for each step, and obeyed by all who hold a stage."""
-        self.require("step that is decided of", done.step, self.version + 1)
-        return Decided(memory={"oracle": {"told": self.arithmetic.remembered(self.told, done.loss)}})
+        loss = committed_step(self.version + 1, commit).loss
+        return remembering(self.arithmetic.remembered(remembered(self.common), loss))
 
-    def obey(self, said: Decided | None) -> None:
-        self.told = int(said.memory["oracle"]["told"] or 0) if said else -1
-        self.require("what decisions remember", self.told, self.oracle.told[self.version])
+    def begin_step(self, common: CommonState) -> None:
+        self.common = common
+        self.require("what decisions remember", remembered(common), self.oracle.told[self.version])
 
     def learning_rate(self, step: int) -> float:
         return 1 / (1 + step)
@@ -183,8 +186,7 @@ class StandInValues:
     def allow_commit(self) -> None:
         """Does nothing, as rates and parameters are whole numbers here."""
 
-    def skip(self, *, finite: bool) -> None:
-        self.require("finite gradients", finite, True)
+    def skip(self) -> None:
         self.require("skipped", self.version in self.arithmetic.skipped, True)
         self.version += 1
 
@@ -194,8 +196,9 @@ class StandInValues:
                 layer=layer,
                 version=self.version,
                 tensors={STATE: torch.tensor([state]), RUNNING: torch.tensor([self._running[layer]])},
-                scalars={"told": self.told},
+                scalars={},
                 names={},
+                common=self.common,
             )
             for layer, state in self.states.items()
             if only is None or layer in only
@@ -214,14 +217,12 @@ class StandInValues:
         if min(versions) < self.version:
             raise Violation(f"layers {self.mine} go back from version {self.version} to {min(versions)}")
         running = {layer: int(states[layer].tensors[RUNNING].item()) for layer in self.mine}
-        told = {states[layer].scalars["told"] for layer in self.mine}
-        self.require("numbers that decisions remember", len(told), 1)
         begun = {layer: state_of(states[layer]) for layer in self.mine}
-        self._begin_with(begun, running, versions.pop(), int(told.pop() or 0))
+        self._begin_with(begun, running, versions.pop(), states[self.first].common)
 
-    def _begin_with(self, states: dict[int, int], running: dict[int, int], version: int, told: int) -> None:
-        self.states, self._running, self.version, self.told = states, running, version, told
-        self.require("what decisions remember", told, self.oracle.told[version])
+    def _begin_with(self, states: dict[int, int], running: dict[int, int], version: int, common: CommonState) -> None:
+        self.states, self._running, self.version = states, running, version
+        self.begin_step(common)
         expected = {layer: self.oracle.states[version][layer] for layer in self.mine}
         self.require("restored state", states, expected)
         self.require("restored buffers", running, {layer: self.oracle.running[version][layer] for layer in self.mine})

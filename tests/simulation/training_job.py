@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+import msgspec
 import torch
 
 from bamboo_core.checkpoint.layout import CheckpointId, part_name
@@ -43,6 +44,7 @@ from bamboo_trainer.engine.components import Components
 from bamboo_trainer.engine.divided_engine import make_engine
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.ports import Ports
+from bamboo_trainer.frames.payloads import CommonState
 from bamboo_trainer.initial.first_task import FirstTask
 from bamboo_trainer.loading import ALONE, load_task
 from bamboo_trainer.memory.host_copies import AtOnce, HostCopies, copies_by_device, together
@@ -127,6 +129,7 @@ class MemoryStore:
         self.files: dict[tuple[CheckpointId, int], bytes] = {}
         self.committed: list[CheckpointId] = []
         self.scores: dict[CheckpointId, float | None] = {}
+        self.common: dict[CheckpointId, CommonState] = {}
         self.read: list[tuple[int, int]] = []  # steps and layers
 
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState]) -> protocol.PartsWritten:
@@ -135,7 +138,8 @@ class MemoryStore:
             data = self.files[checkpoint, layer] = b"".join(encode(state))
             sha256 = hashlib.sha256(data).hexdigest()
             parts.append(CheckpointPart(layer=layer, file=part_name(layer), bytes=len(data), sha256=sha256))
-        return protocol.PartsWritten(checkpoint=checkpoint, parts=tuple(parts))
+        common = msgspec.to_builtins(next(iter(states.values())).common)
+        return protocol.PartsWritten(checkpoint=checkpoint, parts=tuple(parts), common=common)
 
     def commit(self, request: protocol.CommitCheckpoint) -> protocol.CheckpointCommitted:
         for part in request.parts:
@@ -143,6 +147,7 @@ class MemoryStore:
             assert hashlib.sha256(data).hexdigest() == part.sha256
         self.committed.append(request.checkpoint)
         self.scores[request.checkpoint] = request.score
+        self.common[request.checkpoint] = msgspec.convert(request.common, CommonState)
         return protocol.CheckpointCommitted(checkpoint=request.checkpoint, tidied=True)
 
     def find(self, request: protocol.FindCheckpoint) -> protocol.CheckpointFound:
@@ -153,7 +158,8 @@ class MemoryStore:
         self, values: StageValues, checkpoint: CheckpointId, here: Mapping[int, LayerState]
     ) -> Mapping[int, LayerState]:
         lacking = [layer for layer in values.layers_needed() if layer not in here]
-        read = {layer: decode(self.files[checkpoint, layer]) for layer in lacking}
+        common = self.common[checkpoint]
+        read = {layer: replace(decode(self.files[checkpoint, layer]), common=common) for layer in lacking}
         self.read += [(checkpoint.step, layer) for layer in lacking]
         values.restore({**here, **read})
         return read

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bamboo_trainer import loss_scale
 from bamboo_trainer.decisions import Committed
-from bamboo_trainer.stage.state import loss_scale
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.capture import Capture, Contributed, capturing
 from bamboo_trainer.tasks.deciding import first_decided, frozen_among, next_decided

@@ -12,6 +12,7 @@ from torch import nn
 import reference
 from bamboo_core.planning.plan import Plan
 from bamboo_trainer.data import TensorDataset
+from bamboo_trainer.frames.payloads import Commit
 from bamboo_trainer.models import gpt
 from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.stage.stage_states import StageStates, first_states
@@ -125,11 +126,15 @@ def one_step(stages: list[Stage], step: int, config=CONFIG) -> float:
     finals = reduce_tied(stages, [work.gradients.total() for work in works])
     squares = [stage.values.final.squared_norms(final) for stage, final in zip(stages, finals, strict=True)]
     norm = math.sqrt(math.fsum(n for one in squares for n in one.tolist()))
+    skipped = config.scales_losses and not math.isfinite(norm)
+    commit = Commit(norm=norm, loss=1.0, microbatches=config.microbatches, generation=0, epoch=1, skipped=skipped)
+    common = stages[0].values.common_after(commit)
     for stage, gradient, work in zip(stages, finals, works, strict=True):
-        if config.scales_losses and not math.isfinite(norm):
-            stage.values.skip(finite=False)
-            continue
-        stage.values.apply(gradient, norm, *stage.values.final.folded(work.contributions))
+        if skipped:
+            stage.values.skip()
+        else:
+            stage.values.apply(gradient, norm, *stage.values.final.folded(work.contributions))
+        stage.values.begin_step(common)
     works[-1].read(works[-1].figures())
     losses = works[-1].losses
     return sum(losses[i] for i in range(config.microbatches)) / config.microbatches

@@ -27,7 +27,9 @@ from bamboo_trainer.checkpoint import checkpointing
 from bamboo_trainer.checkpoint.checkpointing import Checkpointing
 from bamboo_trainer.checkpoint.errors import RestoreError
 from bamboo_trainer.stage.stage import Stage
-from stage_kit import SPLITS, chain, one_step, small_gpt, state_of
+from bamboo_trainer.training import TrainingConfig
+from stage_kit import CONFIG, SPLITS, chain, one_step, small_gpt, state_of
+from stage_kit import at as precision
 
 SECONDS = 120.0
 LAYERS = 4  # of the model
@@ -59,14 +61,14 @@ class Worker:
         return self.said.get(timeout=SECONDS)
 
     def save(self, stages: list[Stage], checkpoint: CheckpointId) -> None:
-        parts = []
+        parts, common = [], dict[str, Any]()
         for stage in stages:
             self.part.keep(checkpoint, stage.values.layer_states(), 0.25)
             for _ in stage.values.layers:
                 told = self.hear()
                 assert isinstance(told, protocol.PartsWritten)
-                parts += told.parts
-        self.part.commit(protocol.CommitCheckpoint(checkpoint=checkpoint, parts=tuple(parts)))
+                parts, common = [*parts, *told.parts], told.common
+        self.part.commit(protocol.CommitCheckpoint(checkpoint=checkpoint, parts=tuple(parts), common=common))
         assert self.hear() == protocol.CheckpointCommitted(checkpoint=checkpoint)
         assert self.hear() == protocol.CheckpointCommitted(checkpoint=checkpoint, tidied=True)
 
@@ -98,10 +100,10 @@ def test_a_store_that_cannot_be_written_is_told_when_the_job_begins_and_once() -
     assert worker.said.empty()
 
 
-def trained(tmp_path: Path, split: int, steps: int) -> list[Stage]:
-    stages = chain(small_gpt(tmp_path), SPLITS[split])
+def trained(tmp_path: Path, split: int, steps: int, config: TrainingConfig = CONFIG) -> list[Stage]:
+    stages = chain(small_gpt(tmp_path), SPLITS[split], config)
     for step in range(steps):
-        one_step(stages, step)
+        one_step(stages, step, config)
     return stages
 
 
@@ -111,15 +113,19 @@ def at(step: int) -> CheckpointId:
 
 @pytest.mark.parametrize(("kept", "restored"), [(2, 4), (4, 1)])
 def test_what_one_split_keeps_another_goes_on_from(tmp_path: Path, folder: Path, kept: int, restored: int) -> None:
-    stages = trained(tmp_path, kept, 2)
+    fp16 = precision("fp16")
+    stages = trained(tmp_path, kept, 2, fp16)
     writer, reader = Worker(folder), Worker(folder)
     writer.save(stages, at(2))
     assert reader.find() == protocol.CheckpointFound(number=1, checkpoint=at(2))
-    others = chain(small_gpt(tmp_path), SPLITS[restored])
+    others = chain(small_gpt(tmp_path), SPLITS[restored], fp16)
     for stage in others:
         reader.part.restore(stage.values, at(2), {})
     assert [stage.values.version for stage in others] == [2] * restored
-    losses = [(one_step(stages, step), one_step(others, step)) for step in (2, 3)]
+    scale = stages[0].values.common.loss_scale
+    assert scale is not None
+    assert (scale.good, {stage.values.common.loss_scale for stage in others}) == (2, {scale})
+    losses = [(one_step(stages, step, fp16), one_step(others, step, fp16)) for step in (2, 3)]
     assert all(a == b for a, b in losses)
     here, there = state_of(stages), state_of(others)
     assert here.keys() == there.keys()

@@ -11,8 +11,8 @@ from torch import nn
 
 from bamboo_core.coordinator import worker_reports
 from bamboo_core.planning.plan import Cell
+from bamboo_trainer import loss_scale
 from bamboo_trainer.stage.stage import build_stage
-from bamboo_trainer.stage.state import loss_scale
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import TaskError
 from manifest_kit import bamboojob, training

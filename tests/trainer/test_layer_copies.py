@@ -14,7 +14,7 @@ from bamboo_core.planning.plan import Peer, Plan
 from bamboo_trainer.engine.layer_copies import LayerCopies
 from bamboo_trainer.engine.layer_exchange import LayerExchange
 from bamboo_trainer.frames.frame import NO_CELL, Address, Frame, FrameKind
-from bamboo_trainer.frames.payloads import CheckpointMark, LayerPayload, LayersWanted, read
+from bamboo_trainer.frames.payloads import CheckpointMark, CommonState, LayerPayload, LayersWanted, read
 from bamboo_trainer.memory.cgroup import HostMemory
 from bamboo_trainer.stage.state.layer_state import LayerState
 from recording_transport import Told
@@ -196,7 +196,7 @@ def test_only_who_was_asked_can_say_that_it_has_nothing_and_only_of_what_is_want
     assert exchange.asked() == ["a", "b"]
     lacks("a", ONE, 0)
     assert exchange.asked() == ["b"]
-    held = LayerPayload(checkpoint=ONE, tensors=("x",), scalars={}, names={})
+    held = LayerPayload(checkpoint=ONE, tensors=("x",), scalars={}, names={}, common=CommonState())
     frame = Frame(
         address=Address(FrameKind.LAYER, NO_CELL, NO_CELL, 2, part=1), epoch=0, tensors=(torch.ones(1),), payload=held
     )

@@ -14,15 +14,13 @@ from torch import Tensor, nn
 
 from bamboo_core.control.protocol import MOST_METRICS
 from bamboo_core.coordinator.worker_reports import MOST_SKIPS
-from bamboo_trainer.stage.stage import build_stage
-from bamboo_trainer.stage.state import loss_scale
-from bamboo_trainer.stage.state.layer_state import layer_of
-from bamboo_trainer.stage.state.loss_scale import LARGEST, LossScale
+from bamboo_trainer import loss_scale
+from bamboo_trainer.loss_scale import LARGEST, LossScale
 from bamboo_trainer.task import Parts, Task, Weighted, add_loss
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
 from manifest_kit import bamboojob, training
-from stage_kit import at, small_task, whole_state
+from stage_kit import small_task
 from training_job import Job, check_same_bits
 
 STEPS = 10
@@ -148,26 +146,10 @@ def test_a_sum_needs_the_scales_of_its_mean() -> None:
     torch.testing.assert_close(total.weights, mean.weights, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"loss_scale:0.scale": 3.0}, "different loss scales"),
-        ({f"loss_scale:{i}.scale": 3.0 for i in (0, 1)}, "a power of two, got 3.0"),
-        ({f"loss_scale:{i}.scale": math.nan for i in (0, 1)}, "a power of two, got nan|different"),
-        ({f"loss_scale:{i}.good": -1 for i in (0, 1)}, "a number of steps, got -1"),
-        ({"loss_scale:1.good": None}, "different loss scales"),
-    ],
-)
-def test_a_scale_that_is_none_is_refused(changes: dict[str, Any], message: str) -> None:
-    stage = build_stage(build({}), 0, [(0, 2), (2, 4)], at("fp16"))
-    states = {
-        layer: replace(state, scalars={**state.scalars, **{n: v for n, v in changes.items() if layer_of(n) == layer}})
-        for layer, state in whole_state(stage).items()
-    }
-    before = stage.values.digest()
-    with pytest.raises(ValueError, match=message):
-        stage.values.restore(states)
-    assert stage.values.digest() == before
+@pytest.mark.parametrize("scale", [3.0, 0.0, -1.0, math.nan, LARGEST * 2])
+def test_a_scale_that_is_no_power_of_two_is_refused(scale: float) -> None:
+    with pytest.raises(ValueError, match="a power of two, got"):
+        LossScale(scale)
 
 
 def infinite(config: Mapping[str, Any]) -> Task:

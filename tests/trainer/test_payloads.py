@@ -30,7 +30,12 @@ SUMS = {"weights": {0: 3.0}, "added": {"balance": [0.5]}, "metrics": {"accuracy"
 ANNOUNCE = {"version": 0, "secured": 1, "digest": "d"}
 CUT = {"step": 3, "id": "ab12"}
 SPOT = {"inputs": 1, "layers": [2**64 - 1, 0], "outputs": 5, "gradients": 6, "parameters": 7}
-LAYER = {"tensors": ["parameter:0.weight"], "scalars": {"state:0.weight:step": 3}, "names": {}}
+LAYER = {
+    "tensors": ["parameter:0.weight"],
+    "scalars": {"state:0.weight:step": 3},
+    "names": {},
+    "common": {"loss_scale": {"scale": 2.0, "good": 1}},
+}
 FILLING = {"layers": 1, "generation": 0, "commits": [[2, COMMIT]]}
 FLAT = (torch.ones(3),)
 BYTES = torch.zeros(12, dtype=torch.uint8)

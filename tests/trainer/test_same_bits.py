@@ -26,8 +26,8 @@ from bamboo_core.control.digests import add_digests
 from bamboo_core.coordinator.events import Interrupted, Outcome
 from bamboo_core.planning.plan import ROOT, Cell
 from bamboo_core.planning.spot_checks import SpotSchedule
+from bamboo_trainer import loss_scale
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.stage.state import loss_scale
 from bamboo_trainer.training import TrainingConfig, shown_to_build
 from branching_job import BranchingJob, each_way
 from manifest_kit import bamboojob, gpt_task, training

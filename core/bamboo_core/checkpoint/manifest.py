@@ -6,7 +6,7 @@ detected. No byte of it is trusted.
 
 import hashlib
 from datetime import datetime
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -63,6 +63,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     of_data: DataRecord  # the training data
     # the state's evaluation; the checkpoint with the largest is the best. None: not comparable
     score: float | None = None
+    common: dict[str, Any] = {}  # the state that belongs to no layer, in the workers' form
 
     @property
     def place(self) -> CheckpointId:

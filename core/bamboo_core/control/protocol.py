@@ -136,6 +136,7 @@ class PartsWritten(Message, frozen=True):
     checkpoint: CheckpointId
     parts: Annotated[tuple[CheckpointPart, ...], msgspec.Meta(max_length=MOST_LAYERS)]
     stall: Seconds = 0.0  # seconds in which the worker copied its layers
+    common: dict[str, Any] = msgspec.field(default_factory=dict)  # the state that belongs to no layer, for the manifest
 
 
 class CheckpointCommitted(Message, frozen=True):
@@ -367,6 +368,7 @@ class CommitCheckpoint(Message, frozen=True):
     checkpoint: CheckpointId
     parts: tuple[CheckpointPart, ...]
     score: float | None = None  # of the state, the larger the better
+    common: dict[str, Any] = msgspec.field(default_factory=dict)  # as in PartsWritten
 
 
 class DropCopies(Message, frozen=True):

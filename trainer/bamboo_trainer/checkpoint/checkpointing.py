@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Final
 
+import msgspec
 import torch
 
 from bamboo_core.checkpoint.data_record import DataRecord, difference
@@ -256,13 +257,14 @@ class Checkpointing:
                 for layer in sorted(states):
                     if self._newest != checkpoint:
                         return  # it was given up, or another one would not have begun
-                    part = self._write(checkpoint, states.pop(layer))
+                    state = states.pop(layer)
+                    part, common = self._write(checkpoint, state), msgspec.to_builtins(state.common)
                     self.written += part.bytes
-                    self._tell(PartsWritten(checkpoint=checkpoint, parts=(part,), stall=self._stall))
+                    self._tell(PartsWritten(checkpoint=checkpoint, parts=(part,), stall=self._stall, common=common))
                 self._in_part = None
-            case CommitCheckpoint(checkpoint=checkpoint, parts=parts, score=score):
+            case CommitCheckpoint(checkpoint=checkpoint):
                 with suppress(CheckpointExists):  # another worker was faster, and it has the same parts
-                    self._commit(checkpoint, parts, score)
+                    self._commit(work)
                 self._tell(CheckpointCommitted(checkpoint=checkpoint))
                 self._collect()
                 self._tell(CheckpointCommitted(checkpoint=checkpoint, tidied=True))
@@ -286,19 +288,20 @@ class Checkpointing:
     def _write(self, checkpoint: CheckpointId, state: LayerState) -> CheckpointPart:
         return self._open().write_part(checkpoint, state.layer, encode(state))
 
-    def _commit(self, checkpoint: CheckpointId, parts: Sequence[CheckpointPart], score: float | None) -> None:
-        spec = self._spec
+    def _commit(self, request: CommitCheckpoint) -> None:
+        spec, checkpoint = self._spec, request.checkpoint
         manifest = CheckpointManifest(
             job=spec.name,
             step=checkpoint.step,
             attempt=checkpoint.id,
-            layers=tuple(parts),
+            layers=request.parts,
             data=DataPosition(step=checkpoint.step, samples=checkpoint.step * spec.training.global_batch_size),
             seed=spec.training.seed,
             digest=self._digest,
             versions=versions(),
             created=datetime.now(UTC),
-            score=score,
+            score=request.score,
+            common=request.common,
             of_data=self._data,
         )
         self._open().commit(manifest)

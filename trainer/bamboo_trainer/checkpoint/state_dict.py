@@ -4,8 +4,10 @@ Layers' files are also read here, so that every reader reports a damaged one in 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
+
+import msgspec
 
 from bamboo_core.checkpoint.errors import CheckpointDamaged
 from bamboo_core.checkpoint.manifest import CheckpointManifest
@@ -18,6 +20,7 @@ from bamboo_trainer.checkpoint.layer_file import (
     header_size,
     read_header,
 )
+from bamboo_trainer.frames.payloads import CommonState
 from bamboo_trainer.stage.state.layer_state import LayerState, layer_of
 
 _FIRST_BYTES: Final = 64 << 10  # the whole header of most layers fits
@@ -62,8 +65,8 @@ def read_layer(store: CheckpointStore, manifest: CheckpointManifest, layer: int)
     """Read and check a layer's whole file. Raises CheckpointDamaged, which names the file, or StoreUnavailable."""
     data = store.read_part(manifest, layer)
     try:
-        return decode(data)
-    except CheckpointDamaged as error:
+        return replace(decode(data), common=msgspec.convert(manifest.common, CommonState))
+    except (CheckpointDamaged, msgspec.ValidationError) as error:
         raise CheckpointDamaged(f"{_shown(store, manifest, layer)}: {error}") from None
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from bamboo_core.checkpoint.layout import CheckpointId
-from bamboo_core.control.evaluations import EarlyStop
 from bamboo_core.control.protocol import (
     MOST_EVALUATIONS,
     MOST_NUMBER,
@@ -28,7 +27,6 @@ from bamboo_trainer.frames.payloads import CheckpointMark, Commit
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
-from bamboo_trainer.tasks.deciding import committed_step
 
 logger = logging.getLogger(__name__)
 
@@ -76,15 +74,12 @@ class Committer:
             return None
         plan = self._plan.newest if self._may_change_hands(step, layout) else self._plan.current
         commit = self.log.decide(step, self._plan.stages, layout, plan.target.generation, plan.epoch)
-        if commit is not None:
-            commit = self._ended_early(commit)
-        if commit and commit.microbatches and self._policy.leaves_out(commit.loss, commit.norm):
-            commit = msgspec.structs.replace(commit, skipped=True)
-        if commit is not None:
-            commit = self._with_decisions(step, commit)
-        if commit is not None:
-            commit = self._marked_for_history(step, commit)
-        if commit is None or not commit.microbatches or self._wanted is None or step + 1 < self._wanted.at:
+        if commit is None:
+            return None
+        if commit.microbatches:
+            commit = self._with_common_state(commit)
+        commit = self._marked_for_history(step, commit)
+        if not commit.microbatches or self._wanted is None or step + 1 < self._wanted.at:
             return commit
         if commit.epoch != self._plan.current.epoch:
             return commit  # this commit hands over stages, so a writer may not have the state after it
@@ -111,17 +106,19 @@ class Committer:
         waits = self._plan.newest is not self._plan.current
         return waits and all(self.log.has_reported(step, cell, self._plan.owner(cell)) for cell in cells)
 
-    def _ended_early(self, commit: Commit) -> Commit:
-        """If the state before the step is the final one, reduce the commit to that state's evaluation and the early
-        stop. A pure function of the reports and the root's state, so a new root decides the same.
+    def _with_common_state(self, commit: Commit) -> Commit:
+        """Add the state that belongs to no layer after the step. If the state before the step is the last one, reduce
+        the commit to that state's evaluation and the early stop. A pure function of the reports and the root's state,
+        so a new root decides the same.
         """
-        root = self._states.of(ROOT) if commit.microbatches else None
+        if self._policy.leaves_out(commit.loss, commit.norm):
+            commit = msgspec.structs.replace(commit, skipped=True)
+        root = self._states.of(ROOT)
         if root is None:
             return commit
-        course, by = root.ends_with(commit.evaluation), root.stopped_by()
-        if course is None and not by:
-            return commit
-        stop = EarlyStop(best=course.state, without=course.without) if course else EarlyStop(by=by)
+        stop = root.ends(commit.evaluation)
+        if stop is None:
+            return msgspec.structs.replace(commit, common=root.common_after(commit))
         return Commit(
             norm=0.0,
             loss=0.0,
@@ -131,13 +128,6 @@ class Committer:
             evaluation=commit.evaluation,
             early_stop=stop,
         )
-
-    def _with_decisions(self, step: int, commit: Commit) -> Commit:
-        """Add the values of the task's decisions after the step: computed here once, used by every worker."""
-        root = self._states.of(ROOT) if commit.microbatches else None
-        if root is None:
-            return commit
-        return msgspec.structs.replace(commit, decided=root.decide(committed_step(step + 1, commit)))
 
     def _marked_for_history(self, step: int, commit: Commit) -> Commit:
         """Add the history mark: facts that only the root knows."""

@@ -12,12 +12,13 @@ import msgspec
 import torch
 
 from bamboo_core.checkpoint.layout import CheckpointId
-from bamboo_core.control.evaluations import EarlyStop
+from bamboo_core.control.evaluations import Course, EarlyStop
 from bamboo_core.control.protocol import MOST_METRICS, Evaluations
 from bamboo_core.job.spec import MOST_LAYERS
 from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_trainer.frames.frame import BOUNDARY, NO_CELL, Again, Frame, FrameKind
 from bamboo_trainer.frames.tensors import DTYPES, MAX_BODY, MAX_DIMENSIONS
+from bamboo_trainer.loss_scale import LossScale
 
 MOST_DECISIONS: Final = 16
 MOST_MEMORY: Final = 64  # numbers that a decision remembers
@@ -115,6 +116,19 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = {}
 
 
+class CommonState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The part of the state that belongs to no layer. It follows from the commits alone, so all workers have the same.
+
+    loss_scale: of the next step, in fp16. decided: for the next step, if the task has decisions. course: of the
+    evaluations of all earlier states, if they may end the job. metric: its goal and metric.
+    """
+
+    loss_scale: LossScale | None = None
+    decided: Decided | None = None
+    course: Course = Course()
+    metric: str = ""
+
+
 class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The root's decision on a step."""
 
@@ -132,7 +146,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # nothing else, either
     early_stop: EarlyStop | None = None
     history: HistoryMark | None = None  # if one is kept
-    decided: Decided | None = None  # for the steps that follow, if the task has decisions
+    common: CommonState = CommonState()  # after this step
     scale: float = 1.0  # the factor of the summed gradients
     # by name; NaN if there is no number
     metrics: Annotated[dict[str, float], msgspec.Meta(max_length=MOST_METRICS)] = {}
@@ -185,6 +199,7 @@ class LayerPayload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tensors: tuple[str, ...]  # the names of the frame's
     scalars: dict[str, int | float | bool | None]
     names: dict[str, str]
+    common: CommonState
     checkpoint: CheckpointId | None = None
     filling: Filling | None = None
 

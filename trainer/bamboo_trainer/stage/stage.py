@@ -128,7 +128,7 @@ class Stage:
         work.contributions[forwarding.microbatch] = self.values.running.record(forwarding.capture.contributed)
         work.complete(forwarding, last=self.values.last)
         if self.values.last:
-            scale, metrics = self.values.optimizer.loss_scale, work.metrics[forwarding.microbatch]
+            scale, metrics = self.values.common.loss_scale, work.metrics[forwarding.microbatch]
             if scale and len(metrics) < MOST_METRICS:
                 work.metrics[forwarding.microbatch] = metrics | {LOSS_SCALE: (scale.scale, 1.0)}
             return ()
@@ -205,7 +205,7 @@ class Stage:
         self._backwards.weights(work, step, microbatch)
 
     def _backward_scale(self) -> BackwardScale:
-        scale = self.values.optimizer.loss_scale
+        scale = self.values.common.loss_scale
         return BackwardScale(scale.scale, scale.scale / self._weight_unit) if scale else _UNSCALED
 
     def evaluate(self, work: Work, batch: int, inputs: Parts | None) -> Parts:

@@ -1,6 +1,5 @@
 """The states of the stages that this worker runs or replicates."""
 
-import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -200,12 +199,11 @@ class StageStates:
         """
         state, values = self.by_stage[index], self[index]
         gradient, *running = state.final.pop(state.version)
-        values.evaluated(commit.evaluation)
         if commit.skipped:
-            values.skip(finite=math.isfinite(commit.norm))
+            values.skip()
         else:
             values.apply(gradient, commit.norm, *running, scale=commit.scale, tries=tries)
-        values.obey(commit.decided)
+        values.begin_step(commit.common)
 
     # states of other workers
 

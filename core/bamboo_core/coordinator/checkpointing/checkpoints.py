@@ -249,7 +249,9 @@ def _commit(turn: Turn) -> None:
         staying.sort(key=lambda worker: worker != root)
     turn.put(replace(c, asked=staying[0], asked_at=turn.now))
     parts = tuple(c.parts[layer] for layer in sorted(c.parts))
-    turn.do(Send(staying[0], protocol.CommitCheckpoint(checkpoint=c.writing, parts=parts, score=_score(state, c))))
+    score, common = _score(state, c), c.common.get(c.writing, {})
+    request = protocol.CommitCheckpoint(checkpoint=c.writing, parts=parts, score=score, common=common)
+    turn.do(Send(staying[0], request))
 
 
 def _is_compared(state: CoordinatorState, c: CheckpointState) -> bool:
@@ -361,10 +363,10 @@ def parts_written(turn: Turn, worker: WorkerId, message: protocol.PartsWritten) 
         return
     new = {part.layer: part for part in message.parts if part.layer < plan.stages[-1][1]}
     if message.checkpoint == c.writing:
-        turn.put(c.with_parts(message.checkpoint, new, message.stall))
+        turn.put(c.with_parts(message.checkpoint, new, message.stall, message.common))
         _commit_if_written(turn)
     elif c.writers and c.writing is None:
-        turn.put(c.with_parts(message.checkpoint, new, message.stall))
+        turn.put(c.with_parts(message.checkpoint, new, message.stall, message.common))
 
 
 def _commit_if_written(turn: Turn) -> None:

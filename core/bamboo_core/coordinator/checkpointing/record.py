@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.manifest import CheckpointPart
@@ -28,6 +28,7 @@ class CheckpointState:
     parts: Mapping[int, CheckpointPart] = field(default_factory=dict)  # by layer
     # of checkpoints whose commit is not heard of yet: their parts, and why one fails
     early: Mapping[CheckpointId, Mapping[int, CheckpointPart]] = field(default_factory=dict)
+    common: Mapping[CheckpointId, dict[str, Any]] = field(default_factory=dict)  # as in PartsWritten
     failed: Mapping[CheckpointId, str] = field(default_factory=dict)
     asked: WorkerId | None = None  # who has to act now
     asked_at: float = 0.0  # when that was said last
@@ -71,7 +72,7 @@ class CheckpointState:
         )
 
     def with_parts(
-        self, checkpoint: CheckpointId, parts: Mapping[int, CheckpointPart], stall: float
+        self, checkpoint: CheckpointId, parts: Mapping[int, CheckpointPart], stall: float, common: dict[str, Any]
     ) -> "CheckpointState":
         """Parts are durable, of the one in progress or of one whose commit is not heard of yet. Workers may say the
         same again. stall: seconds, of the worker that says so.
@@ -80,7 +81,8 @@ class CheckpointState:
         known = self.parts if is_carried else self.early.get(checkpoint, {})
         more = sum(part.bytes for layer, part in parts.items() if layer not in known)
         counts = replace(self.counts, bytes=self.counts.bytes + more)
-        told = replace(self, counts=counts, stall=max(self.stall, stall))
+        states = dict(list({**self.common, checkpoint: common}.items())[-MOST_EARLY:])
+        told = replace(self, counts=counts, stall=max(self.stall, stall), common=states)
         if is_carried:
             return replace(told, parts={**known, **parts})
         early = {**self.early, checkpoint: {**known, **parts}}

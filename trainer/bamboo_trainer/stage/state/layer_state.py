@@ -6,14 +6,14 @@ neither; it is kept for readers of the state dict, and never restored.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_trainer.frames.frame import Frame
-from bamboo_trainer.frames.payloads import Filling, LayerPayload
+from bamboo_trainer.frames.payloads import CommonState, Filling, LayerPayload
 from bamboo_trainer.stage.state.group_numbers import Scalar
 from bamboo_trainer.stage.state.optimizer_state import OptimizerState
 from bamboo_trainer.stage.state.parameters import FlatParameters
@@ -26,7 +26,8 @@ VALUE = "value:"
 class LayerState:
     """One layer's state at one version. tensors: in host memory. scalars: the optimizer's plain numbers.
 
-    names: for each name in the layer's state_dict, the name of its tensor; a tied one may be another layer's.
+    names: for each name in the layer's state_dict, the name of its tensor; a tied one may be another layer's. common:
+    the state that belongs to no layer, which goes with a layer from worker to worker; a checkpoint's manifest has it.
     """
 
     layer: int
@@ -34,6 +35,7 @@ class LayerState:
     tensors: Mapping[str, Tensor]
     scalars: Mapping[str, Scalar]
     names: Mapping[str, str]
+    common: CommonState = field(default_factory=CommonState)
 
     @classmethod
     def of(cls, frame: Frame) -> "LayerState":
@@ -41,7 +43,14 @@ class LayerState:
         held: LayerPayload = frame.payload
         tensors = dict(zip(held.tensors, frame.tensors, strict=True))
         address = frame.address
-        return cls(layer=address.part, version=address.step, tensors=tensors, scalars=held.scalars, names=held.names)
+        return cls(
+            layer=address.part,
+            version=address.step,
+            tensors=tensors,
+            scalars=held.scalars,
+            names=held.names,
+            common=held.common,
+        )
 
     def payload(self, *, checkpoint: CheckpointId | None = None, filling: Filling | None = None) -> LayerPayload:
         """Return the payload of the frame that has this state's tensors. checkpoint, filling: what it is sent for."""
@@ -49,6 +58,7 @@ class LayerState:
             tensors=tuple(self.tensors),
             scalars=dict(self.scalars),
             names=dict(self.names),
+            common=self.common,
             checkpoint=checkpoint,
             filling=filling,
         )
@@ -65,6 +75,7 @@ def take(
     parameters: FlatParameters,
     optimizer: OptimizerState,
     version: int,
+    common: CommonState,
     *,
     shown: bool = True,
     late: tuple[str, ...] = (),
@@ -93,7 +104,12 @@ def take(
                 tensors[index][names[index][name]] = _copy(tensor)
     return {
         index: LayerState(
-            layer=index, version=version, tensors=tensors[index], scalars=scalars[index], names=names[index]
+            layer=index,
+            version=version,
+            tensors=tensors[index],
+            scalars=scalars[index],
+            names=names[index],
+            common=common,
         )
         for index in names
     }

@@ -11,15 +11,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from bamboo_core.control.evaluations import Course
-from bamboo_trainer.decisions import Committed
-from bamboo_trainer.frames.payloads import Decided
+from bamboo_core.control.evaluations import EarlyStop
+from bamboo_trainer.frames.payloads import Commit, CommonState
 from bamboo_trainer.memory.host_copies import AtOnce, HostCopies
 from bamboo_trainer.memory.placement import apart_from_others, wait_for
 from bamboo_trainer.stage.checksums import checksum_of
 from bamboo_trainer.stage.constants import Constants
 from bamboo_trainer.stage.contributions import RunningBuffers
-from bamboo_trainer.stage.state import layer_state, state_digests
+from bamboo_trainer.stage.state import common_state, layer_state, state_digests
 from bamboo_trainer.stage.state.final_gradients import FinalGradients
 from bamboo_trainer.stage.state.finite import FiniteState
 from bamboo_trainer.stage.state.late_copies import LateCopies
@@ -41,8 +40,8 @@ class StageValues:
 
     index: the stage's number. first, end: its layers, a half-open range. last: it is the last stage of the model.
     version: the step that the values are ready for. layers: the modules, by number. parameters: their tensors. running:
-    the buffers that forwards contribute to. optimizer: its state. shared: ids of tied parameters. final: the form of
-    the final gradients that `apply` takes.
+    the buffers that forwards contribute to. optimizer: its state. common: the state that belongs to no layer. shared:
+    ids of tied parameters. final: the form of the final gradients that `apply` takes.
     """
 
     def __init__(
@@ -71,9 +70,8 @@ class StageValues:
         self._elsewhere = frozenset(one.group for one in tied if min(one.stages) != stage)  # reported by another stage
         named = [(slot.name, slot.parameter) for slot in self.parameters.slots]
         self._scheduled = ScheduledOptimizer(task, named)
-        self.optimizer = OptimizerState(
-            self.parameters, self._scheduled, config.scales_losses, tuple(self.layers), config.early, task
-        )
+        self.optimizer = OptimizerState(self.parameters, self._scheduled)
+        self._begin_with(CommonState())
         self._finite = FiniteState(self.layers, self.parameters, self._scheduled, self.optimizer, copies)
         state_digests.check(self.parameters, self.optimizer)
         self.running = RunningBuffers(self.layers)
@@ -121,7 +119,6 @@ class StageValues:
         self._scheduled.step(self.version)
         if trial:
             trial.compare(self.version)
-        self.optimizer.scaled(finite=True)
         if not math.isfinite(norm):
             self._finite.gradient_was_not()
         self._finite.look(self.version)
@@ -145,13 +142,12 @@ class StageValues:
         self._scheduled.settings(self.version)
         self._finite.confirm()
 
-    def skip(self, *, finite: bool) -> None:
-        """Go to the next version without applying the step. finite: of its gradients; then only the loss is not."""
+    def skip(self) -> None:
+        """Go to the next version without applying the step."""
         self._constants.check()
         self._finite.confirm()
         self.parameters.unbind()
         forget_casts()
-        self.optimizer.scaled(finite=finite)
         self._digest = None
         self.version += 1
 
@@ -159,27 +155,21 @@ class StageValues:
         """Return the task's learning rate, equal on every stage, with the decisions for the next step."""
         return self._scheduled.learning_rate(step)
 
-    def ends_with(self, metrics: Mapping[str, float]) -> Course | None:
-        """Return the course of evaluations if this state, with these metrics, is the last one by an early stop."""
-        return self.optimizer.ends_with(self.version, metrics)
+    def ends(self, evaluation: Mapping[str, float]) -> EarlyStop | None:
+        """Return the early stop if this state, with this evaluation, is the last one."""
+        return common_state.ending(self.common, self.config, self.version, evaluation)
 
-    def evaluated(self, metrics: Mapping[str, float]) -> None:
-        """Record this state's evaluation, if it has metrics, before the next step is applied."""
-        self.optimizer.evaluated(self.version, metrics)
+    def common_after(self, commit: Commit) -> CommonState:
+        """Return the state that belongs to no layer after the step that begins here."""
+        return common_state.after(self.common, self.task, self.config, self.version, commit)
 
-    def stopped_by(self) -> str:
-        """Return the name of the decision that stopped training with this state; "" if none did."""
-        decided = self.optimizer.decided
-        return decided.stops[0] if decided and decided.stops else ""
+    def begin_step(self, common: CommonState) -> None:
+        """Set the state that belongs to no layer for the step that begins at this version."""
+        self.common = common
+        self.optimizer.obey(common)
 
-    def decide(self, done: Committed) -> Decided | None:
-        """Return the task's decisions after the step that begins here; None if it has none."""
-        return self.optimizer.decide(done)
-
-    def obey(self, said: Decided | None) -> None:
-        """Apply the decisions for the step that begins at this version."""
-        self.optimizer.obey(said)
-        self._digest = None
+    def _begin_with(self, common: CommonState) -> None:
+        self.begin_step(common_state.fitted(common, self.task, self.config, self.version))
 
     def park(self, parked: bool) -> None:
         """Keep the optimizer's state in host memory between steps, or stop doing so."""
@@ -208,7 +198,7 @@ class StageValues:
         self, wanted: Collection[int], *, shown: bool = True, late: tuple[str, ...] = ()
     ) -> dict[int, LayerState]:
         self._finite.check_all(self.version)
-        held = self.layers, self.parameters, self.optimizer, self.version
+        held = self.layers, self.parameters, self.optimizer, self.version, self.common
         return layer_state.take(wanted, *held, shown=shown, late=late)
 
     def layers_needed(self) -> tuple[int, ...]:
@@ -218,6 +208,7 @@ class StageValues:
     def restore(self, states: Mapping[int, LayerState]) -> None:
         """Restore states of any split; raises ValueError, with nothing changed, if they do not fit this stage."""
         self.version = layer_state.restore(self.layers, self.parameters, self.optimizer, states)
+        self._begin_with(states[self.first].common)
         self._digest = None
         self._finite.forget()
         self._constants.renew()

@@ -1,0 +1,37 @@
+"""The scale of losses in fp16: a pure function of which steps had finite gradients.
+
+The rule is that of `torch.amp.GradScaler` (after Micikevicius et al., Mixed Precision Training, 2018): half the scale,
+and the step is skipped, when a gradient is not finite; twice the scale after GROWTH_INTERVAL good steps in a row.
+Scales are powers of two, so multiplying and dividing by one keeps the bits.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+INITIAL: Final = 2.0**16
+GROWTH_INTERVAL: Final = 2000  # consecutive steps with finite gradients before the scale grows
+GROWTH: Final = 2.0
+BACKOFF: Final = 0.5
+LARGEST: Final = 2.0**127  # GradScaler's is a float32
+SMALLEST: Final = 2.0**-126
+
+
+@dataclass(frozen=True, slots=True)
+class LossScale:
+    """scale: of the next step. good: steps with finite gradients since it last changed."""
+
+    scale: float
+    good: int = 0
+
+    def __post_init__(self) -> None:
+        if not SMALLEST <= self.scale <= LARGEST or math.frexp(self.scale)[0] != 0.5:
+            raise ValueError(f"the loss scale must be a power of two, got {self.scale!r}")
+
+    def after(self, *, finite: bool) -> "LossScale":
+        """Return the next step's scale. finite: all gradients of this step are finite."""
+        if not finite:
+            return LossScale(max(self.scale * BACKOFF, SMALLEST))
+        if self.good + 1 < GROWTH_INTERVAL:
+            return LossScale(self.scale, self.good + 1)
+        return LossScale(min(self.scale * GROWTH, LARGEST))
