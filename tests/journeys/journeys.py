@@ -43,7 +43,7 @@ def _tensor(frame: Frame) -> Facts:
 
 
 def _forward(device: str) -> Said:
-    """What an ordinary forward on such a device says: the first one of a stage is looked at as a whole."""
+    """What an ordinary forward on such a device says: that of a stage after its first one."""
 
     def said(f: Arguments) -> Facts:
         usual = f["self"].has_run and f["self"].values.device.type == device

@@ -1,7 +1,8 @@
 """A stand-in for a stage of the model, which compares all that it is given with the oracle of `sim_arithmetic`."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, Self
 
@@ -16,6 +17,7 @@ from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.stage.state.parameters import TiedSegment, TiedUse
 from bamboo_trainer.stage.work import Work
+from bamboo_trainer.tasks.capture import Capture
 from bamboo_trainer.tasks.deciding import committed_step
 from sim_arithmetic import Oracle, measured
 
@@ -40,6 +42,8 @@ class Advancing:
     end: int
     leaves: Parts = ()
     parts: Parts = ()
+    targets: Parts = ()
+    capture: Capture = field(default_factory=Capture)
 
     @property
     def done(self) -> bool:
@@ -87,6 +91,7 @@ class StandInValues:
         self.index, (self.first, self.end) = stage, stages[stage]
         self.mine = range(self.first, self.end)
         self.last = self.end == self.arithmetic.layers
+        self.layers = self.mine
         self.states = {layer: self.arithmetic.initial(layer) for layer in self.mine}
         self._running = dict.fromkeys(self.mine, 0)
         self.version, self.device = 0, torch.device("cpu")
@@ -271,6 +276,12 @@ class StandIn:
         while not forwarding.done:
             self.advance(forwarding)
         return self.complete(work, forwarding)
+
+    def checked(self, run: "Callable[[], Advancing]") -> "Advancing":
+        return run()
+
+    def watched(self, draws: object) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def wait(self) -> None:
         """Computes at once."""

@@ -357,7 +357,7 @@ class Node:
                 work_clock=lambda: around.clock.now + self.spent,
                 policy=StepPolicy(skips=bool(around.oracle.arithmetic.skipped)),
                 evaluations=around.oracle.arithmetic.evaluations,
-                spots=SpotSchedule(early=range(1, 200)),
+                spots=SpotSchedule(early=range(200)),
                 copies=SimCopies(self) if around.copy_seconds else AtOnce(),
             ),
             around.devices,

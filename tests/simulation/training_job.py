@@ -52,7 +52,7 @@ from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.stage.stage_states import StageState
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.stage.state.values import StageValues
-from bamboo_trainer.task import Parts, Task, TrainingFacts
+from bamboo_trainer.task import Task, TrainingFacts
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.inspection.sharing import settled
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
@@ -67,25 +67,6 @@ OPERATIONS = 1e6  # of each layer, which a worker of a cluster counts
 def model(entrypoint: str, config: str, seed: int, training: TrainingFacts) -> Task:
     """A model of ours as workers make it ready. It is a function of these, and to look at it takes a process."""
     return settled(load_task(entrypoint, json.loads(config), training), seed)
-
-
-# Of such models the layers that were looked at before their first forward: they are as deterministic in the next job,
-# and to look takes a fifth of a small one.
-LOOKED = defaultdict[tuple[int, TrainingConfig], set[int]](set)
-
-
-class LookedOnce(Stage):
-    """looked: layers that need not be looked at again."""
-
-    def __init__(self, looked: set[int], *given: Any) -> None:
-        super().__init__(*given)
-        self._looked = looked
-
-    def look(self, step: int, microbatch: int, inputs: Parts | None) -> None:
-        layers = range(self.values.first, self.values.end)
-        if not self._looked.issuperset(layers):
-            super().look(step, microbatch, inputs)
-            self._looked.update(layers)
 
 
 class Killed(BaseException):
@@ -206,7 +187,7 @@ class StagesOfWorker:
             return self.job.stage(self.worker, index, stages, self.config)
         task = self.first.get() if begins else self.job.task
         reader = self.job.reader(task, self.config)
-        return build_stage(task, index, stages, self.config, self.job.computes_on[0], reader, first=self.first.get)
+        return build_stage(task, index, stages, self.config, self.job.computes_on[0], reader)
 
 
 class Watch:
@@ -311,9 +292,8 @@ class Job:
     def stage(self, worker: str, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
         """A stage in its first state, for that worker."""
         device = self.computes_on[stage % len(self.computes_on)]
-        looked = LOOKED[id(self.task), config] if self._is_ours else set[int]()
         values = StageValues(self.task, stage, stages, config, device, self._by_device[worker][device])
-        return LookedOnce(looked, values, self.reader(self.task, config), self._by_device[worker][device])
+        return Stage(values, self.reader(self.task, config), self._by_device[worker][device])
 
     def where(self) -> str:
         lines = [

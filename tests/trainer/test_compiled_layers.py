@@ -166,6 +166,7 @@ def norm() -> nn.Module:
     return nn.BatchNorm1d(3)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("layer", [Marked, pytest.param(Running, marks=pytest.mark.slow), norm])
 def test_what_must_not_be_compiled_runs_as_it_is(layer: Callable[[], nn.Module], caplog) -> None:
     """The layers beside it are compiled, and the split changes no bit of them either."""

@@ -9,8 +9,7 @@ import torch
 from bamboo_core.names import EXIT_FAILED
 from bamboo_trainer.compilation.toolchain import CompilerUnavailable
 from bamboo_trainer.memory.placement import DeviceError
-from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
-from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory
+from bamboo_trainer.tasks.task_errors import NotDeterministic, TaskError, TaskOutOfMemory
 from bamboo_trainer.worker.failure_reasons import exit_code, failure_message, failure_reason
 
 

@@ -29,7 +29,15 @@ READY = {"cell": [0, 1], "squared_norm": [2.0], "losses": {0: 0.5}}
 SUMS = {"weights": {0: 3.0}, "added": {"balance": [0.5]}, "metrics": {"accuracy": [[1.0], [3.0]]}}
 ANNOUNCE = {"version": 0, "secured": 1, "digest": "d"}
 CUT = {"step": 3, "id": "ab12"}
-SPOT = {"inputs": 1, "layers": [2**64 - 1, 0], "outputs": 5, "gradients": 6, "parameters": 7}
+SPOT = {
+    "inputs": 1,
+    "data": 8,
+    "layers": [2**64 - 1, 0],
+    "contributed": 4,
+    "outputs": 5,
+    "gradients": 6,
+    "parameters": 7,
+}
 LAYER = {
     "tensors": ["parameter:0.weight"],
     "scalars": {"state:0.weight:step": 3},

@@ -64,8 +64,9 @@ def test_a_reader_is_replaced_while_the_worker_holds_a_lock_that_it_needs(tmp_pa
     monkeypatch.setattr(reader_process, "SILENT_SECONDS", PATIENCE)
     before = children()
     with reading(Locked(tmp_path), readers=1) as reader:
-        (_, again) = reader.twice(0, 0, 0)
-        pid = int(again[0][1][0])
+        reader.batch(0, 0, 0)
+        reader.expect(0, [(0, 1)])
+        pid = int(reader.batch(0, 0, 1)[0][1][0])
         template = dict(relatives())[pid]
         os.kill(pid if killed == "reader" else template, signal.SIGKILL)
         until(lambda: _is_zombie(pid))

@@ -37,13 +37,6 @@ def test_batches_come_from_several_readers_and_are_those_that_were_asked_for(tmp
         assert (os.getpid() in {pid for pid, _ in makers}) is not processes
 
 
-def test_the_check_before_the_first_step_compares_with_what_a_reader_makes(tmp_path):
-    with reading(Told(tmp_path), readers=1) as reader:
-        (first, again) = reader.twice(0, 0, 0)
-        assert first[0][1][0] == os.getpid() != again[0][1][0]
-        assert reader.batch(0, 0, 0) is first
-
-
 def test_what_a_reader_raises_is_told_in_one_sentence_where_the_batch_is_asked_for(tmp_path):
     data = Told(tmp_path)
     data.broken[CONFIG.samples(5, 0, range(1000))[0]] = "raise"
@@ -67,7 +60,6 @@ def test_a_dataset_that_draws_from_torchs_generator_gets_no_readers(tmp_path):
         reader.batch(0, 0, 0)
         reader.expect(0, [(1, 0)])
         assert reader.batch(0, 1, 0)[0][1][0] == os.getpid()
-        assert reader.twice(0, 2, 0)[1][0][1][0] == os.getpid()
 
 
 def test_close_does_not_wait_for_stuck_readers_and_reaps_them(tmp_path):

@@ -1,6 +1,5 @@
 """Buffers that forwards update are as in plain PyTorch, and their bits depend on no grid, kill or repetition."""
 
-import random
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -128,33 +127,6 @@ class Own(nn.Module):
         return given
 
 
-class HardCoded(nn.BatchNorm1d):
-    """Does not use the momentum that it has."""
-
-    def forward(self, given: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.running_mean.mul_(0.5).add_(given.mean(0), alpha=0.5)
-        return given
-
-
-class Reading(nn.BatchNorm1d):
-    def forward(self, given: Tensor) -> Tensor:
-        return super().forward(given) + self.running_mean
-
-
-class ReadingFirst(nn.BatchNorm1d):
-    def forward(self, given: Tensor) -> Tensor:
-        return super().forward(given - self.running_var)[:, :1] * self.running_var
-
-
-class WarmingUp(nn.BatchNorm1d):
-    """Normalizes from the fourth batch on."""
-
-    def forward(self, given: Tensor) -> Tensor:
-        normed = super().forward(given)
-        return normed if self.num_batches_tracked >= 4 else given
-
-
 def written(layer: Own, given: Tensor) -> None:
     layer.mean.add_(given.mean(0))
 
@@ -190,17 +162,6 @@ WRONG: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: Own(lambda layer, given: contribute(layer)),
         r"the update of the buffers of layer 1 \(Own\) raised TypeError",
     ),
-    "random": (
-        lambda: Own(lambda layer, given: contribute(layer, torch.tensor(random.sample(range(99), 2)).float())),
-        "draws from Python's random",
-    ),
-    "hard-coded": (
-        lambda: HardCoded(2),
-        r"layer 1 \(HardCoded\) is not deterministic: .* what it contributes to the buffers of ''",
-    ),
-    "reading": (lambda: Reading(2), r"layer 1 \(Reading\) is not deterministic: .* its output differs"),
-    "reading first": (lambda: ReadingFirst(2), r"layer 1 \(ReadingFirst\) is not deterministic: .* its output differs"),
-    "warming up": (lambda: WarmingUp(2), r"layer 1 \(WarmingUp\) is not deterministic: .* its output differs"),
     "no names": (lambda: Own(written, "mean"), "names must be a list of buffers' names, got 'mean'"),
     "no buffer": (lambda: Own(written, ["variance"]), "Own has no buffer 'variance' of its own"),
 }

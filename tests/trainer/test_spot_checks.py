@@ -1,6 +1,10 @@
-"""What is not deterministic and begins late ends a job by name, and what is deterministic never does."""
+"""What is not deterministic ends a job by name, at once or soon; what is deterministic never does."""
 
+import random
 import re
+import time
+from collections.abc import Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -12,9 +16,12 @@ from torch import nn
 
 import reference
 from bamboo_core.coordinator.events import Outcome
-from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
+from bamboo_core.planning.plan import Cell
+from bamboo_trainer.data import TensorDataset
+from bamboo_trainer.task import Parts, add_loss
+from bamboo_trainer.tasks.task_errors import NotDeterministic
 from stage_kit import small_task
-from training_job import Job
+from training_job import Fault, Job
 
 CALM = 20  # calls
 STEPS = 40
@@ -78,15 +85,20 @@ class Behind(LateLayer):
 
 
 def job(
-    monkeypatch: pytest.MonkeyPatch, grid: tuple[int, int], *layers: Any, mode: str = "Replicas", **spec: Any
+    monkeypatch: pytest.MonkeyPatch,
+    grid: tuple[int, int],
+    *layers: Any,
+    mode: str = "Replicas",
+    deterministic: bool = True,
+    **task: Any,
 ) -> Job:
     def build(config: object) -> Any:
-        return small_task(layers=layers, costs=[1] * len(layers))
+        return small_task(layers=layers, costs=[1] * len(layers), **task)
 
     monkeypatch.setattr(reference, "build_late", build, raising=False)
     document = manifest(*grid, mode=mode, steps=STEPS)
     document["spec"]["task"] = {"entrypoint": "reference:build_late"}
-    document["spec"]["training"] |= spec
+    document["spec"]["training"]["deterministic"] = deterministic
     return Job(document)
 
 
@@ -105,6 +117,135 @@ def why_ended(job: Job) -> str:
 
 def linear() -> nn.Module:
     return nn.Linear(2, 2)
+
+
+class Dropped(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * torch.from_numpy(np.random.rand(*x.shape).astype("float32"))
+
+
+class Counting(nn.Linear):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) / self.calls
+
+
+class Timed(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) + time.perf_counter_ns() % 1_000_003
+
+
+class Seldom(nn.Linear):
+    """Left out so rarely that nobody sees it."""
+
+    def forward(self, x):
+        return x if random.random() < 1e-12 else super().forward(x)
+
+
+class Product(torch.autograd.Function):
+    numbers = count()
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        return gradient * weight, (gradient * x).sum(0) + next(Product.numbers)
+
+
+class OwnBackward(nn.Linear):
+    def forward(self, x):
+        return Product.apply(x, self.bias)
+
+
+class Reading(nn.BatchNorm1d):
+    """Uses running statistics in training."""
+
+    def forward(self, x):
+        return super().forward(x) + self.running_mean
+
+
+class ReadingFirst(nn.BatchNorm1d):
+    def forward(self, x):
+        return super().forward(x - self.running_var)[:, :1] * self.running_var
+
+
+class WarmingUp(nn.BatchNorm1d):
+    """Normalizes from the fourth batch on."""
+
+    def forward(self, x):
+        normed = super().forward(x)
+        return normed if self.num_batches_tracked >= 4 else x
+
+
+class HardCoded(nn.BatchNorm1d):
+    """Does not use the momentum that it has."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.running_mean.mul_(0.5).add_(x.mean(0), alpha=0.5)
+        return x
+
+
+class Adds(nn.Linear):
+    numbers = count()
+
+    def forward(self, x):
+        add_loss(x.sum() * next(self.numbers), "a")
+        return super().forward(x)
+
+
+def of(kind: type[nn.Module], *given: int) -> Any:
+    return partial(kind, *given)
+
+
+AT_ONCE = {
+    "numpy": (of(Dropped, 2, 2), r"layer 0 \(Dropped\) is not deterministic: it draws from numpy.random; use torch's"),
+    "Python": (
+        of(Seldom, 2, 2),
+        r"layer 0 \(Seldom\) is not deterministic: it draws from Python's random; use torch's",
+    ),
+    "calls": (of(Counting, 2, 2), r"the output of layer 0 \(Counting\) is not deterministic: in step 1, microbatch 0"),
+    "time": (of(Timed, 2, 2), r"the output of layer 0 \(Timed\) is not deterministic: .*; usual causes"),
+    "backward": (of(OwnBackward, 2, 2), r"the gradient of the parameters of layers 0 to 0 is not deterministic"),
+    "added": (of(Adds, 2, 2), "what layers 0 to 0 pass on, or add to the loss, is not deterministic"),
+    "statistics": (of(Reading, 2), r"layer 0 \(Reading\) is not .* come out with other running statistics: a module"),
+    "statistics before": (of(ReadingFirst, 2), r"layer 0 \(ReadingFirst\) is not .* other running statistics"),
+    "warming up": (of(WarmingUp, 2), r"layer 0 \(WarmingUp\) is not .* come out with other running statistics"),
+    "momentum": (of(HardCoded, 2), "what layers 0 to 0 contribute to running buffers is not deterministic"),
+}
+
+
+@pytest.mark.parametrize(("grid", "mode"), [((2, 1), "Replicas"), ((2, 1), "None"), ((1, 2), "None")])
+@pytest.mark.parametrize("case", AT_ONCE)
+def test_a_layer_is_named_in_the_first_step(case, grid, mode, monkeypatch) -> None:
+    layer, message = AT_ONCE[case]
+    found = job(monkeypatch, grid, layer, linear, mode=mode)
+    assert re.search(message.replace("0 to 0", rf"0 to {2 - grid[0]}"), why_ended(found))
+    assert found.state.step <= 1
+
+
+@pytest.mark.parametrize("part", ["inputs", "targets", "loss"])
+def test_so_are_a_dataset_and_a_loss(part, monkeypatch) -> None:
+    class Augmented(TensorDataset):
+        def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+            (inputs,), (targets,) = super().batch(indices)
+            noise = torch.from_numpy(np.random.randn(*inputs.shape).astype("float32"))
+            return ((inputs + noise,), (targets,)) if part == "inputs" else ((inputs,), (targets + noise,))
+
+    def loss(outputs: Parts, targets: Parts) -> torch.Tensor:
+        return (outputs[0] - targets[0]).square().mean() * random.random()
+
+    points = torch.arange(24.0).reshape(12, 2)
+    changes: Any = {"loss": loss} if part == "loss" else {"dataset": Augmented((points,), (points,))}
+    found = why_ended(job(monkeypatch, (2, 1), linear, linear, **changes))
+    what = "the output of layer 1 (Linear), or the loss of it," if part == "loss" else "the dataset's batch"
+    assert f"{what} is not deterministic: in step 1" in found
 
 
 @pytest.mark.parametrize(
@@ -135,9 +276,14 @@ def test_it_is_found_by_the_only_worker(late, monkeypatch) -> None:
     assert re.search(r"(w0 came to other bits than it came to at first|as it was built)", why_ended(found))
 
 
-def test_nobody_looks_where_results_may_differ(monkeypatch) -> None:
-    done = job(monkeypatch, (2, 1), Draws, linear, deterministic=False).run()
-    assert done.finish.outcome is Outcome.COMPLETE
+@pytest.mark.parametrize(
+    "lost", [(), (Fault("ReduceGradients", Cell(1, 0), 20), Fault("GatherGradients", Cell(1, 1), 20))]
+)
+def test_nobody_looks_where_results_may_differ(lost, monkeypatch) -> None:
+    """Neither in the first step, nor where copies are compared, nor at the end, nor after a loss."""
+    fickle = job(monkeypatch, (2, 2), of(Dropped, 2, 2), of(Draws), deterministic=False)
+    fickle.faults = [*lost]
+    assert fickle.run().finish.outcome is Outcome.COMPLETE
 
 
 class Harmless(nn.Linear):
@@ -154,11 +300,32 @@ class Harmless(nn.Linear):
         return super().forward(x) * self.table
 
 
+class Seeds(nn.Linear):
+    """Draws from generators that it seeds itself."""
+
+    def forward(self, x):
+        random.seed(5)
+        np.random.seed(5)
+        return super().forward(x) * random.random() * float(np.random.rand())
+
+
+class Reentrant(nn.Linear):
+    def forward(self, x):
+        y: torch.Tensor = torch.utils.checkpoint.checkpoint(super().forward, x * 1, use_reentrant=True)
+        return y
+
+
+@pytest.mark.parametrize("kind", [Seeds, Reentrant])
+def test_what_is_deterministic_is_let_through(kind, monkeypatch) -> None:
+    done = job(monkeypatch, (1, 1), linear, of(kind, 2, 2)).run()
+    assert done.finish.outcome is Outcome.COMPLETE
+
+
 @pytest.mark.parametrize("grid", [(1, 1), (2, 1), (1, 2)])
 def test_what_a_layer_counts_and_keeps_is_harmless_if_its_results_do_not_depend_on_it(grid, monkeypatch) -> None:
     done = job(monkeypatch, grid, Harmless, Harmless).run()
     assert done.finish.outcome is Outcome.COMPLETE
-    assert sum(fault.name == "SpotCheck" for fault in done.executed) >= 5 * 2
+    assert sum(fault.name == "SpotCheck" for fault in done.executed) >= 6 * 2
 
 
 class Initialized(nn.Linear):

@@ -79,7 +79,3 @@ def test_a_backward_that_reaches_a_layer_made_beside_is_refused() -> None:
     loss: Tensor = layer(torch.ones(1, 2)).sum()
     with pytest.raises(TaskError, match="of layer 3"):
         loss.backward()
-    allowed = nn.Linear(2, 2)
-    forbid_training(allowed, 3, {id(parameter) for parameter in allowed.parameters()})
-    allowed(torch.ones(1, 2)).sum().backward()
-    assert allowed.weight.grad is not None

@@ -8,9 +8,9 @@ from typing import Final
 
 from bamboo_core.planning.plan import Cell, Layout, Plan, WorkerId
 
-EARLY: Final = (5, 11, 19, 29, 37)  # the numbers of committed steps at which every stage is checked
-INTERVALS: Final = (17, 31, 61, 127, 251)  # steps between two later checks of a stage
-MICROBATCHES: Final = 240  # run by a pipeline, at least, for each recomputed one
+EARLY: Final = (0, 5, 11, 19, 29, 37)  # the numbers of committed steps at which every stage is checked
+INTERVALS: Final = (17, 37, 67, 127, 251)  # steps between two later checks of a stage
+MICROBATCHES: Final = 250  # run by a pipeline, at least, for each recomputed one
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,13 +164,16 @@ class Announce(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class SpotSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Checksums of a cell's microbatch: of the outputs after each layer, and as a whole; of the gradients of its
-    inputs, and of the stage's parameters.
+    """Checksums of a cell's microbatch: of its data, read from the dataset; of the outputs after each layer, and as a
+    whole with losses; of contributions to running buffers; of the gradients of its inputs, and of the stage's
+    parameters.
     """
 
     # the first tensors of the frame, its inputs; the others are the gradients that its backward took
     inputs: Annotated[int, msgspec.Meta(ge=0)]
+    data: Annotated[int, msgspec.Meta(ge=0)]
     layers: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=MOST_LAYERS)]
+    contributed: Annotated[int, msgspec.Meta(ge=0)]
     outputs: Annotated[int, msgspec.Meta(ge=0)]
     gradients: Annotated[int, msgspec.Meta(ge=0)]
     parameters: Annotated[int, msgspec.Meta(ge=0)]

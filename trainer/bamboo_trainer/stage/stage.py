@@ -4,7 +4,8 @@ Knows no peers, no schedule, no clock. Every result is a pure function of (task,
 owner, its shadow and a later replay get the same bits.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Final
 
@@ -17,15 +18,17 @@ from bamboo_trainer.memory.marks import QueueMark
 from bamboo_trainer.memory.placement import wait_for
 from bamboo_trainer.stage.as_built import AsBuilt
 from bamboo_trainer.stage.evaluation import Evaluator
-from bamboo_trainer.stage.first_look import FirstLook
 from bamboo_trainer.stage.forwarding import Forwarding, ForwardRunner, split_needs, with_needs
 from bamboo_trainer.stage.gradients.backwards import BackwardRunner
 from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
 from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.stage.work import BackwardScale, Work
 from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.tasks.inspection.draws import Draws, watching
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
-from bamboo_trainer.tasks.user_code import named_layer
+from bamboo_trainer.tasks.task_errors import TaskError
+from bamboo_trainer.tasks.ties import HAVE_IT, stranger
+from bamboo_trainer.tasks.user_code import named_layer, no_new_parameters, unchanged_buffers
 from bamboo_trainer.training import TrainingConfig, loss_unit
 
 _UNSCALED: Final = BackwardScale()
@@ -48,11 +51,8 @@ class Stage:
         values: StageValues,
         reader: BatchReader | None = None,
         copies: HostCopies | None = None,
-        first: Callable[[], Task] | None = None,
     ) -> None:
-        """reader: of the task's data. copies: bring received tensors to the device of the values. first: makes the task
-        with the initial values, if the task of the values has others.
-        """
+        """reader: of the task's data. copies: bring received tensors to the device of the values."""
         task, config, device = values.task, values.config, values.device
         layers, parameters = values.layers, values.parameters
         self.values, self._config = values, config
@@ -67,7 +67,6 @@ class Stage:
         self._backwards = BackwardRunner(
             layers, parameters, self.bring, config.microbatches, splits=not self._forwards.repeats
         )
-        self._first_look = FirstLook(first or (lambda: task), config, layers, parameters, values.shared, values.last)
         self._evaluator = Evaluator(task, config, layers, device, values.last)
         self.has_run = False
         self.as_built = None if config.compile else AsBuilt(layers)
@@ -86,24 +85,27 @@ class Stage:
 
         Repeating it for a microbatch gives the same bits and replaces the saved context.
         """
-        if not self.has_run and self.values.version == 0:
-            self.look(step, microbatch, inputs)
-        return self._forward(work, step, microbatch, inputs)
+        return self.complete(
+            work, self.checked(partial(self._run, step, microbatch, inputs, microbatch == work.bucketwise))
+        )
 
-    def look(self, step: int, microbatch: int, inputs: Parts | None) -> None:
-        """Before the first forward of all, check that the task is deterministic. Raises NotDeterministic."""
-        if not self._config.deterministic:
-            return
-        given, place = None if inputs is None else split_needs(inputs)[0], (self.values.index, step, microbatch)
-        self._first_look.before(self._reader, place, given, self.values.device, self._forwards.call)
-
-    def _forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
-        place = (step, microbatch, inputs, microbatch == work.bucketwise)
+    def checked(self, run: Callable[[], Forwarding]) -> Forwarding:
+        """Run a forward. Raises TaskError if the first one changes buffers, or uses parameters of other layers."""
         if self.has_run:
-            return self.complete(work, self._run(*place))
-        found = self._first_look.during(partial(self._run, *place))
+            return run()
+        layers = self.values.layers
+        with no_new_parameters(layers), unchanged_buffers(layers):
+            forwarding = run()
         self.has_run = True
-        return self.complete(work, found)
+        ends = (*forwarding.parts, *(value for _, value in forwarding.capture.losses))
+        foreign = stranger(ends, self.values.parameters.trained())
+        if foreign is not None:
+            raise TaskError(
+                f"layers {min(layers)} to {max(layers)}{' or the loss' if self.values.last else ''} use a parameter "
+                f"{list(foreign.shape)} that none of these layers has (Module.named_parameters), so it would not be "
+                f"trained with it: {HAVE_IT}"
+            )
+        return forwarding
 
     def _run(self, step: int, microbatch: int, inputs: Parts | None, bucketwise: bool) -> Forwarding:
         forwarding = self._forwards.start(step, microbatch, inputs)
@@ -135,6 +137,10 @@ class Stage:
         outputs = [p.detach() for p in forwarding.parts]
         kept = tuple([p.clone() if self.values.parameters.holds(p) else p for p in outputs])
         return with_needs(kept, [p.requires_grad for p in forwarding.parts])
+
+    def watched(self, draws: Mapping[int, Draws]) -> AbstractContextManager[None]:
+        """Return a context that records, by layer, the random numbers that forwards draw without a seed."""
+        return watching(self.values.layers, draws, self._reader.quiet)
 
     @property
     def runs_ahead(self) -> bool:
@@ -173,7 +179,7 @@ class Stage:
     def rehearse(self, step: int, microbatch: int, inputs: Parts | None) -> Parts:
         """Run a forward and a backward, and drop their gradients. Return the outputs, as `forward` does."""
         work = self.begin([microbatch], [microbatch, microbatch + 1])
-        outputs = self._forward(work, step, microbatch, inputs)
+        outputs = self.forward(work, step, microbatch, inputs)
         zeros = tuple(torch.zeros_like(p) for p in split_needs(outputs)[0] if p.is_floating_point())
         self.backward(work, step, microbatch, None if self.values.last else zeros)
         return outputs
@@ -224,8 +230,7 @@ def build_stage(
     device: torch.device | str = "cpu",
     reader: BatchReader | None = None,
     copies: HostCopies | None = None,
-    first: Callable[[], Task] | None = None,
 ) -> Stage:
-    """Build a stage with the values before the first step. stages: see `StageValues`; first: see `Stage`."""
+    """Build a stage with the values before the first step. stages: see `StageValues`."""
     values = StageValues(task, index, stages, config, device, copies)
-    return Stage(values, reader, copies, first)
+    return Stage(values, reader, copies)

@@ -16,7 +16,7 @@ class Capture:
 
     # fill, count, momentum: BatchNorm's running statistics, number of batches and momentum meanwhile; momentum is 1,
     # or 0.5 with a fill of 0. Neither contributions nor outputs may depend on them.
-    fill: float = 0.0
+    fill: float = 1.0
     count: int = 0
     momentum: float = 1.0
     contributed: Contributed = field(default_factory=list)

@@ -21,6 +21,10 @@ class TaskError(ValueError):
     """The user's task did what a task may not do; the message names the part and the mistake."""
 
 
+class NotDeterministic(TaskError):
+    """Work that, done again, did not come to the same bits; the message names the first layer that differs."""
+
+
 class TaskOutOfMemory(MemoryError):
     """Memory ran out, of the host or of the device; the message names the part of the task."""
 

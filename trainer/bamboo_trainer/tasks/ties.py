@@ -1,6 +1,6 @@
 """Tied parameters: several names, one value. On each stage that holds any of them they are one object."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import torch
@@ -80,14 +80,13 @@ def _parameter(layer: nn.Module, index: int, path: str) -> nn.Parameter:
         raise TaskError(f"tied parameter {index}.{path}: layer {index} has no parameter {path!r}") from None
 
 
-def forbid_training(layer: nn.Module, index: int, trained: Collection[int] = ()) -> None:
+def forbid_training(layer: nn.Module, index: int) -> None:
     """Forbid training a layer that is made in addition to the stages', and that the task's code may have kept.
 
-    A backward that reaches one of its parameters, however late, raises TaskError. trained: ids of parameters that are a
-    stage's nevertheless.
+    A backward that reaches one of its parameters, however late, raises TaskError.
     """
     for name, parameter in layer.named_parameters():
-        if parameter.requires_grad and id(parameter) not in trained:
+        if parameter.requires_grad:
             what = f"parameter {name!r} of {named_layer(layer, index)}"
             parameter.register_post_accumulate_grad_hook(_refuse(what))  # type: ignore[no-untyped-call]
 

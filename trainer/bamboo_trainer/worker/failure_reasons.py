@@ -6,8 +6,14 @@ from typing import Final
 from bamboo_core.names import EXIT_FAILED
 from bamboo_trainer.compilation.toolchain import CompilerUnavailable
 from bamboo_trainer.memory.placement import DeviceError
-from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
-from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory, is_tasks, ran_out_of_memory, told
+from bamboo_trainer.tasks.task_errors import (
+    NotDeterministic,
+    TaskError,
+    TaskOutOfMemory,
+    is_tasks,
+    ran_out_of_memory,
+    told,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -64,7 +64,7 @@ class StagesOfJob:
     def stage(self, index: int, stages: Sequence[tuple[int, int]], *, begins: bool = False) -> Stage:
         job, device = self.job, self.devices[device_of(index, len(self.devices))]
         task = self.first.get() if begins else job.task
-        return build_stage(task, index, stages, job.config, device, job.reader, self.copies[device], self.first.get)
+        return build_stage(task, index, stages, job.config, device, job.reader, self.copies[device])
 
 
 def load_job(manifest: Mapping[str, Any]) -> LoadedJob:

@@ -504,7 +504,7 @@ class Executor:
 
     def _is_run_by_layer(self, cell_step: CellStep, stage: Stage | None) -> bool:
         if not isinstance(cell_step.next, Forward) or stage is None or not stage.has_run:
-            return False  # a stage's first forward is checked as a whole
+            return False  # a stage's first forward is checked
         if self._spots.wants(cell_step, cell_step.next.microbatch):
             return False  # it is run layer by layer for another reason
         return self._timer.begins_forward(cell_step.cell.stage)

@@ -1,15 +1,17 @@
-"""Spot checks: at intervals another worker with a stage's state computes one of its microbatches again.
+"""Spot checks: a microbatch of a stage is computed again, in the first step by the stage's owner, and at intervals by
+another worker with the stage's state.
 
-They find what the checks before the first step cannot: a layer that depends on its earlier calls, on the process, or on
-random numbers that it draws only later. See docs/design/determinism.md; `bamboo_core.planning.spot_checks` decides
-when, and which worker. Equal work gives equal bits whatever happens to the job meanwhile, so nothing waits for a check,
-and one that is not possible any more is dropped.
+They find a layer that depends on the process, on its earlier calls, on running statistics, or on random numbers that
+nobody seeds. See docs/design/determinism.md; `bamboo_core.planning.spot_checks` decides when, and which worker. Equal
+work gives equal bits whatever happens to the job meanwhile, so nothing waits for a check, and one that is not possible
+any more is dropped.
 """
 
 import logging
-from collections.abc import Container
+from collections.abc import Container, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from bamboo_core.control.guard import MOST_TEXT, SpotCheckDiffers
 from bamboo_core.planning.plan import Cell, WorkerId
@@ -23,26 +25,41 @@ from bamboo_trainer.frames.payloads import SpotSums
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.checksums import checksum, checksum_of
+from bamboo_trainer.stage.forwarding import Forwarding
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts
-from bamboo_trainer.tasks.inspection.determinism import CAUSES, NotDeterministic
-from bamboo_trainer.tasks.task_errors import TaskError, ran_out_of_memory
+from bamboo_trainer.tasks.capture import Capture
+from bamboo_trainer.tasks.inspection.draws import Draws
+from bamboo_trainer.tasks.task_errors import NotDeterministic, TaskError, ran_out_of_memory
 
 logger = logging.getLogger(__name__)
 
+CAUSES: Final = (
+    "usual causes: random numbers of Python or numpy, or of a generator that is kept (torch's global one is seeded "
+    "before each layer), something kept from an earlier call, the time, the order of a set, "
+    "a GPU kernel that adds in any order"
+)
 WARNING: Final = "the check of %s in step %d was left out, since there is not enough memory for it; so are later ones"
+
+
+class ForwardSums(NamedTuple):
+    """Checksums of a forward; see `SpotSums`."""
+
+    data: int
+    layers: tuple[int, ...]
+    contributed: int
+    outputs: int
 
 
 @dataclass(slots=True)
 class _Made:
-    """The forward to check, run by the owner. inputs: its inputs. layers: checksums after each layer."""
+    """The forward to check, run by the owner. inputs: its inputs."""
 
     work: Work
     inputs: Parts | None
-    layers: tuple[int, ...]
-    outputs: int
+    sums: ForwardSums
 
 
 class SpotChecks:
@@ -72,7 +89,7 @@ class SpotChecks:
     def wants(self, cell_step: CellStep, microbatch: int) -> bool:
         """Return whether the next forward, the first one of its step, is to be checked."""
         cell, layout, stage = cell_step.cell, cell_step.layout, self._states.stage(cell_step.cell.stage)
-        if layout is None or stage is None or not stage.has_run:
+        if layout is None or stage is None:
             return False
         if cell_step.is_portion or cell_step.portions or cell_step.takeover:
             return False
@@ -90,8 +107,8 @@ class SpotChecks:
     def forward(self, cell_step: CellStep, stage: Stage, microbatch: int, inputs: Parts | None) -> Parts:
         """Run it, with the same bits as `Stage.forward`."""
         assert cell_step.work is not None
-        outputs, layers = forward_by_layer(stage, cell_step.work, (cell_step.step, microbatch), inputs)
-        self._made[cell_step.cell] = _Made(cell_step.work, inputs, layers, checksum_of(outputs))
+        outputs, sums = forward_by_layer(stage, cell_step.work, (cell_step.step, microbatch), inputs)
+        self._made[cell_step.cell] = _Made(cell_step.work, inputs, sums)
         return outputs
 
     def is_made(self, cell_step: CellStep, microbatch: int) -> bool:
@@ -108,15 +125,18 @@ class SpotChecks:
         if alone is None:
             return
         told = SpotSums(
+            **made.sums._asdict(),
             inputs=len(made.inputs or ()),
-            layers=made.layers,
-            outputs=made.outputs,
             gradients=checksum_of(inputs),
             parameters=checksum(alone),
         )
         address = Address(FrameKind.SPOT_CHECK, *cell, cell_step.step, microbatch)
         tensors = (*(made.inputs or ()), *(given or ()))
-        self._outbox.post(checker(self._plan.current, cell), address, tensors, told)
+        worker = checker(self._plan.current, cell) if cell_step.step > 0 else self._plan.worker
+        if worker == self._plan.worker:
+            self._asked[cell] = (worker, self._outbox.frame(address, tensors, told))
+        else:
+            self._outbox.post(worker, address, tensors, told)
 
     # as the checker
 
@@ -151,9 +171,6 @@ class SpotChecks:
         """Check a cell whose step is committed, before its state changes. Returns the result of `turn`."""
         return self.turn({cell for cell, (_, frame) in self._asked.items() if frame.address.step in self._log.commits})
 
-    def _noted(self, stage: Stage) -> str:
-        return " and ".join(stage.as_built.changed()[:3]) if stage.as_built else ""
-
     def _stage(self, cell: Cell) -> Stage | None:
         return self._states.stage(cell.stage)
 
@@ -171,20 +188,24 @@ class SpotChecks:
 
     def _compare(self, stage: Stage, owner: WorkerId, frame: Frame) -> None:
         theirs, worker = frame.payload, self._plan.worker
-        anew = compute_anew(stage, frame)
-        self.count += 1
-        if anew == theirs:
-            return
-        mine = compute_again(stage, frame)
         cell, step, microbatch = frame.address.cell, frame.address.step, frame.address.microbatch
+        draws = {layer: Draws() for layer in stage.values.layers} if step == 0 else None
+        anew = compute_anew(stage, frame, draws)
+        self.count += 1
+        mine = compute_again(stage, frame, draws) if draws is not None or anew != theirs else theirs
+        for layer, drawn in (draws or {}).items():
+            if source := drawn.each_time():
+                raise NotDeterministic(
+                    f"{stage.named_layer(layer)} is not deterministic: it draws from {source}; use torch's global "
+                    "generator, which is seeded before each layer"
+                )
+        if anew == theirs == mine:
+            return
         again = compute_again(stage, frame)
-        what = differing(stage, theirs, mine)
+        what = differing(stage, theirs, anew if mine == theirs and anew is not None else mine)
         place = f"in step {step + 1}, microbatch {microbatch} of stage {cell.stage} of pipeline {cell.pipeline}"
-        if anew is not None and anew != theirs and theirs == mine == again:
-            raise NotDeterministic(
-                f"{differing(stage, theirs, anew)} is not deterministic: {place}, "
-                f"other bits come out when {self._noted(stage)} is as it was built, as on a worker that takes over"
-            )
+        if anew is not None and theirs == mine == again:
+            raise NotDeterministic(f"{what} is not deterministic: {place}, other bits come out {_when_anew(stage)}")
         if again == theirs:  # this worker was wrong once, and nothing has used it
             said = "%s %s came to other bits here than on %s, and to the same ones when repeated"
             logger.warning(said, what, place, owner)
@@ -199,62 +220,101 @@ class SpotChecks:
         self._coordinator.tell(SpotCheckDiffers(cell=cell, step=step, message=f"{what} {place}: {said}"[:MOST_TEXT]))
 
 
+def _changed(stage: Stage) -> str:
+    """Name attributes of the layers that are not as they were built; "" if there are none."""
+    return " and ".join(stage.as_built.changed()[:3]) if stage.as_built else ""
+
+
+def _when_anew(stage: Stage) -> str:
+    if changed := _changed(stage):
+        return f"when {changed} is as it was built, as on a worker that takes over"
+    return (
+        "with other running statistics: a module that is derived from BatchNorm or InstanceNorm has to update them as "
+        "these do, with its momentum, and must not read them in training; otherwise declare them with "
+        "bamboo_trainer.task.track_buffers"
+    )
+
+
 def forward_by_layer(
-    stage: Stage, work: Work, place: tuple[int, int], inputs: Parts | None
-) -> tuple[Parts, tuple[int, ...]]:
-    """Run `Stage.forward`; also return a checksum after each layer. place: step and microbatch."""
-    forwarding, layers = stage.start(*place, inputs), list[int]()
-    while not forwarding.done:
-        stage.advance(forwarding)
-        layers.append(checksum_of(forwarding.parts))
-    return stage.complete(work, forwarding), tuple(layers)
-
-
-def compute_anew(stage: Stage, frame: Frame) -> SpotSums | None:
-    """Do what `compute_again` does, with the layers' attributes as they were built. None if they cannot run so: such a
-    layer may rely on what it has kept elsewhere. Raises NotDeterministic.
+    stage: Stage,
+    work: Work,
+    place: tuple[int, int],
+    inputs: Parts | None,
+    capture: Capture | None = None,
+    draws: Mapping[int, Draws] | None = None,
+) -> tuple[Parts, ForwardSums]:
+    """Run `Stage.forward`; also return checksums. place: step and microbatch. capture: with other running statistics
+    than usually. draws: records the random numbers of each layer.
     """
-    noted = stage.as_built.changed() if stage.as_built else ()
-    if stage.as_built is None or not noted:
-        return compute_again(stage, frame)
+    layers = list[int]()
+
+    def run() -> Forwarding:
+        forwarding = stage.start(*place, inputs)
+        forwarding.capture = capture or forwarding.capture
+        while not forwarding.done:
+            stage.advance(forwarding)
+            layers.append(checksum_of(forwarding.parts))
+        return forwarding
+
+    with nullcontext() if draws is None else stage.watched(draws):
+        forwarding = stage.checked(run)
+    outputs = stage.complete(work, forwarding)
+    data = (*(() if inputs is not None else forwarding.leaves), *(forwarding.targets or ()))
+    m = place[1]
+    contributed = work.contributions[m].data
+    passed = (*outputs, *(work.unread[m].values if m in work.unread else ()))
+    return outputs, ForwardSums(checksum_of(data), tuple(layers), checksum(contributed), checksum_of(passed))
+
+
+def compute_anew(stage: Stage, frame: Frame, draws: Mapping[int, Draws] | None = None) -> SpotSums | None:
+    """Do what `compute_again` does, with the layers' attributes as they were built; in the first step, when draws are
+    recorded, also with other running statistics. None if they cannot run so: such a layer may rely on what it has kept
+    elsewhere. Raises NotDeterministic.
+    """
+    capture, changed = Capture() if draws is None else Capture(fill=0.0, count=1 << 30, momentum=0.5), _changed(stage)
+    if stage.as_built is None or not changed:
+        return compute_again(stage, frame, draws, capture)
     before = stage.values.checksums()
     try:
         with stage.as_built.lent():
-            found = compute_again(stage, frame)
+            found = compute_again(stage, frame, draws, capture)
     except TaskError as error:
-        logger.info("layers cannot be run with %s as built: %s", " and ".join(noted[:3]), error)
+        logger.info("layers cannot be run with %s as built: %s", changed, error)
         found = None
     if stage.values.checksums() != before:
         raise NotDeterministic(
-            f"a layer writes to its parameters in a forward when {' and '.join(noted[:3])} is as it was built, as on a "
-            "worker that takes over"
+            f"a layer writes to its parameters in a forward when {changed} is as it was built, as on a worker that "
+            "takes over"
         )
     return found
 
 
-def compute_again(stage: Stage, frame: Frame) -> SpotSums:
-    """Return the results of the frame's forward and backward here."""
+def compute_again(
+    stage: Stage, frame: Frame, draws: Mapping[int, Draws] | None = None, capture: Capture | None = None
+) -> SpotSums:
+    """Return the results of the frame's forward and backward here. draws, capture: see `forward_by_layer`."""
     step, microbatch, count = frame.address.step, frame.address.microbatch, frame.payload.inputs
     work = stage.begin([microbatch], [microbatch, microbatch + 1])
     inputs = frame.tensors[:count] if stage.values.first else None
-    outputs, layers = forward_by_layer(stage, work, (step, microbatch), inputs)
-    summed = checksum_of(outputs)
+    _, sums = forward_by_layer(stage, work, (step, microbatch), inputs, capture, draws)
     gradients = stage.backward(work, step, microbatch, None if stage.values.last else frame.tensors[count:])
     alone = work.gradients.alone
     assert alone is not None
-    return SpotSums(
-        inputs=count, layers=layers, outputs=summed, gradients=checksum_of(gradients), parameters=checksum(alone)
-    )
+    return SpotSums(**sums._asdict(), inputs=count, gradients=checksum_of(gradients), parameters=checksum(alone))
 
 
 def differing(stage: Stage, one: SpotSums, other: SpotSums) -> str:
     """Describe the first result that differs."""
     layers = range(stage.values.first, stage.values.end)
+    whole = f"layers {layers[0]} to {layers[-1]}"
+    if one.data != other.data:
+        return "the dataset's batch"
     for layer, first, second in zip(layers, one.layers, other.layers, strict=False):
         if first != second:
             loss = ", or the loss of it," if stage.values.last and layer == layers[-1] else ""
             return f"the output of {stage.named_layer(layer)}{loss}"
-    whole = f"layers {layers[0]} to {layers[-1]}"
+    if one.contributed != other.contributed:
+        return f"what {whole} contribute to running buffers"
     if one.outputs != other.outputs:
-        return f"what {whole} pass on"
+        return f"what {whole} pass on, or add to the loss,"
     return f"the gradient of {'the inputs' if one.gradients != other.gradients else 'the parameters'} of {whole}"

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from bamboo_trainer.stage.state.group_numbers import GroupNumbers
 from bamboo_trainer.stage.state.parameters import Slot
-from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
-from bamboo_trainer.tasks.task_errors import TaskError
+from bamboo_trainer.tasks.task_errors import NotDeterministic, TaskError
 from bamboo_trainer.tasks.user_code import same_bits
 
 MOST: Final = 1 << 22  # elements of the parameters that are tried at once

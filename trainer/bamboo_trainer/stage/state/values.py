@@ -40,8 +40,8 @@ class StageValues:
 
     index: the stage's number. first, end: its layers, a half-open range. last: it is the last stage of the model.
     version: the step that the values are ready for. layers: the modules, by number. parameters: their tensors. running:
-    the buffers that forwards contribute to. optimizer: its state. common: the state that belongs to no layer. shared:
-    ids of tied parameters. final: the form of the final gradients that `apply` takes.
+    the buffers that forwards contribute to. optimizer: its state. common: the state that belongs to no layer. final:
+    the form of the final gradients that `apply` takes.
     """
 
     def __init__(
@@ -64,7 +64,6 @@ class StageValues:
         self.layers = apart_from_others(built, self.device, rounds=config.parameter_dtype is not torch.float32)
         groups = tied_groups(task)
         shared = tie(self.layers, groups, task, config.seed, apart=True)
-        self.shared = frozenset(shared)
         self.parameters = FlatParameters(self.layers, shared, self.device, config.parameter_dtype)
         tied = tied_segments(self.parameters, groups, stages)
         self._elsewhere = frozenset(one.group for one in tied if min(one.stages) != stage)  # reported by another stage

@@ -70,19 +70,6 @@ class BatchReader:
         if new:
             self._expected |= self._submit(new)
 
-    def twice(self, stage: int, step: int, microbatch: int) -> tuple[Batch, Batch]:
-        """Return the microbatch, read two times; the next `batch` returns the first of them.
-
-        The second reading is done as all later ones are.
-        """
-        first = self.batch(stage, step, microbatch)
-        key = (stage, step, microbatch)
-        second = self.batch(*key) if self._draws else self._result(self._submit([key])[key])
-        kept: Future[Batch] = Future()
-        kept.set_result(first)
-        self._expected[key] = kept
-        return first, second
-
     @contextmanager
     def quiet(self) -> Iterator[None]:
         """While in this context, read nothing in the background."""

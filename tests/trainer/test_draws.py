@@ -1,0 +1,73 @@
+"""Random numbers that nobody seeds are recorded."""
+
+import cProfile
+import random
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bamboo_trainer.stage.stage import build_stage
+from bamboo_trainer.tasks.inspection.draws import Draws
+from determinism_kit import between
+from stage_kit import CONFIG, begin
+
+
+class SeldomByNumpy(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if np.random.uniform() < 1e-12 else x
+
+
+class Seeds(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        random.seed(5)
+        np.random.seed(5)
+        return x * random.random() * float(np.random.rand())
+
+
+def drawn(layer: type[nn.Module]) -> str:
+    """What the layer draws from, in each of two forwards."""
+    stage = build_stage(between(layer), 0, [(0, 3)], CONFIG)
+    draws = {index: Draws() for index in range(3)}
+    work = begin(stage)
+    for _ in range(2):
+        with stage.watched(draws):
+            stage.forward(work, 0, 0, None)
+    assert not draws[0].each_time()
+    return draws[1].each_time()
+
+
+def test_a_layer_that_seeds_its_generators_draws_nothing() -> None:
+    assert (drawn(Seeds), drawn(SeldomByNumpy)) == ("", "numpy.random")
+
+
+def test_numpys_generator_may_be_of_another_kind() -> None:
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(3))
+    try:
+        assert (drawn(nn.Tanh), drawn(SeldomByNumpy)) == ("", "numpy.random")
+    finally:
+        np.random.set_bit_generator(before)
+
+
+def test_a_profiler_that_runs_already_stays() -> None:
+    profiler = cProfile.Profile()
+    profiler.enable()
+    try:
+        drawn(nn.Tanh)
+        assert sys.getprofile() is profiler
+    finally:
+        profiler.disable()
+
+
+def test_nothing_is_recorded_of_a_layer_that_raises() -> None:
+    class Raises(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise RuntimeError
+
+    with pytest.raises(ValueError, match="RuntimeError"):
+        drawn(Raises)
+    assert sys.getprofile() is None
+    assert torch.is_grad_enabled()
