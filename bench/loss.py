@@ -72,7 +72,11 @@ def command(
 ) -> None:
     """Print the extra time of a loss, in steps."""
     workers = stages * pipelines
-    topology = {"stages": stages, "pipelines": pipelines, "schedule": "1F1B"}
+    grid: dict[str, Any] = {"topology": {"pipelines": pipelines, "schedule": "1F1B"}}
+    if fixed:
+        grid["topology"]["stages"] = stages
+    else:
+        grid["elastic"] = {"maxWorkers": workers}
     document = {
         "apiVersion": "bamboo.dev/v1alpha1",
         "kind": "BambooJob",
@@ -80,11 +84,9 @@ def command(
         "spec": {
             "task": {"entrypoint": "loss:build"},
             "training": {"steps": 100_000, "globalBatchSize": microbatches * pipelines, "microBatchSize": 1},
-            "topology": topology if fixed else {"pipelines": pipelines, "schedule": "1F1B"},
+            **grid,
         },
     }
-    if not fixed:
-        document["spec"]["elastic"] = {"maxWorkers": workers}
     found = sorted(extras(profile(stages, microbatches), document, workers, moments))
     mean, ninety = statistics.mean(found), found[int(0.9 * len(found))]
     print(f"{len(found)} losses: mean {mean:.2f}, 90 % {ninety:.2f}, most {found[-1]:.2f} steps")

@@ -21,6 +21,7 @@ from replica_kit import copies
 from training_job import Fault, Job, MemoryStore
 
 STAGES, STEPS = 4, 24
+LATE = 18  # the last step but a few, in which none begins anew
 LAYER_SECONDS = 0.1  # that workers say each layer takes
 MLP = {"entrypoint": "bamboo_trainer.models.mlp:build", "config": {"width": 16, "blocks": 6, "samples": 32}}
 
@@ -198,7 +199,7 @@ def test_a_step_in_which_a_worker_is_lost_begins_anew_with_the_same_bits(kind: K
     class Killed(BranchingJob):
         def strikes(self, fault: Fault) -> bool:
             slow_steps(self, fault)
-            if fault.step != 12 or not self.branch(fault, kind and kind(fault)):
+            if fault.step != LATE or not self.branch(fault, kind and kind(fault)):
                 return False
             self.capacity = alive(self) - 1
             return True
@@ -236,7 +237,7 @@ def test_whoever_is_lost_while_a_step_begins_anew_the_bits_are_the_same(every: i
 
     def make() -> BranchingJob:
         nonlocal shortage
-        shortage = Shortage()
+        shortage = Shortage(lost_at=LATE)
         return Slow(document, layer_seconds=LAYER_SECONDS, decide=decide)
 
     answers = each_way(make, begun_anew)
