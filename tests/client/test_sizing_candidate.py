@@ -5,19 +5,16 @@ from typing import Any
 
 import pytest
 
-from bamboo.sizing.trials.candidate import Candidate, as_the_job_is, edited, edits, has_pools_for_a_share, job_of
+from bamboo.sizing.trials.candidate import Candidate, as_the_job_is, edited, edits, job_of
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.placement_spec import SpreadPolicy
 from bamboo_core.job.spec import RedundancyMode
 from job_simulation_kit import manifest
 
-SPOT: dict[str, Any] = {"name": "spot", "capacity": "Spot", "maxWorkers": 9}
-SURE: dict[str, Any] = {"name": "sure", "capacity": "OnDemand", "afterSeconds": 300}
-
 
 def changes(document: dict[str, Any], **fields: Any) -> dict[Any, Any]:
     spec = parse_manifest(document)
-    return edits(replace(as_the_job_is("m", spec), **fields), spec, document)
+    return edits(replace(as_the_job_is("m", spec), **fields), spec)
 
 
 def test_the_job_as_it_is_needs_no_edit() -> None:
@@ -32,20 +29,11 @@ def test_the_job_as_it_is_needs_no_edit() -> None:
         ({"standby": 2}, {("standby", "workers"): 2}),
         ({"micro_batch": 8}, {("training", "microBatchSize"): 8}),
         ({"spread": SpreadPolicy.SINGLE_ZONE}, {("spread", "policy"): "SingleZone"}),
-        ({"every_steps": 7}, {}),  # it keeps no checkpoints
         ({"pipelines": 2}, {("topology", "pipelines"): 2}),
     ],
 )
 def test_each_field_of_a_plan_is_one_of_the_manifest(fields: Any, expected: Any) -> None:
     assert changes(manifest(2, 1, 6), **fields) == {("spec", *path): value for path, value in expected.items()}
-
-
-def test_plans_have_an_order_with_and_without_nodes_on_demand() -> None:
-    """A search ended with a TypeError if the job had a pool of each capacity."""
-    one = as_the_job_is("m", parse_manifest(manifest(2, 1, 6)))
-    some = replace(one, on_demand=1, spread=SpreadPolicy.SINGLE_ZONE)
-    assert sorted([some, one]) == [one, some]
-    assert sorted([replace(some, every_steps=5), some]) == [some, replace(some, every_steps=5)]
 
 
 @pytest.mark.parametrize(
@@ -64,18 +52,6 @@ def test_where_the_grid_is_chosen_the_most_workers_are_those_of_the_plans_grid(
     found = changes(document, stages=4, pipelines=2)
     assert found == {("spec", "elastic", name): value for name, value in expected.items()}
     parse_manifest(edited(document, found))
-
-
-def test_a_share_on_demand_is_made_by_the_limits_of_both_pools() -> None:
-    document = manifest(2, 2, 6, nodePools=[SPOT, SURE])
-    spec = parse_manifest(document)
-    assert has_pools_for_a_share(spec)
-    assert changes(document, on_demand=1) == {
-        ("spec", "nodePools", 0, "maxWorkers"): 3,
-        ("spec", "nodePools", 1, "maxWorkers"): 1,
-        ("spec", "nodePools", 1, "afterSeconds"): 0,
-    }
-    assert not has_pools_for_a_share(parse_manifest(manifest(2, 2, 6, nodePools=[SPOT])))
 
 
 def test_edits_make_what_is_missing_and_leave_the_rest() -> None:

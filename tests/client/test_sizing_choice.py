@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import msgspec
 
-from bamboo.sizing.calm import Calm, calm
 from bamboo.sizing.choice import Bounds, choose, comparisons, on_demand, reasons
+from bamboo.sizing.estimate import Estimate, estimate, step_seconds
 from bamboo.sizing.price_list import MachinePrice
 from bamboo.sizing.trials.trial import Assessment
+from bamboo.sizing.trials.world import World
 from bamboo_core.job.placement_spec import SpreadPolicy
 from bamboo_core.job.spec import RedundancyMode
 from job_simulation_kit import manifest
@@ -73,24 +74,26 @@ def test_a_single_worker_is_not_compared_by_what_it_has_none_of() -> None:
     assert [one.label for one in found] == ["all in one zone", "mode None", "1 on standby"]
 
 
+def estimated(at: World, stages: int) -> Estimate:
+    one = replace(assessed(stages, (1.0, 1.0)).candidate, pipelines=1)
+    return estimate(at, one, step_seconds(at, one), 0.0)
+
+
 def test_on_demand_it_is_the_cheapest_grid_that_is_not_slower() -> None:
     at = world(manifest(2, 1, 6), layered(4))
-    grids = [replace(assessed(1, (1.0, 1.0)).candidate, stages=stages) for stages in (1, 2, 4)]
-    undisturbed = [(one, calm(at, one)) for one in grids]
-    hours = [at.machines["m"].profile.times.start / 3600 + at.steps * c.seconds / 3600 for _, c in undisturbed]
+    grids = [estimated(at, stages) for stages in (1, 2, 4)]
+    hours = [at.machines["m"].profile.times.start / 3600 + at.steps * one.seconds / 3600 for one in grids]
     assert hours[0] > hours[1] > hours[2]
     labels = []
     for within in ((hours[1] + hours[0]) / 2, 2 * hours[0], hours[2] / 2):  # in the last one none is as fast
-        found = on_demand(at, undisturbed, assessed(9, (within, 1.0)))
+        found = on_demand(at, grids, assessed(9, (within, 1.0)))
         labels.append(found.label if found is not None else "")
     assert labels == [f"on demand, {nodes} of m" for nodes in ("2 nodes", "1 node", "4 nodes")]
 
 
 def test_without_a_price_on_demand_nothing_is_said_of_it() -> None:
-    at = world(manifest(2, 1, 6), msgspec.structs.replace(layered(4), prices=None))
-    one = assessed(2, (1.0, 1.0))
-    assert on_demand(at, [(one.candidate, Calm(seconds=1.0, between_zones=0.0, usd=1.0))], one) is None
     priced = world(manifest(2, 1, 6), layered(4))
+    known, one = estimated(priced, 2), assessed(2, (1.0, 1.0))
+    assert on_demand(world(manifest(2, 1, 6), msgspec.structs.replace(layered(4), prices=None)), [known], one) is None
     not_to_be_had = replace(priced.machines["m"], price=MachinePrice(spot=1.0))
-    at = replace(priced, machines={"m": not_to_be_had})
-    assert on_demand(at, [(one.candidate, Calm(seconds=1.0, between_zones=0.0, usd=1.0))], one) is None
+    assert on_demand(replace(priced, machines={"m": not_to_be_had}), [known], one) is None

@@ -1,7 +1,6 @@
 """What a plan comes to by the runs that were simulated of it."""
 
 import math
-from dataclasses import replace
 
 import msgspec
 import pytest
@@ -10,9 +9,8 @@ from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_record import JobRecord, JobResult
 from bamboo.sizing.trials.candidate import as_the_job_is
 from bamboo.sizing.trials.trial import CandidateTrial, outcome_of, simulate_trial
-from bamboo.sizing.trials.world import Market
 from bamboo_core.job.training_spec import TrainingSpec
-from job_simulation_kit import HOUR, manifest, nodes
+from job_simulation_kit import HOUR, manifest
 from sizing_kit import assessed, layered, world
 
 TRAINING = TrainingSpec(steps=20_000, global_batch_size=4, micro_batch_size=2)
@@ -66,22 +64,6 @@ def test_what_95_of_100_runs_keep_is_above_the_mean_by_their_spread() -> None:
     assert one.sure("hours") == 1.0
     assert assessed(1, (1.0, 8.0)).sure("usd") == 8.0, "of one run no spread is known"
     assert assessed(1, (1.0, 8.0), (math.inf, math.inf)).sure("usd") == math.inf
-
-
-def test_a_short_run_that_never_began_is_taken_from_another_place_of_the_recording() -> None:
-    """Nodes are there in its second half only, where the second seed begins."""
-    recorded = nodes(0, *((1800.0, "add", f"n{i}") for i in range(4)), duration=HOUR)
-    at = replace(world(manifest(2, 1, 6), layered(3)), market=Market(recording=recorded))
-    one = as_the_job_is("m", at.spec)
-
-    def hours(*, short: bool) -> list[float]:
-        trials = [CandidateTrial(candidate=one, seeds=(seed,), seconds=700.0, short=short) for seed in (1, 2)]
-        return [found.hours for found in (simulate_trial(at, trial) for trial in trials) if found]
-
-    plain, other = hours(short=False), hours(short=True)
-    assert plain[0] == math.inf > plain[1]
-    assert other[0] < math.inf
-    assert other[1] == plain[1]
 
 
 def test_without_a_price_nothing_can_be_weighed() -> None:

@@ -5,10 +5,9 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from bamboo.sizing.calm import calm, least, memory_needed, node_usd
 from bamboo.sizing.price_list import MachinePrice
-from bamboo.sizing.trials.candidate import Candidate, as_the_job_is
-from bamboo.sizing.trials.world import Market, World, has_price, machine_of
+from bamboo.sizing.trials.candidate import as_the_job_is
+from bamboo.sizing.trials.world import Market, has_price, machine_of
 from bamboo.traces.generate import Generation
 from bamboo.traces.trace import Change, NodeChange, PriceChange, make_trace
 from bamboo_core.job.manifest import parse_manifest
@@ -20,10 +19,6 @@ from sizing_kit import layered, world
 MADE_UP = Market(generation=Generation(nodes=4, removal=0.5, addition=0.9, zones=("a", "b", "c")))
 
 
-def grid(at: World, stages: int, pipelines: int) -> Candidate:
-    return replace(as_the_job_is("m", at.spec), stages=stages, pipelines=pipelines)
-
-
 def test_another_seed_begins_elsewhere_in_a_recording() -> None:
     """Evenly spread, and the first one at its beginning."""
     recorded = nodes(2, (600.0, "remove", "n0"), (1900.0, "add", "n2"), duration=HOUR)
@@ -33,6 +28,22 @@ def test_another_seed_begins_elsewhere_in_a_recording() -> None:
     assert [change.at for change in second.changes if change.at > 0] == [pytest.approx(100.0)]
     assert market.trace(spec, 3, 2, 900.0).changes == first.changes
     assert market.losses_per_hour(8) == pytest.approx(4 * market.losses_per_hour(2))
+
+
+def test_made_up_nodes_are_present_for_the_share_of_time_that_they_last() -> None:
+    found = MADE_UP.availability(100, 1000.0)
+    assert sum(share for share, _ in found) == pytest.approx(1, abs=1e-3)
+    assert sum(share * nodes for share, nodes in found) == pytest.approx(100 * 0.9 / 1.4, rel=0.01)
+    calm = replace(MADE_UP, generation=Generation(nodes=4, removal=0.0, addition=0.9))
+    assert calm.availability(7, 1.0) == ((1.0, 7),)
+    short = MADE_UP.availability(100, 0.2)
+    assert sum(share * nodes for share, nodes in short) > 95, "all of them are there at the beginning"
+
+
+def test_recorded_nodes_are_as_many_as_there_were() -> None:
+    recorded = nodes(2, (900.0, "remove", "n0"), duration=HOUR)
+    assert sorted(Market(recording=recorded).availability(5, 1.0)) == [(0.25, 2), (0.75, 1)]
+    assert sorted(Market(recording=recorded).availability(1, 1.0)) == [(0.25, 1), (0.75, 1)]
 
 
 def test_nodes_are_made_up_for_as_many_workers_as_the_job_wants_and_where_it_may_be() -> None:
@@ -50,13 +61,11 @@ def test_a_price_file_comes_before_profile_and_pools_and_a_recording_before_it()
     assert machine.profile.prices == Prices(spot=0.5, on_demand=3.0)
     at = replace(at, machines={"m": machine})
     run = at.run(as_the_job_is("m", at.spec), 1, 60.0)
-    assert run is not None
     assert [pool.price_per_hour for pool in run.spec.node_pools] == [None]
     assert run.trace.prices == ()
     over_time = make_trace(nodes(2).changes, [PriceChange(at=0.0, zone="", usd_per_hour=7.0)], duration=HOUR)
     at = replace(at, machines={"m": machine}, market=Market(recording=over_time))
     run = at.run(as_the_job_is("m", at.spec), 1, 60.0)
-    assert run is not None
     assert [p.usd_per_hour for p in run.trace.prices] == [7.0]
 
 
@@ -90,27 +99,3 @@ def test_a_price_on_demand_is_the_files_the_profiles_or_the_jobs() -> None:
     assert world(manifest(2, 1, 6, nodePools=pools), layered(2)).on_demand_usd("m") == 3.0
     none = replace(at, machines={"m": machine_of("m", layered(2), MachinePrice(spot=1.0))})
     assert none.on_demand_usd("m") is None, "a price file without one: it is not to be had"
-
-
-def test_no_step_is_shorter_or_cheaper_than_its_bound() -> None:
-    at = world(manifest(2, 1, 6), layered(4))
-    for stages, pipelines in ((1, 1), (2, 1), (4, 1), (2, 3)):
-        one = grid(at, stages, pipelines)
-        found = calm(at, one)
-        seconds, usd = least(at, one)
-        assert 0 < seconds <= found.seconds * (1 + 1e-9)
-        assert 0 < usd <= found.usd * (1 + 1e-9)
-
-
-def test_nodes_on_demand_cost_what_they_cost() -> None:
-    at = world(manifest(2, 2, 6), layered(4))
-    one = grid(at, 2, 2)
-    assert node_usd(at, one) == pytest.approx(4 * 1.0 / 3600)
-    assert node_usd(at, replace(one, on_demand=1)) == pytest.approx((3 * 1.0 + 3.0) / 3600)
-
-
-def test_more_stages_need_less_memory_each() -> None:
-    at = world(manifest(2, 1, 6), layered(8))
-    needed = [memory_needed(at, grid(at, stages, 1)) for stages in (2, 4, 8)]
-    assert needed == sorted(needed, reverse=True)
-    assert needed[0] > needed[-1] > 0

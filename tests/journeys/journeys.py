@@ -401,7 +401,7 @@ JOURNEYS = (
                 "bamboo/jobs/planning.py planned",
                 f"{SIZING}/search.py search",
                 f"{SIZING}/space.py grids",
-                f"{SIZING}/calm.py calm",
+                f"{SIZING}/estimate.py estimate",
                 f"{SIZING}/trials/trial.py simulate_trial",
                 f"{SIZING}/trials/world.py World.run",
                 "bamboo/simulation/job/job_run.py simulate_job",

@@ -166,7 +166,7 @@ class Job:
         nodes: int | None = None,
         steps: int | None = None,
         hours: float = 24.0,
-        seeds: int = 5,
+        seeds: int = 3,
         jobs: int | None = None,
     ) -> "JobPlan[Job]":
         """Which machines, grid and protection the job should have, and what it will cost: `bamboo plan`, whose flags

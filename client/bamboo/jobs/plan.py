@@ -31,7 +31,7 @@ class JobPlan(Generic[J]):
     @property
     def why(self) -> str:
         """The reasons for the recommended plan, or for none, in sentences."""
-        return " ".join(self._report.told)
+        return " ".join(self._report.reasons)
 
     @property
     def options(self) -> list[dict[str, Any]]:

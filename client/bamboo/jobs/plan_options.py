@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
+from bamboo.jobs.simulate_options import SimulatedRunOptions
 from bamboo.terminal.time_flag import seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOptions:
+class PlanOptions(SimulatedRunOptions):
     """A search for a plan as the user asked for it: the flags of `bamboo plan`, and the arguments of `Job.plan`."""
 
     prices: Annotated[
@@ -43,9 +44,6 @@ class PlanOptions:
         float | None,
         typer.Option(metavar="P", help="Instead made-up nodes: probability that one is taken away within an hour."),
     ] = None
-    replace_rate: Annotated[
-        float, typer.Option(metavar="P", help="Probability that such a node is replaced within an hour.")
-    ] = 0.5
     pattern: Annotated[
         str,
         typer.Option(metavar="NAME", help="How made-up nodes are taken away: hourly or zones (many at once)."),
@@ -57,10 +55,6 @@ class PlanOptions:
             help="Zones of made-up nodes, with commas.",
             show_default="those that the job names, else a,b,c",
         ),
-    ] = None
-    notice: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="Notice before made-up preemptions.", show_default="none"),
     ] = None
     budget: Annotated[
         float | None,
@@ -97,16 +91,9 @@ class PlanOptions:
     standby: Annotated[
         str | None, typer.Option(metavar="N,N", help="Only these numbers of standbys.", show_default="a few")
     ] = None
-    steps: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Steps of the job.", show_default="the job's, if known")
-    ] = None
     hours: Annotated[
         float, typer.Option(metavar="H", help="Cut simulations after this time; the rest is taken in proportion.")
     ] = 24.0
     seeds: Annotated[
-        int, typer.Option(metavar="N", min=1, max=1000, help="Runs of each plan of the last round, which differ.")
-    ] = 5
-    jobs: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Processes.", show_default="as many as processors")
-    ] = None
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")] = False
+        int, typer.Option(metavar="N", min=1, max=1000, help="Runs of each simulated plan, which differ.")
+    ] = 3

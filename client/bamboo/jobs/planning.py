@@ -3,7 +3,6 @@
 import os
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 
 import yaml
 
@@ -17,10 +16,9 @@ from bamboo.profiles.files import read_devices, shipped_names
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_zones import allowed_zones
 from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE
-from bamboo.sizing.choice import Bounds, choose, comparisons, odds, on_demand, reasons
+from bamboo.sizing.choice import Bounds, comparisons, odds, on_demand, reasons
 from bamboo.sizing.price_list import MachinePrice, PriceError, PriceList, of_devices, read_prices, shipped_prices
-from bamboo.sizing.rounds import Trials
-from bamboo.sizing.search import SearchResult, search
+from bamboo.sizing.search import MOST_SIMULATED, SearchResult, search
 from bamboo.sizing.space import Limits
 from bamboo.sizing.trials.candidate import Candidate, as_the_job_is, edited, edits
 from bamboo.sizing.trials.world import MachineKind, Market, World, has_price, machine_of
@@ -60,19 +58,19 @@ def planned(job: JobSource, wanted: PlanOptions) -> Planned:
         limits = _limits(wanted, spec, world.market)
         like = _like(limits, as_the_job_is(next(iter(world.machines)), world.spec))
         jobs = wanted.jobs or os.cpu_count() or 1
-        trials = Trials(world=world, jobs=jobs, progress=partial(RunProgress, shown=not wanted.quiet))
-        found = search(world, limits, like, trials.assess, partial(choose, bounds=bounds))
+        with RunProgress(MOST_SIMULATED * world.seeds, shown=not wanted.quiet) as bar:
+            found = search(world, limits, like, bounds, jobs=jobs, done=bar.done)
     except InvalidRequest:
         raise
     except (SimulationError, NodeTraceError, ProfileError, PriceError) as error:
         raise InvalidRequest(str(error)) from None
     except ValueError as error:
         raise InvalidRequest(f"{job.name}: {error}") from None
-    told = _told(world, found, bounds)
-    instead = comparisons(found.chosen, found.ends) if found.chosen is not None else []
-    if found.chosen is not None and (dear := on_demand(world, found.calm, found.chosen)) is not None:
+    instead = comparisons(found.chosen, found.simulated) if found.chosen is not None else []
+    if found.chosen is not None and (dear := on_demand(world, found.shortlist.estimated, found.chosen)) is not None:
         instead.append(dear)
-    report = PlanReport(found=found, told=told, instead=tuple(instead), bounds=bounds, world=world)
+    why = _reasons(world, found, bounds)
+    report = PlanReport(found=found, reasons=why, instead=tuple(instead), bounds=bounds, world=world)
     return Planned(report=report, warnings=tuple(warnings))
 
 
@@ -210,19 +208,20 @@ def _like(limits: Limits, job: Candidate) -> Candidate:
     return job
 
 
-def _told(world: World, found: SearchResult, bounds: Bounds) -> tuple[str, ...]:
-    """Sentences: why that one; or why none."""
-    if found.chosen is not None:
+def _reasons(world: World, found: SearchResult, bounds: Bounds) -> tuple[str, ...]:
+    """Return sentences on why the plan is recommended; or why none is."""
+    chosen, front = found.chosen, found.front
+    if chosen is not None:
         several = len(world.market.zones) > 1
-        why = [*reasons(found.chosen, bounds, several_zones=several, spread=world.spec.spread)]
+        why = [*reasons(chosen, bounds, several_zones=several, spread=world.spec.spread)]
         made_up = world.market.generation
-        if made_up and made_up.pattern is not Pattern.ZONES and found.chosen.candidate.spread.packs:
+        if made_up and made_up.pattern is not Pattern.ZONES and chosen.candidate.spread.packs:
             why.append("With these made-up nodes no zone is ever lost as a whole; see what --pattern zones says.")
         return tuple(why)
-    if not any(one.hours < float("inf") for one in found.front):
-        failed = next((outcome.failed for one in found.front for outcome in one.outcomes if outcome.failed), "")
+    if not any(one.hours < float("inf") for one in front):
+        failed = next((outcome.failed for one in front for outcome in one.outcomes if outcome.failed), "")
         return (f"no plan brings the job to its end in every run: {failed or 'there were too few nodes'}",)
-    fastest, cheapest = found.front[0], min(found.front, key=lambda one: one.sure("usd"))
+    fastest, cheapest = front[0], min(front, key=lambda one: one.sure("usd"))
     hours, usd, least = fastest.sure("hours"), fastest.sure("usd"), cheapest.sure("usd")
     return (
         f"no plan keeps the bounds {odds(len(fastest.outcomes))}: the fastest takes up to"
@@ -235,7 +234,7 @@ def recommended_text(job: JobSource, report: PlanReport) -> str:
     """Return the manifest of the recommended plan, of which there is one."""
     chosen = report.found.chosen
     assert chosen is not None
-    wanted = edited(job.document, edits(chosen.candidate, job.spec, job.document))
+    wanted = edited(job.document, edits(chosen.candidate, job.spec))
     return yaml.safe_dump(wanted, sort_keys=False, allow_unicode=True)
 
 

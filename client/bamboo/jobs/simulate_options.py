@@ -7,7 +7,28 @@ import typer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulateOptions:
+class SimulatedRunOptions:
+    """The options that `bamboo plan` and `bamboo simulate` share."""
+
+    replace_rate: Annotated[
+        float,
+        typer.Option(metavar="P", help="Probability that a node that was taken away is replaced within an hour."),
+    ] = 0.5
+    notice: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Notice before made-up preemptions.", show_default="none"),
+    ] = None
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Steps of the job.", show_default="the job's, if known")
+    ] = None
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Processes.", show_default="as many as processors")
+    ] = None
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateOptions(SimulatedRunOptions):
     """A simulation as the user asked for it: the flags of `bamboo simulate`, and the arguments of `Job.simulate`."""
 
     preempt_rate: Annotated[
@@ -27,10 +48,6 @@ class SimulateOptions:
         float | None,
         typer.Option(metavar="H", help="Cut runs after this time.", show_default="the trace's, else 24"),
     ] = None
-    replace_rate: Annotated[
-        float,
-        typer.Option(metavar="P", help="Probability that a node that was taken away is replaced within an hour."),
-    ] = 0.5
     zone_traffic_price: Annotated[
         float,
         typer.Option(metavar="USD", help="Price of a GB that crosses zones, each way; 0 if the cloud bills none."),
@@ -38,19 +55,12 @@ class SimulateOptions:
     seeds: Annotated[
         str, typer.Option(metavar="N|A:B", help="Number of seeds, from 1 on; or the seeds from A to B.")
     ] = "10"
-    steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Steps of a run.", show_default="the job's")] = (
-        None
-    )
     profile: Annotated[
         str | None,
         typer.Option(
             metavar="FILE|NAME",
             help="What `bamboo profile` wrote, a profile of Bamboo's, or @NAME of a GPU (docs/simulator.md).",
         ),
-    ] = None
-    notice: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="Notice before made-up preemptions.", show_default="none"),
     ] = None
     zones: Annotated[
         str | None,
@@ -68,7 +78,3 @@ class SimulateOptions:
             show_default="the trace's, else the job's, else the profile's",
         ),
     ] = None
-    jobs: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Processes.", show_default="as many as processors")
-    ] = None
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")] = False

@@ -2,11 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from bamboo.simulation.job.zone_traffic import traffic_usd
-from bamboo.sizing.calm import Calm
-from bamboo.sizing.pareto import best_product
+from bamboo.sizing.estimate import Estimate
 from bamboo.sizing.trials.candidate import Candidate
 from bamboo.sizing.trials.trial import Assessment
 from bamboo.sizing.trials.world import HOUR, World
@@ -30,6 +28,19 @@ class Bounds:
     budget: float | None = None
     deadline: float | None = None
 
+    @property
+    def any(self) -> bool:
+        return self.budget is not None or self.deadline is not None
+
+    def rank(self, hours: float, usd: float) -> tuple[float, ...]:
+        """Return a key for sorting, the best first: what exceeds the bounds least, then the cheapest before a deadline,
+        the fastest within a budget, or with neither the one with the least time x cost.
+        """
+        if not self.any:
+            return (hours * usd,)
+        excess = max(1.0, hours / (self.deadline or math.inf), usd / (self.budget or math.inf))
+        return (excess, usd, hours) if self.deadline is not None else (excess, hours, usd)
+
     def kept_by(self, one: Assessment) -> bool:
         """Return whether an option keeps the bounds with a margin for the spread of its runs: in 95 of 100, estimated
         from them.
@@ -51,19 +62,9 @@ class Alternative:
 
 
 def choose(front: Sequence[Assessment], bounds: Bounds) -> Assessment | None:
-    """Return the fastest option within a budget, the cheapest before a deadline; with neither, the one with the least
-    time x cost.
-
-    None if no option keeps the bounds.
-    """
+    """Return the best option of those that keep the bounds; None if there is none."""
     kept = [one for one in front if bounds.kept_by(one) and math.isfinite(one.hours)]
-    if not kept:
-        return None
-    if bounds.deadline is not None:
-        return min(kept, key=lambda one: (one.usd, one.hours))
-    if bounds.budget is not None:
-        return min(kept, key=lambda one: (one.hours, one.usd))
-    return best_product(kept, lambda one: one.point)
+    return min(kept, key=lambda one: bounds.rank(*one.point), default=None)
 
 
 def in_words(one: Candidate, several_zones: bool = True) -> str:
@@ -78,29 +79,26 @@ def in_words(one: Candidate, several_zones: bool = True) -> str:
         parts.append(f"{one.redundancy.mode.value}, {count(one.replicas, 'replica')}")
     if one.standby:
         parts.append(f"{one.standby} on standby")
-    if one.on_demand is not None:
-        parts.append(f"{one.on_demand} of {one.workers} on demand")
     return ", ".join([*parts, PLACES[one.spread]] if several_zones else parts)
 
 
-def on_demand(world: World, calm: Sequence[tuple[Candidate, Calm]], chosen: Assessment) -> Alternative | None:
+def on_demand(world: World, estimated: Sequence[Estimate], chosen: Assessment) -> Alternative | None:
     """Return the cost of the cheapest grid on on-demand nodes, where nothing is lost, that is not slower; None without
     a price.
     """
     found = []
-    for one, undisturbed in calm:
-        price, start = world.on_demand_usd(one.machine), world.machines[one.machine].profile.times.start
+    for one in estimated:
+        grid, price = replace(one.candidate, standby=0), world.on_demand_usd(one.candidate.machine)
         if price is None:
             continue
-        hours = (start + world.steps * undisturbed.seconds) / HOUR
-        traffic = world.steps * traffic_usd(undisturbed.between_zones, world.traffic_price)
-        nodes = world.spec.spread.nodes(one.stages * one.pipelines)
-        found.append((nodes * price * hours + traffic, hours, nodes, one, traffic))
+        hours = (world.machines[grid.machine].profile.times.start + world.steps * one.seconds) / HOUR
+        traffic, nodes = world.steps * one.traffic, world.spec.spread.nodes(grid.workers)
+        found.append((nodes * price * hours + traffic, hours, nodes, grid.machine, traffic))
     fast = [entry for entry in found if entry[1] <= chosen.hours] or sorted(found, key=lambda entry: entry[1])[:1]
     if not fast or not chosen.usd:
         return None
-    usd, hours, nodes, one, traffic = min(fast)
-    label = f"on demand, {count(nodes, 'node')} of {one.machine}"
+    usd, hours, nodes, machine, traffic = min(fast)
+    label = f"on demand, {count(nodes, 'node')} of {machine}"
     return Alternative(label=label, hours=hours, usd=usd, traffic_usd=traffic)
 
 
@@ -176,11 +174,12 @@ def _rule(chosen: Assessment, bounds: Bounds) -> str:
 
 def _alone(chosen: Assessment, spread: SpreadSpec) -> str:
     """Return a warning for a job on a single node, where nobody can take over."""
-    one = chosen.candidate
-    if spread.nodes(one.workers) > 1:
+    if spread.nodes(chosen.candidate.workers) > 1:
         return ""
-    back = "its newest checkpoint" if one.every_steps is not None else "its beginning, since it keeps no checkpoints"
-    return f"This is a job for one node: no other one has a copy of its state, so a loss takes it back to {back}."
+    return (
+        "This is a job for one node: no other one has a copy of its state, so a loss takes it back to its newest"
+        " checkpoint, or to its beginning if it keeps none."
+    )
 
 
 def _nodes(one: Candidate, spread: SpreadSpec) -> str:

@@ -36,17 +36,3 @@ def front(choices: Sequence[T], point: Callable[[T], Point], slack: float = 0.0)
             kept.append(i)
             least = cost
     return [choices[i] for i in sorted(kept)]
-
-
-def distance(point: Point, others: Sequence[Point]) -> float:
-    """Return the slack with which no other point would dominate this one; 0 on the front."""
-    return max([0.0, *(min(_ratio(point[0], time), _ratio(point[1], cost)) - 1 for time, cost in others)])
-
-
-def _ratio(one: float, other: float) -> float:
-    return one / other if other else (1.0 if not one else float("inf"))
-
-
-def best_product(choices: Sequence[T], point: Callable[[T], Point]) -> T:
-    """Return the choice with the least product of time and cost."""
-    return min(choices, key=lambda choice: (point(choice)[0] * point(choice)[1], point(choice)))

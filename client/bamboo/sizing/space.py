@@ -1,19 +1,18 @@
-"""Space of candidates: grids, and the ways to protect one. Pure."""
+"""Space of candidates: grids of all machines, their modes of redundancy, placements and standbys. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from bamboo.sizing.trials.candidate import PROTECTION, Candidate, has_pools_for_a_share
+from bamboo.sizing.trials.candidate import Candidate
 from bamboo.sizing.trials.world import World
 from bamboo_core.job.placement_spec import SpreadPolicy
-from bamboo_core.job.spec import MOST_REPLICAS, MOST_STAGES, JobSpec, RedundancyMode, fewest_stages
+from bamboo_core.job.spec import MOST_STAGES, JobSpec, RedundancyMode, fewest_stages
 from bamboo_core.planning.grid import make_layout
 
-SHARES: Final = (0.25, 0.5)  # of workers, on demand
-INTERVALS: Final = (0.25, 4.0)  # of checkpoints, times the job's
 MOST_PIPELINES: Final = 1024
 MICROBATCHES: Final = (0.5, 1.0, 2.0)  # times the profile's and the job's
+STANDBYS: Final = (0.0, 0.125, 0.25, 0.5, 0.75)  # times the workers that run stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +28,10 @@ class Limits:
 
 
 def grids(world: World, limits: Limits, like: Candidate) -> Iterator[Candidate]:
-    """Return the candidates on all machines and grids, in all placements, with the other protection of `like` and as
-    many of its standbys as there are nodes for. Traffic between zones may cost more than all nodes, so each placement
-    is a candidate. Of the numbers of pipelines with the same largest share of a step only the least counts: more are
-    not faster.
+    """Yield a candidate for each machine, grid and microbatch, without standbys and with the other fields of `like`.
 
-    Where the coordinator chooses the grid, only grids that it may choose.
+    Of the numbers of pipelines with the same largest share of a step only the least counts: more are not faster. Where
+    the coordinator chooses the grid, only grids that it may choose.
     """
     bounds = grid_bounds(world.spec)
     for name, machine in world.machines.items():
@@ -43,17 +40,10 @@ def grids(world: World, limits: Limits, like: Candidate) -> Iterator[Candidate]:
             training = replace(world.spec.training, micro_batch_size=micro_batch)
             for stages in _stages(world.spec, layers // world.spec.worker.devices, limits, bounds):
                 for pipelines in _pipelines(training.microbatches, training.groups, limits, stages, bounds):
-                    standby = min(like.standby, limits.nodes - stages * pipelines)
-                    if standby >= min(limits.standby, default=0):
-                        one = replace(
-                            like,
-                            machine=name,
-                            stages=stages,
-                            pipelines=pipelines,
-                            micro_batch=micro_batch,
-                            standby=standby,
+                    if stages * pipelines + min(limits.standby, default=0) <= limits.nodes:
+                        yield replace(
+                            like, machine=name, stages=stages, pipelines=pipelines, micro_batch=micro_batch, standby=0
                         )
-                        yield from (replace(one, spread=spread) for spread in _spreads(world, one))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,63 +69,29 @@ def grid_bounds(spec: JobSpec) -> GridBounds:
     )
 
 
-def protections(world: World, limits: Limits, one: Candidate) -> Iterator[Candidate]:
-    """Return the candidate with one change of its protection, or of the protection's cost."""
-    for mode in RedundancyMode:
-        known = mode in (RedundancyMode.AUTO, one.redundancy.mode)
-        if not known and (mode is not RedundancyMode.NONE or one.pipelines > 1):
-            yield replace(one, mode=mode, replicas=1 if mode is RedundancyMode.NONE else one.replicas)
-    if one.redundancy.kept:
-        for replicas in range(1, min(MOST_REPLICAS, max(1, one.stages - 1)) + 1):
-            yield replace(one, replicas=replicas)
-    cells = one.stages * one.pipelines
-    for standby in limits.standby or sorted({0, 1, 2, -(-cells // 16), -(-cells // 8)}):
-        if cells + standby <= limits.nodes:
-            yield _within_shares(replace(one, standby=standby))
-    for spread in _spreads(world, one):
-        yield replace(one, spread=spread)
-    if one.every_steps is not None:
-        for every in _intervals(one.every_steps):
-            yield replace(one, every_steps=every)
-    if has_pools_for_a_share(world.spec):
-        for share in SHARES:
-            if 0 < (count := round(share * one.workers)) < one.workers:
-                yield replace(one, on_demand=count)
-
-
-def smaller(one: Candidate) -> Iterator[Candidate]:
-    """Yield the candidate, then versions that take less memory: one replica, then none."""
+def redundancies(one: Candidate) -> Iterator[Candidate]:
+    """Yield the candidate, then versions that take less memory and traffic: one replica, then none."""
     yield one
-    if one.mode is not RedundancyMode.NONE:
+    if one.redundancy.kept:
         if one.replicas > 1:
             yield replace(one, replicas=1)
         yield replace(one, mode=RedundancyMode.NONE, replicas=1)
 
 
-def combined(base: Candidate, changed: Sequence[Candidate]) -> Candidate:
-    """Return the base with the changes of each of the others; later ones win."""
-    found = base
-    for other in changed:
-        for name in PROTECTION:
-            if getattr(other, name) != getattr(base, name):
-                found = replace(found, **{name: getattr(other, name)})
-    return _within_shares(found)
-
-
-def _spreads(world: World, one: Candidate) -> Sequence[SpreadPolicy]:
-    """Return the spread policies to try. With one pipeline ZonePerPipeline is SingleZone."""
-    if len(world.market.zones) < 2:
-        return (one.spread,)
+def spreads(world: World, one: Candidate) -> Iterator[Candidate]:
+    """Yield the candidate with each spread policy. With one pipeline ZonePerPipeline is SingleZone."""
     known = (SpreadPolicy.INTERLEAVE, SpreadPolicy.SINGLE_ZONE, SpreadPolicy.ZONE_PER_PIPELINE)
-    return known if one.pipelines > 1 else known[:2]
+    several = len(world.market.zones) > 1
+    for spread in known[: 3 if one.pipelines > 1 else 2] if several else (one.spread,):
+        yield replace(one, spread=spread)
 
 
-def _within_shares(one: Candidate) -> Candidate:
-    return replace(one, on_demand=None) if (one.on_demand or 0) >= one.workers else one
-
-
-def _intervals(every: int) -> list[int]:
-    return sorted({max(1, round(every * factor)) for factor in INTERVALS})
+def standbys(limits: Limits, one: Candidate, like: Candidate) -> Iterator[Candidate]:
+    """Yield the candidate with each number of standbys that there are nodes for, that of `like` among them."""
+    cells = one.stages * one.pipelines
+    for standby in limits.standby or sorted({like.standby, *(round(share * cells) for share in STANDBYS)}):
+        if cells + standby <= limits.nodes:
+            yield replace(one, standby=standby)
 
 
 def _micro_batches(spec: JobSpec, measured: int, limits: Limits) -> list[int]:

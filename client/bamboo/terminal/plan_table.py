@@ -24,24 +24,23 @@ FIELDS = (
     "MODE",
     "REPLICAS",
     "STANDBY",
-    "ON DEMAND",
-    "CHECKPOINT",
     "ZONES",
 )
 WORDS = ("MACHINE", "MODE", "ZONES")  # all others are numbers
 MEANS = ("traffic_usd", "nodes", "throughput", "goodput", "preemptions", "takeovers", "restores", "fatal", "simulated")
 WIDTH = 100  # columns of the paragraph, at most
-NOISE = "± is how far these runs differ by chance; how far the simulation is from a real job is not in it."
+NOISE = "how far these runs differ by chance, and nothing else."
+EXPECT = "Expect a real job to reach 0.8 to 1.0 of the simulated speed."
 NOTHING = None  # of a field that does not matter in an option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:
-    """What is printed."""
+    """The result of a search for a plan."""
 
     found: SearchResult
-    told: tuple[str, ...]  # sentences about why the chosen one, or why none
-    instead: tuple[Alternative, ...]  # what else could be done
+    reasons: tuple[str, ...]  # sentences about why it is recommended, or why none is
+    instead: tuple[Alternative, ...]
     bounds: Bounds
     world: World
 
@@ -75,7 +74,7 @@ def plan_text(report: PlanReport, width: int | None = None) -> str:
     if report.found.chosen is not None:
         if report.instead:
             told += ["", fitted(("INSTEAD", *_heads(time, money)), _instead(report.instead, time, money), width)]
-        told += ["", *report.told, "", *_changes(report)]
+        told += ["", *report.reasons, "", *_changes(report)]
     return "\n".join([*lines, *_printed(min(WIDTH, width or WIDTH), *told, "", _looked_at(report))])
 
 
@@ -89,13 +88,12 @@ def _printed(width: int, *parts: str | Group) -> list[str]:
 
 def document(report: PlanReport) -> str:
     """JSON for programs."""
-    found, spec = report.found, report.world.spec
-    counts = found.counts
+    spec = report.world.spec
     chosen = None
-    if found.chosen is not None:
-        changes = edits(found.chosen.candidate, spec, report.world.document)
-        chosen = _document(found.chosen) | {
-            "why": " ".join(report.told),
+    if report.found.chosen is not None:
+        changes = edits(report.found.chosen.candidate, spec)
+        chosen = _document(report.found.chosen) | {
+            "why": " ".join(report.reasons),
             "changes": {_path(path): value for path, value in changes.items()},
             "manifest": edited(report.world.document, changes),
         }
@@ -106,14 +104,12 @@ def document(report: PlanReport) -> str:
             "budget": report.bounds.budget,
             "deadlineHours": report.bounds.deadline,
             "recommended": chosen,
-            "front": [_document(one) for one in found.front],
-            "compared": [_document(one) for one in found.ends if one not in found.front],
-            "grids": counts.grids,
-            "forbidden": counts.forbidden,
-            "tooLarge": counts.too_large,
-            "slow": counts.slow,
-            "simulated": counts.simulated,
-            "runs": counts.runs,
+            "front": [_document(one) for one in report.found.front],
+            "compared": [_document(one) for one in report.found.simulated if one not in report.found.front],
+            "grids": report.found.shortlist.grids,
+            "tooLarge": report.found.shortlist.too_large,
+            "simulated": len(report.found.simulated),
+            "runs": report.found.runs,
             "estimated": _estimated(report),
         },
         indent=2,
@@ -154,8 +150,6 @@ def _fields(option: Candidate) -> list[str | None]:
         NOTHING if alone else option.redundancy.mode.value,
         NOTHING if alone else str(option.redundancy.kept or ""),
         str(option.standby),
-        "" if option.on_demand is None else str(option.on_demand),
-        "" if option.every_steps is None else str(option.every_steps),
         NOTHING if alone else option.spread.value,
     ]
 
@@ -166,7 +160,7 @@ def _any(values: set[str | None]) -> str:
 
 def _changes(report: PlanReport) -> list[str]:
     assert report.found.chosen is not None
-    changes = edits(report.found.chosen.candidate, report.world.spec, report.world.document)
+    changes = edits(report.found.chosen.candidate, report.world.spec)
     if not changes:
         return ["The manifest says so already."]
     told = [f"  {_path(path)}: {value}" for path, value in changes.items()]
@@ -180,22 +174,22 @@ def _path(path: Sequence[str | int]) -> str:
 
 
 def _looked_at(report: PlanReport) -> str:
-    counts = report.found.counts
-    left = [
-        f"{number} {why}"
-        for number, why in (
-            (counts.forbidden, "that the manifest's rules do not allow"),
-            (counts.too_large, "too large for the machine's memory"),
-            (counts.slow, "whose undisturbed step is far slower and dearer than another's"),
-        )
-        if number
+    """Return how the figures were made, and how much of them is measured, estimated, or chance."""
+    listed, estimated = report.found.shortlist, _estimated(report)
+    looked = f"Looked at: {count(listed.grids, 'grid')}"
+    if listed.too_large:
+        looked += f", of which {listed.too_large} need more memory than the machine has"
+    measured = sorted({name for machine in report.world.machines.values() for name in machine.profile.sources})
+    measured = [name for name in measured if name not in estimated]
+    parts = [
+        f"{looked}; the estimates of all others chose {count(len(report.found.simulated), 'plan')}, simulated in"
+        f" {count(report.found.runs, 'run')}.",
+        f"± is {NOISE}",
+        f"Measured: {', '.join(measured) or 'nothing'}." if estimated else "All of the profile is measured.",
+        f"Only estimated: {', '.join(estimated)}." if estimated else "",
+        EXPECT,
     ]
-    said = f"Looked at: {count(counts.grids, 'grid')}" + (f", left out {', '.join(left)}" if left else "")
-    said += f"; {count(counts.simulated, 'plan')} simulated in {count(counts.runs, 'run')}."
-    said += f" {NOISE}"
-    if estimated := _estimated(report):
-        said += f" Nobody has measured, and so this is as good as the estimates of: {', '.join(estimated)}."
-    return said
+    return " ".join(filter(None, parts))
 
 
 def _estimated(report: PlanReport) -> list[str]:
@@ -219,8 +213,6 @@ def _document(one: Assessment) -> dict[str, Any]:
             "mode": option.redundancy.mode.value,
             "replicas": option.replicas,
             "standby": option.standby,
-            "everySteps": option.every_steps,
-            "onDemand": option.on_demand,
             "spread": option.spread.value,
             "workers": option.workers,
         },
@@ -230,12 +222,6 @@ def _document(one: Assessment) -> dict[str, Any]:
         **{f"{name}Of95": _finite(one.sure(name)) for name in ("hours", "usd")},
         "mean": {name: _finite(one.mean(name)) for name in MEANS},
     }
-
-
-def _flat(one: Assessment, chosen: bool) -> dict[str, Any]:
-    found = _document(one)
-    rest = {key: value for key, value in found.items() if key not in ("plan", "mean")}
-    return {"recommended": chosen, **found["plan"], **rest, **found["mean"]}
 
 
 def _finite(value: float) -> float | None:

@@ -53,5 +53,5 @@ def plan(
     else:
         print(plan_text(report, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
     if report.found.chosen is None:
-        complain(" ".join(report.told))
+        complain(" ".join(report.reasons))
         raise typer.Exit(EXIT_FAILED)

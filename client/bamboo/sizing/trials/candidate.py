@@ -9,13 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bamboo_core.job.manifest import ManifestError, parse_manifest
-from bamboo_core.job.placement_spec import Capacity, SpreadPolicy
-from bamboo_core.job.spec import USUAL_STEPS, CheckpointSpec, JobSpec, RedundancyMode, RedundancySpec
+from bamboo_core.job.placement_spec import SpreadPolicy
+from bamboo_core.job.spec import JobSpec, RedundancyMode, RedundancySpec
 
-Path = tuple[str | int, ...]
+Path = tuple[str, ...]
 Edits = Mapping[Path, Any]  # values by their places in the manifest
-# What may differ between candidates of one grid.
-PROTECTION = ("mode", "replicas", "standby", "every_steps", "on_demand", "spread")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,18 +27,7 @@ class Candidate:
     mode: RedundancyMode
     replicas: int
     standby: int
-    every_steps: int | None  # from one checkpoint to the next; None without checkpoints
-    on_demand: int | None  # workers on nodes on demand; None: pools are as the job has them
     spread: SpreadPolicy
-
-    def __lt__(self, other: "Candidate") -> bool:
-        """Compare the fields in their order; None comes before any value."""
-        return self._order < other._order
-
-    @property
-    def _order(self) -> tuple[Any, ...]:
-        values = (getattr(self, name) for name in Candidate.__slots__)
-        return tuple((value is not None, 0 if value is None else value) for value in values)
 
     @property
     def workers(self) -> int:
@@ -52,10 +39,6 @@ class Candidate:
         """Return the redundancy in force, with a mode that is not Auto."""
         return RedundancySpec(mode=self.mode, replicas=self.replicas).on(self.pipelines)
 
-    @property
-    def grid(self) -> tuple[str, int, int, int]:
-        return self.machine, self.stages, self.pipelines, self.micro_batch
-
 
 def as_the_job_is(machine: str, spec: JobSpec) -> Candidate:
     return Candidate(
@@ -66,13 +49,11 @@ def as_the_job_is(machine: str, spec: JobSpec) -> Candidate:
         mode=spec.redundancy.mode,
         replicas=spec.redundancy.replicas,
         standby=spec.standby.workers,
-        every_steps=_interval(spec.checkpoint) if spec.checkpoint else None,
-        on_demand=None,
         spread=spec.spread.policy,
     )
 
 
-def edits(candidate: Candidate, spec: JobSpec, document: Mapping[str, Any]) -> dict[Path, Any]:
+def edits(candidate: Candidate, spec: JobSpec) -> dict[Path, Any]:
     """Return the necessary edits of the job's manifest.
 
     The coordinator still chooses what it may of the grid, for the candidate's number of workers.
@@ -93,44 +74,26 @@ def edits(candidate: Candidate, spec: JobSpec, document: Mapping[str, Any]) -> d
         cells = candidate.stages * candidate.pipelines
         wanted["elastic", "maxWorkers"] = cells, elastic.max_workers
         wanted["elastic", "minWorkers"] = min(cells, elastic.min_workers), elastic.min_workers
-    if candidate.every_steps is not None and spec.checkpoint is not None:
-        wanted["checkpoint", "everySteps"] = candidate.every_steps, _interval(spec.checkpoint)
-    found = {("spec", *path): new for path, (new, old) in wanted.items() if new != old}
-    return found | _pools(candidate, spec)
+    return {("spec", *path): new for path, (new, old) in wanted.items() if new != old}
 
 
 def on_its_grid(candidate: Candidate, spec: JobSpec) -> JobSpec:
-    """Return the job on the candidate's grid, fixed."""
-    grid = replace(
+    """Return the job with all that the candidate says, on its grid, fixed."""
+    topology = replace(
         spec.topology,
         stages=candidate.stages,
         pipelines=candidate.pipelines,
         chooses_stages=False,
         chooses_pipelines=False,
     )
-    return replace(spec, topology=grid)
-
-
-def has_pools_for_a_share(spec: JobSpec) -> bool:
-    """Return whether the job has one pool of each capacity, whose limits then make a share."""
-    kinds = sorted(pool.capacity.value for pool in spec.node_pools)
-    return kinds == [Capacity.ON_DEMAND.value, Capacity.SPOT.value]
-
-
-def _pools(candidate: Candidate, spec: JobSpec) -> dict[Path, Any]:
-    """Return both pools with limits; workers on demand are requested from the beginning."""
-    if candidate.on_demand is None:
-        return {}
-    found: dict[Path, Any] = {}
-    for number, pool in enumerate(spec.node_pools):
-        place: Path = ("spec", "nodePools", number)
-        spot = pool.capacity is Capacity.SPOT
-        limit = candidate.workers - candidate.on_demand if spot else candidate.on_demand
-        if pool.max_workers != limit:
-            found[*place, "maxWorkers"] = limit
-        if not spot and pool.after_seconds:
-            found[*place, "afterSeconds"] = 0
-    return found
+    return replace(
+        spec,
+        topology=topology,
+        training=replace(spec.training, micro_batch_size=candidate.micro_batch),
+        redundancy=replace(spec.redundancy, mode=candidate.mode, replicas=candidate.replicas),
+        standby=replace(spec.standby, workers=candidate.standby),
+        spread=replace(spec.spread, policy=candidate.spread),
+    )
 
 
 def edited(document: Mapping[str, Any], changes: Edits) -> dict[str, Any]:
@@ -139,7 +102,7 @@ def edited(document: Mapping[str, Any], changes: Edits) -> dict[str, Any]:
     for path, value in changes.items():
         inner: Any = found
         for step in path[:-1]:
-            if isinstance(inner, dict) and inner.get(step) is None:
+            if inner.get(step) is None:
                 inner[step] = {}
             inner = inner[step]
         inner[path[-1]] = value
@@ -148,15 +111,8 @@ def edited(document: Mapping[str, Any], changes: Edits) -> dict[str, Any]:
 
 def job_of(candidate: Candidate, spec: JobSpec, document: Mapping[str, Any]) -> tuple[JobSpec, dict[str, Any]] | None:
     """Return the candidate's job with its manifest; None if the manifest's rules do not allow it."""
-    made = edited(document, edits(candidate, spec, document))
+    made = edited(document, edits(candidate, spec))
     try:
         return parse_manifest(made), made
     except ManifestError:
         return None
-
-
-def _interval(checkpoint: CheckpointSpec) -> int:
-    """Return the steps between checkpoints, or the longest interval that the coordinator takes if the manifest has
-    none.
-    """
-    return checkpoint.every_steps or USUAL_STEPS

@@ -8,7 +8,7 @@ from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import CUT, model_of, simulate_job
 from bamboo.sizing.trials.candidate import Candidate
-from bamboo.sizing.trials.world import HOUR, OTHER_SEED, TRIES, World
+from bamboo.sizing.trials.world import HOUR, World
 from bamboo_core.job.training_spec import TrainingSpec
 from bamboo_core.planning.steps.step_times import StepModel
 
@@ -23,7 +23,6 @@ class CandidateTrial:
     candidate: Candidate
     seeds: tuple[int, ...]
     seconds: float
-    short: bool = False  # a run that has not begun to train by its end says nothing; another seed is taken in its place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +81,9 @@ class Assessment:
         return float(sum(getattr(outcome, name) for outcome in self.outcomes))
 
 
-def simulate_trial(world: World, trial: CandidateTrial) -> Assessment | None:
+def simulate_trial(world: World, trial: CandidateTrial) -> Assessment:
     """Return the assessment of a trial, with one model for all seeds, which share its step times."""
-    first = world.run(trial.candidate, trial.seeds[0], trial.seconds)
-    if first is None:
-        return None
-    model = model_of(first)
+    model = model_of(world.run(trial.candidate, trial.seeds[0], trial.seconds))
     outcomes = tuple(_outcome(world, trial, model, seed) for seed in trial.seeds)
     if all(math.isnan(outcome.usd) for outcome in outcomes):
         raise SimulationError(f"no price is known for {trial.candidate.machine}; say it in a file for --prices")
@@ -95,12 +91,7 @@ def simulate_trial(world: World, trial: CandidateTrial) -> Assessment | None:
 
 
 def _outcome(world: World, trial: CandidateTrial, model: StepModel, seed: int) -> TrialOutcome:
-    for number in range(seed, seed + TRIES * OTHER_SEED, OTHER_SEED):
-        run = world.run(trial.candidate, number, trial.seconds)
-        assert run is not None
-        result = simulate_job(run, model=model)
-        if result.figures.steps or not trial.short:
-            break
+    result = simulate_job(world.run(trial.candidate, seed, trial.seconds), model=model)
     ended = "" if result.outcome in (CUT[0], "Complete") else result.message
     return outcome_of(result, ended, world.spec.training, world.market.settled_hours)
 

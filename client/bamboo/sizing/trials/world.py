@@ -1,9 +1,11 @@
 """Simulated world of candidates: the job, the available machines, and the course of their nodes. Pure."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import fmean
+from itertools import pairwise
+from statistics import NormalDist, fmean
 from typing import Any, Final
 
 import msgspec
@@ -13,7 +15,7 @@ from bamboo.simulation.job.job_zones import made_up
 from bamboo.sizing.price_list import MachinePrice
 from bamboo.sizing.trials.candidate import Candidate, job_of
 from bamboo.traces.generate import Generation
-from bamboo.traces.summary import summarize
+from bamboo.traces.summary import nodes_over_time, summarize
 from bamboo.traces.trace import Trace, make_trace, price_series
 from bamboo.traces.window import window
 from bamboo_core.job.placement_spec import Capacity, pool_price
@@ -22,8 +24,7 @@ from bamboo_core.planning.profile import ModelProfile
 from bamboo_core.planning.profile import Prices as ProfilePrices
 
 HOUR: Final = 3600.0
-OTHER_SEED: Final = 1_000_000  # from a seed to the one that is taken in its place
-TRIES: Final = 3  # seeds that may be taken for one run
+LEAST_SHARE: Final = 1e-6  # of time, that counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,32 @@ class Market:
         """Return the approximate losses of so many nodes in an hour."""
         return workers * self._loss_rate
 
+    def availability(self, workers: int, hours: float) -> tuple[tuple[float, int], ...]:
+        """Return (share of time, nodes) for a job of so many hours that wants so many nodes. All made-up nodes are
+        there at the beginning; the share of missing ones grows towards a limit.
+        """
+        if self.recording is not None:
+            return tuple((share, min(workers, nodes)) for share, nodes in self._nodes_recorded)
+        lost, back = (self.generation.removal, self.generation.addition) if self.generation else (0.0, 1.0)
+        if not lost or not back:
+            return ((1.0, workers),)
+        times = (back + lost) * hours  # the constant of that growth
+        missing = lost / (back + lost) * (1 + math.expm1(-times) / times)
+        nodes = NormalDist(workers * (1 - missing), math.sqrt(workers * missing * (1 - missing)))
+        shares = [(nodes.cdf(n + 0.5) - nodes.cdf(n - 0.5), n) for n in range(workers + 1)]
+        whole = sum(share for share, _ in shares)
+        return tuple((share / whole, n) for share, n in shares if share > LEAST_SHARE)
+
+    @cached_property
+    def _nodes_recorded(self) -> tuple[tuple[float, int], ...]:
+        """Return (share of time, nodes) of a recording."""
+        assert self.recording is not None
+        steps, end = nodes_over_time(self.recording), self.recording.duration
+        times: dict[int, float] = {}
+        for (at, nodes), (after, _) in pairwise([*steps, (end, 0)]):
+            times[nodes] = times.get(nodes, 0.0) + after - at
+        return tuple((seconds / end, nodes) for nodes, seconds in times.items()) if end else ((1.0, steps[-1][1]),)
+
     @property
     def settled_hours(self) -> float:
         """Return the hours after which made-up nodes no longer depend on the start; at most a few."""
@@ -87,13 +114,10 @@ class Market:
     def trace(self, spec: JobSpec, seed: int, seeds: int, seconds: float) -> Trace:
         """Return a recording for a job; made-up nodes are as many as it wants, in the zones of its pods.
 
-        seed: from 1. seeds: their number; recordings begin at as many evenly spread places, and the replacement of a
-        seed between its place and the next.
+        seed: from 1. seeds: their number; recordings begin at as many evenly spread places.
         """
         if self.recording is not None:
-            turn, number = divmod(seed - 1, OTHER_SEED)
-            place = (number % seeds + turn / TRIES) / seeds
-            return window(self.recording, place * self.recording.duration, seconds)
+            return window(self.recording, (seed - 1) % seeds / seeds * self.recording.duration, seconds)
         assert self.generation is not None
         made = made_up(replace(self.generation, hours=max(0.01, seconds / HOUR)), spec, seed)
         return make_trace(made.changes, made.prices, duration=seconds, source=made.source)
@@ -132,11 +156,10 @@ class World:
             return kind.profile.prices.on_demand
         return self.spec.spread.node_price(pool_price(self.spec.node_pools, Capacity.ON_DEMAND))
 
-    def run(self, candidate: Candidate, seed: int, seconds: float) -> JobRun | None:
-        """Return the run of a candidate; None if the manifest's rules do not allow it."""
+    def run(self, candidate: Candidate, seed: int, seconds: float) -> JobRun:
+        """Return the run of a candidate that the manifest's rules allow."""
         made = job_of(candidate, self.spec, self.document)
-        if made is None:
-            return None
+        assert made is not None
         spec, document = made
         machine = self.machines[candidate.machine]
         return JobRun(
