@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bamboo.patience import Effort, WaitSoFar, effort_of
-from bamboo_core.coordinator.awake_clock import AwakeClock
 from bamboo_core.names import ENV_LAUNCH
 from bamboo_core.orphans import Orphans, adopt, carries, children
 from bamboo_core.planning.plan import WorkerId
@@ -26,9 +24,9 @@ from bamboo_core.text import one_line, shortened
 logger = logging.getLogger(__name__)
 
 LAUNCHER = "bamboo_trainer.worker.launch.launcher"
-READY_SECONDS = 120.0  # importing torch from a cold disk; see patience, also for calls
-PROGRESS_SECONDS = 1.0  # between two looks at what a process does that is waited for
-TOLD_SECONDS = (10.0, 30.0, 60.0)  # of waiting, after which that is told; then every minute
+READY_SECONDS = 1200.0  # for importing torch and the task from a cold disk, on a busy machine
+CALL_SECONDS = 7200.0  # for a call, however large its data and however busy the machine
+TOLD_SECONDS = 30.0  # of waiting, after which it is reported each time
 CLOSE_SECONDS = 5.0  # in which the launcher ends the workers and itself
 LOOK_SECONDS = 0.05  # at what a killed launcher has left
 LINE_BYTES = 64 << 20
@@ -79,7 +77,6 @@ class ForkServer:
         self._early: dict[WorkerId, int] = {}  # signals for workers whose pid is not known yet
         self._crashed: dict[WorkerId, str] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._callees: dict[int, int] = {}  # the process of each call
         self._importing = ""  # by the launcher, before it is ready
         self._number = 0
         self._mark = secrets.token_hex(8)  # of all descendants of the launcher
@@ -129,10 +126,9 @@ class ForkServer:
         """Wait until the launcher is ready, and return why it is not otherwise."""
         ready = asyncio.ensure_future(self._ready.wait())
         try:
-            await self._outlast(ready, READY_SECONDS, lambda: process.pid, self._starting)
-        except _GivenUp as error:
-            importing = f" when it imported {self._importing}" if self._importing else ""
-            return f" within {error.progress.waited:.0f} s: {error.why}{importing}"
+            await self._outlast(ready, READY_SECONDS, "the launcher of workers has been starting")
+        except TimeoutError:
+            return f" within {READY_SECONDS:.0f} s{self._imports_now(' when it imported')}"
         finally:
             ready.cancel()
         if self._running():
@@ -141,30 +137,18 @@ class ForkServer:
             await asyncio.wait_for(process.wait(), CLOSE_SECONDS)
         return f": it {exit_detail(process.returncode)}" if process.returncode is not None else ": it has ended"
 
-    def _starting(self, progress: WaitSoFar) -> str:
-        importing = f": it imports {self._importing}" if self._importing else ""
-        return f"the launcher of workers has been starting for {progress.told()}{importing}"
+    def _imports_now(self, words: str) -> str:
+        """Return the module that the launcher imports, after these words; "" if none."""
+        return f"{words} {self._importing}" if self._importing and not self._ready.is_set() else ""
 
-    async def _outlast(
-        self,
-        done: asyncio.Future[Any],
-        seconds: float,
-        pid: Callable[[], int | None],
-        text: Callable[[WaitSoFar], str],
-    ) -> None:
-        """Wait until it is done. Raises _GivenUp if the process that does it has used up its time."""
-        clock = AwakeClock(longest=2 * PROGRESS_SECONDS)
-        progress, before, told = WaitSoFar(), clock(), 0
-        while not (await asyncio.wait([done], timeout=PROGRESS_SECONDS))[0]:
-            now, process = clock(), pid()
-            progress = progress.after(now - before, effort_of(process) if process is not None else Effort())
-            before = now
-            if why := progress.exceeds(seconds):
-                raise _GivenUp(progress, why)
-            due = TOLD_SECONDS[told] if told < len(TOLD_SECONDS) else 60.0 * (told - len(TOLD_SECONDS) + 2)
-            if progress.waited >= due:
-                told += 1
-                self._on_wait(f"{text(progress)}; Ctrl-C ends it")
+    async def _outlast(self, done: asyncio.Future[Any], seconds: float, text: str) -> None:
+        """Wait until it is done, and report now and then that it takes long. Raises TimeoutError."""
+        waited = 0.0
+        while not (await asyncio.wait([done], timeout=TOLD_SECONDS))[0]:
+            waited += TOLD_SECONDS
+            if waited >= seconds:
+                raise TimeoutError
+            self._on_wait(f"{text} for {waited:.0f} s{self._imports_now(': it imports')}; Ctrl-C ends it")
 
     def start(self, worker: WorkerId, gate: Sequence[int] = (), **arguments: str | None) -> None:
         """Fork a worker. Raises ForkServerError if the launcher is gone. gate: the steps in which it asks before it
@@ -189,30 +173,19 @@ class ForkServer:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
-    async def call(self, function: str, arguments: Mapping[str, Any], seconds: float = 60.0) -> Any:
-        """Return the result of "module:function", called in a process of its own. Raises ForkServerError.
-
-        seconds: its time on an idle machine; the wait is longer while it works.
-        """
+    async def call(self, function: str, arguments: Mapping[str, Any]) -> Any:
+        """Return the result of "module:function", called in a process of its own. Raises ForkServerError."""
         self._number += 1
         number, future = self._number, asyncio.get_running_loop().create_future()
         self._calls[number] = future
         try:
             self._tell(op="call", id=number, function=function, arguments=arguments)
-            await self._outlast(
-                future,
-                seconds,
-                lambda: self._callees.get(number),
-                lambda p: f"{function} has been running for {p.told()}",
-            )
+            await self._outlast(future, CALL_SECONDS, f"{function} has been running")
             return future.result()
-        except _GivenUp as error:
-            raise ForkServerError(
-                f"{function} did not return within {error.progress.waited:.0f} s: {error.why}"
-            ) from None
+        except TimeoutError:
+            raise ForkServerError(f"{function} did not return within {CALL_SECONDS:.0f} s") from None
         finally:
             del self._calls[number]
-            self._callees.pop(number, None)
 
     async def close(self) -> None:
         """Kill all workers and the launcher, and wait until they are gone. May be called twice.
@@ -295,8 +268,6 @@ class ForkServer:
                 self._ready.set()
             case "importing":
                 self._importing = event["module"]
-            case "called" if event["id"] in self._calls:
-                self._callees[event["id"]] = event["pid"]
             case "started":
                 worker = event["worker"]
                 if worker in self._pids:
@@ -322,14 +293,6 @@ class ForkServer:
             del self._pids[worker]
             self._early.pop(worker, None)
             self._on_exit(worker, code)
-
-
-class _GivenUp(Exception):
-    """An error because something has taken too long."""
-
-    def __init__(self, progress: WaitSoFar, why: str) -> None:
-        super().__init__(why)
-        self.progress, self.why = progress, why
 
 
 def _exists(pid: int) -> bool:

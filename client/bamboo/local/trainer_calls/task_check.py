@@ -14,8 +14,6 @@ from bamboo_core.text import count, size
 
 CHECK: Final = "bamboo_trainer.check:check"
 COUNT: Final = "bamboo_trainer.check:count_layers"
-CHECK_SECONDS: Final = 600.0  # a data set may be large
-COUNT_SECONDS: Final = 120.0
 SHOWN_STAGES = 8
 SHOWN_KINDS = 3
 
@@ -40,9 +38,7 @@ def check_task(manifest: dict[str, Any], folders: Sequence[Path]) -> Checked:
     if missing := missing_packages():
         return Checked(told=(f"not checked: the task, since {missing} is not installed here",))
     try:
-        answer = ask_trainer(
-            CHECK, {"manifest": manifest}, folders, seconds=CHECK_SECONDS, failed="the task could not be tried"
-        )
+        answer = ask_trainer(CHECK, {"manifest": manifest}, folders, failed="the task could not be tried")
     except ForkServerError as error:
         return Checked(problem=str(error))
     if problem := answer.get("problem"):
@@ -56,9 +52,7 @@ def count_layers(manifest: dict[str, Any], folders: Sequence[Path]) -> int | str
     if missing := missing_packages():
         return f"{missing} not installed"
     try:
-        answer = ask_trainer(
-            COUNT, {"manifest": manifest}, folders, seconds=COUNT_SECONDS, failed="the task could not be tried"
-        )
+        answer = ask_trainer(COUNT, {"manifest": manifest}, folders, failed="the task could not be tried")
     except ForkServerError as error:
         return str(error)
     return str(answer["problem"]) if "problem" in answer else int(answer["layers"])

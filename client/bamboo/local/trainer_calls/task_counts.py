@@ -14,7 +14,6 @@ from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.profile import ProfileError
 
 COUNT: Final = "bamboo_trainer.layer_work:count"
-COUNT_SECONDS: Final = 1800.0
 SOURCE: Final = "counted from the layers with torch's counter, on tensors without data where that is possible"
 
 
@@ -25,9 +24,7 @@ def count_task(spec: JobSpec, manifest: dict[str, Any], folders: Sequence[Path])
     if missing := missing_packages():
         raise ProfileError(f"what the job's layers do is counted with {missing}, not installed here")
     try:
-        answer = ask_trainer(
-            COUNT, {"manifest": manifest}, folders, seconds=COUNT_SECONDS, failed="the layers could not be counted"
-        )
+        answer = ask_trainer(COUNT, {"manifest": manifest}, folders, failed="the layers could not be counted")
     except ForkServerError as error:
         raise ProfileError(str(error)) from None
     if problem := answer.get("problem"):

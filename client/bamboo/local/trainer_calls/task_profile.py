@@ -16,7 +16,6 @@ from bamboo_core.names import HEARTBEAT_TIMEOUT_SECONDS
 from bamboo_core.planning.profile import Layer, Machine, ModelProfile, Network, ProfileError, Source, Storage, Times
 
 PROFILE: Final = "bamboo_trainer.profiling:profile"
-PROFILE_SECONDS: Final = 3600.0
 REPEAT_SECONDS: Final = 60.0  # for measuring again what is not steady
 SHOWN_LAYERS: Final = 5
 BUSY: Final = 0.05  # share of the time without a processor, from which on measured seconds are only an estimate
@@ -53,9 +52,7 @@ def measure_task(
         raise ProfileError(f"bamboo profile needs {missing}, not installed here")
     arguments = {"manifest": manifest, "repeats": repeats, "seconds": seconds}
     try:
-        answer = ask_trainer(
-            PROFILE, arguments, folders, seconds=PROFILE_SECONDS, failed="the task could not be measured"
-        )
+        answer = ask_trainer(PROFILE, arguments, folders, failed="the task could not be measured")
     except ForkServerError as error:
         raise ProfileError(str(error)) from None
     if problem := answer.get("problem"):

@@ -53,39 +53,35 @@ def ask_trainer(
     arguments: dict[str, Any],
     folders: Sequence[Path],
     *,
-    seconds: float,
     failed: str,
 ) -> dict[str, Any]:
-    """Return the answer of "module:function" of the trainer. folders: of the task's modules. seconds: its time, more on
-    a busy machine.
+    """Return the answer of "module:function" of the trainer. folders: of the task's modules.
 
     Raises ForkServerError, which begins with what has failed and ends with the process's last output; SystemExit if a
     signal has ended it.
     """
     try:
-        return loop_signals.run_until_stopped(lambda: _ask(function, arguments, folders, seconds, failed))
+        return loop_signals.run_until_stopped(lambda: _ask(function, arguments, folders, failed))
     except asyncio.CancelledError:
         sys.exit(EXIT_INTERRUPTED)
 
 
-async def _ask(
-    function: str, arguments: dict[str, Any], folders: Sequence[Path], seconds: float, failed: str
-) -> dict[str, Any]:
+async def _ask(function: str, arguments: dict[str, Any], folders: Sequence[Path], failed: str) -> dict[str, Any]:
     with scratch_folder() as scratch:
         pool = ForkServer(
             lambda worker, code: None, scratch / "log", folders=folders, scratch=scratch, on_wait=complain
         )
         try:  # it may be stopped while the pool is opened, too
             await pool.open()
-            answer: dict[str, Any] = await _called(pool, function, arguments, seconds, failed)
+            answer: dict[str, Any] = await _called(pool, function, arguments, failed)
         finally:
             await pool.close()
     return answer
 
 
-async def _called(pool: ForkServer, function: str, arguments: dict[str, Any], seconds: float, failed: str) -> Any:
+async def _called(pool: ForkServer, function: str, arguments: dict[str, Any], failed: str) -> Any:
     try:
-        return await pool.call(function, arguments, seconds)
+        return await pool.call(function, arguments)
     except ForkServerError as error:
         said = one_line(pool.tail(3))
         raise ForkServerError(f"{failed}: {error}" + (f" ({said})" if said else "")) from None

@@ -243,7 +243,6 @@ class Launcher:
         os.close(theirs)
         call = _Call(id, ours, crash)
         self._calls[pid] = call
-        self._tell(event="called", id=id, pid=pid)
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._read_answer(call))
 
     def _read_answer(self, call: _Call) -> None:
