@@ -42,7 +42,7 @@ def children() -> dict[int, int]:
 
 
 def carries(pid: int, variable: str, value: str) -> bool:
-    """Whether that process was started with this value in its environment; False if it has ended."""
+    """Return whether that process was started with this value in its environment; False if it has ended."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return f"{variable}={value}".encode() in file.read().split(b"\0")

@@ -1,1 +1,1 @@
-"""The Kubernetes operator. No torch."""
+"""The Kubernetes operator. It does not import torch."""

@@ -1,4 +1,4 @@
-"""The operator's options: what each is called, what --help says, and what is wrong with them."""
+"""The operator's command line options, with their help texts and checks."""
 
 import logging
 import socket
@@ -51,10 +51,10 @@ _Image = Annotated[
 _RunAsUser = Annotated[int, typer.Option(help="User id of workers; -1 leaves it to the image.")]
 _NodeMarks = Annotated[
     Path | None,
-    typer.Option(help="YAML file with your own marks on nodes that will be taken away (docs/install.md)."),
+    typer.Option(help="YAML file with your own marks of nodes that will be taken away (docs/install.md)."),
 ]
 _TlsCert = Annotated[
-    Path | None, typer.Option(help="PEM file with the certificate that workers are shown; then --url is wss://.")
+    Path | None, typer.Option(help="PEM file with the serving certificate for workers; --url then begins with wss://.")
 ]
 _TlsKey = Annotated[Path | None, typer.Option(help="PEM file with the certificate's key.")]
 _TlsCa = Annotated[Path | None, typer.Option(help="PEM file with the authority that signed it, which workers trust.")]
@@ -87,12 +87,12 @@ _LabelActive = Annotated[
 _Verbose = Annotated[bool, typer.Option("--verbose", help="Log at level DEBUG, too.")]
 
 
-# A mistake that one of them finds ends the command with a sentence.
+# A mistake in these flags ends the command with an error message.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortFlags:
-    """The flags that say where the operator listens, and for whom."""
+    """Flags for the operator's addresses and namespaces."""
 
     listen: _Listen = f"0.0.0.0:{WORKERS_PORT}"
     web_listen: _WebListen = f"0.0.0.0:{WEB_PORT}"
@@ -107,7 +107,7 @@ class PortFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFlags:
-    """What workers' pods are like."""
+    """Flags for workers' pods."""
 
     key_file: _KeyFile
     image: _Image = "bamboo-trainer"
@@ -141,14 +141,14 @@ class WorkerFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFlags:
-    """The certificate that workers are shown."""
+    """Flags for the serving certificate."""
 
     tls_cert: _TlsCert = None
     tls_key: _TlsKey = None
     tls_ca: _TlsCa = None
 
     def certificate(self) -> ServingCertificate | None:
-        """The certificate of the flags; None if none is wanted: then the traffic with workers is not encrypted."""
+        """Return the certificate, or None without one; the traffic with workers is then not encrypted."""
         chain, key, authority = self.tls_cert, self.tls_key, self.tls_ca
         if chain is None and key is None and authority is None:
             return None
@@ -161,18 +161,18 @@ class TlsFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseFlags:
-    """How it makes sure that it is the only one that works."""
+    """Flags for the Lease, by which only one operator works at a time."""
 
     lease: _Lease = None
     identity: _Identity = None
     label_active: _LabelActive = False
 
     def name(self) -> LeaseName | None:
-        """The name of the lease; None if there can be no other operator: outside a pod, unless it is said."""
-        found = self._named()
-        if self.label_active and found is None:
-            raise wrong("--label-active: expected --lease with it, for without one all replicas would work")
-        return found
+        """Return the name of the Lease; None outside a pod without --lease, where no other operator can be."""
+        lease = self._named()
+        if self.label_active and lease is None:
+            raise wrong("--label-active: expected --lease as well; without it all replicas would work")
+        return lease
 
     def _named(self) -> LeaseName | None:
         if self.lease is None:
@@ -186,7 +186,7 @@ class LeaseFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFlags:
-    """What it writes on standard error."""
+    """Flags for the log on standard error."""
 
     verbose: _Verbose = False
 
@@ -203,7 +203,7 @@ class LogFlags:
 
 
 def operator_options(ports: PortFlags, workers: WorkerFlags, tls: TlsFlags, lease: LeaseFlags) -> OperatorOptions:
-    """What the flags say; nothing has been done yet. Most files are read last."""
+    """Build the options from the flags, without other side effects. Most files are read last."""
     listen, web_listen = _address("--listen", ports.listen), _address("--web-listen", ports.web_listen)
     certificate = tls.certificate()
     ports.check_url(encrypted=certificate is not None)

@@ -1,4 +1,4 @@
-"""The operator from its start to its end: what there is, and in which order it begins and ends."""
+"""The operator's process from start to end: its parts, and the order in which they start and stop."""
 
 import asyncio
 import logging
@@ -44,9 +44,9 @@ from bamboo_operator.watch_handlers import NOT_FOUND, kopf_settings, watch_handl
 logger = logging.getLogger(__name__)
 
 RELEASE_SECONDS = 3.0
-LOGIN_SECONDS = 5.0  # until a login that has failed is tried again
-RESERVED = 160  # file descriptors: calls to the API server, files, what libraries open
-WATCHES = 14  # of a namespace: connections of its watches, also while one is begun anew
+LOGIN_SECONDS = 5.0  # between logins after a failure
+RESERVED = 160  # file descriptors for API calls, files and libraries
+WATCHES = 14  # connections for the watches of a namespace, also while one restarts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,22 +55,22 @@ class OperatorOptions:
 
     listen: tuple[str, int]
     web_listen: tuple[str, int]
-    url: str | None  # under which workers reach this process; by default its own address
+    url: str | None  # at which workers reach this process; by default its own address
     key: bytes
     workers: WorkerPodSettings
     namespaces: list[str]
     certificate: ServingCertificate | None
-    lease: LeaseName | None  # None if there can be no other operator
-    identity: str  # of this one as its holder
+    lease: LeaseName | None  # None if no other operator can exist
+    identity: str  # holder's name in the lease
     marks: tuple[NodeMark, ...] = ()
-    label_active: bool = False  # its pod, while it works; those that wait are ready, too
+    label_active: bool = False  # label the active operator's pod; waiting ones are ready, too
 
 
 def heed_unclosed_watches(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """An exception handler for the operator's loop: what kopf's watches say while the loop closes them is no error.
+    """Handle exceptions of the operator's loop: ignore those of kopf's watches while the loop closes them.
 
     kopf leaves the closing of a watch that is cancelled in the middle of an event to the end of the loop, where its
-    context manager may complain ("generator didn't stop after athrow()"). Nothing is left open by that.
+    context manager may complain ("generator didn't stop after athrow()"). It leaks nothing.
     """
     watch = context.get("asyncgen")
     if watch is not None and "kopf" in Path(watch.ag_code.co_filename).parts:
@@ -80,21 +80,22 @@ def heed_unclosed_watches(loop: asyncio.AbstractEventLoop, context: dict[str, An
 
 
 async def run_operator(options: OperatorOptions, stop: asyncio.Event) -> None:
-    """Runs the operator until stop is set. Raises OSError if an address cannot be had, LeaseLost if another operator
-    works now.
+    """Run the operator until `stop` is set.
+
+    Raises OSError if an address is not available, LeaseLost if another operator works now.
     """
     await _Operator(options, stop, await operator_access()).run()
 
 
 class _Operator:
-    """Health and metrics are there from the start; what only one operator may do begins when the lease is held."""
+    """The operator. Health and metrics are served from the start; everything else starts when it holds the lease."""
 
     def __init__(self, options: OperatorOptions, stop: asyncio.Event, access: Access) -> None:
         self._options, self._stop = options, stop
         self._access, self._connections = access, list[Connection]()
         self._calls, self._series = ApiCallCounts(), CollectorRegistry()
         self._api, self._reviewer = self._client(API_CONNECTIONS), self._client(REVIEWS_AT_ONCE)
-        page_reviewer = self._client(job_pages.REVIEWS_AT_ONCE)  # of its own: readers of pages hold up nothing else
+        page_reviewer = self._client(job_pages.REVIEWS_AT_ONCE)  # separate, so that readers of pages delay nothing else
         renewer = self._client(LEASE_CONNECTIONS)  # likewise
         self._lease = Lease(renewer, options.lease, options.identity) if options.lease else None
         self._active: ActiveLabel | None = None
@@ -131,16 +132,16 @@ class _Operator:
             if not task.cancelled():
                 task.result()
 
-    # what others ask of it
+    # health, readiness and job pages
 
     def _problem(self) -> str | None:
-        """Why this process is to be restarted: no client that runs takes up a new certificate authority."""
+        """Return why this process must restart, or None: a client does not reload the cluster's authority."""
         if self._authority and _authority() not in (None, self._authority):
             return f"the cluster has a new certificate authority ({AUTHORITY_FILE})"
         return self._jobs.stuck() if self._jobs else None
 
     def _not_ready(self) -> str | None:
-        """Why workers cannot connect; None also for an operator that stands by: they connect to another one."""
+        """Return why workers cannot connect. None also for a standby operator, whose active one they reach."""
         if self._active and self._lease and self._lease.stands_by:
             return None
         if self._works and self._jobs:
@@ -153,16 +154,14 @@ class _Operator:
     # the lease
 
     async def _hold(self, lease: Lease) -> bool:
-        """Waits until this operator may work; False if it is to stop before."""
+        """Wait until this operator may work; return False if it is to stop before that."""
         if not await done_before(self._stop, lease.acquire()):
             return False
         self._begin(self._renew(lease))
         return await done_before(self._stop, lease.settle())
 
     async def _renew(self, lease: Lease) -> None:
-        """Renews the lease. Without it nothing may be decided: workers are disconnected at once, before kopf
-        has ended.
-        """
+        """Renew the lease. When it is lost, disconnect workers at once, before kopf has ended."""
         try:
             await lease.keep()
         except LeaseLost as error:
@@ -172,10 +171,10 @@ class _Operator:
             self._stop.set()
             await self._stop_jobs()
 
-    # what is done with it
+    # work
 
     async def _open(self) -> kopf.OperatorRegistry:
-        """The workers' port, and the handlers of what kopf watches."""
+        """Open the workers' port, and return kopf's handlers."""
         options = self._options
         tls = options.certificate.context() if options.certificate else None
         if options.certificate and tls:
@@ -209,17 +208,14 @@ class _Operator:
         async def login(**_: object) -> kopf.ConnectionInfo:
             try:
                 return await kopf_login(self._access)
-            except RemoteError as error:  # of a file that is away for a moment
+            except RemoteError as error:  # such as a token file that is briefly missing
                 raise kopf.TemporaryError(str(error), delay=LOGIN_SECONDS) from None
 
         logger.info("listening on %s:%d; workers connect to %s", options.listen[0], bound, shared.url)
         return handlers
 
     async def _work(self, handlers: kopf.OperatorRegistry) -> None:
-        """Works until stop is set, a signal comes, or kopf fails.
-
-        kopf ends all tasks that were begun later than itself.
-        """
+        """Run kopf until `stop` is set, a signal comes, or kopf fails. It ends all tasks started after it."""
         assert self._jobs is not None
         self._works = not self._stop.is_set()
         if self._works and self._active and self._lease:
@@ -242,7 +238,7 @@ class _Operator:
     # the end
 
     async def _stop_jobs(self) -> None:
-        """Stops all jobs: none has a coordinator any more, and no worker a connection. May be called again."""
+        """Stop all jobs' coordinators and disconnect the workers. May be called again."""
         self._works = False
         async with self._closing:
             if self._jobs:
@@ -272,7 +268,7 @@ class _Operator:
 
 
 def _authority() -> bytes | None:
-    """Return the certificate of the cluster's authority; None if it cannot be read, as outside of a cluster."""
+    """Return the certificate of the cluster's authority; None if it cannot be read, as outside a cluster."""
     try:
         return AUTHORITY_FILE.read_bytes()
     except OSError:
@@ -280,7 +276,7 @@ def _authority() -> bytes | None:
 
 
 async def done_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Whether it was done before stop was set; else it is cancelled."""
+    """Run `work` and return whether it finished before `stop` was set; otherwise cancel it."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)

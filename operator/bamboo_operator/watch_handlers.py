@@ -1,4 +1,4 @@
-"""What kopf watches, and where its events go."""
+"""kopf's watches, and the handlers of their events."""
 
 import logging
 from typing import Any
@@ -15,7 +15,7 @@ JOBS, OURS = (GROUP, VERSION, PLURAL), {LABEL_JOB_NAME: kopf.PRESENT}
 
 
 def watch_handlers(jobs: JobController, shared: SharedResources) -> kopf.OperatorRegistry:
-    """Return the handlers. The indices are complete before the first of the others is called."""
+    """Return the handlers. kopf completes the indices before it calls any other handler."""
     handlers, cluster = kopf.OperatorRegistry(), shared.cluster
 
     @kopf.on.startup(registry=handlers)
@@ -89,7 +89,7 @@ class HandledGenerations(kopf.DiffBaseStorage):
         self._jobs = jobs
 
     def build(self, *, body: kopf.Body, extra_fields: Any = None) -> Any:
-        """Return what kopf compares, at each event of any kind."""
+        """Return the value that kopf compares, at each event of any kind."""
         return {"spec": body.metadata.get("generation")} if body.get("kind") == KIND else {}
 
     def fetch(self, *, body: kopf.Body) -> Any:
@@ -101,7 +101,7 @@ class HandledGenerations(kopf.DiffBaseStorage):
 
 
 def kopf_settings(jobs: JobController) -> kopf.OperatorSettings:
-    """Everything finite; only workers' pods are streamed; kopf posts nothing, and writes nothing into objects."""
+    """Return settings with finite timeouts; kopf streams only workers' pods and writes nothing to the cluster."""
     chosen = kopf.OperatorSettings()
     chosen.watching.label_selectors["v1/pods"] = LABEL_JOB_NAME
     chosen.watching.server_timeout = 300
@@ -113,14 +113,15 @@ def kopf_settings(jobs: JobController) -> kopf.OperatorSettings:
     chosen.posting.enabled = False
     chosen.scanning.disabled = False
     chosen.persistence.diffbase_storage = HandledGenerations(jobs)
-    chosen.persistence.progress_storage = kopf.MultiProgressStorage(())  # no handler is tried again by kopf
+    chosen.persistence.progress_storage = kopf.MultiProgressStorage(())  # kopf retries no handler
     chosen.persistence.finalizer = f"{GROUP}/finalizer"  # none is ever set
     return chosen
 
 
 class KopfRepetitions(logging.Filter):
-    """A filter of what kopf says of each try of a request, every few seconds, and of what is not served any more, with
-    a traceback. The operator says both in a sentence, once.
+    """A log filter for kopf's messages about each attempt of a request and about kinds that are not served.
+
+    kopf logs the latter with a traceback. The operator logs both once, in a sentence.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:

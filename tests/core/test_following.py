@@ -75,7 +75,7 @@ def grids(told: list[str]) -> list[str]:
 
 
 def name(grid: Grid) -> str:
-    return f"{grid.told} by {grid.schedule}" if grid.stages > 1 else grid.told
+    return f"{grid.name} by {grid.schedule}" if grid.stages > 1 else grid.name
 
 
 def test_at_each_number_of_nodes_the_fastest_grid_runs() -> None:
@@ -280,10 +280,7 @@ def reasons(done: list[Command]) -> dict[str, str]:
 
 def test_a_job_whose_workers_have_no_room_yet_says_how_many_would_have() -> None:
     state, done = waiting(2, 28 * GB)
-    assert (
-        reasons(done)["NoGridFits"]
-        == "no grid of 2 workers has room in devices with 28.0 GB; of 4 workers there is one"
-    )
+    assert reasons(done)["NoGridFits"] == "no grid of 2 workers fits in devices with 28.0 GB; a grid of 4 workers fits"
     assert sum(isinstance(command, Emit) and command.reason == "NoGridFits" for command in done) == 1
     assert state.phase == "Pending"
     assert status(state, 100.0).grid_choice == reasons(done)["NoGridFits"]
@@ -292,7 +289,7 @@ def test_a_job_whose_workers_have_no_room_yet_says_how_many_would_have() -> None
 def test_a_job_that_cannot_begin_with_any_number_of_its_workers_ends() -> None:
     _, done = waiting(2, 2 * GB)
     (end,) = (command for command in done if isinstance(command, Finish))
-    told = "no grid of 8 workers has room in devices with 2.0 GB"
+    told = "no grid of 8 workers fits in devices with 2.0 GB"
     assert (end.outcome, end.reason, end.message) == (Outcome.FAILED, "NoGridFits", told)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bamboo_core.coordinator.events import PricesTold
+from bamboo_core.coordinator.events import PricesReported
 from bamboo_core.job.spec import JobSpec
 from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.jobs import cost_counter
@@ -110,7 +110,7 @@ def test_an_edit_of_a_price_is_told_to_the_coordinator_of_each_worker_and_of_mor
         made["metadata"] |= {"uid": f"p{number}"}
         pod_event(cluster, None, made | {"status": {"phase": "Pending"}})
     counter = CostCounter(JobPods(identity, cluster, NO_API), JobMeter(OperatorCounts()), None)
-    assert counter.prices(None) == PricesTold({})
+    assert counter.prices(None) == PricesReported({})
     for spot in ("1", "2.5"):
         told = counter.prices(priced(spot, "10"))
         assert told.workers == {"tiny-w0": float(spot), "tiny-w1": 10.0}

@@ -31,7 +31,7 @@ POOLS = [
     {"name": "spot", "capacity": "Spot", "pricePerHour": "1.00"},
     {"name": "fallback", "capacity": "OnDemand"},
 ]
-SLOW = SlowWorker(worker="w1", pipeline=0, stage=1, seconds=0.2, usual=0.1, told="w1 takes 200 ms")
+SLOW = SlowWorker(worker="w1", pipeline=0, stage=1, seconds=0.2, usual=0.1, sentence="w1 takes 200 ms")
 
 
 @pytest.mark.parametrize(

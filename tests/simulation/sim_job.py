@@ -22,7 +22,7 @@ from bamboo_core.coordinator.events import (
     Event,
     Finish,
     Outcome,
-    PricesTold,
+    PricesReported,
     RemoveWorker,
     Send,
     SpecChanged,
@@ -159,7 +159,7 @@ class Simulation:
             self.checked(self.checks.one_plan, living)
         self.coordinate(Tick())
         if self.scenario.chooses == "Value":
-            self.coordinate(PricesTold({name: 1.0 + name.number % 3 / 2 for name in self.nodes}, ((1.0, 1),)))
+            self.coordinate(PricesReported({name: 1.0 + name.number % 3 / 2 for name in self.nodes}, ((1.0, 1),)))
         self._staff()
         self.clock.after(TICK_SECONDS, self._tick)
 

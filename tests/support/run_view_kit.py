@@ -38,7 +38,7 @@ STATUS = Status(
     digests=("aa", "bb"),
     memory=(("w0", Memory(peak=7, limit=4 << 20)), ("w1", Memory(peak=3 << 20, limit=4 << 20))),
     traffic=(("w0", Traffic(sync=4 << 20, activation=1536)), ("w2", Traffic(gradient=5))),
-    slow=(SlowWorker(worker="w0", pipeline=0, stage=0, seconds=0.2, usual=0.1, told="w0 is slow"),),
+    slow=(SlowWorker(worker="w0", pipeline=0, stage=0, seconds=0.2, usual=0.1, sentence="w0 is slow"),),
     metrics=(("accuracy", 0.123456), ("balance", 2e-7), ("nothing", None), ("x" * 64, 1.0)),
 )
 

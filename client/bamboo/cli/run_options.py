@@ -191,7 +191,7 @@ class LocalRunOptions:
             usage(str(error))
 
     def check_checkpoints(self, spec: "JobSpec") -> bool:
-        """Whether checkpoints can be written, as far as that can be told now."""
+        """Return whether checkpoints can be written, as far as that can be told now."""
         from bamboo.jobs.errors import InvalidRequest
         from bamboo.jobs.here import store_trouble
 

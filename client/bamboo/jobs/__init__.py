@@ -1,1 +1,1 @@
-"""A job as Python sees it: made, checked, planned, simulated, run here and submitted; the command line uses it, too."""
+"""Jobs in Python: built, checked, planned, simulated, run here and submitted; the command line uses them, too."""

@@ -1,6 +1,6 @@
-"""The event loop in which everything of the Python API happens: in a thread of its own, beside a notebook's own loop.
+"""The background event loop of the Python API, in its own thread, so that it does not need a notebook's loop.
 
-It is made when the first thing is asked of it, and ends with the interpreter.
+It starts at the first call, and ends with the interpreter.
 """
 
 import asyncio
@@ -12,12 +12,12 @@ from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
-END_SECONDS: Final = 90.0  # for what is cancelled to end
+END_SECONDS: Final = 90.0  # for cancelled work to end
 Close = Callable[[], Coroutine[Any, Any, None]]
 
 
 class _Background:
-    """The loop, its thread, and what is to be closed before the interpreter ends. A fork has none of them."""
+    """The loop, its thread, and what to close before the interpreter ends. A fork inherits none of them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,6 +30,7 @@ class _Background:
             return asyncio.run_coroutine_threadsafe(work, self._started())
 
     def opened(self, close: Close) -> None:
+        """Register a coroutine to call before the interpreter ends."""
         with self._lock:
             self._started()
             self._open.append(close)
@@ -59,7 +60,7 @@ async def _all_of(closing: list[Close]) -> None:
 
 
 def call(work: Coroutine[Any, Any, T]) -> T:
-    """What the work returns or raises. Ctrl-C cancels it, and waits for a while until it has ended."""
+    """Run work in the loop; return its result or raise its error. Ctrl-C cancels it and waits a while for its end."""
     ended = threading.Event()
 
     async def watched() -> T:
@@ -78,10 +79,10 @@ def call(work: Coroutine[Any, Any, T]) -> T:
 
 
 def opened(close: Close) -> None:
-    """Has this called before the interpreter ends, unless `closed` says before that it was."""
+    """Register a coroutine to call before the interpreter ends, unless it is `closed` first."""
     _BACKGROUND.opened(close)
 
 
 def closed(close: Close) -> None:
-    """What `opened` was told has been closed."""
+    """Unregister what `opened` has registered."""
     _BACKGROUND.closed(close)

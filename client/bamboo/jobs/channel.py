@@ -1,6 +1,6 @@
-"""Messages between a Python program and the processes that it starts for its jobs: pickled objects over two pipes.
+"""Messages between a Python program and the processes of its jobs: pickled objects over two pipes.
 
-Both ends are the same program of the same user, so what is read is trusted.
+Both ends are the same program of the same user, so they trust each other's messages.
 """
 
 import os
@@ -15,13 +15,13 @@ _HEAD: Final = struct.Struct(">Q")
 
 
 def packed(message: object) -> bytes:
-    """The message with its length before it. Raises what pickle raises, PicklingError above all."""
+    """Return the pickled message, preceded by its length. Raises pickle's errors, above all PicklingError."""
     body = pickle.dumps(message)
     return _HEAD.pack(len(body)) + body
 
 
 async def received(reader: StreamReader) -> Any:
-    """The next message. Raises EOFError if the other end is closed."""
+    """Read the next message. Raises EOFError if the other end is closed."""
     try:
         (size,) = _HEAD.unpack(await reader.readexactly(_HEAD.size))
         return pickle.loads(await reader.readexactly(size))
@@ -30,7 +30,7 @@ async def received(reader: StreamReader) -> Any:
 
 
 class Channel:
-    """The end of the process that was started. Any of its threads may send."""
+    """The channel's end in the started process. Any thread may send."""
 
     def __init__(self, reading: BinaryIO, writing: BinaryIO) -> None:
         self._reading, self._writing = reading, writing
@@ -38,7 +38,7 @@ class Channel:
 
     @classmethod
     def of_standard_streams(cls) -> "Channel":
-        """Takes the place of standard input and output: what is printed goes to standard error from now on."""
+        """Take over standard input and output; from now on, prints go to standard error."""
         reading, writing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
@@ -47,14 +47,14 @@ class Channel:
         return cls(reading, writing)
 
     def send(self, message: object) -> None:
-        """Raises BrokenPipeError if the other end is closed."""
+        """Send a message. Raises BrokenPipeError if the other end is closed."""
         body = packed(message)
         with self._lock:
             self._writing.write(body)
             self._writing.flush()
 
     def receive(self) -> Any:
-        """The next message. Raises EOFError if the other end is closed."""
+        """Read the next message. Raises EOFError if the other end is closed."""
         head = self._reading.read(_HEAD.size)
         if len(head) < _HEAD.size:
             raise EOFError
@@ -65,7 +65,7 @@ class Channel:
         return pickle.loads(body)
 
     def messages(self) -> Iterator[Any]:
-        """All messages until the other end is closed."""
+        """Yield messages until the other end is closed."""
         while True:
             try:
                 yield self.receive()

@@ -1,4 +1,4 @@
-"""The checkpoints of a job, as a program sees them."""
+"""A job's checkpoints in the Python API."""
 
 import asyncio
 from dataclasses import dataclass
@@ -12,8 +12,10 @@ from bamboo_core.storage.errors import StorageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCheckpoint:
-    """A checkpoint: of the state after that step. state: Complete, Damaged, Unreadable or Unfinished; reason: why it is
-    not Complete. written: when, None if the store does not say.
+    """A checkpoint of the state after `step`.
+
+    state: Complete, Damaged, Unreadable or Unfinished; reason: why it is not Complete. written: time, None if the store
+    does not tell.
     """
 
     step: int
@@ -24,12 +26,12 @@ class StoredCheckpoint:
 
 
 async def checkpoints_at(url: str) -> list[StoredCheckpoint]:
-    """The checkpoints of a store, the newest first. Raises InvalidRequest if it cannot be read."""
+    """Return the checkpoints in a store, newest first. Raises InvalidRequest if it cannot be read."""
     try:
-        found = await asyncio.to_thread(lambda: CheckpointStore(url).list())
+        checkpoints = await asyncio.to_thread(lambda: CheckpointStore(url).list())
     except (StorageError, ValueError) as error:
         raise InvalidRequest(str(error)) from None
-    return [_checkpoint(one) for one in sorted(found, key=newest_first)]
+    return [_checkpoint(one) for one in sorted(checkpoints, key=newest_first)]
 
 
 def _checkpoint(found: Found) -> StoredCheckpoint:

@@ -1,7 +1,7 @@
 """The process that a Python program starts for a job, a search or a simulation: `python -m bamboo.jobs.child`.
 
-It has signals and a main thread of its own, and forks where it likes, none of which a notebook's process could bear. It
-ends with the program, however that ends: then its standard input is closed.
+It has its own signals and main thread, and forks, which a notebook's process could not bear. It ends with the program,
+however that ends, because its standard input is then closed.
 """
 
 import os
@@ -16,7 +16,7 @@ from bamboo.jobs.channel import Channel
 
 
 class ChildWork(Protocol):
-    """What such a process does: the first message that it gets."""
+    """The work of such a process, sent as its first message."""
 
     def __call__(self, channel: Channel) -> None: ...
 
@@ -33,7 +33,7 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Calls a function of this package and sends back what it returns or raises."""
+    """A call of a function of this package, whose result or error is sent back."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]

@@ -1,4 +1,4 @@
-"""The other end of `bamboo.jobs.child`: starts such a process, hears it, and sees that it ends."""
+"""The parent's side of `bamboo.jobs.child`: starts the process, receives its messages, and ends it."""
 
 import asyncio
 import contextlib
@@ -11,19 +11,19 @@ from bamboo.jobs.channel import packed, received
 from bamboo.jobs.child import Answered, Ask, ChildWork, Raised
 from bamboo.jobs.errors import BambooError
 
-END_SECONDS: Final = 60.0  # from SIGTERM to SIGKILL: a job that keeps its state may take its time
-PRINTED_SECONDS: Final = 2.0  # for its last lines, once it has ended
+END_SECONDS: Final = 60.0  # from SIGTERM to SIGKILL: a job may write a checkpoint meanwhile
+PRINTED_SECONDS: Final = 2.0  # for the last lines of an ended process
 TAIL_LINES: Final = 20
 
 
 class ChildDied(BambooError):
-    """The process that worked for this program ended without an answer, perhaps for want of memory."""
+    """The process that worked for this program ended without an answer, perhaps for lack of memory."""
 
 
 class ChildProcess:
-    """A process that does some work, in a session of its own, so that Ctrl-C does not reach it.
+    """A process that does some work, in its own session, so that Ctrl-C does not reach it.
 
-    say: is called, in the loop, with each line that it prints.
+    say: called in the loop with each line that it prints.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, say: Callable[[str], object]) -> None:
@@ -33,7 +33,7 @@ class ChildProcess:
 
     @classmethod
     async def start(cls, work: ChildWork, say: Callable[[str], object]) -> "ChildProcess":
-        """Raises OSError if no process can be started."""
+        """Start the process. Raises OSError if that fails."""
         first = packed(work)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "bamboo.jobs.child"),
@@ -47,18 +47,18 @@ class ChildProcess:
         return child
 
     async def send(self, message: object) -> None:
-        """Sends it; to a process that has ended, nothing."""
+        """Send a message, unless the process has ended."""
         await self._write(packed(message))
 
     async def messages(self) -> AsyncIterator[Any]:
-        """All that it sends until it ends."""
+        """Yield the messages of the process until it ends."""
         assert self._process.stdout is not None
         with contextlib.suppress(EOFError):
             while True:
                 yield await received(self._process.stdout)
 
     async def close(self) -> str:
-        """Lets it end, since nothing more is sent to it, and kills it if that takes too long. What it printed last."""
+        """Close its input and wait for its end, by force if it takes too long. Return the last lines it printed."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
@@ -82,7 +82,7 @@ class ChildProcess:
 
     async def _write(self, data: bytes) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(ConnectionError):  # what it said before it ended is still to be read
+        with contextlib.suppress(ConnectionError):  # messages sent before its end can still be read
             self._process.stdin.write(data)
             await self._process.stdin.drain()
 
@@ -91,7 +91,7 @@ class ChildProcess:
         while True:
             try:
                 line = await self._process.stderr.readline()
-            except ValueError:  # longer than any line that a person reads
+            except ValueError:  # a line beyond the buffer's limit
                 continue
             if not line:
                 return
@@ -102,7 +102,7 @@ class ChildProcess:
 
 
 async def ask(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What the function returns, called in a process of its own. Raises what it raises, and ChildDied."""
+    """Call a function in a process of its own; return its result or raise its error. Raises ChildDied."""
     child = await ChildProcess.start(Ask(function, arguments), print_error)
     answer: Answered | Raised | None = None
     try:
@@ -120,5 +120,5 @@ async def ask(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def print_error(line: str) -> None:
-    """A line for a person: what such a process warns of."""
+    """Print a line of such a process to standard error."""
     print(line, file=sys.stderr, flush=True)

@@ -26,22 +26,22 @@ class Client:
         return self._cluster.namespace
 
     def submit(self, job: Job, *, apply: bool = False, force: bool = False, dry_run: bool = False) -> JobHandle:
-        """Makes the job on the cluster; with apply, or merges it into the one there is, with force also fields that
-        others have set. dry_run: only the API server's own checks are made.
+        """Create the job on the cluster; with apply, or merge it into the existing one, with force also over other
+        owners' fields. dry_run: only have the API server check it.
         """
         work = self._cluster.submit(job.source, apply=apply, force=force, dry_run=dry_run)
         return JobHandle(background.call(work))
 
     def job(self, name: str) -> JobHandle:
-        """The job of that name. Raises ClusterError if there is none."""
+        """Return the job of that name. Raises ClusterError if there is none."""
         return JobHandle(background.call(self._cluster.job(name)))
 
     def jobs(self) -> list[JobHandle]:
-        """All jobs of the namespace, by name."""
+        """Return all jobs of the namespace, by name."""
         return [JobHandle(job) for job in background.call(self._cluster.jobs())]
 
     def close(self) -> None:
-        """Closes the connections; jobs go on."""
+        """Close the connections; jobs go on."""
         background.call(self._cluster.close())
 
     def __enter__(self) -> "Client":
@@ -53,7 +53,7 @@ class Client:
         self.close()
 
     def watch(self) -> Iterator[JobProgress]:
-        """The progress of each job, and again whenever it is another one; for ever."""
+        """Yield the progress of each job, now and at each change, forever."""
         shown: dict[str, JobProgress] = {}
         while True:
             yield from background.call(self._cluster.changes(shown))

@@ -1,9 +1,9 @@
-"""The way of a program to a cluster, and the jobs there, in the loop in the background."""
+"""Access to a cluster and its jobs, in the background loop."""
 
 import asyncio
 
 from bamboo.jobs import background
-from bamboo.jobs.cluster_job import ClusterJob, told
+from bamboo.jobs.cluster_job import ClusterJob, api_errors
 from bamboo.jobs.errors import InvalidJob, InvalidRequest
 from bamboo.jobs.results import JobProgress, progress_of
 from bamboo.local.job_source import JobSource
@@ -16,9 +16,9 @@ from bamboo_core.view.job_view import JobView, view_of
 
 
 class ClusterAccess:
-    """The way to a cluster, in the loop in the background. It is open until it is closed, or the program ends.
+    """Access to a cluster, in the background loop, open until it is closed or the program ends.
 
-    given: the namespace of jobs whose manifest names none; that of the access if it is None.
+    given: the namespace for manifests without one; None: that of the access.
     """
 
     def __init__(self, access: Access, given: str | None) -> None:
@@ -32,7 +32,7 @@ class ClusterAccess:
         return self._api
 
     async def close(self) -> None:
-        """Closes the connections; they are opened again if more is asked."""
+        """Close the connections; a later call opens them again."""
         if self._api is not None:
             api, self._api = self._api, None
             background.closed(self.close)
@@ -41,14 +41,14 @@ class ClusterAccess:
     async def submit(
         self, job: JobSource, *, apply: bool, force: bool, dry_run: bool, alone: bool = False
     ) -> ClusterJob:
-        """alone: the connections are closed with the job's handle."""
+        """Create or merge the job. alone: close the connections with the job's handle."""
         named = job.document["metadata"].get("namespace")
         if named and self._given and named != self._given:
             raise InvalidRequest(f"namespace {self._given}: {job.name} is of namespace {named}")
-        with told():
+        with api_errors():
             api = self.api()
             unknown = unknown_in_template(job.spec)
-            if unknown and await api.minor_version() <= NEWEST_MINOR:  # else only the API server can tell
+            if unknown and await api.minor_version() <= NEWEST_MINOR:  # else only the API server knows
                 raise InvalidJob(unknown)
             _, after = await operations.put(
                 api, str(named or self.namespace), job.document, apply=apply, force=force, dry_run=dry_run
@@ -56,19 +56,19 @@ class ClusterAccess:
         return ClusterJob(api, after, self.close if alone else None)
 
     async def job(self, name: str) -> ClusterJob:
-        with told():
+        with api_errors():
             api = self.api()
             return ClusterJob(api, view_of(await api.job(self.namespace, name)))
 
     async def jobs(self) -> list[ClusterJob]:
-        with told():
+        with api_errors():
             api = self.api()
             return [ClusterJob(api, job) for job in await self._views()]
 
     async def changes(self, shown: dict[str, JobProgress]) -> list[JobProgress]:
-        """Which jobs are not as they were shown, as soon as one is not. shown: by uid; it is brought up to date."""
+        """Wait until a job's progress differs from `shown`; return what differs. shown: by uid; it is updated."""
         while True:
-            with told():
+            with api_errors():
                 now = {job.uid: progress_of(job) for job in await patiently(self._views)}
             new = [progress for uid, progress in now.items() if shown.get(uid) != progress]
             shown.clear()
@@ -83,6 +83,6 @@ class ClusterAccess:
 
 
 async def cluster_access(namespace: str | None, context: str | None, kubeconfig: str | None) -> ClusterAccess:
-    """The way to the cluster that these name, made in the loop. Raises InvalidRequest, ClusterError."""
-    with told():
+    """Open access to a cluster. Called in the loop. Raises InvalidRequest, ClusterError."""
+    with api_errors():
         return ClusterAccess(await way_to(namespace, context, kubeconfig), namespace)

@@ -1,4 +1,4 @@
-"""A job on a cluster, as the loop in the background sees it."""
+"""A job on a cluster, in the background loop."""
 
 import asyncio
 import random
@@ -30,12 +30,12 @@ from bamboo_core.names import EXIT_OK, EXIT_UNRECOVERABLE
 from bamboo_core.storage.errors import StorageError
 from bamboo_core.view.job_view import JobView
 
-GONE_SECONDS: Final = 600.0  # for workers to end, which may write a checkpoint first
+GONE_SECONDS: Final = 600.0  # for workers to end, after a checkpoint
 
 
 @contextmanager
-def told(name: str = "") -> Iterator[None]:
-    """Raises what goes wrong on the way to the cluster, or there, as the errors of the Python API. name: the job's."""
+def api_errors(name: str = "") -> Iterator[None]:
+    """Convert errors of the cluster or the way to it into those of the Python API. name: the job's."""
     try:
         yield
     except JobDeleted:
@@ -49,10 +49,10 @@ def told(name: str = "") -> Iterator[None]:
 
 
 class ClusterJob:
-    """One job: another one of its name, made later, is another job. All methods are called in the loop."""
+    """One job, identified by its uid. All methods are called in the loop."""
 
     def __init__(self, api: KubeApi, job: JobView, close: Callable[[], Awaitable[None]] | None = None) -> None:
-        """close: of the connection, if it was made for this job alone."""
+        """close: closes the connection, if it was opened for this job alone."""
         self._api, self._job, self._close = api, job, close or _nothing
         self._reader = JobReader(api, job.namespace, job.name, job.uid)
 
@@ -73,12 +73,12 @@ class ClusterJob:
         await asyncio.sleep(INTERVAL_SECONDS)
 
     async def snapshot(self, *, pod_events: bool = False) -> JobSnapshot:
-        """The job with its workers and events. Raises JobInterrupted if it was deleted."""
-        with told(self.name):
+        """Return the job with its workers and events. Raises JobInterrupted if it was deleted."""
+        with api_errors(self.name):
             return await patiently(lambda: self._reader.snapshot(pod_events=pod_events))
 
     async def wait(self, seconds: float | None) -> JobProgress:
-        """Waits until the job is complete, however often it is suspended meanwhile."""
+        """Wait until the job is complete, even if it is suspended meanwhile."""
         job = await self._until(lambda job: job.status.ended is not None, "is not over", seconds)
         end = job.status.ended
         assert end is not None
@@ -88,52 +88,52 @@ class ClusterJob:
         raise kind(job.name, end.reason, end.message)
 
     async def interrupted(self) -> None:
-        """The job goes on."""
+        """Let the job go on."""
 
     async def preempt(self, worker: str | None, *, notice: bool) -> None:
-        """Deletes the pod of that worker, or of one that trains, with grace or without."""
+        """Delete the pod of a worker, or of one that trains, with or without a grace period."""
         choice = VictimChoice(worker=worker, random=worker is None)
         snapshot = await self.snapshot()
-        with told():
+        with api_errors():
             chosen = victim(snapshot.job, snapshot.workers, choice, random.SystemRandom().choice)
             await operations.take_away(self._api, snapshot.job, chosen, notice=notice)
 
     async def scale(self, workers: int) -> None:
-        """Raises InvalidRequest if the job's grid is fixed."""
+        """Change the number of workers. Raises InvalidRequest if the job's grid is fixed."""
         if self._job.spec.elastic is None:
             raise InvalidRequest(f"{self._job.name} cannot be scaled: without spec.elastic its grid is fixed")
-        with told():
+        with api_errors():
             await operations.change_spec(self._api, self._job, {"elastic": {"maxWorkers": workers}})
 
     async def suspend(self) -> None:
-        """Raises InvalidRequest if it is over, or comes to its end meanwhile."""
+        """Suspend the job and wait until its workers are gone. Raises InvalidRequest if it is over, or ends first."""
         self._check_not_over(await self._now(), "suspended")
-        with told():
+        with api_errors():
             await operations.change_spec(self._api, self._job, {"suspend": True})
         job = await self._until(
             lambda job: job.status.holds("Suspended") or job.status.ended is not None, "was not suspended", GONE_SECONDS
         )
         self._check_not_over(job, "suspended")
-        with told():
+        with api_errors():
             await operations.until_no_pods(self._api, job, GONE_SECONDS)
 
     async def resume(self) -> None:
-        """Raises InvalidRequest if it is over, or the operator keeps it suspended."""
+        """Resume the job. Raises InvalidRequest if it is over, or the operator keeps it suspended."""
         job = await self._now()
         self._check_not_over(job, "resumed")
         if job.held_back:
             raise InvalidRequest(f"{job.name} cannot be resumed: {job.held_back}")
-        with told():
+        with api_errors():
             await operations.change_spec(self._api, self._job, {"suspend": False})
 
     async def stop(self) -> None:
-        """Deletes it, and waits until its workers are gone."""
-        with told():
+        """Delete the job, and wait until its workers are gone."""
+        with api_errors():
             await self._api.delete_job(self._job.namespace, self._job.name, self._job.uid)
             await operations.until_no_pods(self._api, self._job, GONE_SECONDS)
 
     async def history(self) -> HistoryRows:
-        with told():
+        with api_errors():
             url = operations.history_place(self._job)
         try:
             return HistoryRows(await asyncio.to_thread(lambda: find(url).read_all()))
@@ -150,16 +150,16 @@ class ClusterJob:
         return self._job.spec.task.config
 
     def weights_place(self) -> str:
-        """The last checkpoint has them."""
+        """Return the place of the last checkpoint, which has the weights."""
         return self.checkpoint_place()
 
     async def close(self) -> None:
-        """The job goes on; a connection that was made for it alone is closed."""
+        """Close a connection that was opened for this job alone; the job goes on."""
         await self._close()
 
     async def _now(self) -> JobView:
-        """The job as it is. Raises JobInterrupted if it was deleted."""
-        with told(self.name):
+        """Read the job. Raises JobInterrupted if it was deleted."""
+        with api_errors(self.name):
             self._job = await patiently(self._reader.job)
         return self._job
 
@@ -168,19 +168,20 @@ class ClusterJob:
             raise InvalidRequest(f"{job.name} is over ({job.status.state}); it cannot be {what}")
 
     async def _until(self, met: Callable[[JobView], object], what: str, seconds: float | None) -> JobView:
-        """The job as soon as it is so. Raises NotInTime."""
-        with told(self.name):
+        """Wait until the job meets a condition, and return it. Raises NotInTime."""
+        with api_errors(self.name):
             self._job = await operations.until_so(self._reader, met, what, seconds)
         return self._job
 
 
 async def _nothing() -> None:
-    """The connection is others' as well."""
+    """Keep a connection that others share."""
 
 
 class ClusterFeed:
-    """What has happened to a job since this was asked last, as far as the cluster knows it: most keep events for an
-    hour. One that happens again is told again.
+    """The job's new events since the last call, as long as the cluster keeps them, mostly an hour.
+
+    A repeated event is returned again.
     """
 
     def __init__(self, job: ClusterJob) -> None:

@@ -1,4 +1,4 @@
-"""A function of the user's as the entrypoint of a task: the workers import it by name from its file."""
+"""A user's function as the entrypoint of a task, which workers import by name from its file."""
 
 import sys
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from bamboo.jobs.errors import InvalidRequest
 
 
 def entrypoint_of(build: Callable[..., Any]) -> tuple[str, Path | None]:
-    """module:function, and the folder where the module is found; None for one that is installed like any other.
+    """Return module:function, and the folder with the module; None if it is installed.
 
     Raises InvalidRequest for a function that no other process can import, such as one in a notebook's cell.
     """

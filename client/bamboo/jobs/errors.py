@@ -1,4 +1,4 @@
-"""The errors of Bamboo's Python API. All are a `BambooError`, and their text is a sentence for a person."""
+"""Errors of Bamboo's Python API. Each is a `BambooError` whose text is a sentence for the user."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,11 @@ from bamboo_core.job.fields import ManifestError, Problem
 
 
 class BambooError(Exception):
-    """Something that was asked of Bamboo did not come to be."""
+    """A request to Bamboo failed."""
 
 
 class InvalidJob(BambooError, ValueError):
-    """The job's manifest is wrong. problems: all of them, each with its field and what was expected there."""
+    """The job's manifest is invalid. problems: all of them, each with its field and the expected value."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
@@ -25,17 +25,19 @@ class InvalidJob(BambooError, ValueError):
 
 
 class InvalidRequest(BambooError, ValueError):
-    """An argument is wrong, or what it asks for cannot be done with this job."""
+    """An argument is invalid, or the request is not possible for this job."""
 
 
 class JobError(BambooError):
-    """A job ended, and is not complete. reason: a CamelCase word; message: a sentence. log: the end of what its workers
-    printed, with the traceback of the user's code if that is why; "" if nothing is known.
+    """A job ended and is not complete.
+
+    reason: a CamelCase word. message: a sentence. log: the last lines of its workers, with the traceback of the user's
+    code if that is the cause; "" if unknown.
     """
 
     def __init__(self, name: str, reason: str, message: str, log: str = "") -> None:
-        said = f"{name}: {reason}. {message}".rstrip()
-        super().__init__(f"{said}\n\n{log}" if log else said)
+        text = f"{name}: {reason}. {message}".rstrip()
+        super().__init__(f"{text}\n\n{log}" if log else text)
         self.name, self.reason, self.message, self.log = name, reason, message, log
 
     def __reduce__(self) -> tuple[type["JobError"], tuple[str, str, str, str]]:
@@ -47,11 +49,11 @@ class JobFailed(JobError):
 
 
 class JobUnrecoverable(JobError):
-    """So many workers were lost at once that no copy of a part of the state was left, and there is no checkpoint."""
+    """Too many workers were lost at once: no copy of a part of the state was left, and no checkpoint exists."""
 
 
 class JobInterrupted(JobError):
-    """Somebody stopped the job."""
+    """The user stopped the job."""
 
 
 class ClusterError(BambooError):
@@ -59,4 +61,4 @@ class ClusterError(BambooError):
 
 
 class NotInTime(BambooError, TimeoutError):
-    """What was waited for did not come in time. The job goes on."""
+    """A wait timed out. The job goes on."""

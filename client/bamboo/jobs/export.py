@@ -1,4 +1,4 @@
-"""Checkpoints and weights as one state dict, which the trainer writes in a process of its own."""
+"""Export of checkpoints and weights as one state dict, which the trainer writes in its own process."""
 
 import asyncio
 import json
@@ -23,7 +23,10 @@ async def export(
     task_config: Mapping[str, Any],
     force: bool,
 ) -> Path:
-    """Writes a checkpoint or a folder of weights, and returns where. task_config: the job's. Raises BambooError."""
+    """Write a checkpoint or a folder of weights as one state dict, and return its path.
+
+    task_config: the config of the job's task. Raises BambooError.
+    """
     if missing := missing_packages():
         raise BambooError(f"an export needs {missing}, not installed here")
     arguments = ["--format", form, "--output", str(output), "--task-config", json.dumps(task_config), "--quiet"]
@@ -37,12 +40,12 @@ async def export(
         start_new_session=True,
     )
     try:
-        _, said = await process.communicate()
+        _, printed = await process.communicate()
     finally:
-        if process.returncode is None:  # this was cancelled; what is half written is removed
+        if process.returncode is None:  # cancelled: the process removes its partial output
             process.terminate()
             await process.wait()
     if process.returncode:
-        problem = said.decode(errors="replace").strip().removeprefix("bamboo: ")
+        problem = printed.decode(errors="replace").strip().removeprefix("bamboo: ")
         raise BambooError(problem or f"the export ended with code {process.returncode}")
     return output

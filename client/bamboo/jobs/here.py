@@ -1,4 +1,4 @@
-"""A job as it runs on this machine: where its checkpoints are kept, and whether they can be."""
+"""Preparation of a job to run on this machine: its checkpoints' place, and whether that can be written."""
 
 import copy
 import os
@@ -25,12 +25,13 @@ from bamboo_core.storage.url import parse_url
 
 _PROFILE: Final = re.compile(r"([1-9][0-9]{0,8})(?::([1-9][0-9]{0,8}))?")
 MOST_PROFILED: Final = 20  # steps
-_LOOK_SECONDS: Final = 20.0  # for each look into the store before anything is started
+_LOOK_SECONDS: Final = 20.0  # limit for each access to the store before the start
 
 
 def changed(job: JobSource, flag: str, **parts: Any) -> JobSource:
-    """The job with other parts of its spec; None removes one. flag: what a mistake is blamed on. Raises
-    InvalidRequest.
+    """Return the job with other parts of its spec; None removes one.
+
+    flag: named in messages about mistakes. Raises InvalidRequest.
     """
     document = copy.deepcopy(job.document)
     document["spec"] |= parts
@@ -41,11 +42,11 @@ def changed(job: JobSource, flag: str, **parts: Any) -> JobSource:
 
 
 def profiled_steps(text: str, spec: JobSpec, output: Path | None) -> tuple[int, int]:
-    """The steps FIRST:LAST in which torch.profiler runs, both included. Raises InvalidRequest."""
-    flag, found = f"--profile {text}", _PROFILE.fullmatch(text.strip())
-    if found is None:
+    """Parse FIRST:LAST, the steps in which torch.profiler runs, both included. Raises InvalidRequest."""
+    flag, match = f"--profile {text}", _PROFILE.fullmatch(text.strip())
+    if match is None:
         raise InvalidRequest(f"{flag}: expected FIRST:LAST, such as 20:25")
-    first, last = int(found[1]), int(found[2] or found[1])
+    first, last = int(match[1]), int(match[2] or match[1])
     if not first <= last < first + MOST_PROFILED:
         raise InvalidRequest(f"{flag}: expected at most {MOST_PROFILED} steps, the last one not before the first")
     if not spec.training.counts_data and last > spec.training.steps:
@@ -56,18 +57,18 @@ def profiled_steps(text: str, spec: JobSpec, output: Path | None) -> tuple[int, 
 
 
 def on_this_machine(job: JobSource, *, checkpoints: str | None, resume: bool) -> tuple[JobSource, list[str]]:
-    """The job to run here, and warnings. Raises InvalidRequest.
+    """Return the job to run here, and warnings. Raises InvalidRequest.
 
-    checkpoints: the folder or URL of its checkpoints, if not as the job says. resume: it must go on from them.
-    A volume claim is not here: without a URL of its own such a job keeps no checkpoints on this machine.
+    checkpoints: folder or URL of its checkpoints, instead of the job's. resume: it must go on from them. A volume claim
+    does not exist here: without a URL, such a job keeps no checkpoints on this machine.
     """
     spec, warnings = job.spec, list[str]()
     if spec.suspend:
         raise InvalidRequest("spec.suspend: the job is suspended; set it to false to run the job")
     if spec.budget is not None and spec.budget.money is not None:
         warnings.append("spec.budget.money has no effect here: nobody is paid for workers on this machine")
-    if told := past(spec, datetime.now(UTC)):
-        warnings.append(told)
+    if text := past(spec, datetime.now(UTC)):
+        warnings.append(text)
     asks = asking_for_gpus(spec)
     if asks and not os.environ.get(ENV_DEVICE) and not _torch_may_use_gpus():
         warnings.append(f"{asks} for GPUs, and torch can use none on this machine: the workers train on the CPU")
@@ -86,26 +87,25 @@ def on_this_machine(job: JobSource, *, checkpoints: str | None, resume: bool) ->
 
 
 def _torch_may_use_gpus() -> bool:
-    """Return whether there are GPUs and a torch for them, as far as that can be found out without importing torch."""
+    """Return whether this machine has GPUs and a torch for them, as far as is known without importing torch."""
     devices = Path("/dev")
-    there = any(devices.glob("nvidia[0-9]*")) or any((devices / name).exists() for name in ("kfd", "dxg"))
+    present = any(devices.glob("nvidia[0-9]*")) or any((devices / name).exists() for name in ("kfd", "dxg"))
     try:
-        return there and not version("torch").endswith("+cpu")
+        return present and not version("torch").endswith("+cpu")
     except PackageNotFoundError:
         return False
 
 
 def storage_url(place: str) -> str:
-    """The URL of a store that is named by one, or by a folder."""
+    """Return the URL of a store, given as URL or folder."""
     return place if "://" in place else Path(place).absolute().as_uri()
 
 
 def store_trouble(spec: JobSpec, *, resume: bool) -> str:
-    """Why checkpoints cannot be written, as far as that can be told now; "" if they can.
+    """Return why checkpoints cannot be written now; "" if they can.
 
-    That they cannot is no mistake, for the store may come back, unless nothing but them could save the job: then
-    InvalidRequest is raised. So it is if a file is where a folder should be, and with resume, of which the user does
-    not want to begin at step 0, if nothing that is there fits the job any more.
+    The store may recover, so that is only an error if nothing but checkpoints could save the job. Raises InvalidRequest
+    then, if a file is in place of the folder, or if resume is given and no checkpoint fits the job.
     """
     url = spec.checkpoint.url if spec.checkpoint is not None else None
     if url is None:
@@ -119,14 +119,14 @@ def store_trouble(spec: JobSpec, *, resume: bool) -> str:
         store.probe()
     except StorageError as error:
         if not _survives_losses(spec):
-            told = f"no checkpoint can be kept, and nothing else could save this job: {error}"
-            raise InvalidRequest(told) from None
+            problem = f"no checkpoint can be kept, and nothing else could save this job: {error}"
+            raise InvalidRequest(problem) from None
         return f"no checkpoint can be kept, or looked for, as long as this lasts: {error}"
     return ""
 
 
 def _file_in_the_way(url: str) -> str:
-    """What is no folder, of the store's folder and those above it; "" if nothing is, or it is no folder's URL."""
+    """Return the store's folder or parent that is not a folder; "" if none, or for other URLs."""
     place = parse_url(url)
     if place.protocol != "file":
         return ""
@@ -135,19 +135,19 @@ def _file_in_the_way(url: str) -> str:
 
 
 def _check_resumption(store: CheckpointStore, spec: JobSpec) -> None:
-    """Raises StorageError: the job waits for a store that does not answer, and says why."""
+    """Raise InvalidRequest if no checkpoint fits the job. Raises StorageError if the store does not answer."""
     steps = None if spec.training.counts_data else spec.training.steps
     choice = choose(store.list(), numbers_digest(spec), steps=steps)
     if choice.manifest is None and choice.passed:
         attempt, reason = choice.passed[0]
-        told = f"that of step {attempt.step} cannot be used: {reason}"
+        why = f"that of step {attempt.step} cannot be used: {reason}"
         raise InvalidRequest(
-            f"--resume: {store.shown} has no checkpoint of this job; {told}; without --resume it begins at step 0"
+            f"--resume: {store.shown} has no checkpoint of this job; {why}; without --resume it begins at step 0"
         )
 
 
 def _survives_losses(spec: JobSpec) -> bool:
-    """Is there anybody else who holds the state of a stage: a replica, or another pipeline?"""
+    """Return whether replicas or other pipelines also hold the state of each stage."""
     redundant = spec.redundancy.mode is not RedundancyMode.NONE
     several = whole_workers(spec) > 1 if spec.elastic else spec.topology.stages > 1
     return (redundant and several) or spec.topology.pipelines > 1

@@ -1,4 +1,4 @@
-"""`bamboo.Job`: a job that is made, checked, planned, simulated, run and submitted by a program."""
+"""`bamboo.Job`: a job that a program builds, checks, plans, simulates, runs and submits."""
 
 import copy
 import os
@@ -44,14 +44,14 @@ _FLAG: Final = re.compile(r"--([a-z][a-z-]*)")
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """What was found in a valid job. warnings: what may not be meant. told: about its task, if that was loaded."""
+    """The result of validating a job. warnings: settings that may not be intended. told: about its task, if loaded."""
 
     warnings: tuple[str, ...]
     told: tuple[str, ...]
 
 
 class Job:
-    """A BambooJob. It is checked when it is made: InvalidJob names all that is wrong with it."""
+    """A BambooJob, checked when it is built: InvalidJob lists all mistakes."""
 
     def __init__(
         self,
@@ -64,26 +64,26 @@ class Job:
         annotations: Mapping[str, str] | None = None,
         **parts: Any,
     ) -> None:
-        """Makes a job of the parts of a manifest, which are named and look as in YAML (docs/api.md).
+        """Build a job of the parts of a manifest, named and shaped as in YAML (docs/api.md).
 
-        task: the function that builds it, "module:function", or its whole part of the manifest; config: the function's
+        task: the function that builds it, "module:function", or its part of the manifest. config: the function's
         argument. labels, annotations: of the object on a cluster.
         """
         folder: Path | None = None
-        said: dict[str, Any]
+        task_part: dict[str, Any]
         if callable(task):
             entrypoint, folder = entrypoint_of(task)
-            said = {"entrypoint": entrypoint}
+            task_part = {"entrypoint": entrypoint}
         else:
-            said = {"entrypoint": task} if isinstance(task, str) else {**task}
+            task_part = {"entrypoint": task} if isinstance(task, str) else {**task}
         if config is not None:
-            said["config"] = dict(config)
+            task_part["config"] = dict(config)
         metadata = {"name": name, "namespace": namespace, "labels": labels, "annotations": annotations}
         document = {
             "apiVersion": API_VERSION,
             "kind": KIND,
             "metadata": {key: value for key, value in metadata.items() if value is not None},
-            "spec": {"task": said, **parts},
+            "spec": {"task": task_part, **parts},
         }
         folders = (folder, Path.cwd()) if folder is not None else (Path.cwd(),)
         read = source_of(f"job {name}", _yaml(document))
@@ -91,12 +91,12 @@ class Job:
 
     @classmethod
     def from_file(cls, path: str | Path) -> "Job":
-        """The job of a manifest's file. Raises InvalidJob, whose problems name file and line."""
+        """Read a job from a manifest file. Raises InvalidJob, whose problems name file and line."""
         return cls.from_source(_source(lambda: source_of_file(str(path), pods=False)))
 
     @classmethod
     def from_source(cls, source: JobSource) -> "Job":
-        """The job that was already read."""
+        """Return the job of a source that was read before."""
         job = cls.__new__(cls)
         job._source = source
         return job
@@ -107,25 +107,25 @@ class Job:
 
     @property
     def spec(self) -> JobSpec:
-        """What it asks for, with all defaults."""
+        """The job's spec, with all defaults."""
         return self._source.spec
 
     @property
     def source(self) -> JobSource:
-        """The job, with where its modules are looked for."""
+        """The job's source, with the folders of its modules."""
         return self._source
 
     @property
     def document(self) -> dict[str, Any]:
-        """The manifest, as `kubectl apply` takes it."""
+        """The manifest as `kubectl apply` takes it."""
         return copy.deepcopy(self._source.document)
 
     def to_yaml(self) -> str:
-        """The manifest as text: of a file with its comments."""
+        """Return the manifest as text, for a file with its comments."""
         return self._source.text
 
     def changed(self, **parts: Any) -> "Job":
-        """The job with other fields in these parts: `changed(training={"steps": 6})`. None removes a field or a part.
+        """Return the job with some fields changed: `changed(training={"steps": 6})`. None removes a field or a part.
 
         Raises InvalidJob.
         """
@@ -140,18 +140,19 @@ class Job:
         return self.from_source(_source(lambda: source_of_manifest(read, self._source.folders)))
 
     def validate(self, *, load: bool = False) -> Validation:
-        """What may not be meant in the job; with load also whether its task can be built here, and what memory its
-        workers need. Raises BambooError if the task cannot be used.
+        """Return warnings about the job; with load, also build its task here and report the memory that workers need.
+
+        Raises BambooError if the task cannot be used.
         """
         spec = self.spec
         pods = map(str, unknown_in_template(spec))
-        found = tuple(filter(None, (*manifest_warnings(spec), *pods, past(spec, datetime.now(UTC)))))
+        warnings = tuple(filter(None, (*manifest_warnings(spec), *pods, past(spec, datetime.now(UTC)))))
         if not load:
-            return Validation(found, ())
+            return Validation(warnings, ())
         checked = background.call(ask(check_task, self._source.document, self._source.folders))
         if checked.problem:
             raise BambooError(f"{self._source.name}: {checked.problem}")
-        return Validation(found, checked.told)
+        return Validation(warnings, checked.told)
 
     def plan(
         self,
@@ -169,8 +170,9 @@ class Job:
         seeds: int = 3,
         jobs: int | None = None,
     ) -> "JobPlan[Job]":
-        """Which machines, grid and protection the job should have, and what it will cost: `bamboo plan`, whose flags
-        these are. deadline, hours: in hours. Raises InvalidRequest.
+        """Search for the best machines, grid and protection, and their cost: `bamboo plan`, with its flags.
+
+        deadline, hours: in hours. Raises InvalidRequest.
         """
         wanted = PlanOptions(
             prices=prices,
@@ -201,7 +203,7 @@ class Job:
         price: float | None = None,
         jobs: int | None = None,
     ) -> SimulatedRuns:
-        """The job in virtual time, on recorded nodes or on made-up ones: `bamboo simulate`, whose flags these are.
+        """Run the job in virtual time, on recorded or made-up nodes: `bamboo simulate`, with its flags.
 
         Raises InvalidRequest.
         """
@@ -234,15 +236,16 @@ class Job:
         profile: str | None = None,
         page: bool = True,
     ) -> JobHandle:
-        """Begins the job on this machine, a process for each worker, and returns at once: `bamboo run`, whose flags
-        these are. It ends with this program. Raises BambooError.
+        """Start the job on this machine, one process per worker, and return at once: `bamboo run`, with its flags.
+
+        The job ends with this program. Raises BambooError.
         """
         if ENV_LAUNCH in os.environ:
             raise InvalidRequest(
                 "the module of this task runs a job when it is imported; put run() below if __name__ == '__main__':"
             )
         try:
-            job, told = on_this_machine(self._source, checkpoints=checkpoints, resume=resume)
+            job, warnings = on_this_machine(self._source, checkpoints=checkpoints, resume=resume)
             schedule = parse_schedule([preempt] if isinstance(preempt, str) else list(preempt), seed=seed)
             check_schedule(schedule, job.spec)
             folder = None if output is None else Path(output).absolute()
@@ -259,7 +262,7 @@ class Job:
             folders=job.folders,
             store_writable=not trouble,
         )
-        for warning in (*told, *filter(None, [trouble])):
+        for warning in (*warnings, *filter(None, [trouble])):
             _warn(warning)
         return background.call(_begun(LocalRunRequest(job=job, options=options, page=0 if page else None)))
 
@@ -272,10 +275,11 @@ class Job:
         apply: bool = False,
         force: bool = False,
     ) -> JobHandle:
-        """Makes the job on a cluster, and returns at once: `bamboo submit`, whose flags these are. It goes on when this
-        program ends. Raises ClusterError.
+        """Create the job on a cluster, and return at once: `bamboo submit`, with its flags.
+
+        The job goes on when this program ends. Raises ClusterError.
         """
-        from bamboo.jobs.cluster_access import cluster_access  # which takes a while to import
+        from bamboo.jobs.cluster_access import cluster_access  # slow to import
 
         cluster = background.call(cluster_access(namespace, context, kubeconfig))
         work = cluster.submit(self._source, apply=apply, force=force, dry_run=False, alone=True)
@@ -302,7 +306,7 @@ def _source(read: Callable[[], JobSource]) -> JobSource:
 
 
 def _asked(work: Coroutine[Any, Any, T]) -> T:
-    """What another process finds out. Mistakes name arguments where the command line has flags."""
+    """Return another process' result. Messages name arguments instead of flags."""
     try:
         return background.call(work)
     except InvalidRequest as error:
@@ -318,7 +322,7 @@ def _paths(given: str | Path | Sequence[str | Path]) -> list[str]:
 
 
 def _yaml(document: dict[str, Any]) -> str:
-    """Raises InvalidRequest if a value is none of YAML's."""
+    """Return the document as YAML. Raises InvalidRequest for a value that YAML does not have."""
     try:
         return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
     except yaml.YAMLError as error:

@@ -1,5 +1,4 @@
-"""Profiles by the names that a user gives for a job: files, those that come with Bamboo, and the job's own layers on a
-device that is not here."""
+"""Profiles by name: files, Bamboo's own, and the job's own layers on a device that is not here."""
 
 from pathlib import Path
 
@@ -12,18 +11,18 @@ from bamboo_core.planning.profile import ModelProfile
 
 
 class JobProfiles:
-    """Reads profiles for one job, whose layers are counted once, when the first name asks for that."""
+    """A reader of profiles for one job, which counts the job's layers once, on demand."""
 
     def __init__(self, job: JobSource) -> None:
         self._job = job
         self._counts: TaskCounts | None = None
 
     def read(self, name: str) -> ModelProfile:
-        """@DEVICE: of the job's own layers. All else is `read_profile`'s. Raises ProfileError."""
+        """Read a profile: for @DEVICE of the job's own layers, else as `read_profile` does. Raises ProfileError."""
         if not name.startswith(AT) or Path(name).exists():
             return read_profile(name)
         table = read_devices()
-        table.named(name[len(AT) :])  # before anything is counted
+        table.named(name[len(AT) :])  # raises for an unknown device before counting
         if self._counts is None:
             self._counts = count_task(self._job.spec, self._job.document, self._job.folders)
         return analytic_profile(self._counts, table, name[len(AT) :])

@@ -1,4 +1,4 @@
-"""A local job in the process that `bamboo.jobs.child` is: what it is asked, what it tells, and how it ends."""
+"""A local job inside its process `bamboo.jobs.child`: its requests, its messages, and its end."""
 
 import asyncio
 import contextlib
@@ -24,24 +24,24 @@ from bamboo_core.page.server import PageError
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """Workers are being started. page: the URL of the job's page, "" if there is none."""
+    """The message that workers are being started. page: URL of the job's page, "" if there is none."""
 
     page: str
 
 
 @dataclass(frozen=True, slots=True)
 class CouldNotRun:
-    """There was no run, for that reason."""
+    """The message that the run failed to start, with the reason."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedRun:
-    """Runs the job. It sends Began, each Status and Emit, and at the end a Summary, or CouldNotRun.
+    """A run of the job. It sends Began, each Status and Emit, and at the end a Summary or CouldNotRun.
 
-    It is sent TakeWorker and ChangeJob, and StopJob, which keeps the state first; when nothing more can be sent to it,
-    it stops as well. page: its port, 0 for any; None for no page.
+    It receives TakeWorker, ChangeJob, and StopJob, which saves the state first; it also stops when its input is closed.
+    page: port of the job's page, 0 for any; None for no page.
     """
 
     job: JobSource
@@ -52,29 +52,27 @@ class HostedRun:
         handler = logging.StreamHandler(sys.stderr)
         handler.addFilter(SilentErrorsNamed())
         logging.basicConfig(level=logging.ERROR, format="bamboo: %(message)s", handlers=[handler])
-        told = _Telling(channel)
+        sender = _Sender(channel)
         try:
             with only_run_in(self.options.output):
-                ended: Summary | CouldNotRun = loop_signals.run(lambda: self._run(told, channel))
+                ended: Summary | CouldNotRun = loop_signals.run(lambda: self._run(sender, channel))
         except (OutputRefused, PageError, ForkServerError) as error:
             ended = CouldNotRun(str(error))
         except OSError as error:
             ended = CouldNotRun(complaint_of(error, "while the job was run"))
-        told.end(ended)
+        sender.end(ended)
 
-    async def _run(self, told: "_Telling", channel: Channel) -> Summary:
+    async def _run(self, sender: "_Sender", channel: Channel) -> Summary:
         def view(url: str) -> RunView:
-            told.put(Began(url))
-            return _TellingView(told, channel)
+            sender.put(Began(url))
+            return _SendingView(sender, channel)
 
         job = self.job
         return await run_with_page(job.spec, job.document, self.options, view, port=self.page)
 
 
-class _Telling:
-    """Sends what is told from a thread of its own, since the program may take its time to read; of statuses that wait
-    only the newest.
-    """
+class _Sender:
+    """A thread that sends messages, since the program may read slowly; of waiting statuses only the newest."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -96,7 +94,7 @@ class _Telling:
             self._news.notify()
 
     def end(self, message: object) -> None:
-        """Sends that last, and waits until all is sent or nobody reads."""
+        """Send the last message, and wait until all are sent or nobody reads."""
         with self._news:
             self._waiting.append(message)
             self._over = True
@@ -117,11 +115,11 @@ class _Telling:
                 return
 
 
-class _TellingView:
-    """A view of the run for the program that has started it, and its requests."""
+class _SendingView:
+    """A view that sends the run to the program that started it, and passes its requests on."""
 
-    def __init__(self, told: _Telling, channel: Channel) -> None:
-        self._told, self._channel = told, channel
+    def __init__(self, sender: _Sender, channel: Channel) -> None:
+        self._sender, self._channel = sender, channel
 
     def start(self, request: Callable[[UserRequest], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -135,10 +133,10 @@ class _TellingView:
         threading.Thread(target=hear, daemon=True).start()
 
     def status(self, status: Status) -> None:
-        self._told.put_status(status)
+        self._sender.put_status(status)
 
     def emit(self, emit: Emit) -> None:
-        self._told.put(emit)
+        self._sender.put(emit)
 
     def stop(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""A job that runs on this machine, in a process beside this program, as the loop in the background sees it."""
+"""A job that runs on this machine, in its own process, in the background loop."""
 
 import asyncio
 import time
@@ -38,7 +38,7 @@ from bamboo_core.storage.errors import StorageError
 
 STARTING: Final = "Starting"
 SUSPENDED: Final = "Suspended"
-MOST_EVENTS: Final = 100_000  # that are kept; older ones are in the history
+MOST_EVENTS: Final = 100_000  # kept here; older ones are in the history
 ERRORS: Final[dict[Outcome, type[JobError]]] = {
     Outcome.FAILED: JobFailed,
     Outcome.UNRECOVERABLE: JobUnrecoverable,
@@ -48,7 +48,7 @@ ERRORS: Final[dict[Outcome, type[JobError]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRunRequest:
-    """How a job is to run here. options: as `bamboo run` has them. page: its port, 0 for any; None for no page."""
+    """A request to run a job here. options: as of `bamboo run`. page: its port, 0 for any; None for no page."""
 
     job: JobSource
     options: RunOptions
@@ -56,10 +56,10 @@ class LocalRunRequest:
 
 
 class LocalJob:
-    """The job, over as many runs as it is suspended and resumed. All methods are called in the loop.
+    """A job over all its runs between suspensions. All methods are called in the loop.
 
-    Without an output of its own it has a temporary folder, which is removed when it is closed, or, if this program is
-    killed, when another run begins on this machine.
+    Without an output folder it uses a temporary one, which is removed when it is closed or, if this program is killed,
+    when another run begins on this machine.
     """
 
     def __init__(self, wanted: LocalRunRequest) -> None:
@@ -71,11 +71,11 @@ class LocalJob:
         self._child: ChildProcess | None = None
         self._running: asyncio.Task[None] | None = None
         self._events: list[Occurrence] = []
-        self._dropped = 0  # of the events, the oldest
+        self._dropped = 0  # number of dropped events, the oldest
         self._news = asyncio.Condition()
         self._known = JobProgress(name=self.name, state=STARTING, steps=wanted.job.spec.training.known_steps)
-        self._status: Status | None = None  # which `_known` does not have yet
-        self._before = self._known  # what the runs before this one came to
+        self._status: Status | None = None  # not in `_known` yet
+        self._before = self._known  # progress of earlier runs
         self._workers: tuple[str, ...] = ()
         self._page = ""
         self._stopping = self._suspending = False
@@ -92,7 +92,7 @@ class LocalJob:
         return output
 
     async def start(self) -> None:
-        """Begins a run. Raises BambooError if no process can be started."""
+        """Start a run. Raises BambooError if no process can be started."""
         work = HostedRun(job=self._wanted.job, options=self._wanted.options, page=self._wanted.page)
         background.opened(self.close)
         try:
@@ -107,7 +107,7 @@ class LocalJob:
 
     @property
     def _progress(self) -> JobProgress:
-        """Made of the newest status when it is asked for: there are some twenty of these a second."""
+        """Return the progress, computed from the newest status on demand, since about twenty come per second."""
         if (status := self._status) is not None:
             now = local_progress(self._wanted.job.spec, status, self._page)
             self._known = replace(
@@ -126,19 +126,17 @@ class LocalJob:
         return self._ended is not None
 
     async def moment(self) -> None:
-        """Waits for something to happen."""
+        """Wait for something to happen."""
         async with self._news:
             if self._ended is None:
                 await self._news.wait()
 
-    def since(self, told: int) -> tuple[list[Occurrence], int]:
-        """The events after the first so many, of those that are still known; and how many there were in all."""
-        return self._events[max(0, told - self._dropped) :], self._dropped + len(self._events)
+    def since(self, seen: int) -> tuple[list[Occurrence], int]:
+        """Return the kept events after the first `seen`, and the number of all events."""
+        return self._events[max(0, seen - self._dropped) :], self._dropped + len(self._events)
 
     async def wait(self, seconds: float | None) -> JobProgress:
-        """The progress at the end of a complete job, however often it is suspended meanwhile. Raises JobError or
-        another BambooError if it ended otherwise.
-        """
+        """Return the progress of the complete job, even if it is suspended meanwhile. Raises BambooError."""
         if self._progress.state == SUSPENDED:
             raise InvalidRequest(f"{self.name} is suspended; resume() lets it go on")
         try:
@@ -151,7 +149,7 @@ class LocalJob:
         return self._progress
 
     async def preempt(self, worker: str | None, *, notice: bool) -> None:
-        """Takes a worker away, or one of the grid if none is named."""
+        """Take a worker away, or one of the grid if none is named."""
         self._check_runs()
         training = [one for pipeline in self._progress.grid for one in pipeline]
         if not training:
@@ -161,7 +159,7 @@ class LocalJob:
         await self._send(TakeWorker(worker or training[-1], notice))
 
     async def scale(self, workers: int) -> None:
-        """Changes how many workers may run stages. Raises InvalidRequest if the job's grid is fixed."""
+        """Change how many workers may run stages. Raises InvalidRequest if the job's grid is fixed."""
         elastic = self._wanted.job.document["spec"].get("elastic")
         if elastic is None:
             raise InvalidRequest(f"{self.name} cannot be scaled: without spec.elastic its grid is fixed")
@@ -170,11 +168,11 @@ class LocalJob:
         self._wanted = replace(self._wanted, job=job)
 
     async def stop(self) -> None:
-        """Stops it, after its state is kept if it keeps checkpoints, and waits until it is over."""
+        """Stop the job, after a checkpoint if it keeps any, and wait until it is over."""
         if self._child is None:
             return
         if self._ended is None and not self._stopping:
-            self._stopping = True  # a second request would end it at once
+            self._stopping = True  # a second request would end the job at once
             await self._child.send(StopJob())
         async with self._news:
             await self._news.wait_for(lambda: self._ended is not None)
@@ -183,7 +181,7 @@ class LocalJob:
         await self.stop()
 
     async def suspend(self) -> None:
-        """Keeps its state and stops it. Raises InvalidRequest if it keeps no checkpoints, or is over."""
+        """Save the job's state and stop it. Raises InvalidRequest if it keeps no checkpoints, or is over."""
         if self._wanted.job.spec.checkpoint is None:
             raise InvalidRequest(
                 f"{self.name} cannot be suspended: it keeps no checkpoints (checkpoint.storage says where)"
@@ -198,7 +196,7 @@ class LocalJob:
             raise BambooError(f"{self.name} is suspended, and no checkpoint could be written: events() say why")
 
     async def resume(self) -> None:
-        """Lets a suspended job go on from its newest checkpoint; planned preemptions are not made again."""
+        """Resume the job from its newest checkpoint, without further planned preemptions."""
         if self._progress.state != SUSPENDED:
             raise InvalidRequest(f"{self.name} is not suspended ({self._progress.state})")
         before, wanted = self._progress, self._wanted
@@ -221,7 +219,7 @@ class LocalJob:
             raise
 
     async def history(self) -> HistoryRows:
-        """Raises InvalidRequest if it keeps none yet."""
+        """Return the history. Raises InvalidRequest if there is none yet."""
         options = self._wanted.options
         url = history_url(self._wanted.job.spec, options.output, stored=options.store_writable)
         try:
@@ -230,7 +228,7 @@ class LocalJob:
             raise InvalidRequest(f"{self.name}: {error}") from None
 
     def checkpoint_place(self) -> str:
-        """The URL of its checkpoints. Raises InvalidRequest if it keeps none."""
+        """Return the URL of the checkpoints. Raises InvalidRequest if the job keeps none."""
         checkpoint = self._wanted.job.spec.checkpoint
         if checkpoint is None or checkpoint.url is None:
             raise InvalidRequest(f"{self.name} keeps no checkpoints (checkpoint.storage says where)")
@@ -240,7 +238,7 @@ class LocalJob:
         return self._wanted.job.spec.task.config
 
     def weights_place(self) -> str:
-        """The folder of its weights. Raises InvalidRequest if there are none."""
+        """Return the folder of the weights. Raises InvalidRequest if there are none."""
         folder = self.output / WEIGHTS
         if not any(folder.glob("*.safetensors")):
             state = self._progress.state
@@ -248,7 +246,7 @@ class LocalJob:
         return str(folder)
 
     async def close(self) -> None:
-        """Stops it, if it runs, and removes a temporary output."""
+        """Stop the job if it runs, and remove a temporary output."""
         with suppress(BambooError):
             await self.stop()
         self._temporary.close()
@@ -260,7 +258,7 @@ class LocalJob:
         await self._check_runs().send(request)
 
     def _check_runs(self) -> ChildProcess:
-        """The process that runs the job. Raises InvalidRequest if there is none."""
+        """Return the process that runs the job. Raises InvalidRequest if there is none."""
         if self._child is None or self._ended is not None:
             raise InvalidRequest(f"{self.name} does not run ({self._progress.state})")
         return self._child
@@ -277,7 +275,7 @@ class LocalJob:
                     await self._tell()
             tail = await child.close()
         finally:
-            if child.running:  # something went wrong here
+            if child.running:  # an error occurred here
                 child.terminate()
                 tail = await child.close()
             self._end(ended, tail)
@@ -290,8 +288,8 @@ class LocalJob:
                 self._known = replace(self._progress, page=page)
             case Status():
                 self._status, self._workers = message, tuple(worker for worker, _ in message.workers)
-            case Emit(reason, said, warning):
-                self._events.append(Occurrence(time=time.time(), reason=reason, message=said, warning=warning))
+            case Emit(reason, text, warning):
+                self._events.append(Occurrence(time=time.time(), reason=reason, message=text, warning=warning))
                 late = max(0, len(self._events) - MOST_EVENTS)
                 del self._events[:late]
                 self._dropped += late
@@ -312,7 +310,7 @@ class LocalJob:
         self._known = replace(self._progress, state=state, message=message, page="")
 
     def _failure(self) -> BambooError | None:
-        """Why the job is not complete; made anew for whoever asks."""
+        """Return a new error that says why the job is not complete, or None."""
         match self._ended:
             case ChildDied() as died:
                 return ChildDied(str(died))
@@ -328,11 +326,11 @@ class LocalJob:
 
 
 class LocalFeed:
-    """What has happened to a job since this was asked last."""
+    """The job's new events since the last call."""
 
     def __init__(self, job: LocalJob) -> None:
-        self._job, self._told = job, 0
+        self._job, self._seen = job, 0
 
     async def new(self) -> list[Occurrence]:
-        found, self._told = self._job.since(self._told)
-        return found
+        events, self._seen = self._job.since(self._seen)
+        return events

@@ -1,4 +1,4 @@
-"""The flags for made-up nodes, as `bamboo plan` and `bamboo simulate` read them."""
+"""Flags for made-up nodes of `bamboo plan` and `bamboo simulate`."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from bamboo_core.job.spec import JobSpec
 
 
 def zones_of(spec: JobSpec, given: str | None, default: Sequence[str]) -> tuple[str, ...]:
-    """Return the allowed zones among those of --zones, else among those that the job names, else among the default.
+    """Return the allowed zones of --zones, else of the job, else the default ones.
 
     Raises SimulationError if the job may be in none of them.
     """
@@ -17,6 +17,6 @@ def zones_of(spec: JobSpec, given: str | None, default: Sequence[str]) -> tuple[
 
 
 def check_probability(flag: str, value: float) -> None:
-    """Raises InvalidRequest for what is no probability."""
+    """Raise InvalidRequest unless the value is a probability."""
     if not 0 <= value <= 1:
         raise InvalidRequest(f"{flag} {value:g}: expected a probability from 0 to 1")

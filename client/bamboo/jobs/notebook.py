@@ -1,4 +1,4 @@
-"""What a notebook shows of a job: a few lines and a small curve, as HTML. Pure."""
+"""A job in a notebook: a few lines and a small curve, as HTML. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ MOST_POINTS: Final = 240
 
 
 def handle_html(progress: JobProgress, losses: Sequence[tuple[int, float | None]]) -> str:
-    """The job's state, its grid, its losses of workers, a link to its page, and the curve of its loss."""
+    """Return the job's state, grid and losses of workers, a link to its page, and the curve of its loss, as HTML."""
     lines = [f"<b>{escape(progress.name)}</b>: {escape(progress.state)}", *map(escape, _facts(progress))]
     if progress.message:
         lines.append(escape(progress.message))
@@ -34,7 +34,7 @@ def _facts(progress: JobProgress) -> list[str]:
 
 
 def loss_curve(losses: Sequence[tuple[int, float | None]]) -> str:
-    """A line through the losses as SVG; "" if there are fewer than two finite ones."""
+    """Return the losses as an SVG line; "" if fewer than two are finite."""
     finite = [(step, loss) for step, loss in losses if loss is not None and math.isfinite(loss)]
     if len(finite) < 2:
         return ""

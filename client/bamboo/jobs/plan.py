@@ -1,4 +1,4 @@
-"""What a search for a job's plan has found, as a program sees it."""
+"""The result of a search for a job's plan, in the Python API."""
 
 import json
 from collections.abc import Callable
@@ -13,16 +13,16 @@ J = TypeVar("J")
 
 
 class JobPlan(Generic[J]):
-    """The plans of which no other one is both faster and cheaper, and the recommended one. Printed, it is a table."""
+    """The Pareto-optimal plans by time and cost, and the recommended one. Printed, it is a table."""
 
     def __init__(self, job: JobSource, planned: Planned, make: Callable[[JobSource], J]) -> None:
-        """make: makes the recommended job."""
+        """make: builds the recommended job."""
         self._job, self._report, self._make = job, planned.report, make
         self.warnings = planned.warnings
 
     @property
     def recommended(self) -> J | None:
-        """The job as it should be; None if no plan keeps the bounds: `why` says what would be needed."""
+        """The recommended job; None if no plan is within the bounds, and `why` tells what would be needed."""
         if self._report.found.chosen is None:
             return None
         text = recommended_text(self._job, self._report)
@@ -30,17 +30,17 @@ class JobPlan(Generic[J]):
 
     @property
     def why(self) -> str:
-        """The reasons for the recommended plan, or for none, in sentences."""
+        """The reasons for the recommended plan, or for none."""
         return " ".join(self._report.reasons)
 
     @property
     def options(self) -> list[dict[str, Any]]:
-        """The plans, the fastest first; docs/planning.md says what each field is."""
+        """The plans, fastest first; docs/planning.md explains the fields."""
         front: list[dict[str, Any]] = self.to_dict()["front"]
         return front
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, as `bamboo plan --output json` prints it."""
+        """Return all of it, as `bamboo plan --output json` prints it."""
         found: dict[str, Any] = json.loads(document(self._report))
         return found
 

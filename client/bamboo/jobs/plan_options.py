@@ -1,4 +1,4 @@
-"""What a user says about a plan. Imported with the command line's flags: nothing heavy here."""
+"""Options of a plan. The command line imports this for its flags, so it imports nothing heavy."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -11,7 +11,7 @@ from bamboo.terminal.time_flag import seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions(SimulatedRunOptions):
-    """A search for a plan as the user asked for it: the flags of `bamboo plan`, and the arguments of `Job.plan`."""
+    """The user's options of a plan: the flags of `bamboo plan`, and the arguments of `Job.plan`."""
 
     prices: Annotated[
         str | None,

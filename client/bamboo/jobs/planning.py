@@ -1,4 +1,4 @@
-"""A search for the plan that a job should have: what was asked for, the search, and what is said of it."""
+"""The search for a job's plan: the user's request, the search, and its explanation."""
 
 import os
 from dataclasses import dataclass, replace
@@ -36,19 +36,19 @@ from bamboo_core.job.training_spec import UNKNOWN_STEPS
 from bamboo_core.planning.profile import ProfileError
 
 MOST_LISTED = 64
-ZONES = ("a", "b", "c")  # of made-up nodes, if nobody names any
+ZONES = ("a", "b", "c")  # of made-up nodes, if neither flags nor job name zones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """What a search has come to. warnings: sentences about the job and its profiles."""
+    """The result of a search. warnings: sentences about the job and its profiles."""
 
     report: PlanReport
     warnings: tuple[str, ...]
 
 
 def planned(job: JobSource, wanted: PlanOptions) -> Planned:
-    """Searches. Raises InvalidRequest for whatever cannot be done as it was asked for."""
+    """Search for the job's plan. Raises InvalidRequest if the request cannot be fulfilled."""
     _check(wanted)
     spec, now = job.spec, datetime.now(UTC)
     bounds = _bounds(wanted, spec, now)
@@ -75,9 +75,7 @@ def planned(job: JobSource, wanted: PlanOptions) -> Planned:
 
 
 def _bounds(wanted: PlanOptions, spec: JobSpec, now: datetime) -> Bounds:
-    """Return what the request says; where it says nothing, the budget of the manifest. A date that has passed counts
-    for nothing.
-    """
+    """Return the bounds of the request, else of the manifest's budget. A date in the past is ignored."""
     budget, said = wanted.budget, spec.budget
     deadline = None if wanted.deadline is None else wanted.deadline / HOUR
     if budget is None and said is not None and said.money is not None:
@@ -120,7 +118,7 @@ def _world(job: JobSource, wanted: PlanOptions, warnings: list[str]) -> World:
 
 
 def _prices(wanted: PlanOptions) -> PriceList | None:
-    """Raises PriceError. Devices without a price file are of the newest list that comes with Bamboo."""
+    """Return the prices, by default Bamboo's newest list if devices are given. Raises PriceError."""
     devices = _names(wanted.device)
     path = wanted.prices or (shipped_prices()[-1] if devices else None)
     if path is None:
@@ -130,7 +128,7 @@ def _prices(wanted: PlanOptions) -> PriceList | None:
 
 
 def _machines(prices: PriceList | None, wanted: PlanOptions, profiles: JobProfiles) -> dict[str, MachineKind]:
-    """Raises ProfileError or PriceError."""
+    """Return the kinds of machines by name. Raises ProfileError or PriceError."""
     if prices is None:
         assert wanted.profile is not None
         known = profiles.read(wanted.profile)
@@ -150,7 +148,7 @@ def _profile_path(price: MachinePrice | None, wanted: PlanOptions) -> str | None
 
 
 def _market(wanted: PlanOptions, spec: JobSpec) -> Market:
-    """Nodes in the zones in which the job may be."""
+    """Return the nodes in the job's allowed zones."""
     if wanted.trace:
         with RunProgress(1, "reading", shown=not wanted.quiet):
             recording = read_nodes(wanted.trace)
@@ -202,7 +200,7 @@ def _limits(wanted: PlanOptions, spec: JobSpec, market: Market) -> Limits:
 
 
 def _like(limits: Limits, job: Candidate) -> Candidate:
-    """The candidate with which the search begins: the job as it is, within the limits."""
+    """Return the candidate at which the search starts: the job as it is, within the limits."""
     if limits.standby and job.standby not in limits.standby:
         return replace(job, standby=limits.standby[0])
     return job
@@ -231,7 +229,7 @@ def _reasons(world: World, found: SearchResult, bounds: Bounds) -> tuple[str, ..
 
 
 def recommended_text(job: JobSource, report: PlanReport) -> str:
-    """Return the manifest of the recommended plan, of which there is one."""
+    """Return the manifest of the recommended plan, which must exist."""
     chosen = report.found.chosen
     assert chosen is not None
     wanted = edited(job.document, edits(chosen.candidate, job.spec))
@@ -239,7 +237,7 @@ def recommended_text(job: JobSource, report: PlanReport) -> str:
 
 
 def _check(options: PlanOptions) -> None:
-    """Raises InvalidRequest for what the flags themselves say wrong."""
+    """Raise InvalidRequest for mistakes in the flags themselves."""
     if not options.trace and options.preempt_rate is None:
         raise InvalidRequest("--preempt-rate or --trace: expected one of them")
     for name, value in (("--preempt-rate", options.preempt_rate), ("--replace-rate", options.replace_rate)):
@@ -265,7 +263,7 @@ def _check(options: PlanOptions) -> None:
 
 
 def _names(text: str | None) -> tuple[str, ...]:
-    """a100,h100."""
+    """Parse names such as "a100,h100"."""
     names = tuple(part.strip() for part in text.split(",")) if text is not None else ()
     if not all(names) or len(names) > MOST_LISTED:
         raise InvalidRequest(
@@ -275,7 +273,7 @@ def _names(text: str | None) -> tuple[str, ...]:
 
 
 def _numbers(text: str | None, name: str, least: int = 1) -> tuple[int, ...]:
-    """4,8,12."""
+    """Parse numbers such as "4,8,12"."""
     if text is None:
         return ()
     parts = [part.strip() for part in text.split(",")]

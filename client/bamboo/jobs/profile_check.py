@@ -1,4 +1,4 @@
-"""A check before a job is simulated: is the profile one of its model?"""
+"""A check that a simulated job's profile is of its model."""
 
 from collections.abc import Mapping
 
@@ -10,12 +10,11 @@ from bamboo_core.planning.profile import ModelProfile, ProfileError
 
 
 def check_profiles(profiles: Mapping[str, ModelProfile], job: JobSource) -> list[str]:
-    """What may be wrong with profiles for that job, in sentences. profiles: by the names that the user knows them by.
+    """Return sentences about possible mistakes in profiles for the job. profiles: by the user's names for them.
 
-    The task is loaded only if a profile is not known to be of it. Raises ProfileError if one has another number of
-    layers.
+    It loads the task only if a profile is not known to be of it. Raises ProfileError if the numbers of layers differ.
     """
-    spec, told = job.spec, list[str]()
+    spec, warnings = job.spec, list[str]()
     asked = any(needs_layers(profile, spec) for profile in profiles.values())
     layers = count_layers(job.document, job.folders) if asked else ""
     for name, profile in profiles.items():
@@ -25,14 +24,12 @@ def check_profiles(profiles: Mapping[str, ModelProfile], job: JobSource) -> list
                 unknown = layers
             elif wrong := mismatch(name, profile, spec, layers):
                 raise ProfileError(f"{job.name}: {wrong}")
-        told += filter(None, (doubt(name, profile, spec, unknown), _slowness(name, profile)))
-    return told
+        warnings += filter(None, (doubt(name, profile, spec, unknown), _slowness(name, profile)))
+    return warnings
 
 
 def _slowness(name: str, profile: ModelProfile) -> str:
-    """A sentence on a profile that comes with Bamboo: how its model's speed compares with what its device can do. Empty
-    for any other profile.
-    """
+    """Compare the speed in one of Bamboo's own profiles with its device's peak; "" for other profiles."""
     if name not in shipped_names():
         return ""
     model, device = name.rsplit("-", 1)

@@ -1,4 +1,4 @@
-"""What is known of a job while it runs and when it is over, wherever it runs. Values only."""
+"""A job's progress and history, wherever it runs. Values only."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from bamboo_core.view.job_view import JobView, view_of_run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occurrence:
-    """Something that happened to a job: a CamelCase reason and a sentence. time: seconds since 1970."""
+    """An event of a job: a CamelCase reason and a sentence. time: seconds since 1970."""
 
     time: float
     reason: str
@@ -30,13 +30,12 @@ class Occurrence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobProgress:
-    """How far a job is.
+    """A job's progress.
 
-    state: Starting, Running, Degraded, Restoring, Suspended, Complete, Failed and such, as `bamboo status` says it.
-    steps: as many as are wanted, None if only the task's data can tell. grid: workers by pipeline and stage.
-    workers: how many there are. eta_seconds, samples_per_second: None if that is not known (yet). checkpoint_step: of
-    the newest one. page: the URL of the job's page, "" if there is none. lost_samples: None on a
-    cluster, whose metrics count them.
+    state: Starting, Running, Degraded, Restoring, Suspended, Complete, Failed and others, as in `bamboo status`. steps:
+    None if only the task's data can tell. grid: workers by pipeline and stage. workers: their number. eta_seconds,
+    samples_per_second: None if unknown. checkpoint_step: of the newest checkpoint. page: URL of the job's page, "" if
+    there is none. lost_samples: None on a cluster, whose metrics count them.
     """
 
     name: str
@@ -57,7 +56,7 @@ class JobProgress:
     page: str = ""
 
     def facts(self) -> list[str]:
-        """How far it is, in a few words each: step, loss, speed, time left."""
+        """Return step, loss, speed and time left, in a few words each."""
         return progress_words(
             self.step,
             self.steps,
@@ -75,7 +74,7 @@ class JobProgress:
 
 
 def progress_of(view: JobView) -> JobProgress:
-    """The progress of a job that is seen so."""
+    """Return the progress of a job on a cluster."""
     status, told = view.status, view.status.ended or view.status.condition("Suspended")
     training = status.training
     return JobProgress(
@@ -96,7 +95,7 @@ def progress_of(view: JobView) -> JobProgress:
 
 
 def local_progress(spec: JobSpec, live: Status, page: str) -> JobProgress:
-    """The progress of a run on this machine. page: its URL."""
+    """Return the progress of a run on this machine. page: its URL."""
     view = view_of_run(spec, live, datetime.now(UTC))
     return replace(progress_of(view), metrics=live.metrics, lost_samples=live.lost_samples, page=page)
 
@@ -121,11 +120,11 @@ class HistoryRows(Sequence[dict[str, Any]]):
         return iter(self._rows)
 
     def losses(self) -> list[tuple[int, float | None]]:
-        """The loss of each step."""
+        """Return the loss of each step."""
         return [(one.step, one.loss) for one in self._records if isinstance(one, StepRecord)]
 
     def to_pandas(self) -> Any:
-        """A pandas.DataFrame with a line for each row. Raises ImportError where pandas is not installed."""
+        """Return a pandas.DataFrame with one line per row. Raises ImportError without pandas."""
         import pandas  # type: ignore[import-untyped]
 
         return pandas.json_normalize(self._rows)

@@ -1,4 +1,4 @@
-"""The first files of a job: a manifest, its task where that is the user's own, and a test. Pure but for templates."""
+"""The first files of a job: a manifest, a task for the user's own model, and a test. Pure except for templates."""
 
 import re
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ OWN_MODEL: Final = re.compile(r"([A-Za-z_]\w*)(?:\.py)?:([A-Za-z_]\w*)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnModel:
-    """A class or function of the user's that makes a module, in a Python file beside the manifest."""
+    """A user's class or function that builds a module, in a Python file next to the manifest."""
 
     module: str
     name: str
@@ -23,7 +23,7 @@ class OwnModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedModel:
-    """A model of transformers: its folder as the job's config names it, and its id on the Hub if it is not here yet."""
+    """A model of transformers: its folder as in the job's config, and its id on the Hub if it is not here yet."""
 
     folder: str
     hub_id: str = ""
@@ -31,8 +31,10 @@ class PublishedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAnswers:
-    """What was asked. data: a file or folder, of the kind `data_kind` of docs/data.md. cluster: is it for one, and not
-    for this machine? checkpoints: a URL; "": none.
+    """The user's answers.
+
+    data: a file or folder, of the kind `data_kind` in docs/data.md. cluster: the job is for a cluster, not for this
+    machine. checkpoints: a URL; "": none.
     """
 
     name: str
@@ -44,11 +46,11 @@ class JobAnswers:
 
 
 def model_of(answer: str, *, is_folder: bool, name: str) -> OwnModel | PublishedModel:
-    """What the user says the model is. is_folder: there is a folder of that name. Raises InvalidRequest."""
+    """Parse the user's answer about the model. is_folder: a folder of that name exists. Raises InvalidRequest."""
     if is_folder:
         return PublishedModel(folder=answer)
-    if found := OWN_MODEL.fullmatch(answer):
-        return OwnModel(module=found[1], name=found[2])
+    if match := OWN_MODEL.fullmatch(answer):
+        return OwnModel(module=match[1], name=match[2])
     if HUB_ID.fullmatch(answer):
         return PublishedModel(folder=f"{name}-model", hub_id=answer)
     raise InvalidRequest(
@@ -58,7 +60,7 @@ def model_of(answer: str, *, is_folder: bool, name: str) -> OwnModel | Published
 
 
 def files(answers: JobAnswers) -> dict[str, str]:
-    """The texts of the files, by their names; the manifest comes first."""
+    """Return the text of each file by its name, the manifest first."""
     module, model = _module(answers.name), answers.model
     made = {f"{answers.name}.yaml": _manifest(answers), f"test_{module}.py": _filled("test", name=answers.name)}
     if isinstance(model, OwnModel):
@@ -67,16 +69,16 @@ def files(answers: JobAnswers) -> dict[str, str]:
 
 
 def next_steps(answers: JobAnswers) -> list[str]:
-    """What the user does then, as commands and sentences."""
-    told = []
+    """Return the user's next steps, as commands and sentences."""
+    steps = []
     if isinstance(answers.model, PublishedModel) and answers.model.hub_id:
         folder, hub_id = answers.model.folder, answers.model.hub_id
-        told.append(f"on a machine with a network, once: save {hub_id} into {folder} (docs/huggingface.md)")
-    told += [f"bamboo validate --load {answers.name}.yaml", f"python -m pytest test_{_module(answers.name)}.py"]
+        steps.append(f"on a machine with a network, once: save {hub_id} into {folder} (docs/huggingface.md)")
+    steps += [f"bamboo validate --load {answers.name}.yaml", f"python -m pytest test_{_module(answers.name)}.py"]
     if not answers.cluster:
-        return [*told, f"bamboo run {answers.name}.yaml --output trained"]
+        return [*steps, f"bamboo run {answers.name}.yaml --output trained"]
     return [
-        *told,
+        *steps,
         f"in {answers.name}.yaml: your image, and where its pods have the data (docs/images.md)",
         f"bamboo submit {answers.name}.yaml",
     ]
@@ -105,7 +107,7 @@ def _manifest(answers: JobAnswers) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As a text of YAML in one line."""
+    """Return a text quoted for YAML on one line."""
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -115,8 +117,10 @@ def _filled(template: str, **values: str) -> str:
 
 
 def read_kind(path: str, begins: bytes, names: Mapping[str, bool]) -> str:
-    """The kind of data at a path, as docs/data.md names kinds. begins: the first bytes of the file, or of a file in the
-    folder. names: of what is in the folder, and whether that is a folder; {} for a file. Raises InvalidRequest.
+    """Return the kind of data at a path, as in docs/data.md. Raises InvalidRequest.
+
+    begins: first bytes of the file, or of a file in the folder. names: entries of the folder, and whether each is a
+    folder; {} for a file.
     """
     if begins.startswith(b"BAMBOOTK"):
         return "tokens"

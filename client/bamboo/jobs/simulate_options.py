@@ -1,4 +1,4 @@
-"""What a user says about a simulation. Imported with the command line's flags: nothing heavy here."""
+"""Options of a simulation. The command line imports this for its flags, so it imports nothing heavy."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -29,7 +29,7 @@ class SimulatedRunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions(SimulatedRunOptions):
-    """A simulation as the user asked for it: the flags of `bamboo simulate`, and the arguments of `Job.simulate`."""
+    """The user's options of a simulation: the flags of `bamboo simulate`, and the arguments of `Job.simulate`."""
 
     preempt_rate: Annotated[
         list[float] | None,

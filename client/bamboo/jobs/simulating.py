@@ -1,4 +1,4 @@
-"""Runs of a job in virtual time: what was asked for, the runs, and what became of its money in them."""
+"""Runs of a job in virtual time: the user's request, the runs, and what their money sufficed for."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.profile import ProfileError, for_microbatch
 from bamboo_core.planning.steps.worker_memory import memory_warning
 
-HOURS = 24.0  # of made-up preemptions, if nobody says how long
+HOURS = 24.0  # default length of made-up preemptions
 ZONE = "zone-a"
 MOST_SEEDS = 1_000_000
 MOST_HOURS = 87_600
@@ -34,7 +34,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedCase:
-    """The runs of one rate, or the run on one recording, by whose name it is called."""
+    """The runs of one rate, or the run on one recording; name: the rate or the recording."""
 
     name: str
     runs: tuple[JobResult, ...]
@@ -42,7 +42,7 @@ class SimulatedCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """What was simulated. spec: the job as it was. warnings: sentences about the job and its profile."""
+    """The simulated runs. spec: the simulated job. warnings: sentences about the job and its profile."""
 
     spec: JobSpec
     cases: tuple[SimulatedCase, ...]
@@ -50,9 +50,7 @@ class Simulated:
 
 
 def simulated(job: JobSource, wanted: SimulateOptions, *, say: Say | None = None) -> Simulated:
-    """Simulates. say: is told what happens, for one run. Raises InvalidRequest for whatever cannot be done as it was
-    asked for.
-    """
+    """Simulate the job. say: called with each event of a single run. Raises InvalidRequest if that is not possible."""
     _check(job, wanted)
     try:
         run, warnings = _run(job, wanted)
@@ -67,7 +65,7 @@ def simulated(job: JobSource, wanted: SimulateOptions, *, say: Say | None = None
 
 
 def _run(job: JobSource, wanted: SimulateOptions) -> tuple[JobRun, list[str]]:
-    """What all runs have in common: the job with the steps and the profile that are asked for; and warnings."""
+    """Return the common part of all runs, with the requested steps and profile; and warnings."""
     spec = job.spec
     assert wanted.profile is not None
     if wanted.steps is not None:
@@ -93,14 +91,14 @@ def _run(job: JobSource, wanted: SimulateOptions) -> tuple[JobRun, list[str]]:
 def _of_recording(wanted: SimulateOptions, traces: list[str], run: JobRun, say: Say | None) -> list[SimulatedCase]:
     with RunProgress(1, "reading", shown=not wanted.quiet):
         trace = read_nodes(traces)
-    if wanted.price is None and (told := unpriced(trace, all_nodes=True)):
-        raise NodeTraceError(told)
+    if wanted.price is None and (problem := unpriced(trace, all_nodes=True)):
+        raise NodeTraceError(problem)
     allowed_zones(run.spec, dict.fromkeys(change.zone for change in trace.changes))
     name = " + ".join(os.path.basename(path) for path in traces)
     with RunProgress(1, shown=not wanted.quiet and say is None):
         seconds = trace.duration if run.seconds is None else min(run.seconds, trace.duration)
-        found = simulate_job(replace(run, trace=trace, seconds=seconds), say)
-    return [SimulatedCase(name=name, runs=(found,))]
+        result = simulate_job(replace(run, trace=trace, seconds=seconds), say)
+    return [SimulatedCase(name=name, runs=(result,))]
 
 
 def _of_rates(wanted: SimulateOptions, run: JobRun, say: Say | None) -> list[SimulatedCase]:
@@ -110,8 +108,8 @@ def _of_rates(wanted: SimulateOptions, run: JobRun, say: Say | None) -> list[Sim
         if len(rates) * len(seeds) != 1:
             raise InvalidRequest("--events: expected one run; give --trace, or one --preempt-rate and --seeds A:A")
         trace = made_up(generations[0], run.spec, seeds[0])
-        found = simulate_job(replace(run, trace=trace), say)
-        return [SimulatedCase(name=f"{rates[0]:g}", runs=(found,))]
+        result = simulate_job(replace(run, trace=trace), say)
+        return [SimulatedCase(name=f"{rates[0]:g}", runs=(result,))]
     runs = [JobSeed(run=run, generation=one, seed=seed) for one in generations for seed in seeds]
     with RunProgress(len(runs), shown=not wanted.quiet) as bar:
         results = list(simulate_jobs(runs, wanted.jobs or os.cpu_count() or 1, bar.done))
@@ -122,8 +120,8 @@ def _of_rates(wanted: SimulateOptions, run: JobRun, say: Say | None) -> list[Sim
     ]
 
 
-def money_told(spec: JobSpec, runs: Sequence[JobResult]) -> str:
-    """Return a sentence without its end on runs that ended because the job's money was spent; "" if none did."""
+def spent_text(spec: JobSpec, runs: Sequence[JobResult]) -> str:
+    """Describe runs that a spent budget ended, as a clause; "" if there are none."""
     spent = [run.figures.steps for run in runs if run.outcome == Outcome.INTERRUPTED]
     if not spent:
         return ""
@@ -131,7 +129,7 @@ def money_told(spec: JobSpec, runs: Sequence[JobResult]) -> str:
 
 
 def _generation(wanted: SimulateOptions, spec: JobSpec, rate: float) -> Generation:
-    """Raises SimulationError if the job may be in none of the zones."""
+    """Return the generation of nodes. Raises SimulationError if the job may be in none of the zones."""
     zones = zones_of(spec, wanted.zones, (ZONE,))
     return Generation(
         hours=wanted.hours or HOURS, removal=rate, addition=wanted.replace_rate, zones=zones, notice=wanted.notice
@@ -139,7 +137,7 @@ def _generation(wanted: SimulateOptions, spec: JobSpec, rate: float) -> Generati
 
 
 def _check(job: JobSource, options: SimulateOptions) -> None:
-    """Raises InvalidRequest for what the flags themselves say wrong."""
+    """Raise InvalidRequest for mistakes in the flags themselves."""
     if options.profile is None:
         known = ", ".join(shipped_names())
         raise InvalidRequest(f"--profile: expected a file that `bamboo profile {job.name}` writes, or one of {known}")
@@ -159,7 +157,7 @@ def _check(job: JobSource, options: SimulateOptions) -> None:
 
 
 def _seeds(text: str) -> range:
-    """N: from 1 to N; A:B: from A to B."""
+    """Parse N, the seeds 1 to N, or A:B, the seeds A to B."""
     first, colon, last = text.partition(":")
     numbers = [first, last] if colon else ["1", first]
     if not all(number.isascii() and number.isdigit() and len(number) < 10 for number in numbers):

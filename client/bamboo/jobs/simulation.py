@@ -1,4 +1,4 @@
-"""What simulated runs of a job have come to, as a program sees it."""
+"""The results of a job's simulated runs, in the Python API."""
 
 import io
 from dataclasses import asdict
@@ -10,7 +10,7 @@ from bamboo.jobs.simulating import Simulated
 from bamboo.simulation.figures import Spread, spread
 from bamboo.terminal.simulation_table import simulation_table
 
-WIDTH = 1000  # columns: as wide as they come
+WIDTH = 1000  # columns, so that no line wraps
 
 
 class SimulatedRuns:
@@ -22,7 +22,7 @@ class SimulatedRuns:
 
     @property
     def cases(self) -> dict[str, Spread]:
-        """The means and deviations of each case's figures; docs/simulator.md says what each is."""
+        """The means and deviations of each case's figures; docs/simulator.md explains them."""
         return {one.name: spread([run.figures for run in one.runs]) for one in self._found.cases}
 
     @property

@@ -45,7 +45,7 @@ from bamboo_core.coordinator.events import (
     Interrupted,
     Outcome,
     PreemptionNotice,
-    PricesTold,
+    PricesReported,
     RemoveWorker,
     Send,
     SpecChanged,
@@ -181,7 +181,7 @@ class _LocalRun:
         ticker = asyncio.create_task(self._tick_for_ever())
         self._driving = True
         price = one_price(self._spec.node_pools)
-        self._handle(PricesTold({}, () if price is None else ((price, 1),)))
+        self._handle(PricesReported({}, () if price is None else ((price, 1),)))
         try:
             while self._finish is None:
                 self._handle(await self._events.get())

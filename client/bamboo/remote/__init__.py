@@ -1,1 +1,1 @@
-"""What the commands on a cluster do: show a job, change it, follow it, and take its workers away as a drill."""
+"""Commands on a cluster: show a job, change it, follow it, and take its workers away as a drill."""

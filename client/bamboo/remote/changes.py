@@ -1,4 +1,4 @@
-"""`submit`, `suspend`, `resume` and `delete`: what changes a job, and what is said of the consequences."""
+"""`submit`, `suspend`, `resume` and `delete`: changes of a job, with warnings about their consequences."""
 
 import asyncio
 import copy
@@ -22,12 +22,12 @@ from bamboo_core.view.job_view import JobView, view_of
 
 
 class Invalid(UsageError):
-    """The manifest is wrong; one problem a line."""
+    """The manifest is invalid; its text has one problem per line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """unknown: fields of the pod template that the Kubernetes versions known to us do not have."""
+    """A manifest that was read. unknown: fields of its pod template that the known Kubernetes versions do not have."""
 
     source: ManifestSource
     job: JobSpec
@@ -36,7 +36,7 @@ class Manifest:
 
 
 def read(path: str) -> Manifest:
-    """By the rules of `bamboo validate`, but for the unknown fields."""
+    """Read a manifest by the rules of `bamboo validate`, but accept unknown fields of pods."""
     try:
         source = read_manifest_source(path)
         job = parse_source(source)
@@ -60,10 +60,10 @@ async def submit(
     watch: bool,
     wanted_namespace: str | None,
 ) -> int:
-    """Makes the job; with apply, or merges it into the one there is. wanted_namespace: what --namespace says."""
+    """Create the job; with apply, or merge it into the existing one. wanted_namespace: of --namespace."""
     document = manifest.document
     namespace, name = _place(session, manifest.source.name, document, wanted_namespace), document["metadata"]["name"]
-    if manifest.unknown and await session.api.minor_version() <= NEWEST_MINOR:  # else only the API server can tell
+    if manifest.unknown and await session.api.minor_version() <= NEWEST_MINOR:  # else only the API server knows
         raise _invalid(manifest.unknown)
     before, after = await operations.put(session.api, namespace, document, apply=apply, force=force, dry_run=dry_run)
     session.say(f"{name} {_done(before, after)} in namespace {namespace}" + (" (dry run)" if dry_run else ""))
@@ -140,9 +140,9 @@ def _trains_or_will_not(job: JobView) -> bool:
 
 
 async def delete(session: Session, names: list[Target], *, yes: bool, wait: bool, timeout: float) -> int:
-    """All are looked up before any is deleted, so that a misspelt name changes nothing."""
+    """Delete jobs. All are looked up first, so that a misspelt name changes nothing."""
     jobs = [view_of(body) for body in await asyncio.gather(*(session.api.job(*session.of(n)) for n in names))]
-    if lost := "; ".join(said for job in jobs if (said := phrases.deleting(job))):
+    if lost := "; ".join(text for job in jobs if (text := phrases.deleting(job))):
         confirm(lost, yes=yes)
     for job in jobs:
         await session.api.delete_job(job.namespace, job.name, job.uid)

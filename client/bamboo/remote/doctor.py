@@ -1,4 +1,4 @@
-"""`doctor`: what may keep a job from starting, a line each, and what to do about it."""
+"""`doctor`: what may keep a job from starting, one line each, with advice."""
 
 import json
 from collections.abc import Sequence
@@ -34,8 +34,9 @@ STYLES: Final = {
 async def doctor(
     session: Session, target: Target | None, file: Object | None, *, operator_namespace: str | None, form: OutputFormat
 ) -> int:
-    """EXIT_FAILED if there is a problem. target: the job that is looked at, too. file: its manifest; None if it is the
-    cluster's.
+    """Print the diagnosis; return EXIT_FAILED if there is a problem.
+
+    target: the job to check as well. file: its manifest; None if it is on the cluster.
     """
     of_namespace, spec = session.namespace, None
     if target is not None:
@@ -44,16 +45,16 @@ async def doctor(
             spec = parse_manifest(file or await session.api.job(of_namespace, name))
         except ManifestError as error:
             raise UsageError(str(error)) from None
-    found = diagnosis(await read_facts(session.api, of_namespace, operator_namespace, spec), datetime.now(UTC))
+    findings = diagnosis(await read_facts(session.api, of_namespace, operator_namespace, spec), datetime.now(UTC))
     if form is OutputFormat.JSON:
-        print(json.dumps([asdict(one) for one in found], indent=2))
+        print(json.dumps([asdict(one) for one in findings], indent=2))
     else:
-        session.console.print(rendered(found))
-    return EXIT_FAILED if any(one.severity is Severity.PROBLEM for one in found) else EXIT_OK
+        session.console.print(rendered(findings))
+    return EXIT_FAILED if any(one.severity is Severity.PROBLEM for one in findings) else EXIT_OK
 
 
 def manifest_of_file(given: str | None) -> Object | None:
-    """The manifest in a file; None if a job's name was given, or nothing. Raises UsageError."""
+    """Return the manifest in a file; None for a job's name or nothing. Raises UsageError."""
     if given is None or not names_file(given):
         return None
     try:
@@ -63,20 +64,22 @@ def manifest_of_file(given: str | None) -> Object | None:
 
 
 def diagnosis(facts: ClusterFacts, now: datetime) -> tuple[Finding, ...]:
-    """Everything that follows from the facts, in the order in which a person would look for it."""
+    """Return all findings, in the order in which a user would look."""
     return (*installation(facts, now), *job(facts))
 
 
-def rendered(found: Sequence[Finding]) -> RenderableType:
-    """A table for a terminal: each finding with its advice below it, and how many there are of what asks for action."""
+def rendered(findings: Sequence[Finding]) -> RenderableType:
+    """Return a table of the findings, each with its advice below it, and the number of problems and warnings."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for one in found:
-        said = Text(one.message)
+    for one in findings:
+        text = Text(one.message)
         if one.advice:
-            said.append(f"\n{one.advice}", style="italic")
-        table.add_row(Text(one.severity, style=STYLES[one.severity]), one.subject, said)
-    problems, warnings = (sum(one.severity is kind for one in found) for kind in (Severity.PROBLEM, Severity.WARNING))
+            text.append(f"\n{one.advice}", style="italic")
+        table.add_row(Text(one.severity, style=STYLES[one.severity]), one.subject, text)
+    problems, warnings = (
+        sum(one.severity is kind for one in findings) for kind in (Severity.PROBLEM, Severity.WARNING)
+    )
     return Group(table, Text(f"{count(problems, 'problem')}, {count(warnings, 'warning')}", style="bold"))

@@ -1,4 +1,4 @@
-"""`preempt`: takes a worker away as a cloud would, and tells what came of it."""
+"""`preempt`: takes a worker away as a cloud would, and reports the consequences."""
 
 import random
 import time
@@ -27,7 +27,7 @@ async def drill(
     timeout: float,
     yes: bool,
 ) -> int:
-    """Take the worker away and report what came of it. kill: without notice."""
+    """Take a worker away and report the consequences. kill: without notice."""
     job_reader = JobReader(session.api, *session.of(name))
     snapshot = await job_reader.snapshot()
     job = snapshot.job
@@ -40,18 +40,18 @@ async def drill(
         confirm(objection, yes=yes)
     began = time.monotonic()
     await operations.take_away(session.api, job, chosen, notice=not kill)
-    session.say(_said(job, chosen, kill))
+    session.say(_announced(job, chosen, kill))
     return await _report(session, job_reader, job, chosen, began, timeout) if wait else EXIT_OK
 
 
-def _said(job: JobView, worker: RemoteWorker, kill: bool) -> str:
+def _announced(job: JobView, worker: RemoteWorker, kill: bool) -> str:
     what = f"{phrases.places(worker.cells) or 'no stage'}, on {worker.node or 'no node'}"
     if kill:
         return f"{job.short(worker.name)} ({what}) is taken away without notice: its pod is deleted by force"
     return f"{job.short(worker.name)} ({what}) gets notice: its pod is deleted, with {worker.grace_seconds} s of grace"
 
 
-# What came of it
+# consequences
 
 
 async def _report(
@@ -65,7 +65,7 @@ async def _report(
     """Follow the drill to its end: taken over, left, protected again."""
 
     async def so(met: Callable[[JobView], bool], otherwise: str) -> JobView:
-        """Until it is so or the job is over."""
+        """Wait until the job meets a condition or is over."""
         left = began + timeout - time.monotonic()
         return await operations.until_so(job_reader, lambda job: met(job) or job.status.ended, otherwise, left)
 

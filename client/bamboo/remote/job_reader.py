@@ -1,4 +1,4 @@
-"""What belongs to a job, gathered from the API server; what the user may not see is left out and named."""
+"""A job and what belongs to it, read from the API server; parts that the user may not see are named."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -12,14 +12,15 @@ from bamboo_core.view.job_view import JobView, view_of
 
 
 class JobDeleted(RemoteError):
-    """The job was deleted while it was looked at."""
+    """The job was deleted while a command watched it."""
 
     code = EXIT_FAILED
 
 
 class JobReader:
-    """Looks again and again at one job: another one of its name, made later, is another job. A node's zone does not
-    change, so each node is asked for once. uid: the job's; that of the first look if it is "".
+    """A repeated reader of one job, not of a later job of its name. It reads each node once, since zones do not change.
+
+    uid: of the job; "": that of the first read.
     """
 
     def __init__(self, api: KubeApi, namespace: str, name: str, uid: str = "") -> None:
@@ -28,7 +29,7 @@ class JobReader:
         self._asked: set[str] = set()
 
     async def job(self) -> JobView:
-        """The job as it is. Raises JobDeleted if it was seen before and is not there any more."""
+        """Return the present job. Raises JobDeleted if it is gone since an earlier read."""
         try:
             job = view_of(await self._api.job(self.namespace, self.name))
         except ApiError as error:
@@ -41,7 +42,7 @@ class JobReader:
         return job
 
     async def snapshot(self, *, pod_events: bool = False) -> JobSnapshot:
-        """pod_events: also what is told of the job's pods, which costs a look at all pods' events."""
+        """Return the job with its workers and events; with pod_events also its pods' events."""
         job = await self.job()
         (pods, no_pods), (of_job, no_events), (of_pods, no_more) = await asyncio.gather(
             _allowed(self._api.pods(self.namespace, self.name), "workers"),
@@ -60,19 +61,20 @@ class JobReader:
 
 
 class UnseenEvents:
-    """Which events have not been told yet. One that happens again is told again."""
+    """The events that were not shown yet. A repeated event counts as new."""
 
     def __init__(self) -> None:
-        self._told: dict[str, int] = {}
+        self._seen: dict[str, int] = {}
 
     def of(self, found: tuple[JobEvent, ...]) -> list[JobEvent]:
-        new = [h for h in found if self._told.get(h.uid, 0) < h.count]
-        self._told |= {h.uid: h.count for h in new}
+        """Return the new events among these."""
+        new = [h for h in found if self._seen.get(h.uid, 0) < h.count]
+        self._seen |= {h.uid: h.count for h in new}
         return new
 
 
 async def _allowed(asked: Awaitable[list[Object]], what: str) -> tuple[list[Object], str]:
-    """What was asked for, or why the user may not see it."""
+    """Return the objects, or why the user may not see them."""
     try:
         return await asked, ""
     except ApiError as error:

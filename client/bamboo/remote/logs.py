@@ -1,4 +1,4 @@
-"""`logs`: what workers print, each line with its worker's name; also of workers that come later."""
+"""`logs`: the output of workers, each line with its worker's name, including workers that come later."""
 
 import asyncio
 import contextlib
@@ -17,9 +17,9 @@ from bamboo_core.names import EXIT_OK, TRAINER_CONTAINER
 from bamboo_core.text import printable
 
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # ANSI, by the worker's number
-LOOK_SECONDS = 2.0  # between two looks for workers that are new
-MANY_TAIL = 20  # lines of each of several workers, unless asked otherwise
-AT_ONCE = 64  # logs that are read at the same time
+LOOK_SECONDS = 2.0  # between checks for new workers
+MANY_TAIL = 20  # lines of each of several workers, by default
+AT_ONCE = 64  # logs read at the same time
 
 
 async def logs(
@@ -33,7 +33,7 @@ async def logs(
     previous: bool,
     prefix: bool,
 ) -> int:
-    """wanted: workers; all if none is named. previous: only workers that have ended. tail: -1 is everything."""
+    """Print workers' logs. wanted: workers; empty: all. previous: only ended ones. tail: lines; -1 is everything."""
     job_reader = JobReader(session.api, *session.of(name))
     snapshot = await job_reader.snapshot()
     if snapshot.missing and not snapshot.workers:
@@ -63,7 +63,7 @@ def _nothing(job: str, previous: bool) -> str:
 
 
 class Printer:
-    """width: of the names before the lines; 0: no names. Colours and control characters depend on the terminal."""
+    """A printer of log lines. width: of the names before the lines; 0: no names. Colours depend on the terminal."""
 
     def __init__(self, width: int) -> None:
         self._width, self._terminal = width, sys.stdout.isatty()
@@ -80,7 +80,7 @@ class Printer:
 
 @dataclass(frozen=True, slots=True)
 class PresentWorkers:
-    """The workers that there are now, by uid. over: the job is."""
+    """The present workers by uid. over: the job has ended."""
 
     workers: dict[str, RemoteWorker]
     over: bool
@@ -89,10 +89,10 @@ class PresentWorkers:
 class LogReader:
     def __init__(self, session: Session, job_reader: JobReader, query: dict[str, str], printer: Printer) -> None:
         self._session, self._job_reader, self._query, self._printer = session, job_reader, query, printer
-        self._ended_at: dict[str, datetime] = {}  # when a log that was followed ended, by the worker's uid
+        self._ended_at: dict[str, datetime] = {}  # when a followed log ended, by the worker's uid
 
     async def once(self, workers: Sequence[RemoteWorker], asked: Sequence[RemoteWorker]) -> None:
-        """One worker after the other. Those that print nothing because they wait are named."""
+        """Print one worker's log after the other. Name the workers that have not started."""
         for worker in asked:
             if worker not in workers:
                 self._tell(worker, f"has not started: {worker.detail or worker.state}")
@@ -100,7 +100,7 @@ class LogReader:
             await self._read(worker, self._query)
 
     async def follow(self, workers: Sequence[RemoteWorker], *, newcomers: bool) -> None:
-        """Until all of them have ended; with newcomers until the job is over. A log that breaks off is taken up."""
+        """Follow logs until these workers end, with newcomers until the job is over. Resume broken connections."""
         known, waiting = {w.uid for w in workers}, list(workers)
         reading: dict[asyncio.Task[None], RemoteWorker] = {}
         try:
@@ -109,16 +109,16 @@ class LogReader:
                     waiting.remove(worker)
                     reading[asyncio.create_task(self._read(worker, self._following(worker)))] = worker
                 ended = await self._some_end(reading)
-                there = await self._look()
-                if there is None:
+                present = await self._look()
+                if present is None:
                     return
-                waiting = [there.workers[w.uid] for w in waiting if w.uid in there.workers]
-                broken = [now for w in ended if (now := there.workers.get(w.uid)) and now.alive]
+                waiting = [present.workers[w.uid] for w in waiting if w.uid in present.workers]
+                broken = [now for w in ended if (now := present.workers.get(w.uid)) and now.alive]
                 waiting += [w for w in broken if w.state != "leaving"]
                 if newcomers:
-                    waiting += [w for uid, w in there.workers.items() if uid not in known]
-                    known |= there.workers.keys()
-                to_come = any(w.alive or w.has_log for w in waiting) or (newcomers and not there.over)
+                    waiting += [w for uid, w in present.workers.items() if uid not in known]
+                    known |= present.workers.keys()
+                to_come = any(w.alive or w.has_log for w in waiting) or (newcomers and not present.over)
                 if not reading and not to_come:
                     return
         finally:
@@ -127,27 +127,27 @@ class LogReader:
             await asyncio.gather(*reading, return_exceptions=True)
 
     def _following(self, worker: RemoteWorker) -> dict[str, str]:
-        """What is asked for: what was wanted at first, later on what is new."""
+        """Return the query for a worker's log: the user's at first, later for new lines."""
         at = self._ended_at.get(worker.uid)
         if at is None:
             return {**self._query, "follow": "true"}
         return {"container": TRAINER_CONTAINER, "follow": "true", "sinceTime": at.strftime("%Y-%m-%dT%H:%M:%SZ")}
 
     async def _some_end(self, reading: "dict[asyncio.Task[None], RemoteWorker]") -> list[RemoteWorker]:
-        """Waits for a while; whose logs have ended meanwhile."""
+        """Wait for a while; return the workers whose logs have ended."""
         began = time.monotonic()
         done: set[asyncio.Task[None]] = set()
         if reading:
             done, _ = await asyncio.wait(reading, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
-            task.result()  # raises what ended it
+            task.result()  # raises its error
             self._ended_at[reading[task].uid] = datetime.now(UTC)
         ended = [reading.pop(task) for task in done]
         await asyncio.sleep(max(0.0, LOOK_SECONDS - (time.monotonic() - began)))
         return ended
 
     async def _look(self) -> "PresentWorkers | None":
-        """None if the job was deleted."""
+        """Return the present workers; None if the job was deleted."""
         try:
             snapshot = await patiently(self._job_reader.snapshot)
         except JobDeleted:

@@ -1,4 +1,4 @@
-"""What is done to jobs on a cluster, for the command line and the Python API: nothing is asked and nothing printed.
+"""Operations on a cluster's jobs, for the command line and the Python API, without questions or output.
 
 All may raise RemoteError.
 """
@@ -27,7 +27,7 @@ SERVERS: Final = (
 
 
 async def existing(api: KubeApi, namespace: str, name: str) -> JobView | None:
-    """The job of that name, if there is one."""
+    """Return the job of that name, or None."""
     try:
         return view_of(await api.job(namespace, name))
     except ApiError as error:
@@ -39,8 +39,9 @@ async def existing(api: KubeApi, namespace: str, name: str) -> JobView | None:
 async def put(
     api: KubeApi, namespace: str, document: dict[str, Any], *, apply: bool, force: bool, dry_run: bool
 ) -> tuple[JobView | None, JobView]:
-    """Makes the job of a manifest; with apply, or merges it into the one there is, with force also what others have
-    set. The job before, None if there was none, and after.
+    """Create the job of a manifest; with apply, or merge it into the existing one, with force over other owners.
+
+    Return the job before, None if it did not exist, and after.
     """
     name = document["metadata"]["name"]
     before = await existing(api, namespace, name)
@@ -66,12 +67,12 @@ def _trimmed(document: dict[str, Any], namespace: str) -> dict[str, Any]:
 
 
 async def change_spec(api: KubeApi, job: JobView, spec: dict[str, Any]) -> None:
-    """Merges these fields into the spec of that very job."""
+    """Merge fields into the spec of exactly this job."""
     await api.patch_job(job.namespace, job.name, {"metadata": {"uid": job.uid}, "spec": spec})
 
 
 async def take_away(api: KubeApi, job: JobView, worker: RemoteWorker, *, notice: bool) -> None:
-    """Deletes the worker's pod, with its grace or by force. Raises RemoteError if it is gone already."""
+    """Delete the worker's pod, with its grace period or by force. Raises RemoteError if it is gone already."""
     if not await api.delete_pod(job.namespace, worker.name, worker.uid, None if notice else 0):
         raise RemoteError(f"{worker.name} is gone already")
 
@@ -79,7 +80,7 @@ async def take_away(api: KubeApi, job: JobView, worker: RemoteWorker, *, notice:
 async def until_so(
     job_reader: JobReader, met: Callable[[JobView], object], what: str, seconds: float | None
 ) -> JobView:
-    """Waits for the job to be so. what: what it is not, if it is not in time. Raises WaitTimedOut, JobDeleted."""
+    """Wait until the job meets a condition. what: names the failure. Raises WaitTimedOut, JobDeleted."""
 
     def otherwise(job: JobView) -> str:
         why = phrases.why_waiting(job)
@@ -89,7 +90,7 @@ async def until_so(
 
 
 async def until_gone(api: KubeApi, job: JobView, seconds: float) -> None:
-    """Waits until there is no such job, or another one of its name. Raises WaitTimedOut."""
+    """Wait until the job is gone, or another one has its name. Raises WaitTimedOut."""
     await until(
         lambda: existing(api, job.namespace, job.name),
         lambda now: now is None or now.uid != job.uid,
@@ -99,7 +100,7 @@ async def until_gone(api: KubeApi, job: JobView, seconds: float) -> None:
 
 
 async def until_no_pods(api: KubeApi, job: JobView, seconds: float) -> None:
-    """Waits until the job has no pods. Who may change jobs need not be allowed to look at pods: then it does not wait.
+    """Wait until the job has no pods. A user who may not list pods does not wait.
 
     Raises WaitTimedOut.
     """
@@ -122,7 +123,7 @@ async def until_no_pods(api: KubeApi, job: JobView, seconds: float) -> None:
 
 
 def history_place(job: JobView) -> str:
-    """The URL of the job's history. Raises UsageError if it keeps none, or this machine cannot read it."""
+    """Return the URL of the job's history. Raises UsageError if there is none, or this machine cannot read it."""
     checkpoint = job.spec.checkpoint
     if checkpoint is not None and checkpoint.url:
         return f"{checkpoint.url.rstrip('/')}/history/{job.name}"

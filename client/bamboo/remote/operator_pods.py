@@ -1,4 +1,4 @@
-"""The pods of operators: which of them looks after a namespace, and what they were told."""
+"""Pods of operators: which operator manages a namespace, and its arguments."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -13,7 +13,7 @@ INSTANCE: Final = "app.kubernetes.io/instance"
 
 
 async def operator_pods(api: KubeApi, namespace: str | None) -> list[Object]:
-    """Those in the operator's namespace, or in the whole cluster. Raises RemoteError."""
+    """Return the operators' pods in a namespace, or in the whole cluster. Raises RemoteError."""
     place = pods_path(namespace) if namespace else "/api/v1/pods"
     try:
         return await api.listed(place, {"labelSelector": OPERATOR})
@@ -24,24 +24,25 @@ async def operator_pods(api: KubeApi, namespace: str | None) -> list[Object]:
 
 
 def running_operator(pods: Sequence[Mapping[str, Any]], namespace: str) -> Mapping[str, Any] | None:
-    """That of `operator_for` among those of the pods that run."""
+    """Return `operator_for` of the running pods."""
     return operator_for([pod for pod in pods if is_running(pod)], namespace)
 
 
 def operator_for(pods: Sequence[Mapping[str, Any]], namespace: str) -> Mapping[str, Any] | None:
-    """The one that was told to watch that namespace, else the one that watches all; None if several do, or none does.
-    A single one is it in any case: how it was told may be another way than by its arguments. Of several replicas of one
-    release it is the one that works.
+    """Return the operator that names the namespace, else the one that watches all; None if that is not unique.
+
+    A single pod is always the one, since it may be configured without arguments. Of one release's replicas, the active
+    one counts.
     """
     if len(pods) == 1:
         return pods[0]
-    told = [(pod, arguments(pod, "--namespace")) for pod in pods]
-    by_name = [pod for pod, names in told if namespace in names]
-    found = by_name or [pod for pod, names in told if not names]
-    releases = {(pod["metadata"]["namespace"], _label(pod, INSTANCE) or pod["metadata"]["name"]) for pod in found}
+    watched = [(pod, arguments(pod, "--namespace")) for pod in pods]
+    by_name = [pod for pod, names in watched if namespace in names]
+    candidates = by_name or [pod for pod, names in watched if not names]
+    releases = {(pod["metadata"]["namespace"], _label(pod, INSTANCE) or pod["metadata"]["name"]) for pod in candidates}
     if len(releases) != 1:
         return None
-    return next((pod for pod in found if _label(pod, LABEL_ACTIVE)), found[0])
+    return next((pod for pod in candidates if _label(pod, LABEL_ACTIVE)), candidates[0])
 
 
 def _label(pod: Mapping[str, Any], name: str) -> str | None:
@@ -50,13 +51,13 @@ def _label(pod: Mapping[str, Any], name: str) -> str | None:
 
 
 def arguments(pod: Mapping[str, Any], option: str) -> set[str]:
-    """What an operator's pod was told by an option that may be repeated, such as --namespace."""
-    said = set()
+    """Return the values of an option in an operator pod's arguments, such as --namespace, which may be repeated."""
+    values = set()
     for container in pod["spec"].get("containers") or ():
         words = [*(container.get("command") or ()), *(container.get("args") or ())]
-        said |= {word.partition("=")[2] for word in words if word.startswith(f"{option}=")}
-        said |= {value for word, value in pairwise(words) if word == option}
-    return said
+        values |= {word.partition("=")[2] for word in words if word.startswith(f"{option}=")}
+        values |= {value for word, value in pairwise(words) if word == option}
+    return values
 
 
 def is_running(pod: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""`page`: a job's page in a browser, through a tunnel to the operator, with a token that shows who looks."""
+"""`page`: a job's page in a browser, through a tunnel to the operator, with a token for the user."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from bamboo_core.names import PAGE_AUDIENCE, WEB_PORT
 
 PORT_NAME = "web"
 TOKEN_SECONDS = 3600
-LIFE = 0.8  # of a token, after which there is a new one
+LIFE = 0.8  # share of a token's life after which it is renewed
 WARNING = (
     "the token in this URL is {account}'s: for an hour, whoever has it can look at every job that this account may"
     " get, from this machine and from inside the cluster; Ctrl-C ends the tunnel"
@@ -40,7 +40,7 @@ LEADING = """\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunnelChoice:
-    """What a user says about the tunnel. account: the ServiceAccount whose token opens the page."""
+    """The user's options of the tunnel. account: the ServiceAccount whose token opens the page."""
 
     operator_namespace: str | None
     account: str
@@ -48,9 +48,9 @@ class TunnelChoice:
 
 
 async def page(session: Session, name: Target, choice: TunnelChoice, *, open_browser: bool) -> int:
-    """Serve that job's page until it is interrupted. Print the URL, again whenever the token in it is renewed."""
+    """Serve the job's page until interrupted. Print the URL, again whenever its token is renewed."""
     watching, job = session.of(name)
-    await session.api.job(watching, job)  # a name that is wrong is said before a tunnel is opened
+    await session.api.job(watching, job)  # report a wrong name before the tunnel is opened
     operator_namespace, account, port = choice.operator_namespace, choice.account, choice.port
     pod = await _operator(session.api, operator_namespace, watching)
     namespace = operator_namespace or pod["metadata"]["namespace"]
@@ -88,7 +88,7 @@ async def _open(session: Session, url: str) -> None:
 
 
 async def _operator(api: KubeApi, namespace: str | None, watching: str) -> Object:
-    """The running pod of the operator, in that namespace if one is given, that looks after the other one's jobs."""
+    """Return the running pod of the operator for a namespace's jobs, in the operator's namespace if given."""
     running = [pod for pod in await operator_pods(api, namespace) if is_running(pod)]
     if not running:
         where = f"in namespace {namespace}" if namespace else "in the cluster"
@@ -104,13 +104,13 @@ async def _operator(api: KubeApi, namespace: str | None, watching: str) -> Objec
 
 
 def web_port(pod: Mapping[str, Any]) -> int:
-    """The container's port of that name; the usual one if none has it."""
+    """Return the container's web port; the usual one if none has that name."""
     ports = [port for container in pod["spec"]["containers"] for port in container.get("ports") or ()]
     return next((int(port["containerPort"]) for port in ports if port.get("name") == PORT_NAME), WEB_PORT)
 
 
 async def _token(api: KubeApi, namespace: str, account: str) -> tuple[str, float]:
-    """A token that is good for the job pages and for nothing else, and the seconds of its life."""
+    """Return a token that is valid only for job pages, and the seconds of its life."""
     try:
         status = await api.token(namespace, account, PAGE_AUDIENCE, TOKEN_SECONDS)
     except ApiError as error:
@@ -122,11 +122,11 @@ async def _token(api: KubeApi, namespace: str, account: str) -> tuple[str, float
     return str(status["token"]), float(TOKEN_SECONDS)
 
 
-# The browser gets the secret URL in a file, not as an argument: every user of this machine can read those.
+# The browser gets the secret URL in a file, since every user of this machine can read its arguments.
 
 
 async def show(url: str, seconds: float = READ_SECONDS) -> bool:
-    """False if there is no browser; else when the file that leads to the URL is gone again."""
+    """Open the URL in a browser by a temporary file; return False if there is no browser."""
     with leading_to(url) as path:
         if not await asyncio.to_thread(webbrowser.open, path.as_uri()):
             return False
@@ -136,7 +136,7 @@ async def show(url: str, seconds: float = READ_SECONDS) -> bool:
 
 @contextlib.contextmanager
 def leading_to(url: str) -> Iterator[Path]:
-    """A page that leads there, which nobody else can read, for as long as the context lasts."""
+    """Provide a page that leads to the URL, readable only for this user, while the context is open."""
     with tempfile.NamedTemporaryFile("w", prefix="bamboo-", suffix=".html") as file:  # with mode 0600
         file.write(LEADING.format(url=html.escape(url)))
         file.flush()

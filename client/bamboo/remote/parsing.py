@@ -1,4 +1,4 @@
-"""A job's facts of what the API server has beside its BambooJob: pods, nodes and events, read once, at the edge."""
+"""Parsing of a job's pods, nodes and events from the API server."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -15,15 +15,15 @@ Json = Mapping[str, Any]
 
 
 def workers_of(job: JobView, pods: Iterable[Json], nodes: Mapping[str, Json] | None = None) -> tuple[RemoteWorker, ...]:
-    """The job's, in the order of their numbers. nodes: by name, as far as they are known."""
+    """Return the job's workers by number. nodes: known nodes by name."""
     mine = (pod for body in pods if _owner(pod := read_leniently(Pod, body)) == job.uid)
     return tuple(sorted((_worker(job, pod, nodes or {}) for pod in mine), key=lambda w: (w.number, w.name)))
 
 
 def events_of(job: JobView, of_job: Iterable[Json], of_pods: Iterable[Json], pods: Iterable[str]) -> list[JobEvent]:
-    """The job's events and those of its pods, also of pods that are gone, oldest first.
+    """Return the events of the job and of its pods, including deleted pods, oldest first.
 
-    An earlier job of the same name has another uid; of its pods' events nothing tells.
+    Events of an earlier job of the same name have another uid, but its pods' events cannot be distinguished.
     """
     known = set(pods)
     mine = [event for body in of_job if (event := read_leniently(Event, body)).involved_object.uid in ("", job.uid)]
@@ -31,13 +31,13 @@ def events_of(job: JobView, of_job: Iterable[Json], of_pods: Iterable[Json], pod
         name = (event := read_leniently(Event, body)).involved_object.name
         if name in known or is_worker_of(job.name, name):
             mine.append(event)
-    found = [_event(event) for event in mine]
+    events = [_event(event) for event in mine]
     created = job.metadata.creation_timestamp
-    return sorted((e for e in found if created is None or e.at >= created), key=lambda e: (e.at, e.order))
+    return sorted((e for e in events if created is None or e.at >= created), key=lambda e: (e.at, e.order))
 
 
 def is_worker_of(job: str, pod: str) -> bool:
-    """By its name: that is how the operator names a job's pods."""
+    """Return whether the pod's name is that of a worker of the job."""
     number = re.search(r"-w([0-9]{1,9})$", pod)
     return number is not None and names.worker_name(job, int(number[1])) == pod
 
@@ -85,8 +85,8 @@ def _state(job: JobView, pod: Pod) -> tuple[str, str]:
             return "pending", condition.message or condition.reason
     if not pod.spec.node_name:
         return "pending", ""
-    told = [text for text in (trainer.waiting.reason, trainer.waiting.message) if text]
-    return "starting", ": ".join(told if told != ["ContainerCreating"] else [])
+    texts = [text for text in (trainer.waiting.reason, trainer.waiting.message) if text]
+    return "starting", ": ".join(texts if texts != ["ContainerCreating"] else [])
 
 
 def _event(event: Event) -> JobEvent:

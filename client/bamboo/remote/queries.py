@@ -1,4 +1,4 @@
-"""`list`, `status` and `events`: what there is, once or again and again."""
+"""`list`, `status` and `events`: jobs and their events, shown once or repeatedly."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from bamboo_core.view.job_view import JobView, view_of
 
 
 def print_objects(found: list[dict[str, Any]], *, single: bool) -> None:
-    """Print JSON: the objects as the API server has them, without its bookkeeping of fields."""
+    """Print objects as JSON as the API server has them, without managedFields."""
     for body in found:
         body.get("metadata", {}).pop("managedFields", None)
     whole = found[0] if single else {"apiVersion": "v1", "kind": "List", "items": found}
@@ -27,14 +27,14 @@ def print_objects(found: list[dict[str, Any]], *, single: bool) -> None:
 
 
 async def jobs(session: Session, names: list[Target], *, everywhere: bool, form: OutputFormat) -> int:
-    found = await _found(session, names, everywhere)
+    bodies = await _found(session, names, everywhere)
     if form is OutputFormat.JSON:
-        print_objects(found, single=len(names) == 1)
+        print_objects(bodies, single=len(names) == 1)
         return EXIT_OK
-    if not found:
+    if not bodies:
         session.say("no jobs" if everywhere else f"no jobs in namespace {session.namespace}")
         return EXIT_OK
-    session.console.print(picture.jobs(_sorted(found), datetime.now(UTC), namespaces=everywhere))
+    session.console.print(picture.jobs(_sorted(bodies), datetime.now(UTC), namespaces=everywhere))
     return EXIT_OK
 
 
@@ -62,7 +62,7 @@ async def status(session: Session, name: Target, *, form: OutputFormat, watch: b
 
 
 async def events(session: Session, name: Target, *, form: OutputFormat, follow: bool, interval: float) -> int:
-    """The job's and its pods', oldest first."""
+    """Print the events of the job and its pods, oldest first."""
     if follow and form is not OutputFormat.TEXT:
         raise UsageError(f"--output {form}: cannot be followed; leave out one of --output and --follow")
     job_reader, unseen = JobReader(session.api, *session.of(name)), UnseenEvents()
@@ -73,8 +73,8 @@ async def events(session: Session, name: Target, *, form: OutputFormat, follow: 
             return EXIT_OK
         if snapshot.missing and not follow:
             session.console.print(*(Text(f"not shown: {what}", style="dim") for what in snapshot.missing), sep="\n")
-        told = unseen.of(snapshot.events)
-        for line in picture.events(told, datetime.now(UTC), snapshot.job, times=follow):
+        new = unseen.of(snapshot.events)
+        for line in picture.events(new, datetime.now(UTC), snapshot.job, times=follow):
             session.console.print(line, soft_wrap=True)
         if not follow:
             if not snapshot.events:
@@ -86,7 +86,7 @@ async def events(session: Session, name: Target, *, form: OutputFormat, follow: 
 
 
 def _print_events(snapshot: JobSnapshot) -> None:
-    found = [
+    rows = [
         {
             "time": one.at.astimezone(UTC).isoformat(),
             "about": one.about,
@@ -97,4 +97,4 @@ def _print_events(snapshot: JobSnapshot) -> None:
         }
         for one in snapshot.events
     ]
-    print(json.dumps(found, indent=2))
+    print(json.dumps(rows, indent=2))

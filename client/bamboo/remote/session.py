@@ -1,4 +1,4 @@
-"""One command's life: the way to the cluster, the user's questions and answers, Ctrl-C, and what ends it."""
+"""The session of a command: access to the cluster, questions to the user, Ctrl-C, and exit codes."""
 
 import asyncio
 import contextlib
@@ -25,40 +25,40 @@ from bamboo_core.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from bamboo_core.text import printable
 
 T = TypeVar("T")
-PATIENCE_SECONDS = 60.0  # a command that watches outlasts an API server that is away for that long
-LOOK_SECONDS = 0.5  # between two looks at what is waited for
-PIPE_WIDTH = 400  # where there is no terminal, nothing is cut to a width
+PATIENCE_SECONDS = 60.0  # for which a watching command retries while the API server is away
+LOOK_SECONDS = 0.5  # between checks while waiting
+PIPE_WIDTH = 400  # without a terminal, lines are not cut
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 KINDS = ("bamboojob/", "bamboojobs/", "bj/", "bamboojob.bamboo.dev/", "bamboojobs.bamboo.dev/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A job by the name that was given, and in the namespace if one was."""
+    """A job by its name, and its namespace if given."""
 
     name: str
     namespace: str | None = None
 
 
 class Session:
-    """namespace: the one that the command is about."""
+    """The session of a command. namespace: the command's namespace."""
 
     def __init__(self, api: KubeApi, namespace: str, *, quiet: bool = False) -> None:
         self.api, self.namespace, self.quiet = api, namespace, quiet
         self.console = console()
 
     def of(self, target: Target) -> tuple[str, str]:
-        """Namespace and name of a job."""
+        """Return a job's namespace and name."""
         return target.namespace or self.namespace, target.name
 
     def say(self, text: str) -> None:
-        """What a person wants to know; not with --quiet."""
+        """Print a message, unless --quiet is given."""
         if not self.quiet:
             print(text, flush=True)
 
 
 async def patiently(call: Callable[[], Awaitable[T]]) -> T:
-    """What the call returns; it is made again and again while the cluster is away, for PATIENCE_SECONDS."""
+    """Make a call, retrying while the cluster is away, for PATIENCE_SECONDS."""
     end = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
@@ -70,7 +70,7 @@ async def patiently(call: Callable[[], Awaitable[T]]) -> T:
 
 
 class WaitTimedOut(RemoteError):
-    """What was waited for did not come in time."""
+    """A wait timed out."""
 
 
 async def until(
@@ -80,9 +80,9 @@ async def until(
     seconds: float | None,
     interval: float = LOOK_SECONDS,
 ) -> T:
-    """Look again and again, and return what is seen as soon as it is so. seconds: None waits for ever.
+    """Call `look` until its result meets a condition, and return it. seconds: None waits forever.
 
-    Raises WaitTimedOut, whose text `otherwise` makes of what was seen last.
+    otherwise: makes the text of WaitTimedOut from the last result.
     """
     end = math.inf if seconds is None else time.monotonic() + seconds
     while not met(seen := await patiently(look)):
@@ -98,7 +98,7 @@ Command = Callable[[Session], Coroutine[Any, Any, int]]
 def run(
     command: Command, *, namespace: str | None, context: str | None, kubeconfig: str | None, quiet: bool = False
 ) -> int:
-    """The command on the cluster that the flags and the kubeconfig name; its exit code. Errors are said."""
+    """Run a command on the cluster of the flags and the kubeconfig; return its exit code. Print errors."""
     try:
         return loop_signals.run_until_stopped(lambda: _run(command, namespace, context, kubeconfig, quiet))
     except RemoteError as error:
@@ -112,7 +112,7 @@ def run(
 
 
 async def way_to(namespace: str | None, context: str | None, kubeconfig: str | None) -> Access:
-    """The access to the cluster that these name. Raises RemoteError."""
+    """Return the access to a cluster. Raises RemoteError."""
     if namespace and not NAME.fullmatch(namespace):
         raise UsageError(f"--namespace {namespace}: expected the name of a namespace")
     return await log_in(kubeconfig, context)
@@ -127,12 +127,12 @@ async def _run(
 
 
 def names_file(given: str) -> bool:
-    """Whether a person means the file of a manifest, and not a job's name."""
+    """Return whether an argument is the file of a manifest, not a job's name."""
     return given.endswith((".yaml", ".yml", ".json")) or Path(given).is_file()
 
 
 def target(given: str) -> Target:
-    """From a name, TYPE/NAME as kubectl prints it, or a manifest's file."""
+    """Parse a name, TYPE/NAME as kubectl prints it, or a manifest's file."""
     if names_file(given):
         try:
             metadata = load_document(given).get("metadata")
@@ -150,7 +150,7 @@ def target(given: str) -> Target:
 
 
 def console() -> Console:
-    """Standard output: as wide as the terminal; a pipe gets everything."""
+    """Return a console on standard output, as wide as the terminal; lines to a pipe are not cut."""
     if sys.stdout.isatty() or os.environ.get("COLUMNS"):
         return Console(highlight=False)
     return Console(highlight=False, width=PIPE_WIDTH)
@@ -161,7 +161,7 @@ def on_a_terminal() -> bool:
 
 
 def confirm(consequence: str, *, yes: bool) -> None:
-    """Asks on a terminal, else wants --yes. Raises a RemoteError if the answer is no."""
+    """Ask on a terminal, otherwise require --yes. Raises a RemoteError if the answer is no."""
     if yes:
         return
     if not on_a_terminal():
@@ -179,14 +179,14 @@ def confirm(consequence: str, *, yes: bool) -> None:
 
 
 class Declined(RemoteError):
-    """The user has thought better of it."""
+    """The user declined."""
 
     code = EXIT_FAILED
 
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Ctrl-C is otherwise taken by the loop, which does not run while a person thinks."""
+    """Let Ctrl-C interrupt a question, because the loop, which usually handles it, does not run meanwhile."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield

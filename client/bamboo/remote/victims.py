@@ -1,4 +1,4 @@
-"""The choice of the worker that a drill takes away, and what became of its stages. Pure."""
+"""The choice of the worker that a drill takes away, and the recovery of its stages. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from bamboo_core.view.job_view import JobView
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VictimChoice:
-    """Exactly one of worker, stage and random."""
+    """The user's choice: exactly one of worker, stage and random."""
 
     worker: str | None = None
     stage: int | None = None
@@ -32,7 +32,7 @@ def victim(
     choice: VictimChoice,
     pick: Callable[[Sequence[RemoteWorker]], RemoteWorker],
 ) -> RemoteWorker:
-    """The worker that the choice means; pick: takes one of several at random. It is alive."""
+    """Return the chosen live worker. pick: selects one of several at random."""
     if choice.worker is not None:
         return _alive(named(job, workers, choice.worker))
     if choice.random:
@@ -45,15 +45,15 @@ def victim(
 
 
 def named(job: JobView, workers: Sequence[RemoteWorker], name: str) -> RemoteWorker:
-    """By its whole name, without the job's, or by its number: quickstart-w3, w3, 3."""
+    """Return a worker by its full name, its name without the job's, or its number: quickstart-w3, w3, 3."""
     number = name.removeprefix("w")
-    found = [w for w in workers if name in (w.name, job.short(w.name))]
-    found += [w for w in workers if number.isdecimal() and w.number == int(number)]
-    if found:
-        return found[0]
-    there = ", ".join(job.short(w.name) for w in workers[:20]) or "none"
+    matches = [w for w in workers if name in (w.name, job.short(w.name))]
+    matches += [w for w in workers if number.isdecimal() and w.number == int(number)]
+    if matches:
+        return matches[0]
+    names = ", ".join(job.short(w.name) for w in workers[:20]) or "none"
     more = f" and {len(workers) - 20} more" if len(workers) > 20 else ""
-    raise RemoteError(f"{job.name} has no worker {name}; there are: {there}{more}")
+    raise RemoteError(f"{job.name} has no worker {name}; there are: {names}{more}")
 
 
 def _owner(job: JobView, workers: Sequence[RemoteWorker], pipeline: int, stage: int) -> RemoteWorker:
@@ -64,10 +64,10 @@ def _owner(job: JobView, workers: Sequence[RemoteWorker], pipeline: int, stage: 
     if stage >= len(job.plan[pipeline]):
         raise UsageError(f"--stage {stage}: the job has stages 0 to {len(job.plan[pipeline]) - 1}")
     owner = job.plan[pipeline][stage]
-    found = next((w for w in workers if w.name == owner), None)
-    if found is None:
+    worker = next((w for w in workers if w.name == owner), None)
+    if worker is None:
         raise RemoteError(f"{phrases.place((pipeline, stage))} belongs to {owner}, which is gone already")
-    return found
+    return worker
 
 
 def _alive(worker: RemoteWorker) -> RemoteWorker:
@@ -79,7 +79,7 @@ def _alive(worker: RemoteWorker) -> RemoteWorker:
 
 
 def objections(job: JobView, now: datetime, *, kill: bool) -> str | None:
-    """Return why the drill could cost more than a pause; None if nothing speaks against it."""
+    """Return why the drill could cost more than a pause; None without objection."""
     if stale := phrases.stale(job, now):
         return f"of {job.name} {stale}; without an operator nothing is taken over"
     protection = job.status.condition("Protected")
@@ -90,14 +90,14 @@ def objections(job: JobView, now: datetime, *, kill: bool) -> str | None:
     return None
 
 
-# What came of it
+# recovery
 
 
 def taken_over(job: JobView, before: JobView, lost: RemoteWorker) -> bool:
-    """Return whether others run all its stages, and the pause is known."""
+    """Return whether other workers run all its stages, and the takeovers are counted."""
     return not job.cells(lost.name) and job.status.takeovers > before.status.takeovers
 
 
 def whole(job: JobView) -> bool:
-    """Return whether every stage has a worker of its own and a second copy."""
+    """Return whether every stage has its own worker and a second copy."""
     return not job.status.holds("Degraded")

@@ -47,7 +47,7 @@ class LiveScreen:
 
 
 class LineScreen:
-    """Lines for logs and pipes: each event, each change of state, and the progress when it is written anew."""
+    """Lines for logs and pipes: events, changes of state, and new progress."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say, self._unseen, self._told = say, UnseenEvents(), ""

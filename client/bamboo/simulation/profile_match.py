@@ -42,7 +42,7 @@ def differences(profile: ModelProfile, spec: JobSpec) -> tuple[str, ...]:
 
 
 def needs_layers(profile: ModelProfile, spec: JobSpec) -> bool:
-    """Whether the task's number of layers has to be checked, because the profile is not known to be of it."""
+    """Return whether the task's number of layers has to be checked, because the profile is not known to be of it."""
     its = profile.task
     return its is None or (its.entrypoint, its.config) != (spec.task.entrypoint, task_of(spec).config)
 

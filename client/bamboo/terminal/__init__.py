@@ -1,1 +1,1 @@
-"""What a person sees of a run on a terminal, and what the keys do."""
+"""A run on a terminal: its picture, its tables and its keys."""

@@ -1,4 +1,4 @@
-"""Checkpoints as a person or a program reads them. Pure."""
+"""Checkpoints as a table and as JSON. Pure."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from bamboo_core.text import printable, size
 
 
 def table(found: Sequence[Found], now: float) -> Table:
-    """A line each. now: seconds since 1970."""
+    """Return a table with one line per checkpoint. now: seconds since 1970."""
     shown = plain_table(">STEP", ">AGE", ">SIZE", ">LAYERS", "STATE", "JOB", "FOLDER")
     for one in found:
         manifest = one.manifest
@@ -30,7 +30,7 @@ def table(found: Sequence[Found], now: float) -> Table:
 
 
 def document(one: Found) -> dict[str, Any]:
-    """A checkpoint as JSON values, for programs."""
+    """Return a checkpoint as JSON values."""
     known: dict[str, Any] = {
         "folder": one.attempt.folder,
         "step": one.attempt.step,

@@ -1,4 +1,4 @@
-"""A history as a person reads it, a line for each record."""
+"""A history as text, one line per record."""
 
 import json
 from datetime import datetime
@@ -33,12 +33,12 @@ def _step(record: StepRecord) -> str:
 
 
 def _evaluated(record: EvaluationRecord) -> str:
-    said = ", ".join(f"evaluation {name} {_number(value)}" for name, value in sorted(record.metrics.items()))
-    return f"{said}, attempt {record.attempt}" if record.attempt > 1 else said
+    text = ", ".join(f"evaluation {name} {_number(value)}" for name, value in sorted(record.metrics.items()))
+    return f"{text}, attempt {record.attempt}" if record.attempt > 1 else text
 
 
 def first_json_line() -> str:
-    """The first line, which says of which version the others are."""
+    """Return the first line, which has the version of the format."""
     return BEGINNING.decode().rstrip("\n")
 
 

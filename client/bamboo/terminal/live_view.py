@@ -69,7 +69,7 @@ class LiveView:
             self._picture.draw(self._snapshot())
 
     def emit(self, emit: Emit) -> None:
-        if not emit.final:  # the summary says that
+        if not emit.final:  # the summary has it
             now = datetime.now(UTC)
             self._events.append(JobEvent(at=now, reason=emit.reason, message=emit.message, warning=emit.warning))
 

@@ -1,4 +1,4 @@
-"""Traces of nodes as a person or a program reads them. Pure."""
+"""Traces of nodes as a table and as JSON. Pure."""
 
 from dataclasses import asdict
 from typing import Any
@@ -16,7 +16,7 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def trace_table(trace: Trace, summary: NodeTraceSummary) -> Table:
-    """Name and value of each number, and removals hour by hour as bars."""
+    """Return a table of the trace's figures, with removals per hour as bars."""
     shown = plain_table("", "", header=False)
     zones = [printable(zone) for zone in summary.zones]
     rest = f" and {len(zones) - MOST_ZONES} more" if len(zones) > MOST_ZONES else ""
@@ -47,7 +47,7 @@ def trace_table(trace: Trace, summary: NodeTraceSummary) -> Table:
 
 
 def trace_document(trace: Trace, summary: NodeTraceSummary) -> dict[str, Any]:
-    """A recording's summary for programs: all its numbers, seconds and rates, and the removals in each hour."""
+    """Return a trace's summary as JSON values: figures, seconds and rates, and the removals in each hour."""
     return {
         "source": trace.source,
         **asdict(summary),
@@ -57,7 +57,7 @@ def trace_document(trace: Trace, summary: NodeTraceSummary) -> dict[str, Any]:
 
 
 def bars(values: tuple[int, ...]) -> str:
-    """A character for each value, or for the mean of several if there are too many; the largest is full."""
+    """Return one character per value, or per mean of several if there are too many; the largest is full."""
     width = -(-len(values) // MOST_BARS)
     groups = [values[start : start + width] for start in range(0, len(values), width)]
     means = [sum(group) / len(group) for group in groups]

@@ -1,4 +1,4 @@
-"""The forms in which commands print things. Imported at every start: nothing heavy here."""
+"""Output formats of commands. Every start imports this, so it imports nothing heavy."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -7,7 +7,7 @@ import typer
 
 
 class OutputFormat(StrEnum):
-    """TEXT is for people, JSON for programs."""
+    """TEXT for people, JSON for programs."""
 
     TEXT = "text"
     JSON = "json"

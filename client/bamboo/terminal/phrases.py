@@ -1,4 +1,4 @@
-"""A job in words: ages, progress, money, what would follow. Pure."""
+"""A job in words: ages, progress, money and consequences. Pure."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -16,12 +16,12 @@ ROLLING, STALLED = "RollingOut", "RolloutStalled"  # reasons of the condition Wo
 
 
 def age(since: datetime | None, now: datetime) -> str:
-    """How long ago that was, "-" if it is not known."""
+    """Return how long ago a time was, "-" if unknown."""
     return "-" if since is None else short_age((now - since).total_seconds())
 
 
 def short_age(seconds: float) -> str:
-    """As kubectl has it: 45s, 12m, 5h, 3d."""
+    """Return seconds as kubectl shows them: 45s, 12m, 5h, 3d."""
     seconds = max(0, int(seconds))
     for size, unit, most in ((1, "s", 120), (60, "m", 120 * 60), (3600, "h", 48 * 3600)):
         if seconds < most:
@@ -30,7 +30,7 @@ def short_age(seconds: float) -> str:
 
 
 def progress(job: JobView) -> str:
-    """One line: step, loss, speed, time left."""
+    """Return a line with step, loss, speed and time left."""
     training = job.status.training
     runs = job.status.ended is None and (job.live is not None or job.status.holds("Running"))
     early = job.live.stopped_early if job.live is not None else job.status.stopped_early
@@ -54,7 +54,7 @@ def progress_words(
     eta_seconds: float | None,
     stopped_early: bool = False,
 ) -> list[str]:
-    """Step, loss, speed and time left, each of which is left out if it is not known."""
+    """Return step, loss, speed and time left, without unknown ones."""
     words = [f"step {step}/{steps or '?'}", *["stopped early"] * stopped_early]
     if loss is not None:
         words.append(f"loss {loss:.4f}")
@@ -66,15 +66,15 @@ def progress_words(
 
 
 def evaluation(job: JobView) -> str:
-    """One line: what was measured last, and of the best state; "" if nothing was."""
-    found = job.status.training.evaluation
-    if found is None or not found.metrics:
+    """Return a line with the newest evaluation; "" without one."""
+    newest = job.status.training.evaluation
+    if newest is None or not newest.metrics:
         return ""
-    return f"evaluation after step {found.step}: {metrics(found.metrics)}"
+    return f"evaluation after step {newest.step}: {metrics(newest.metrics)}"
 
 
 def counts(job: JobView) -> str:
-    """One line: pipelines, workers, what has happened to them."""
+    """Return a line with pipelines, workers, preemptions and takeovers."""
     status, workers = job.status, job.status.workers
     parts = []
     if workers.desired:
@@ -87,7 +87,7 @@ def counts(job: JobView) -> str:
 
 
 def checkpoint(job: JobView, now: datetime) -> str:
-    """The newest checkpoint, and how often the job went back; empty if the job keeps none."""
+    """Return the newest checkpoint and the number of restores; "" if the job keeps none."""
     if job.live is not None and job.live.checkpoint is not None:
         return checkpoint_of_run(job.live.checkpoint)
     if job.spec.checkpoint is None:
@@ -98,7 +98,7 @@ def checkpoint(job: JobView, now: datetime) -> str:
 
 
 def checkpoint_of_run(kept: CheckpointSummary) -> str:
-    """Such as `checkpoint: step 200, 3:05 old, in s3://bucket/llama; 12 steps repeated (0:40)`."""
+    """Return a line such as `checkpoint: step 200, 3:05 old, in s3://bucket/llama; 12 steps repeated (0:40)`."""
     parts = [_newest(kept.step, kept.age, kept.place)]
     if kept.writing:
         layers = count(kept.writing.layers, "layer")
@@ -122,61 +122,61 @@ def _went_back(restores: int) -> list[str]:
 
 
 def date(job: JobView, now: datetime) -> str:
-    """Whether the job will be done by its date; empty if it has none or no coordinator tells."""
+    """Return whether the job will be done by its date; "" if it has none or that is unknown."""
     return date_told(job.live.done_by, now, job.live.eta_seconds) if job.live is not None else ""
 
 
 def is_late(job: JobView, now: datetime) -> bool:
-    """Return whether the job will be done only after its date."""
+    """Return whether the job will be done after its date."""
     live = job.live
     return bool(live and live.done_by and (seconds_late(live.done_by, now, live.eta_seconds) or 0.0) > 0)
 
 
 def grid_choice(job: JobView) -> str:
-    """Which grid was chosen and why; empty if none is chosen."""
+    """Return the chosen grid and why; "" if none is chosen."""
     return f"grid: {job.live.grid_choice}" if job.live is not None and job.live.grid_choice else ""
 
 
 def cost(job: JobView) -> str:
-    """What it costs; empty if no price is known."""
+    """Return the job's cost; "" if no price is known."""
     spent = job.status.cost
-    told = [f"{spent.total} so far"] if spent.total is not None else []
+    parts = [f"{spent.total} so far"] if spent.total is not None else []
     if spent.per_hour is not None and job.status.ended is None:
-        told.append(f"{spent.per_hour} an hour")
+        parts.append(f"{spent.per_hour} an hour")
         whole = job.cost_at_end
-        told += [] if whole is None else [f"about {whole:.{4 if whole < 1 else 2}f} at the end"]
+        parts += [] if whole is None else [f"about {whole:.{4 if whole < 1 else 2}f} at the end"]
     if job.spec.budget is not None and job.spec.budget.money is not None:
-        told.append(f"of a budget of {job.spec.budget.money}")
-    if told and job.unpriced:
-        told.append(f"without pool {', '.join(job.unpriced)}, of which no price is given")
-    return ", ".join(told)
+        parts.append(f"of a budget of {job.spec.budget.money}")
+    if parts and job.unpriced:
+        parts.append(f"without pool {', '.join(job.unpriced)}, which has no price")
+    return ", ".join(parts)
 
 
 def protected(job: JobView, now: datetime) -> str:
     """Return one word for a table: yes, no, or off if redundancy is off; - if nothing runs; ? if the status is old."""
-    told = job.status.condition("Protected")
-    if told is None or job.status.ended or job.status.holds("Suspended") or told.reason == "NotRunning":
+    condition = job.status.condition("Protected")
+    if condition is None or job.status.ended or job.status.holds("Suspended") or condition.reason == "NotRunning":
         return "-"
     if stale(job, now):
         return "?"
-    return "yes" if told.holds else "off" if told.reason == OFF else "no"
+    return "yes" if condition.holds else "off" if condition.reason == OFF else "no"
 
 
 def protection(job: JobView, now: datetime) -> str:
-    """Return a line that says whether the job is protected, and why; empty if nothing runs."""
-    told, word = job.status.condition("Protected"), protected(job, now)
-    if told is None or word == "-":
+    """Return a line about the job's protection and its reason; "" if nothing runs."""
+    condition, word = job.status.condition("Protected"), protected(job, now)
+    if condition is None or word == "-":
         return ""
     known = "not known, it was " if word == "?" else ""
-    return f"protected: {known}{'yes' if told.holds else 'no'}, {told.message} ({told.reason})"
+    return f"protected: {known}{'yes' if condition.holds else 'no'}, {condition.message} ({condition.reason})"
 
 
 def rollout(job: JobView) -> str:
-    """How far the replacement of its workers is; empty if none is due."""
-    found = job.status.condition("WorkersUpdated")
-    if found is None or found.reason not in (ROLLING, STALLED) or job.status.ended or job.suspended:
+    """Return the progress of the replacement of the workers; "" if none is due."""
+    condition = job.status.condition("WorkersUpdated")
+    if condition is None or condition.reason not in (ROLLING, STALLED) or job.status.ended or job.suspended:
         return ""
-    return f"rollout {'stalled' if found.reason == STALLED else 'progressing'}: {found.message}"
+    return f"rollout {'stalled' if condition.reason == STALLED else 'progressing'}: {condition.message}"
 
 
 def place(cell: CellIndex) -> str:
@@ -188,14 +188,14 @@ def places(cells: Sequence[CellIndex]) -> str:
 
 
 def suspending(job: JobView) -> str | None:
-    """What is lost by suspending the job now; None if nothing is."""
+    """Return what is lost by suspending the job now, or None."""
     step, kept = job.step, job.status.checkpoint.last_step
     if job.status.ended or job.suspended or not step:
         return None
     if job.spec.checkpoint is None:
         return f"{job.name} saves no checkpoints: it will start from step 0, which loses its {count(step, 'step')}"
     if job.status.holds("Running"):
-        return None  # its state is kept before it stops
+        return None  # its state is saved before it stops
     if kept is None:
         return f"{job.name} has no checkpoint yet: it will start from step 0, which loses its {count(step, 'step')}"
     lost = step - kept
@@ -203,14 +203,14 @@ def suspending(job: JobView) -> str | None:
 
 
 def deleting(job: JobView) -> str | None:
-    """What is lost by deleting the job now."""
+    """Return what is lost by deleting the job now, or None."""
     if job.status.ended:
         return None
     return f"{job.name} is not over ({job.status.state}, {progress(job)}); its progress is lost"
 
 
 def outcome(job: JobView) -> str:
-    """How it ended, or why it does not train."""
+    """Return how the job ended, or why it does not train."""
     end = job.status.ended
     if end is not None:
         return f"{end.type}: {end.message}" if end.message else f"{end.type}: {end.reason}"
@@ -221,7 +221,7 @@ def outcome(job: JobView) -> str:
 
 
 def stale(job: JobView, now: datetime) -> str:
-    """Return a sentence if the status of a running job has told of no progress for a while; else ""."""
+    """Return a sentence if a running job has reported no progress for a while; else ""."""
     training = job.status.training
     reported, speed = training.last_reported_time, training.samples_per_second
     if job.status.ended or job.suspended or not job.status.holds("Running") or reported is None:
@@ -233,15 +233,15 @@ def stale(job: JobView, now: datetime) -> str:
 
 
 def why_waiting(job: JobView) -> str | None:
-    """Why it does not train, if it is meant to; None if all is well."""
+    """Return why a job that should train does not; None if all is well."""
     if job.live is not None:
         return None
     if job.status.ended or job.suspended:
         return job.held_back or None
     for kind in ("Accepted", "WorkersReady"):
-        found = job.status.condition(kind)
-        if found is not None and not found.holds:
-            return found.message
+        condition = job.status.condition(kind)
+        if condition is not None and not condition.holds:
+            return condition.message
     if not job.status.conditions:
         return "no operator has seen this job yet: is bamboo-operator running, and does it watch this namespace?"
     return None

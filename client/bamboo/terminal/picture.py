@@ -1,4 +1,4 @@
-"""The picture of a job on a terminal, on this machine as on a cluster: legible at 80 columns. Pure."""
+"""The picture of a job on a terminal, local or on a cluster, legible at 80 columns. Pure."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -23,9 +23,9 @@ from bamboo_core.text import wrapped
 from bamboo_core.view.job_view import JobView
 
 BARS = "▁▂▃▄▅▆▇█"
-LEAST_WIDTH = 10  # of the bar and of the curve, whatever stands beside them
-NEAR = 2  # losses on both sides, of which the median says where the curve is, whatever a single one does
-FAR = 4  # so many times the range of the medians away from them, a loss is beyond the curve's scale
+LEAST_WIDTH = 10  # of the bar and of the curve, even with long words next to them
+NEAR = 2  # losses on both sides whose median locates the curve
+FAR = 4  # a loss this many ranges of the medians away is beyond the curve's scale
 SHOWN_EVENTS = 8
 SHOWN_METRICS = 3
 GRID_MARGIN = 12  # the column of pipelines
@@ -37,7 +37,7 @@ STYLES = {
     WorkerState.TRAINING: "green",
     WorkerState.LEAVING: "magenta",
 }
-WORKER_STYLES = {  # in the order of their interest
+WORKER_STYLES = {  # by decreasing interest
     "leaving": "magenta",
     "pending": "yellow",
     "starting": "cyan",
@@ -51,7 +51,7 @@ HOLD_WHEN_ALL_IS_WELL = ("Accepted", "WorkersReady", "WorkersUpdated", "Running"
 
 
 def jobs(found: Sequence[JobView], now: datetime, *, namespaces: bool = False) -> Table:
-    """A line for each job. namespaces: whether they differ."""
+    """Return a table with one line per job. namespaces: show their namespaces."""
     heads = [*(["NAMESPACE"] if namespaces else []), "NAME", "STATE"]
     table = plain_table(*heads, ">STEP", ">PIPELINES", ">WORKERS", "PROTECTED", ">PREEMPTIONS", ">AGE")
     for job in found:
@@ -71,7 +71,7 @@ def jobs(found: Sequence[JobView], now: datetime, *, namespaces: bool = False) -
 
 
 def status(snapshot: JobSnapshot, now: datetime, width: int) -> RenderableType:
-    """Everything there is to say about a job."""
+    """Return everything known about a job."""
     job = snapshot.job
     parts: list[RenderableType] = [*head(snapshot, now, width), *grids(job, width)]
     if snapshot.workers:
@@ -105,7 +105,7 @@ def live(snapshot: JobSnapshot, now: datetime, width: int, height: int, page: st
 
 
 def workers_within(snapshot: JobSnapshot, now: datetime, width: int, lines: int) -> tuple[list[RenderableType], int]:
-    """The workers in that many lines, and how many it took: the most interesting ones."""
+    """Return the most interesting workers in at most this many lines, and the number of lines used."""
     most = lines - 1 if len(snapshot.workers) < lines else lines - 2
     if not snapshot.workers or most < 1:
         return [], 0
@@ -119,7 +119,7 @@ def workers_within(snapshot: JobSnapshot, now: datetime, width: int, lines: int)
 
 
 def head(snapshot: JobSnapshot, now: datetime, width: int) -> list[Text]:
-    """What the job is, how it gets on, and what is wrong."""
+    """Return lines about the job, its progress and its problems."""
     job, shown, began = snapshot.job, snapshot.job.state, snapshot.job.metadata.creation_timestamp
     place = job.namespace if job.uid else "on this machine"
     epoch = job.live.epoch if job.live is not None else job.status.epoch
@@ -153,7 +153,7 @@ def _state(job: JobView) -> Text:
 
 
 def _progress(job: JobView, width: int) -> Text:
-    """The bar, as long as the terminal has room for beside the words."""
+    """Return the progress bar, as long as fits next to the words."""
     words = f"  {phrases.progress(job)}"
     room = max(LEAST_WIDTH, width - len(words))
     done = room * min(job.step, job.steps) // job.steps if job.steps else 0
@@ -161,7 +161,7 @@ def _progress(job: JobView, width: int) -> Text:
 
 
 def _course(job: JobView, width: int) -> Text:
-    """The curve of the newest losses, and the metrics of the newest step."""
+    """Return the curve of the newest losses, and the metrics of the newest step."""
     assert job.live is not None
     words = "".join(
         f"  {name} {'-' if value is None else f'{value:.4g}'}" for name, value in job.live.metrics[:SHOWN_METRICS]
@@ -171,9 +171,7 @@ def _course(job: JobView, width: int) -> Text:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The course of the values in at most `width` bars, each the mean of its share. A value that is far from all near
-    it does not count for the scale.
-    """
+    """Return the values as at most `width` bars, each the mean of its share. Outliers do not change the scale."""
     finite = [v for v in values if math.isfinite(v)]
     if not finite:
         return ""
@@ -189,8 +187,9 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def grids(job: JobView, width: int) -> list[RenderableType]:
-    """Who runs what: as many tables of stages, one below the other, as the width demands. Below them the workers that
-    run no stage, if the coordinator tells of them.
+    """Return tables of stages with their workers, several below each other if the width requires it.
+
+    Workers without a stage follow, if the coordinator reports them.
     """
     found: list[RenderableType] = []
     rows = _cells(job)
@@ -216,7 +215,7 @@ def _others(job: JobView) -> list[tuple[WorkerId, WorkerState]]:
 
 
 def _cells(job: JobView) -> list[list[Text]]:
-    """The text of each cell, by pipeline and stage."""
+    """Return the text of each cell, by pipeline and stage."""
     if job.live is None:
         styles = {worker: "yellow" if worker in job.doubled else "green" for row in job.plan for worker in row}
         return [[Text(_name(job, worker), style=styles[worker]) for worker in row] for row in job.plan]
@@ -244,7 +243,7 @@ def _name(job: JobView, worker: WorkerId) -> str:
 
 
 def _blocks(rows: list[list[Text]], width: int) -> list[tuple[int, int]]:
-    """The stages of each table."""
+    """Return the range of stages of each table."""
     if not rows:
         return []
     stages = max(map(len, rows))
@@ -259,7 +258,7 @@ def _lines_of_grids(job: JobView, width: int) -> int:
 
 
 def workers(snapshot: JobSnapshot, now: datetime, width: int) -> Table:
-    """A line for each worker. Where there is room, the node pool as well."""
+    """Return a table with one line per worker, with its node pool if the width allows."""
     pools = width >= 100
     heads = ("WORKER", "STATE", "RUNS", "NODE", "ZONE", "CAPACITY", *(["POOL"] if pools else []), ">AGE")
     table = plain_table(*heads)
@@ -282,12 +281,12 @@ def workers(snapshot: JobSnapshot, now: datetime, width: int) -> Table:
 
 
 def _runs(worker: RemoteWorker) -> str:
-    """pipeline/stage, as the grid counts them."""
+    """Return the worker's cells as pipeline/stage."""
     return " ".join(f"{pipeline}/{stage}" for pipeline, stage in worker.cells) or "-"
 
 
 def conditions(found: Iterable[ReportedCondition], now: datetime) -> Table:
-    """All of them; sentences only of those that are not as they are when all is well."""
+    """Return a table of all conditions, with sentences only for unusual ones."""
     table = plain_table("CONDITION", "HOLDS", ">FOR")
     table.add_column("WHY", overflow="fold")
     for condition in found:
@@ -299,13 +298,13 @@ def conditions(found: Iterable[ReportedCondition], now: datetime) -> Table:
 
 
 def _is_usual(condition: ReportedCondition) -> bool:
-    """Is it as it is when all is well, or when the job is over or suspended, which another condition says?"""
+    """Return whether a condition is as usual, or only repeats that the job is over or suspended."""
     idle = condition.reason == "JobOver" or (condition.reason == "Suspended" and not condition.holds)
     return idle or condition.reason == OFF or condition.holds is (condition.type in HOLD_WHEN_ALL_IS_WELL)
 
 
 def events(found: Iterable[JobEvent], now: datetime, job: JobView, *, times: bool = False) -> list[Text]:
-    """times: when it was, in UTC, instead of how long ago."""
+    """Return a line per event. times: show its UTC time instead of its age."""
     shown = []
     for one in found:
         at = one.at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if times else f"{phrases.age(one.at, now):>4}"

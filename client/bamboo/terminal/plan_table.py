@@ -1,4 +1,4 @@
-"""Plans as a person or a program reads them. Pure."""
+"""Plans as a table and as JSON. Pure."""
 
 import io
 import json
@@ -28,10 +28,10 @@ FIELDS = (
 )
 WORDS = ("MACHINE", "MODE", "ZONES")  # all others are numbers
 MEANS = ("traffic_usd", "nodes", "throughput", "goodput", "preemptions", "takeovers", "restores", "fatal", "simulated")
-WIDTH = 100  # columns of the paragraph, at most
+WIDTH = 100  # largest width of paragraphs, in columns
 NOISE = "how far these runs differ by chance, and nothing else."
 EXPECT = "Expect a real job to reach 0.8 to 1.0 of the simulated speed."
-NOTHING = None  # of a field that does not matter in an option
+NOTHING = None  # value of a field without effect in an option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +46,9 @@ class PlanReport:
 
 
 def plan_text(report: PlanReport, width: int | None = None) -> str:
-    """A line for each option of the front, the recommended one marked; a line for each thing that could be done
-    instead; the sentences; what was looked at. width: columns of the terminal, if there is one.
+    """Return a table of the Pareto-optimal plans with the recommended one marked, alternatives, explanation and counts.
 
-    What is the same in all options is said once, below them.
+    Values common to all plans follow once, below the table. width: columns of the terminal, if there is one.
     """
     front = report.found.front
     fields = [_fields(one.candidate) for one in front]
@@ -87,7 +86,7 @@ def _printed(width: int, *parts: str | Group) -> list[str]:
 
 
 def document(report: PlanReport) -> str:
-    """JSON for programs."""
+    """Return the report as JSON."""
     spec = report.world.spec
     chosen = None
     if report.found.chosen is not None:
@@ -139,9 +138,7 @@ def _figures(one: Assessment, time: ReadableUnit, money: ReadableUnit) -> list[s
 
 
 def _fields(option: Candidate) -> list[str | None]:
-    """The values of FIELDS; "" where the option has none, NOTHING where it makes no difference: a single worker has
-    nobody who keeps its state, and no neighbour to be apart from.
-    """
+    """Return the values of FIELDS; "" for none, NOTHING where a field has no effect, as for a single worker."""
     alone = option.workers == 1
     return [
         option.machine,
@@ -168,7 +165,7 @@ def _changes(report: PlanReport) -> list[str]:
 
 
 def _path(path: Sequence[str | int]) -> str:
-    """The path as YAML's users write it; keys with a dot are in brackets."""
+    """Return a path as in YAML tools; keys with a dot are in brackets."""
     steps = (f"[{step}]" if isinstance(step, int) or "." in step else f".{step}" for step in path)
     return "".join(steps)[1:]
 
@@ -193,7 +190,7 @@ def _looked_at(report: PlanReport) -> str:
 
 
 def _estimated(report: PlanReport) -> list[str]:
-    """What of the machines' profiles is estimated, the microbatch's times included if they are in proportion."""
+    """Return the estimated fields of the machines' profiles, including times of scaled microbatches."""
     found = {name for machine in report.world.machines.values() for name in machine.profile.estimated}
     if report.found.chosen is not None:
         one = report.found.chosen.candidate

@@ -1,6 +1,4 @@
-"""How far something is that takes long, such as runs that are simulated: a bar on standard error, or lines there if it
-is no terminal.
-"""
+"""Progress of long work, such as simulated runs: a bar on a terminal, else lines on standard error."""
 
 import sys
 import time
@@ -22,19 +20,20 @@ from rich.progress import (
 from bamboo_core.complaints import complain
 from bamboo_core.text import count
 
-SECONDS: Final = 30.0  # between two lines
+SECONDS: Final = 30.0  # between lines
 
 
 class RunProgress:
-    """A bar that shows on a terminal how many of `runs` are done; of a single run nobody knows how far it is. `about`
-    says what is done. The bar leaves nothing behind on the screen. Elsewhere a line says it every half a minute.
+    """A progress bar of `runs`, or the elapsed time for a single one, after the text `about`.
+
+    The bar leaves nothing on the screen. Without a terminal, a line appears every half a minute.
     """
 
     def __init__(
         self, runs: int, about: str = "simulating", *, shown: bool = True, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._runs, self._about, self._clock = runs, about.strip(), clock
-        self._done, self._told = 0, clock()
+        self._done, self._printed = 0, clock()
         self._lines = shown and not sys.stderr.isatty()
         many = (MofNCompleteColumn(), TimeRemainingColumn()) if runs > 1 else (TimeElapsedColumn(),)
         columns = (SpinnerColumn(), TextColumn(about), BarColumn(), *many)
@@ -52,9 +51,9 @@ class RunProgress:
         self._bar.stop()
 
     def done(self, runs: int) -> None:
-        """Counts so many more runs as done."""
+        """Count more runs as done."""
         self._bar.advance(self._task, runs)
         self._done += runs
-        if self._lines and self._clock() - self._told >= SECONDS:
-            self._told = self._clock()
+        if self._lines and self._clock() - self._printed >= SECONDS:
+            self._printed = self._clock()
             complain(f"{self._about}: {self._done} of {count(self._runs, 'run')}")

@@ -1,4 +1,4 @@
-"""Simulated runs as a person or a program reads them. Pure."""
+"""Simulated runs as a table and as JSON. Pure."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -47,13 +47,15 @@ DIGITS = {
     "steps": 0,
 }
 UNKNOWN = "–"
-GAP = 2  # columns of a terminal between two of a table
+GAP = 2  # columns between two columns of a table
 Case = tuple[str, Spread]
 
 
 def simulation_table(cases: Sequence[Case], width: int | None = None) -> Group:
-    """Means of each of at least one case, with standard deviations where there are several runs, for a terminal of so
-    many columns; None: as wide as they come. What is said of traffic between zones is left out where there is none.
+    """Return a table of the means of each case, with standard deviations if it has several runs.
+
+    cases: at least one. width: columns of the terminal; None: unlimited. Traffic between zones is left out if there is
+    none.
     """
     crosses = any(found.mean.get("zone_gb_per_hour") for _, found in cases)
     known = [f for f in HEADS if f in cases[0][1].mean and (crosses or not f.startswith("zone_"))]
@@ -62,8 +64,9 @@ def simulation_table(cases: Sequence[Case], width: int | None = None) -> Group:
 
 
 def fitted(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int | None, left: Collection[str] = ()) -> Group:
-    """A line for each row if that is not too wide; else a column for each; else the lines in several parts, one below
-    the other, each with the first column, which names the row. left: heads of columns of words.
+    """Return a table of the rows, or if that is too wide of one column per row, or several tables in turn.
+
+    Each part begins with the first column, which names the row. left: heads of columns of words.
     """
     columns = [[head, *(row[i] for row in rows)] for i, head in enumerate(heads)]
     words = {heads[0], *left}
@@ -87,7 +90,7 @@ def _wide(columns: Sequence[Sequence[str]]) -> int:
 
 
 def _table(columns: Sequence[Sequence[str]], left: Collection[str]) -> Table:
-    """An empty table with these columns. left: heads of columns that begin at the left; numbers end at the right."""
+    """Return a table with these columns. left: heads of left-aligned columns; numbers are right-aligned."""
     shown = Table(box=None, show_edge=False, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
     for number, column in enumerate(columns):
         justify: Literal["left", "right"] = "left" if column[0] in left else "right"
@@ -98,9 +101,9 @@ def _table(columns: Sequence[Sequence[str]], left: Collection[str]) -> Table:
 
 
 def simulation_documents(cases: Sequence[Case], over_time: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The cases for programs, each with the means, deviations and the share of runs with a fatal preemption.
+    """Return the cases as JSON values: means, deviations, and the share of runs with a fatal preemption.
 
-    over_time: of each case, as `over_time_document` makes it.
+    over_time: of each case, by `over_time_document`.
     """
     return [
         _finite({"case": name, **asdict(found), "overTime": series})
@@ -109,13 +112,13 @@ def simulation_documents(cases: Sequence[Case], over_time: Sequence[dict[str, An
 
 
 def over_time_document(runs: Sequence[Series]) -> dict[str, Any]:
-    """Means over the runs, for programs: hours, and as many values of each quantity."""
+    """Return means over the runs as JSON values: hours, and each quantity at these hours."""
     names = [field.name for field in fields(Series) if field.name != "hours"]
     return {"hours": mean_over_time("nodes", runs)[0], **{name: mean_over_time(name, runs)[1] for name in names}}
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no number for what is not known."""
+    """Replace numbers that JSON does not have by None."""
     if isinstance(value, dict):
         return {name: _finite(one) for name, one in value.items()}
     if isinstance(value, list):

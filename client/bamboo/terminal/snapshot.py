@@ -1,4 +1,4 @@
-"""A job with its workers and events, as a terminal shows it: facts."""
+"""A snapshot of a job with its workers and events, to show on a terminal."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -8,8 +8,9 @@ from bamboo_core.view.job_view import CellIndex, JobView
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteWorker:
-    """A worker's pod. state: pending, starting, waiting, training, standby, leaving, ended or failed; detail: why, if
-    that is known.
+    """A worker's pod.
+
+    state: pending, starting, waiting, training, standby, leaving, ended or failed. detail: why, if known.
     """
 
     name: str
@@ -50,7 +51,7 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSnapshot:
-    """A job, as far as the user may see what belongs to it. missing: what could not be looked at, in words."""
+    """A job with the parts that the user may see. missing: sentences about the others."""
 
     job: JobView
     workers: tuple[RemoteWorker, ...] = ()

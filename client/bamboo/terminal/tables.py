@@ -1,10 +1,10 @@
-"""The one look of tables: no borders, two spaces between columns, bold heads."""
+"""The common style of tables: no borders, two spaces between columns, bold heads."""
 
 from rich.table import Table
 
 
 def plain_table(*columns: str, header: bool = True) -> Table:
-    """A table with these columns. `>` before a name: its values stand at the right."""
+    """Return a table with these columns. `>` before a name aligns its values to the right."""
     padding = (0, 2, 0, 0)
     table = Table(box=None, show_header=header, show_edge=False, pad_edge=False, padding=padding, header_style="bold")
     for column in columns:

@@ -1,4 +1,4 @@
-"""A time as a flag's value. Imported at every start: nothing heavy here."""
+"""A duration as the value of a flag. Every start imports this, so it imports nothing heavy."""
 
 import math
 import re
@@ -10,9 +10,9 @@ LONGEST_SECONDS = 366 * 86400.0
 
 
 def seconds(text: str) -> float:
-    """30, 30s, 5m, 1.5h, 2d."""
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhd]?)", str(text).strip())
-    value = float(found[1]) * _UNITS[found[2]] if found else math.nan
+    """Parse a duration such as 30, 30s, 5m, 1.5h or 2d."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhd]?)", str(text).strip())
+    value = float(match[1]) * _UNITS[match[2]] if match else math.nan
     if not value <= LONGEST_SECONDS:
         raise typer.BadParameter(f"{text!r}: expected a time such as 30s, 5m or 1h")
     return value

@@ -16,7 +16,7 @@ PLAIN_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class TakeWorker:
-    """The user wants that worker taken away."""
+    """The user's request to take a worker away."""
 
     worker: WorkerId
     notice: bool
@@ -24,12 +24,12 @@ class TakeWorker:
 
 @dataclass(frozen=True, slots=True)
 class StopJob:
-    """The user wants the job stopped."""
+    """The user's request to stop the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeJob:
-    """The user has edited the job."""
+    """An edit of the job."""
 
     spec: JobSpec
 
@@ -45,7 +45,7 @@ class RunView(Protocol):
 
 
 class CombinedView:
-    """Several views at once; none shows nothing."""
+    """Several views at once; without any, it shows nothing."""
 
     def __init__(self, *views: RunView) -> None:
         self._views = views
@@ -70,7 +70,7 @@ class CombinedView:
 class PlainView:
     """Lines for logs and pipes: every event, and the progress at most every two seconds. Each begins with the time.
 
-    How the job ended is for the summary to say.
+    The summary tells how the job ended.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class PlainView:
 
 
 def progress(status: Status) -> str:
-    """One line: step, loss, speed, time left."""
+    """Return a line with step, loss, speed and time left."""
     parts = phrases.progress_words(
         status.step,
         status.steps,

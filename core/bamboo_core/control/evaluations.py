@@ -49,7 +49,7 @@ class Course:
         return Course(self.state, self.score, self.without + 1)
 
     def is_over(self, spec: EvaluationSpec) -> bool:
-        """Whether the job is to end because nothing has improved for too long."""
+        """Return whether the job is to end because nothing has improved for too long."""
         return spec.patience is not None and self.without >= spec.patience
 
 

@@ -9,8 +9,8 @@ LONGEST_STEP_SECONDS = 0.25
 class AwakeClock:
     """Monotonic seconds that advance by at most `longest` from one reading to the next.
 
-    Read many times a second, it leaves out the time in which this process stood still: workers that went on training
-    meanwhile are not declared lost for a silence that was the listener's.
+    The clock is read many times a second and leaves out the time in which this process stood still. So the coordinator
+    does not declare workers lost for a silence that was its own.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, longest: float = LONGEST_STEP_SECONDS) -> None:

@@ -1,4 +1,4 @@
-"""What became of a job's checkpoints since its coordinator was made, as metrics and summaries have it."""
+"""Counts of a job's checkpoints and restores since its coordinator was created, for metrics and summaries."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ _NO_STALLS: Final = Distribution.empty(STALLS)
 
 
 class AbandonReason(StrEnum):
-    """Why a checkpoint is given up."""
+    """The reason why the coordinator abandons a checkpoint."""
 
     WRITER_LOST = "WriterLost"  # before all parts were durable
     STORE_FAILED = "StoreFailed"  # a worker could not write its part or the manifest
@@ -25,16 +25,16 @@ class AbandonReason(StrEnum):
 
 
 class RestoreCause(StrEnum):
-    """Why a job goes back to a checkpoint; the reason of its end if there is none."""
+    """The cause for which a job goes back to a checkpoint; also the reason of its end if it has no checkpoint."""
 
     STAGE_LOST = "StageLost"
     WORKERS_GONE = "WorkersGone"
-    RESULTS_DIFFER = "ResultsDiffer"  # of which one is wrong
-    SUSPENDED = "Suspended"  # the newest steps were not kept, or lost before; this coordinator does not know more
+    RESULTS_DIFFER = "ResultsDiffer"  # two workers computed different results, and one of them is wrong
+    SUSPENDED = "Suspended"  # the newest steps were not kept, or were lost before this coordinator existed
 
 
 class RestoreProblem(StrEnum):
-    """Why a worker could not begin with a checkpoint."""
+    """The reason why a worker could not start from a checkpoint."""
 
     DAMAGED = "Damaged"
     UNREADABLE = "Unreadable"
@@ -42,10 +42,12 @@ class RestoreProblem(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCounts:
-    """durations: of those that were saved, from the commit of their step until the manifest was there. stalls: for
-    which training waited, the longest of any worker. bytes: of all parts that were durable, whatever became of them.
+    """Counts and durations of a job's checkpoints and restores.
 
-    repeated: steps that were committed before the job went back behind them; repeated_seconds: that they usually take.
+    durations: seconds from the commit of a checkpoint's step until its manifest was written, of saved checkpoints.
+    stalls: seconds for which training waited for a checkpoint, the longest of any worker. bytes: size of all durable
+    parts, whether or not their checkpoint was completed. repeated: steps committed before the job went back behind
+    them; repeated_seconds: the time that these steps usually take.
     """
 
     durations: Distribution = _NO_DURATIONS

@@ -1,6 +1,6 @@
 """The coordinator: a pure step function from (state, event, now) to (state, commands).
 
-It alone declares a worker lost and makes plans. It never waits: training goes on while it is away.
+Only the coordinator declares workers lost and makes plans. Training never waits for it.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from bamboo_core.coordinator.events import (
     NoticeWithdrawn,
     Outcome,
     PreemptionNotice,
-    PricesTold,
+    PricesReported,
     RemoveWorker,
     RequestsWithdrawn,
     Send,
@@ -38,7 +38,7 @@ from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.coordinator.stragglers import mitigation
 from bamboo_core.coordinator.stuck_workers import check_stuck, hint
 from bamboo_core.coordinator.terms import JobTerms
-from bamboo_core.coordinator.worker_reports import received, told_when_over
+from bamboo_core.coordinator.worker_reports import events_after_end, received
 from bamboo_core.coordinator.workers.membership import (
     absent,
     channel_closed,
@@ -92,10 +92,11 @@ def initial(
 def with_workers(
     state: CoordinatorState, *, requested: int, gone: frozenset[WorkerId], counted: frozenset[WorkerId]
 ) -> CoordinatorState:
-    """The state before the first event of a coordinator whose shell has workers already.
+    """Return the initial state of a coordinator whose shell already has workers.
 
-    requested: how many of them may still join. gone: whose loss was handled before. counted: workers that may still
-    join and whose preemption is not counted: another coordinator heard their notice, or told them to leave.
+    requested: number of workers that may still join. gone: workers whose loss was handled before. counted: workers that
+    may still join but whose preemption is not counted, because an earlier coordinator heard their notice or released
+    them.
     """
     turn = Turn(state, state.terms.started)
     turn.put(replace(state.membership, requested=requested, gone=gone, counted=counted))
@@ -103,12 +104,12 @@ def with_workers(
 
 
 def step(state: CoordinatorState, event: Event, now: float) -> tuple[CoordinatorState, tuple[Command, ...]]:
-    """Take one event in. Pure: equal arguments give equal results."""
+    """Process one event. Pure: equal arguments give equal results."""
     if state.phase == "Over":
         if isinstance(event, WorkerJoined):
             stop = protocol.Stop(reason="JobOver", message="the job is over")
             return state, (Send(event.hello.worker, stop), RemoveWorker(event.hello.worker))
-        return state, told_when_over(event.worker, event.message) if isinstance(event, Received) else ()
+        return state, events_after_end(event.worker, event.message) if isinstance(event, Received) else ()
     turn = Turn(state, now)
     _take_in(turn, event)
     if _changes_nothing(state, event, turn):
@@ -149,7 +150,7 @@ def _take_in(turn: Turn, event: Event) -> None:
             notice_withdrawn(turn, worker)
         case RequestsWithdrawn(count):
             turn.put(turn.state.membership.withdrawing(count))
-        case PricesTold(prices, more):
+        case PricesReported(prices, more):
             holding.priced(turn, prices, more)
         case SpecChanged(spec):
             _edit(turn, spec)
@@ -160,17 +161,17 @@ def _take_in(turn: Turn, event: Event) -> None:
 
 
 def _changes_nothing(before: CoordinatorState, event: Event, turn: Turn) -> bool:
-    """Is there nothing to decide? So it is with nearly all events, heartbeats above all, of jobs by the hundred."""
+    """Return whether an event leaves nothing to decide, as nearly all do, heartbeats above all."""
     if isinstance(event, Received):
         return isinstance(event.message, protocol.Heartbeat) or _is_one_of_many(before, event.message, turn.state)
     return isinstance(event, Tick | NoticeWithdrawn) and before.plans.steady and turn.state is before
 
 
 def _is_one_of_many(before: CoordinatorState, message: protocol.Message, after: CoordinatorState) -> bool:
-    """Does a worker only answer a plan, as others have still to, or tell of a copy that is known, or sums of a state?
+    """Return whether a message is one of many equal ones: an answer to a plan, a known copy, or sums of a state.
 
-    A thousand workers do so after every plan, and the last answer decides. While it is asked what is lost, or who has
-    begun, each of them may.
+    A thousand workers send one after every plan, and only the last decides. While the coordinator asks which state is
+    lost, or which workers have begun, each of them may decide.
     """
     plan = after.plan
     if after.phase != "Running" or plan is None or plan.sources or after.inquiry.began_at is not None:
@@ -180,24 +181,24 @@ def _is_one_of_many(before: CoordinatorState, message: protocol.Message, after: 
             return not plan.worker_ids() <= after.plans.applied
         case protocol.ReplicaSynced():
             return after.plans.synced is before.plans.synced
-        case StateSums():  # of which the last ones may complete a checkpoint, or the job
+        case StateSums():  # the last ones may complete a checkpoint or the job
             return not (after.checkpoints.writing or after.ending.finished)
         case _:
             return False
 
 
 def _brings_workers(event: Event) -> bool:
-    """Are there more workers after it that plans could count on, or may more of them stay or fewer?"""
+    """Return whether plans may count on more workers after the event, or whether more or fewer may stay."""
     ready = isinstance(event, Received) and isinstance(event.message, protocol.WorkerReady)
     return ready or isinstance(event, WorkerJoined | SpecChanged)
 
 
 def _edit(turn: Turn, wanted: JobSpec) -> None:
-    """Take over what may change; everything else is fixed by now."""
+    """Apply the fields of an edited spec that may change, and report the others."""
     training = turn.state.spec.training
     same_length = (wanted.training.epochs, wanted.training.tokens) == (training.epochs, training.tokens)
     if (training.counts_data and same_length) or turn.state.terms.early_stop:
-        wanted = replace(wanted, training=replace(wanted.training, steps=training.steps))  # which only workers can tell
+        wanted = replace(wanted, training=replace(wanted.training, steps=training.steps))  # workers count it
     if names := refused_fields(turn.state.spec, wanted):
         turn.do(Emit("ChangeRefused", refusal_message(names), True))
     turn.put(replace(turn.state.terms, spec=apply_edit(turn.state.spec, wanted)))
@@ -205,9 +206,7 @@ def _edit(turn: Turn, wanted: JobSpec) -> None:
 
 
 def _waits_for_the_store(state: CoordinatorState) -> bool:
-    """Is all training done, for ever or until the job is resumed, and a checkpoint being written, which has a limit of
-    its own?
-    """
+    """Return whether training is done or stopping and only a checkpoint is written, which has its own time limit."""
     over = state.step >= state.spec.training.steps and state.checkpoints.writing is not None
     return over or state.ending.stopping is not None
 

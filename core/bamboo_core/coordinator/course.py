@@ -1,4 +1,4 @@
-"""In which phase a job is, as its coordinator sees it."""
+"""The phase of a job, as its coordinator sees it."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,4 +1,4 @@
-"""How many values of a kind there were, and how large they were: what a histogram is filled from."""
+"""Counts of values by size, from which a histogram metric is filled."""
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
@@ -6,7 +6,11 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """bounds: upper ones, rising. counts: of the values up to each, and one more for those above. total: their sum."""
+    """Counts of values between bounds.
+
+    bounds: upper bounds, ascending. counts: number of values up to each bound, and of those above the last. total: the
+    sum of all values.
+    """
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -21,7 +25,7 @@ class Distribution:
         return sum(self.counts)
 
     def having(self, value: float) -> "Distribution":
-        """With one value more."""
+        """Return the distribution with one more value."""
         place = bisect_left(self.bounds, value)
         counts = (*self.counts[:place], self.counts[place] + 1, *self.counts[place + 1 :])
         return replace(self, counts=counts, total=self.total + value)

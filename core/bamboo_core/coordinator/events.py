@@ -1,4 +1,4 @@
-"""What the coordinator is told and what it decides. The shells (local runner, operator, simulator) speak only this."""
+"""The coordinator's events and commands, which its shells (local runner, operator, simulator) exchange with it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,10 +15,10 @@ from bamboo_core.planning.plan import WorkerId
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """Known for certain to be gone: its process exited, its pod or node was deleted.
+    """A worker that is certainly gone: its process exited, or its pod or node was deleted.
 
-    exit_code: from 0 up if it ended for reasons of its own, which counts towards backoffLimit; anything else is a
-    disruption. removed: it was ended by the shell, because the coordinator had declared it lost before.
+    exit_code: its exit code, from 0 up, if it ended for its own reasons, which counts towards backoffLimit; anything
+    else is a disruption. removed: the shell ended it because the coordinator had declared it lost before.
     """
 
     worker: WorkerId
@@ -29,8 +29,9 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class WorkersAbsent:
-    """A coordinator that has just been restarted knows these only from a plan, and its shell finds no trace of them:
-    they were lost while nobody looked. Unlike those of WorkerLost they do not count as requested.
+    """Workers that a restarted coordinator knows only from a plan and of which its shell finds no trace.
+
+    They were lost while no coordinator ran. Unlike the workers of WorkerLost they do not count as requested.
     """
 
     workers: frozenset[WorkerId]
@@ -39,8 +40,9 @@ class WorkersAbsent:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionNotice:
-    """The worker will be taken away in that many seconds. wanted: by us, who have no use for it any more. cause: for
-    the user, if it is new.
+    """A notice that a worker will be taken away in `seconds`.
+
+    wanted: the coordinator itself no longer needs the worker. cause: an event for the user, if the notice is new.
     """
 
     worker: WorkerId
@@ -58,15 +60,17 @@ class NoticeWithdrawn:
 
 @dataclass(frozen=True, slots=True)
 class RequestsWithdrawn:
-    """So many of the workers that were asked for will not come, as nobody wants them any more (`surplus_requests`)."""
+    """A number of requested workers that will not come, because the shell withdrew the surplus (`surplus_requests`)."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
-class PricesTold:
-    """What each worker that is there costs in an hour, and what more would, in the order in which they would come: so
-    many at each price, and beyond those at the last one; (): that is not known.
+class PricesReported:
+    """Prices of workers, in money per hour.
+
+    workers: the price of each present worker. more: (price, number of workers) of further workers in the order in which
+    they would come; beyond these the last price holds. Empty if prices are unknown.
     """
 
     workers: Mapping[WorkerId, float]
@@ -75,19 +79,19 @@ class PricesTold:
 
 @dataclass(frozen=True, slots=True)
 class SpecChanged:
-    """The user edited the manifest. Only what may change while the job runs is taken over."""
+    """An edited manifest. The coordinator takes over only the fields that may change while the job runs."""
 
     spec: JobSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed; shells send one at least every 100 ms."""
+    """The passing of time; shells send a tick at least every 100 ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The user or the shell stops the job: once its state is kept, or at once if it keeps no checkpoints."""
+    """A request by the user or the shell to stop the job: after a checkpoint, or at once if the job keeps none."""
 
     reason: str = "Interrupted"
     message: str = "stopped by the user"
@@ -102,7 +106,7 @@ Event = (
     | PreemptionNotice
     | NoticeWithdrawn
     | RequestsWithdrawn
-    | PricesTold
+    | PricesReported
     | SpecChanged
     | Tick
     | Interrupted
@@ -122,16 +126,16 @@ class AddWorkers:
 
 @dataclass(frozen=True, slots=True)
 class RemoveWorker:
-    """Let this worker go: it has been told to stop; end it if it does not."""
+    """Let this worker go: the coordinator has told it to stop; end it if it does not."""
 
     worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """A decision that people are told of: a CamelCase reason and a sentence, for logs, events, conditions and metrics.
+    """A decision to show to users in logs, events, conditions and metrics: a CamelCase reason and a sentence.
 
-    final: it is how the job ended, which a shell may tell in another way.
+    final: the event tells how the job ended, which a shell may show in another way.
     """
 
     reason: str
@@ -144,9 +148,9 @@ class Emit:
 class Takeover:
     """A finished takeover as the user sees it, in milliseconds by phase.
 
-    decide_ms: from the first sign of the loss (a closed channel, a broken link) to the plan; reform_ms: from the plan's
-    arrival until it is in force at the new owner; recompute_ms: until the lost work is repeated. step: the one in which
-    it came; after it so many are committed.
+    decide_ms: from the first sign of the loss (a closed channel, a broken link) to the plan. reform_ms: from the
+    arrival of the plan until it is in force at the new owner. recompute_ms: until the lost work is repeated. step:
+    number of the step that the loss interrupted, counted from 1.
     """
 
     epoch: int
@@ -176,7 +180,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The job is over; every worker has been told to stop."""
+    """The end of the job. Every worker has been told to stop."""
 
     outcome: Outcome
     reason: str
@@ -187,7 +191,7 @@ Command = Send | AddWorkers | RemoveWorker | Emit | Finish
 
 
 class WorkerState(StrEnum):
-    """A worker's part, for display."""
+    """A worker's role, for display."""
 
     STARTING = "starting"
     STANDBY = "standby"
@@ -198,7 +202,7 @@ class WorkerState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointWrite:
-    """A checkpoint that is being written: of that step, since so many seconds, with so many layers that are durable."""
+    """A checkpoint in progress: its step, the seconds since it began, and how many of its layers are durable."""
 
     step: int
     seconds: float
@@ -208,12 +212,12 @@ class CheckpointWrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSummary:
-    """step: of the newest one; None if there is none, or none is known (yet). age: seconds since it was committed, None
-    if before this coordinator. seconds, bytes: that it took, and has.
+    """The job's newest checkpoint and its counts, for display.
 
-    place: where they are, without credentials. every_steps: from one to the next. first: the step with which the job
-    began. restores: how often it went back to one; repeated: the steps that it did again, repeated_seconds: that they
-    usually take.
+    step: step of the newest checkpoint; None if none is known. age: seconds since its commit; None if an earlier
+    coordinator committed it. seconds, bytes: duration and size of the newest checkpoint. place: the storage, without
+    credentials. every_steps: steps between checkpoints. first: the step with which the job began. restores: number of
+    restores. repeated: steps done again after them; repeated_seconds: the time that these usually take.
     """
 
     step: int | None
@@ -241,33 +245,33 @@ class CheckpointSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowWorker:
-    """A straggler. seconds: that it takes for a microbatch of its stage; usual: that others would. told: a sentence."""
+    """A straggler. seconds: its time for a microbatch of its stage. usual: the time of other workers."""
 
     worker: WorkerId
     pipeline: int
     stage: int
     seconds: float
     usual: float
-    told: str
+    sentence: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """The job as a person sees it; made by `job_status.status`.
+    """The job as a person sees it; `job_status.status` builds it.
 
-    protected: the stage's state is held by several workers, in step, and on several nodes where these are lost with
-    several workers (`spread.workersPerNode`). crowded: nodes with more workers than that, and how many they have.
-    lacks_room: the job does without copies that are asked for, since its workers have no room for them.
+    protected: several workers hold the stage's state in step, on several nodes if a node runs several workers
+    (`spread.workersPerNode`). crowded: nodes with more workers than that, and their number. lacks_room: workers have no
+    room for all requested replicas.
     """
 
     phase: str
     epoch: int
     step: int
-    steps: int | None  # as many as are wanted; None: only the task's data can tell, and no worker has them yet
+    steps: int | None  # None until a worker has read the length of the task's data
     first_loss: float | None
     loss: float | None
     losses: tuple[float, ...]  # of the newest steps
-    lost_samples: int  # of the steps so far, those whose loss did not go into the step's
+    lost_samples: int  # samples of all steps so far without part in a step's loss
     step_seconds: float | None  # median of the recent steps
     samples_per_second: float | None
     eta_seconds: float | None
@@ -277,32 +281,32 @@ class Status:
     notices: int
     takeovers: tuple[Takeover, ...]
     digests: tuple[str, ...]  # of each stage's final state, once known
-    memory: tuple[tuple[WorkerId, Memory], ...] = ()  # what each worker said last
-    traffic: tuple[tuple[WorkerId, Traffic], ...] = ()  # what each worker sends in a step, in the mean
+    memory: tuple[tuple[WorkerId, Memory], ...] = ()  # the newest report of each worker
+    traffic: tuple[tuple[WorkerId, Traffic], ...] = ()  # mean of what each worker sends in a step
     restarts: int = 0  # failures that counted towards the limit
     gradient_norm: float | None = None  # of the newest step, before clipping
     learning_rate: float | None = None  # of the newest step
     metrics: tuple[tuple[str, float | None], ...] = ()  # of the newest step, by name
     checkpoint: CheckpointSummary | None = None  # if the job keeps any
-    evaluations: tuple[tuple[int, Mapping[str, float | None]], ...] = ()  # the newest: after which step, by metric
-    best_evaluation: int | None = None  # after which step
+    evaluations: tuple[tuple[int, Mapping[str, float | None]], ...] = ()  # the newest: (step, values by metric)
+    best_evaluation: int | None = None  # its step
     crowded: tuple[tuple[str, int], ...] = ()
-    skipped_steps: int = 0  # since the coordinator was made: steps that left the model as it was
-    trained_without: int = 0  # samples of steps since the coordinator was made whose loss did not go into them
-    replicating: tuple[str, ...] = ()  # those of the unprotected for which a copy is being filled
-    slow: tuple[SlowWorker, ...] = ()  # stragglers that are found, the slowest first
-    stopped_early: str = ""  # why the job ends with fewer steps than are wanted
-    grid_choice: str = ""  # which grid was chosen, what was expected of it and of others, if the job lets choose
-    done_by: datetime | None = None  # by when the job is to be done, if that is said
+    skipped_steps: int = 0  # steps without an update, since the coordinator was created
+    trained_without: int = 0  # samples without part in a loss, since the coordinator was created
+    replicating: tuple[str, ...] = ()  # unprotected stages whose replica is being filled
+    slow: tuple[SlowWorker, ...] = ()  # stragglers, the slowest first
+    stopped_early: str = ""  # why the job ends before its last step
+    grid_choice: str = ""  # the chosen grid and the expected speed of it and of others, for elastic jobs
+    done_by: datetime | None = None  # the manifest's deadline
     lacks_room: bool = False
     mode: RedundancyMode | None = None  # in force
-    wanted: int = 0  # workers that the job asks for, those on standby included
-    replicas: int | None = None  # in step, of the stage that has the fewest; other pipelines' owners count
-    nodes: int | None = None  # that hold, in step, the stage which the fewest hold
+    wanted: int = 0  # requested workers, including standbys
+    replicas: int | None = None  # in step, of the least replicated stage; other pipelines' owners count
+    nodes: int | None = None  # nodes that hold the least spread stage in step
 
     @property
     def unprotected(self) -> tuple[str, ...]:
-        """The names of the stages that are not protected."""
+        """Return the names of the stages that are not protected."""
         return tuple(cell_name(d, s) for d, row in enumerate(self.grid) for s, (_, held) in enumerate(row) if not held)
 
 

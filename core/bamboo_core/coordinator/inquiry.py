@@ -1,4 +1,4 @@
-"""The question to all workers what they hold, asked when a stage or layers seem to be lost."""
+"""The coordinator's question to all workers about the states they hold, asked when stages or layers seem lost."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,8 +10,10 @@ from bamboo_core.planning.plan import WorkerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inquiry:
-    """began_at: when everyone was asked first; None if nothing is in question. asked_at: when everyone was asked last.
-    reports: the answers to that.
+    """The question in progress.
+
+    began_at: when all workers were first asked; None if no question is open. asked_at: when they were last asked.
+    reports: the answers to the last round.
     """
 
     began_at: float | None = None
@@ -19,5 +21,5 @@ class Inquiry:
     reports: Mapping[WorkerId, protocol.Report] = field(default_factory=dict)
 
     def over(self) -> "Inquiry":
-        """What was in question is decided, or is there."""
+        """Close the question."""
         return replace(self, began_at=None, reports={})

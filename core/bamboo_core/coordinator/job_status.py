@@ -16,7 +16,7 @@ from bamboo_core.coordinator.events import (
 from bamboo_core.coordinator.grids import choosing, holding
 from bamboo_core.coordinator.protection import counts_nodes
 from bamboo_core.coordinator.state import CoordinatorState
-from bamboo_core.coordinator.stragglers.judging import told
+from bamboo_core.coordinator.stragglers.judging import describe
 from bamboo_core.job.budget_reach import done_by
 from bamboo_core.planning.heirs import domains_of, level_counts
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
@@ -24,7 +24,7 @@ from bamboo_core.storage.url import shown_url
 
 
 def status(state: CoordinatorState, now: float) -> Status:
-    """A snapshot for views, metrics and summaries."""
+    """Build a snapshot for views, metrics and summaries."""
     seconds = state.usual_step
     last, stop = state.spec.training.known_steps, state.terms.early_stop
     losses = tuple(state.progress.losses[k] for k in sorted(state.progress.losses))
@@ -36,7 +36,7 @@ def status(state: CoordinatorState, now: float) -> Status:
         step=state.step,
         steps=stop.wanted_steps if stop else last,
         stopped_early=stop.why if stop else "",
-        grid_choice="; ".join(told for told in (state.grids.told, state.grids.unmet, state.holding.told) if told),
+        grid_choice="; ".join(text for text in (state.grids.told, state.grids.unmet, state.holding.told) if text),
         wanted=holding.to_have(state),
         first_loss=state.progress.first_loss,
         loss=losses[-1] if losses else None,
@@ -76,7 +76,7 @@ def status(state: CoordinatorState, now: float) -> Status:
 
 
 def trained_samples(state: CoordinatorState) -> int:
-    """Samples that went into the model in steps that this coordinator has seen; of repeated steps only once."""
+    """Return the number of samples in steps that this coordinator has seen; repeated steps count once."""
     training = state.spec.training
     return (
         state.progress.trained * training.global_batch_size
@@ -90,7 +90,7 @@ def _checkpoint(state: CoordinatorState, now: float) -> CheckpointSummary | None
         return None
     began_with = (
         state.plan.restore if state.plan and state.restoring.looked and not state.plan.moved else None
-    )  # else there may be newer ones
+    )  # else newer ones may exist
     newest = c.kept[0] if c.kept else began_with
     return CheckpointSummary(
         step=newest.step if newest else None,
@@ -115,9 +115,11 @@ def _write(state: CoordinatorState, now: float) -> CheckpointWrite | None:
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """How well the plan's cells are protected. unprotected: those whose state is with what is lost at once.
-    replicating: those of them that will be protected when their replicas are in step. replicas: how many workers any
-    cell may lose. nodes: on how many nodes the cell with the fewest is. None: there is no plan.
+    """Protection of the plan's cells.
+
+    unprotected: cells whose state a single loss takes. replicating: those among them that their replicas will protect
+    once in step. replicas: number of workers that any cell may lose. nodes: number of nodes of the least spread cell.
+    None without a plan.
     """
 
     unprotected: tuple[Cell, ...] = ()
@@ -127,41 +129,44 @@ class _Cells:
 
     @classmethod
     def of(cls, state: CoordinatorState, plan: Plan) -> "_Cells":
-        there, synced, nodes = state.workers.keys(), state.plans.synced, domains_of(plan)
+        present, synced, nodes = state.workers.keys(), state.plans.synced, domains_of(plan)
         workers = {w: w for w in plan.holders()}
-        by_worker, by_node = (level_counts(plan, synced, there, lost) for lost in (workers, nodes))
+        by_worker, by_node = (level_counts(plan, synced, present, lost) for lost in (workers, nodes))
         together, counted = (nodes, by_node) if counts_nodes(state.spec) else (workers, by_worker)
         bare = tuple(cell for cell, count in counted.items() if count <= 1)
         return cls(
             unprotected=bare,
-            replicating=tuple(c for c in bare if len({together[w] for w in there & {*plan.at(c).holders}}) > 1),
+            replicating=tuple(c for c in bare if len({together[w] for w in present & {*plan.at(c).holders}}) > 1),
             replicas=max(0, min(by_worker.values()) - 1),
             nodes=min(by_node.values()),
         )
 
 
 def _crowded(state: CoordinatorState) -> tuple[tuple[str, int], ...]:
-    """Where a node may have one worker only, that is merely asked for, and each worker counts by itself."""
+    """Return the nodes with more workers than `spread.workersPerNode`, if that is above one.
+
+    With one worker per node, the spread is only a wish and protection counts workers.
+    """
     room = state.spec.spread.workers_per_node
-    found = Counter(record.peer.node for record in state.workers.values() if record.peer.node)
-    return tuple(sorted((node, number) for node, number in found.items() if number > room > 1))
+    workers = Counter(record.peer.node for record in state.workers.values() if record.peer.node)
+    return tuple(sorted((node, number) for node, number in workers.items() if number > room > 1))
 
 
 def _slow(state: CoordinatorState) -> tuple[SlowWorker, ...]:
     plan = state.plan
-    found = (
+    stragglers = (
         SlowWorker(
             worker=worker,
             pipeline=seen.cell.pipeline,
             stage=seen.cell.stage,
             seconds=seen.seconds,
             usual=seen.usual,
-            told=told(worker, seen),
+            sentence=describe(worker, seen),
         )
         for worker, seen in state.stragglers.slow.items()
         if seen.found and plan is not None and worker in state.workers and plan.owned_by(worker)
     )
-    return tuple(sorted(found, key=lambda one: one.usual / one.seconds))
+    return tuple(sorted(stragglers, key=lambda one: one.usual / one.seconds))
 
 
 def _named(cell: Cell) -> str:

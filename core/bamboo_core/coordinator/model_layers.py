@@ -1,4 +1,4 @@
-"""What a worker says of the model's layers, which is asked for once."""
+"""Sizes and costs of the model's layers, which the coordinator asks one worker for."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,10 @@ from bamboo_core.planning.steps.layer_bytes import LayerBytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLayers:
-    """asked: who is asked for it; None: nobody. costs: of layers, in operations; None until they are known. layers:
-    their bytes; empty if nobody has said. memory: the least that a worker's device has, in bytes; None if not known.
+    """What is known of the model's layers.
+
+    asked: the worker that was asked; None: none. costs: operations of each layer; None until known. layers: their
+    bytes; empty if unknown. memory: bytes of the smallest device; None if unknown.
     """
 
     asked: WorkerId | None = None
@@ -19,5 +21,5 @@ class ModelLayers:
     memory: int | None = None
 
     def not_asked_of(self, worker: WorkerId) -> "ModelLayers":
-        """The worker is gone, or its channel was closed: somebody is asked anew."""
+        """Forget a request to a worker that is gone or whose channel closed, so that another one is asked."""
         return replace(self, asked=None if self.asked == worker else self.asked)

@@ -1,4 +1,4 @@
-"""Cells that move from one worker to another: who was to have which, and how it went."""
+"""Cells that move from one worker to another, and the takeovers that result."""
 
 from collections.abc import Set
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from bamboo_core.coordinator.progress import MOST_SECONDS
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.planning.plan import Cell, WorkerId
 
-REPORT_STEPS: Final = 4  # after these and REPORT_SECONDS a takeover's report must have been lost on its way
+REPORT_STEPS: Final = 4  # after these and REPORT_SECONDS a missing report of a takeover counts as lost
 REPORT_SECONDS: Final = 60.0
 
 
@@ -18,8 +18,8 @@ REPORT_SECONDS: Final = 60.0
 class Recovery:
     """A plan that moves cells, until every new owner has reported.
 
-    victims: the cells, and who ran them. step: how many were committed. announced: somebody was lost, or has a notice;
-    else it is of no interest that the cells move.
+    victims: the cells and their previous owners. step: number of committed steps. announced: an owner was lost or is
+    under notice; other moves are not shown to users.
     """
 
     epoch: int
@@ -33,13 +33,13 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moves:
-    """recoveries: those that are not over. takeovers: those that are, as people see them."""
+    """Moves of cells in progress (recoveries) and finished takeovers."""
 
     recoveries: tuple[Recovery, ...] = ()
     takeovers: tuple[Takeover, ...] = ()
 
     def without(self, cells: Set[Cell], epoch: int) -> "Moves":
-        """The moves of these cells up to that plan's epoch are over."""
+        """End the moves of these cells up to the plan of this epoch."""
         left = []
         for recovery in self.recoveries:
             over = cells if recovery.epoch <= epoch else frozenset[Cell]()
@@ -49,9 +49,9 @@ class Moves:
         return replace(self, recoveries=tuple(left))
 
     def taken_over(self, worker: WorkerId, message: protocol.TakenOver) -> "Moves":
-        """A cell's new owner has caught up; who was to have it before will not report any more.
+        """Record that a cell's new owner has caught up; earlier intended owners will not report.
 
-        If the cell moved on before a takeover that was announced was over, this is the end of that.
+        If the cell moved on before an announced takeover was over, this report ends that takeover.
         """
         cell = message.cell
         moves = [r for r in self.recoveries if r.epoch <= message.epoch and cell in dict(r.victims)]
@@ -76,7 +76,7 @@ class Moves:
         return replace(left, takeovers=(*self.takeovers, taken))
 
     def without_unreported(self, step: int, now: float) -> "Moves":
-        """Reports are lost with the channel that they were on; the cell has moved all the same."""
+        """Drop moves whose report was lost with its channel; the cell has moved nevertheless."""
         recoveries = tuple(
             r for r in self.recoveries if step < r.step + REPORT_STEPS or now < r.decided_at + REPORT_SECONDS
         )

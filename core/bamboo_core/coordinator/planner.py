@@ -1,4 +1,4 @@
-"""When to make which plan: the first one, takeovers at once, and everything else one step at a time."""
+"""The planner: which plan the coordinator makes next. Takeovers come at once, other changes one step at a time."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,16 +26,16 @@ from bamboo_core.planning.splits.resplit import Grid, grid_of, in_places
 from bamboo_core.planning.transitions import StageLost, drain, improve, switch_mode, takeover
 
 ASKING_SECONDS = 1.0
-LAYERS_SECONDS = 30.0  # for which copies of layers are asked for; who has some may be busy restoring its stages
-ROUND_SECONDS = 0.1  # from one question to the next at least
-END_SECONDS = 5.0  # before a stage is given up: how its workers ended may be known later than that they are gone
+LAYERS_SECONDS = 30.0  # limit for finding copies of layers; a holder may be busy restoring its stages
+ROUND_SECONDS = 0.1  # at least, between two rounds of questions
+END_SECONDS = 5.0  # wait before a stage is given up: news of how its workers ended may come late
 SHOWN_ENDS = 3
 ANEW = 1.05  # times what the step takes on the other grid has to be less than what is left of it
-DRAIN_COMMITS = 2  # a worker without a stage stays until its log cannot be needed any more
+DRAIN_COMMITS = 2  # for which a worker without a stage stays, since its log may be needed
 
 
 def replan(turn: Turn) -> None:
-    """Bring the plan closer to what the job should look like, given who is there."""
+    """Move the plan towards the desired one for the present workers."""
     turn.put(replace(turn.state.plans, steady=False))
     if turn.state.phase == "Recovering" and not recovered(turn):
         return
@@ -75,7 +75,7 @@ def replan(turn: Turn) -> None:
         resplit.withdraw(turn)
         _issue(turn, proposal)
     elif turn.state.splits.resplit is not None:
-        return  # a cut is asked for
+        return  # wait for the cut
     elif resplit.wants(turn.state, turn.now):
         resplit.wish(turn)
     else:
@@ -101,12 +101,12 @@ def _is_sooner_anew(state: CoordinatorState, now: float) -> bool:
 
 
 def _better_plan(view: PlanningView) -> Plan | None:
-    """None if there is none, and then none for an equal view: nothing else may be looked at here."""
+    """Return a better plan, or None. The view is its only input, so an equal view gives None again."""
     return drain(view) or drop_old_layouts(view) or resize(view) or switch_mode(view) or improve(view)
 
 
 def planning_view(state: CoordinatorState, now: float) -> PlanningView:
-    """What the planning functions look at."""
+    """Return the input of the planning functions."""
     plan = state.plans.of_step(state.step) or state.current_plan
     aim, usual = _aim(state, now), state.usual_step
     elapsed = (now - state.progress.last_at) / usual if usual else 0.0
@@ -128,7 +128,10 @@ def planning_view(state: CoordinatorState, now: float) -> PlanningView:
 
 
 def _urgency(state: CoordinatorState, notice: Notice, now: float) -> Urgency:
-    """A move at a step boundary takes up to a step; filling a spare worker may take half of the notice's time."""
+    """Return how soon a worker under notice must be relieved.
+
+    A move at a step boundary takes up to a step; filling a spare worker may take half of the notice's time.
+    """
     left, step = notice.until - now, state.usual_step or 0.0
     if left < 1.5 * step:
         return Urgency.NOW
@@ -136,29 +139,29 @@ def _urgency(state: CoordinatorState, notice: Notice, now: float) -> Urgency:
 
 
 def _ask_around(turn: Turn, loss: StageLost) -> None:
-    """No owner has vouched for another copy of a stage; before giving up, ask everybody what is there."""
+    """Ask all workers which states they hold, because no owner has confirmed another copy of a lost stage."""
     state = turn.state
     if state.inquiry.began_at is None:
         _begin_to_ask(turn)
         return
     if (state.current_plan.worker_ids() & state.workers.keys()) - state.inquiry.reports.keys():
-        return  # a worker that is in the middle of something long answers late; one that is gone is found out
+        return  # busy workers answer late; the heartbeat finds dead ones
     plan = takeover(replace(planning_view(state, turn.now), reported=usable_copies(state.inquiry.reports)))
     if isinstance(plan, Plan):
         _issue(turn, plan)
         return
-    if state.inquiry.asked_at - state.inquiry.began_at < ASKING_SECONDS:  # a state may still be on its way
+    if state.inquiry.asked_at - state.inquiry.began_at < ASKING_SECONDS:  # a state may still be in transit
         if turn.now - state.inquiry.asked_at >= ROUND_SECONDS:
             turn.put(replace(state.inquiry, asked_at=turn.now, reports={}))
             _ask(turn)
         return
     if state.ends.unexplained & state.ends.since_commit.keys() and turn.now - state.inquiry.began_at < END_SECONDS:
-        return  # if they ended by themselves, that is the reason that the user has to hear
+        return  # if they ended by themselves, that is the reason to show
     restoring.lost(turn, "StageLost", _stage_lost(state, loss))
 
 
 def _stage_lost(state: CoordinatorState, loss: StageLost) -> str:
-    """What is lost, with whom, and how they ended."""
+    """Describe the lost cells, their workers and how these ended."""
     plan = state.current_plan
     cells = ", ".join(f"stage {c.stage} of pipeline {c.pipeline}" for c in loss.cells)
     lacking = {c.stage for c in loss.cells}
@@ -176,9 +179,7 @@ def _stage_lost(state: CoordinatorState, loss: StageLost) -> str:
 
 
 def _ended(state: CoordinatorState, workers: Sequence[WorkerId], named: Sequence[WorkerId] = ()) -> str:
-    """Name the workers and how they ended, once for all that ended alike. named: the workers that the sentence has
-    named so far.
-    """
+    """Name workers and how they ended, grouped by the same end. named: workers that the sentence names already."""
     ends = state.ends.since_commit
     known = {ends[worker].how for worker in named if worker in ends}
     alike: dict[str, list[WorkerId]] = {}
@@ -201,14 +202,14 @@ def _ask(turn: Turn) -> None:
 
 
 def usable_copies(reports: Mapping[WorkerId, protocol.Report]) -> dict[int, tuple[WorkerId, ...]]:
-    """Who holds which stage in a version from which the step in progress can be reached: logs reach one commit back."""
+    """Return the workers that hold each stage in a version from which one logged commit leads to this step."""
     newest = max((r.committed for r in reports.values()), default=-1)
     stages = {s for r in reports.values() for s in r.held}
     return {s: tuple(w for w, r in reports.items() if r.held.get(s, -1) >= max(newest, 0)) for s in sorted(stages)}
 
 
 def _look_for_layers(turn: Turn) -> None:
-    """If layers of the cut seem to be lost: before giving up, hear everybody once more who may have copies by now."""
+    """Ask all workers again for copies if layers of the cut seem lost, before going back to a checkpoint."""
     state = turn.state
     if not resplit.is_lost(turn):
         if state.inquiry.began_at is not None:
@@ -222,7 +223,7 @@ def _look_for_layers(turn: Turn) -> None:
 
 
 def _start(turn: Turn) -> None:
-    """The first plan from a state on."""
+    """Make the first plan of the job, or of a restore."""
     state, spec = turn.state, turn.state.spec
     if not restoring.is_known(turn) or (state.profile.costs is None and state.plan is None):
         return
@@ -264,7 +265,7 @@ def _start(turn: Turn) -> None:
     plan = msgspec.structs.replace(plan, sources=sources, device_layers=layers)
     restoring.begun(turn)
     turn.put(replace(turn.state.splits, resplit=None))
-    begins = restoring.nothing_trained(state)  # a job that never gets to its first commit has an end all the same
+    begins = restoring.nothing_trained(state)  # so that a job which never commits a step ends
     _forget_what_was(turn, plan.first_step, turn.now, keep_ends=begins)
     turn.enter("Running")
     _issue(turn, plan)
@@ -272,7 +273,7 @@ def _start(turn: Turn) -> None:
 
 
 def _first_grid(state: CoordinatorState, ready: int) -> Grid | None:
-    """What so many workers begin with; None if they are too few, or if it is worth it to wait for more."""
+    """Return the grid to start with; None if the workers are too few or waiting for more is better."""
     topology = state.spec.topology
     if state.spec.elastic is None:
         grid = Grid(topology.stages, topology.pipelines, topology.first_schedule)
@@ -281,9 +282,7 @@ def _first_grid(state: CoordinatorState, ready: int) -> Grid | None:
 
 
 def _has_waited(state: CoordinatorState, ready: int, now: float) -> bool:
-    """Whether a job whose grid is chosen begins with the workers that are there: all are, or others have been waited
-    for long enough.
-    """
+    """Return whether an elastic job starts with its present workers: all have come, or it has waited long enough."""
     restoring = state.phase == "Restoring"
     waited = now - (state.course.since if restoring else state.terms.started)
     soon = restoring and waited >= choosing.restart_wait(state)
@@ -291,7 +290,7 @@ def _has_waited(state: CoordinatorState, ready: int, now: float) -> bool:
 
 
 def _first_stages(state: CoordinatorState, grid: Grid) -> tuple[tuple[int, int], ...] | None:
-    """The layers of each stage; None as long as nobody has said what they cost."""
+    """Return the layers of each stage; None until the costs of layers are known."""
     if state.plan and len(state.plan.stages) == grid.stages and following.has_room(state, grid, state.plan.stages):
         return state.plan.stages
     if state.profile.costs is None:
@@ -302,10 +301,10 @@ def _first_stages(state: CoordinatorState, grid: Grid) -> tuple[tuple[int, int],
 
 
 def _forget_what_was(turn: Turn, step: int, since: float, *, keep_ends: bool) -> None:
-    """All workers begin again with the state before that step.
+    """Reset the record to the state before `step`, from which all workers start again.
 
-    since: when the newest step is taken to have been. keep_ends: how workers ended counts as if no step had been
-    committed since, as none may ever be.
+    since: time that counts as the newest step's. keep_ends: keep how workers ended, as if no step had been committed
+    since, because none may ever be.
     """
     state = turn.state
     turn.put(
@@ -322,7 +321,7 @@ def _forget_what_was(turn: Turn, step: int, since: float, *, keep_ends: bool) ->
 
 
 def _go_on_from_cut(turn: Turn, plan: Plan) -> None:
-    """With other stages, or, when all have begun, with the same ones."""
+    """Continue from a cut: with another split, or with the same plan once all workers have begun."""
     state = turn.state
     if plan.origin == plan.epoch:
         restoring.repeats(turn, plan.first_step)
@@ -335,9 +334,9 @@ def _go_on_from_cut(turn: Turn, plan: Plan) -> None:
 
 
 def _aim(state: CoordinatorState, now: float) -> Grid:
-    """The pipelines to aim at, of the plan's stages: others only after the workers have sufficed for them for a while.
+    """Return the grid to aim at, with the plan's stages and a schedule that the spec, perhaps edited, allows.
 
-    By a schedule that the specification allows, which an edit may have changed.
+    Another number of pipelines counts only once it has been worth a change for long enough.
     """
     waited = following.is_due(state, now)
     plan, allowed = state.current_plan, schedules(state.spec)
@@ -347,7 +346,7 @@ def _aim(state: CoordinatorState, now: float) -> Grid:
 
 
 def _issue(turn: Turn, plan: Plan) -> None:
-    """Make a plan the newest one and send it to everybody."""
+    """Make a plan the newest one and send it to its workers."""
     problems = plan_problems(plan)
     assert not problems, f"an unsound plan: {problems}"
     state, old = turn.state, turn.state.plan
@@ -362,7 +361,7 @@ def _issue(turn: Turn, plan: Plan) -> None:
 
 
 def _note_recovery(turn: Turn, plan: Plan, victims: list[tuple[Cell, WorkerId]]) -> None:
-    """Cells move: their new owners will report when they have caught up. Who is lost does not report any more."""
+    """Record the cells that a plan moves; their new owners report when they have caught up."""
     state = turn.state
     lost = {v for _, v in victims if v in state.membership.gone}
     left = any(v in state.noticed for _, v in victims)
@@ -383,9 +382,7 @@ def _note_recovery(turn: Turn, plan: Plan, victims: list[tuple[Cell, WorkerId]])
 
 
 def _release(turn: Turn) -> None:
-    """Let workers with a notice go once they have no part, their log cannot be needed any more, and they have written
-    their share of the checkpoint in progress: until their notice ends.
-    """
+    """Release workers under notice without a part, once their log is not needed and their share is written."""
     state = turn.state
     for worker in state.noticed:
         notice = state.membership.leaving[worker]

@@ -1,4 +1,4 @@
-"""The plan in force: who obeys it, which replicas are in step with their owners, and whether it is to stay."""
+"""The plan in force: which workers apply it, which replicas are in step, and whether it is to stay."""
 
 from dataclasses import dataclass, field
 
@@ -11,12 +11,14 @@ from bamboo_core.planning.plan import Cell, Plan, WorkerId
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
 class Plans:
-    """newest: None before the first one. since_step: how many steps were committed when it was made. applied: workers
-    that obey it. synced: replicas of cells that are in step. in_force: what all obey until the next step begins, while
-    the newest plan only ends the portions of this one then.
+    """Plans of the job.
 
-    steady: the last reconciliation found nothing to do, and the mere passing of time will not change that. settled: the
-    view for which no plan was better, lately.
+    newest: None before the first one. since_step: number of steps committed when it was made. applied: workers that
+    have applied it. synced: replicas in step, by cell. in_force: the plan that all follow until the next step begins,
+    while the newest plan only ends that plan's portions.
+
+    steady: the last reconciliation found nothing to do, and time alone will not change that. settled: the newest view
+    for which no plan was better.
     """
 
     newest: Plan | None = None
@@ -28,12 +30,13 @@ class Plans:
     settled: PlanningView | None = field(default=None, compare=False, repr=False)
 
     def moved_by(self, plan: Plan) -> list[tuple[Cell, WorkerId]]:
-        """The cells that this plan, made now, gives to other owners, and who runs them."""
+        """Return the cells that a new plan gives to other owners, with their present owners."""
         return [(cell, owner) for cell, owner in self._owners_before(plan) if owner != plan.at(cell).owner]
 
     def issued(self, plan: Plan, step: int) -> "Plans":
-        """That plan, made now, is the newest one. Replicas of an owner that stays are as they were; an owner that
-        becomes a replica has what its successor has.
+        """Make a plan the newest one.
+
+        Replicas of an owner that stays keep their state; an owner that becomes a replica has what its successor has.
         """
         synced: set[tuple[Cell, WorkerId]] = set()
         for cell, owner in self._owners_before(plan):
@@ -48,25 +51,23 @@ class Plans:
         )
 
     def settles(self, step: int) -> bool:
-        """Does the newest plan only end the portions of that step, the one in progress, and wait for its end?"""
+        """Return whether the newest plan only ends the portions of the step in progress and waits for its end."""
         return self.in_force is not None and step <= self.since_step
 
     def of_step(self, step: int) -> Plan | None:
-        """Return the plan of the step in progress, with the newest one's epoch: what follows is made of it."""
+        """Return the plan of the step in progress, with the epoch of the newest one; later plans derive from it."""
         if self.newest is None or self.in_force is None or not self.settles(step):
             return self.newest
         return msgspec.structs.replace(self.in_force, epoch=self.newest.epoch)
 
     def _owners_before(self, plan: Plan) -> list[tuple[Cell, WorkerId]]:
-        """The cells that the newest plan has, too, each with its owner there; none if workers do not go on with the
-        states that they have.
-        """
+        """Return the cells also in the newest plan, with its owners; none if workers start from other states."""
         old = self.newest
         if old is None or old.origin != plan.origin:
             return []
         return [(cell, old.at(cell).owner) for cell in plan.cells() if cell.pipeline < len(old.pipelines)]
 
-    def found(self, plan: Plan) -> "Plans":
+    def brought(self, plan: Plan) -> "Plans":
         """A worker has brought that plan to a coordinator which did not know it."""
         old = self.newest
         if old is not None and plan.epoch <= old.epoch:
@@ -77,7 +78,7 @@ class Plans:
         return replace(self, newest=plan, synced=frozenset(kept), applied=frozenset(), in_force=None)
 
     def kept_for(self, view: PlanningView, *, steady: bool) -> "Plans":
-        """No plan is better for that view."""
+        """Record that no plan is better for this view."""
         if not (steady or self.steady) and view == self.settled:
             return self
         return replace(self, settled=view, steady=steady)

@@ -1,4 +1,4 @@
-"""How far a job has come, and what its steps came to."""
+"""Progress of a job, and the results of its steps."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,13 +10,13 @@ from bamboo_core.coordinator.replacing import replace
 
 KEPT_LOSSES: Final = 2000
 KEPT_DURATIONS: Final = 200  # steps
-USUAL_OF: Final = 20  # steps, whose median duration is the usual one
+USUAL_OF: Final = 20  # steps whose median duration is the usual one
 MOST_SECONDS: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierProgress:
-    """How far the job had come before this coordinator, as far as its shell knows. step_seconds: the usual duration."""
+    """Progress before this coordinator, as far as its shell knows. step_seconds: the usual duration of a step."""
 
     step: int = 0
     step_seconds: float | None = None
@@ -64,15 +64,15 @@ class Progress:
 
     @property
     def usual_step(self) -> float | None:
-        """Seconds: the median of the recent steps."""
+        """Return the median seconds of the recent steps."""
         return median(self.step_seconds[-USUAL_OF:]) if self.step_seconds else None
 
     def has_heard_of(self, step: int) -> bool:
-        """Is what that step came to known already, or too old to matter?"""
+        """Return whether a step's result is known already, or too old to matter."""
         return step in self.losses or step in self.skips or step < self.step - KEPT_LOSSES
 
     def skips_before(self, step: int) -> int:
-        """How many steps in a row were skipped up to that one, which is the newest of them."""
+        """Return how many steps in a row were skipped up to `step`, the newest of them."""
         return next((n for n in range(1, len(self.skips) + 1) if step - n not in self.skips), len(self.skips))
 
     def with_loss(self, step: int, loss: float) -> "Progress":
@@ -83,15 +83,15 @@ class Progress:
         return replace(self, losses=losses, first_loss=first)
 
     def skipping(self, step: int) -> "Progress":
-        """That step left the model as it was."""
+        """Record a step that left the model unchanged."""
         skips = tuple(sorted({*self.skips, step}))[-KEPT_LOSSES:]
         new = self.counting and step >= max(self.step, self.furthest)
         return replace(self, skips=skips, skipped_steps=self.skipped_steps + new)
 
     def counting_step(self, step: int, lost: int) -> "Progress":
-        """What was committed before the job went back to a checkpoint is not counted again.
+        """Count a committed step, unless it was committed before the job went back to a checkpoint.
 
-        lost: how many of the step's microbatches it lacks.
+        lost: number of its microbatches that are missing.
         """
         before = max(self.step, self.furthest) if self.counting else step + 1
         new = max(0, step + 1 - before)
@@ -105,7 +105,7 @@ class Progress:
         return replace(counted, lost_by_step=by_step, lost_microbatches=self.lost_microbatches + (lost if new else 0))
 
     def committed(self, message: protocol.StepCommitted, now: float) -> "Progress":
-        """A step more is committed than before."""
+        """Record one more committed step."""
         seconds = self.step_seconds
         if 0 < message.seconds <= MOST_SECONDS:
             seconds = (*seconds, message.seconds)[-KEPT_DURATIONS:]
@@ -121,12 +121,12 @@ class Progress:
         )
 
     def evaluated(self, step: int, found: Mapping[str, float | None], now: float) -> "Progress":
-        """The state after that step was."""
+        """Record the evaluation of the state after `step`."""
         known = dict(sorted({**self.evaluations, step: found}.items())[-KEPT_LOSSES:])
         return replace(self, evaluations=known, last_at=now)
 
     def back_at(self, step: int, now: float) -> "Progress":
-        """All workers begin again with the state before that step."""
+        """Go back to the state before `step`."""
         return replace(
             self,
             step=step,

@@ -1,8 +1,8 @@
-"""Is the job protected: could any one of its nodes be lost at this moment, and no state with it?
+"""Protection of a job: whether any one of its nodes could be lost now without losing state.
 
-A node that has room for several workers (`spread.workersPerNode`) is lost with all of them; else each worker counts by
-itself. This is the one answer to that question: the condition Protected, the metric, the page and the terminal all have
-it from here. Who takes workers away one by one asks for less: `spares_any_worker`.
+A node with room for several workers (`spread.workersPerNode`) is lost with all of them; otherwise each worker counts by
+itself. The condition Protected, the metric, the page and the terminal all use this module. A fault injector that takes
+workers one by one needs less: `spares_any_worker`.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from bamboo_core.job.spec import JobSpec, RedundancyMode
 
 UNHEARD = "not known yet: the operator was restarted, and waits for the workers' reports"
 OFF = "RedundancyOff"  # the reason of a job that is not meant to be protected
-NUMBERS = ("one", "two", "three", "four")  # workers that hold a stage, by the number of its replicas; and nodes
+NUMBERS = ("one", "two", "three", "four")  # holders of a stage by its number of replicas, or nodes
 NAMED = 3  # stages in a sentence; the others are counted
 
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """reason: CamelCase; message: a sentence."""
+    """Whether a job is protected, with a CamelCase reason and a sentence."""
 
     holds: bool
     reason: str
@@ -27,7 +27,7 @@ class Protection:
 
 
 def protection(status: Status, spec: JobSpec) -> Protection:
-    """How well a job that is neither over nor suspended is protected against a loss, as its coordinator sees it."""
+    """Return how well an active job is protected against a loss, as its coordinator sees it."""
     if not status.grid:
         return Protection(False, "NotRunning", "nothing runs yet")
     if status.phase == "Recovering":
@@ -55,23 +55,23 @@ def protection(status: Status, spec: JobSpec) -> Protection:
 
 
 def crowd(status: Status, spec: JobSpec) -> str:
-    """Which nodes have more workers than they may. They are lost together, though the others may hold every stage."""
-    told = [f"{number} workers on node {node}" for node, number in status.crowded]
-    return f"{_listed(told)}, and spread.workersPerNode is {spec.spread.workers_per_node}"
+    """Describe the nodes with too many workers, which are lost together even if other nodes hold every stage."""
+    nodes = [f"{number} workers on node {node}" for node, number in status.crowded]
+    return f"{_listed(nodes)}, and spread.workersPerNode is {spec.spread.workers_per_node}"
 
 
 def spares_any_worker(status: Status) -> bool:
-    """Could any single worker be lost now, and no state with it, if the others on its node stay?"""
+    """Return whether any single worker could be lost now without losing state, if the others on its node stay."""
     return bool(status.replicas)
 
 
 def counts_nodes(spec: JobSpec) -> bool:
-    """Are nodes lost with several workers?"""
+    """Return whether a node may run several workers."""
     return spec.spread.workers_per_node > 1
 
 
 def _held_by_several(status: Status, spec: JobSpec) -> Protection:
-    """With as many replicas of each stage as are asked for the job is as it should be."""
+    """Return the protection of a job whose stages all have several holders, perhaps fewer than requested."""
     wanted = spec.redundancy.kept
     has = wanted if status.replicas is None else min(status.replicas, wanted)
     held = f"the state of every stage is held by {NUMBERS[max(has, 1)]} workers or more, in step"

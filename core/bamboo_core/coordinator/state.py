@@ -38,7 +38,7 @@ from bamboo_core.planning.plan import Cell, Peer, Plan, WorkerId
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
 class CoordinatorState:
-    """What the coordinator knows: records, each of one subject, and what is asked of several of them."""
+    """Everything the coordinator knows: one record for each subject, and queries over several of them."""
 
     terms: JobTerms
     course: JobCourse = field(default_factory=JobCourse)
@@ -64,7 +64,7 @@ class CoordinatorState:
 
     @property
     def spec(self) -> JobSpec:
-        """What the job is to do, as it may have been edited."""
+        """Return the job's spec, with edits."""
         return self.terms.spec
 
     @property
@@ -73,33 +73,33 @@ class CoordinatorState:
 
     @property
     def plan(self) -> Plan | None:
-        """The newest plan; None before the first one."""
+        """Return the newest plan; None before the first one."""
         return self.plans.newest
 
     @property
     def step(self) -> int:
-        """How many steps are committed."""
+        """Return the number of committed steps."""
         return self.progress.step
 
     @property
     def current_plan(self) -> Plan:
-        """The newest plan, where there must be one: while the job trains."""
+        """Return the newest plan of a job that has one."""
         assert self.plan is not None
         return self.plan
 
     @property
     def usual_step(self) -> float | None:
-        """Seconds: the median of the recent steps."""
+        """Return the median seconds of the recent steps."""
         return self.progress.usual_step
 
     @property
     def roster(self) -> Roster:
-        """What is asked of all workers."""
+        """Return summaries over all workers."""
         return self.workers.roster
 
     @property
     def forward_share(self) -> float | None:
-        """The forward's share of a microbatch's time there and back, as workers say; None if none has said."""
+        """Return the forward's share of a microbatch's time, as workers report; None if none has."""
         return self.workers.said.forward_share
 
     @property
@@ -118,15 +118,15 @@ class CoordinatorState:
 
     @property
     def ready(self) -> dict[WorkerId, WorkerRecord]:
-        """The workers that plans may count on."""
+        """Return the workers usable in plans."""
         return {w: self.workers[w] for w in self.roster.ready}
 
     def live(self, plan: Plan) -> dict[WorkerId, Peer]:
-        """The workers that the plan after that one names, in order of joining."""
+        """Return the workers that the plan after `plan` may name, in order of joining."""
         return self.roster.live(plan)
 
     def certain_holders(self, plan: Plan) -> list[list[WorkerId]]:
-        """For each stage of that plan, all workers who hold its state for certain, owners first."""
+        """Return all workers that certainly hold each stage's state, owners first."""
         of_stage: list[list[Cell]] = [[] for _ in plan.stages]
         for cell in plan.cells():
             if cell.pipeline < plan.target.pipelines:
@@ -167,7 +167,7 @@ _FIELDS = {kind: name for name, kind in get_type_hints(CoordinatorState).items()
 
 
 class Turn:
-    """Collects the commands of one step. All changes of the state enter by `put`; nothing else assigns it."""
+    """The state and commands of one step. All changes of the state enter by `put`; nothing else assigns it."""
 
     def __init__(self, state: CoordinatorState, now: float) -> None:
         self.state, self.now = state, now
@@ -175,11 +175,11 @@ class Turn:
 
     @property
     def is_over(self) -> bool:
-        """Has the job ended, be it in this turn?"""
+        """Return whether the job has ended, in this turn or before."""
         return self.state.phase == "Over"
 
     def put(self, *records: Record) -> None:
-        """Each record in its place. What is there already changes nothing."""
+        """Store records. A record that is stored already changes nothing."""
         changes: dict[str, Any] = {}
         for one in records:
             name = _FIELDS[type(one)]

@@ -1,7 +1,7 @@
-"""Which worker is stuck: it lives, and has been inside one instruction for far longer than a step takes.
+"""Detection of a stuck worker: a live worker inside one instruction for far longer than a step takes.
 
-A dataset that hangs or a kernel that never ends stops the thread that works, and not the one that sends heartbeats.
-Unless it is given up, all others wait for it until the job's progress deadline.
+A data set that hangs or a kernel that never ends stops the training thread but not the heartbeats. Unless the
+coordinator gives the worker up, all others wait for it until the job's progress deadline.
 """
 
 from bamboo_core.coordinator.events import Emit
@@ -13,23 +13,23 @@ from bamboo_core.planning.plan import Plan, WorkerId
 from bamboo_core.planning.transitions import takeover
 from bamboo_core.text import count
 
-STARTING_AT = "starting, at "  # what a worker says that has been loading the task for long: where its code is
+STARTING_AT = "starting, at "  # prefix of a report where a worker's code is while it loads the task
 STUCK_SECONDS = 60.0
-STUCK_STEPS = 20  # usual ones
-HINT_SECONDS = 10.0  # more, until it is told that nobody is given up
+STUCK_STEPS = 20  # or this many usual steps, if longer
+HINT_SECONDS = 10.0  # longer, until the user is told where workers wait
 MOST_HINTS = 3  # workers in a sentence
-FAMILIAR_STEPS = 3  # committed under a plan before its durations say anything: first calls may take long
+FAMILIAR_STEPS = 3  # committed under a plan before its durations count: first calls may take long
 
 
 def check_stuck(turn: Turn) -> None:
-    """Declare the one worker lost that holds all others up, if the job can go on without it."""
+    """Declare lost a single worker that delays all others, if the job can go on without it."""
     state = turn.state
     limit = _limit(state)
     if limit is None or turn.now - state.progress.last_at <= limit:
         return
     stuck = [w for w, r in state.workers.items() if r.busy > limit and r.cut_since is None]
     if len(stuck) != 1:
-        return  # what holds several up at once is none of them, but what they share
+        return  # the cause is something that they share
     (worker,) = stuck
     if not _dispensable(turn, worker):
         return
@@ -41,8 +41,10 @@ def check_stuck(turn: Turn) -> None:
 
 
 def hint(turn: Turn) -> None:
-    """Tell where the workers are that all wait for, once after each step: a task that hangs does so in all of them, and
-    its progress deadline is far away. Nothing follows from it: a first call or a large step may well take so long.
+    """Report, once after each step, where workers have been busy for long.
+
+    A task that hangs does so in all workers, long before the progress deadline. Nothing else follows from the report,
+    since a first call or a large step may take that long.
     """
     state = turn.state
     since = max(state.progress.last_at, state.course.since)
@@ -64,7 +66,7 @@ def hint(turn: Turn) -> None:
 
 
 def _limit(state: CoordinatorState) -> float | None:
-    """Seconds; None as long as nobody can say what is usual."""
+    """Return the seconds after which a worker is stuck; None until the usual duration of steps is known."""
     usual, plan = state.usual_step, state.plan
     if state.phase != "Running" or plan is None or usual is None:
         return None
@@ -75,7 +77,7 @@ def _limit(state: CoordinatorState) -> float | None:
 
 
 def _dispensable(turn: Turn, worker: WorkerId) -> bool:
-    """Has every cell of it another holder whose copy counts? Else only the worker itself can go on."""
+    """Return whether each cell of a worker has another usable holder."""
     now = planning_view(turn.state, turn.now)
     live = {w: peer for w, peer in now.live.items() if w != worker}
     return worker in now.plan.worker_ids() and isinstance(takeover(replace(now, live=live)), Plan)

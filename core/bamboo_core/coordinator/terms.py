@@ -1,4 +1,4 @@
-"""What a job is to do: its specification, which edits and what workers say of their data may change."""
+"""The job's terms: its spec, which edits and the data's length may change."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +10,9 @@ from bamboo_core.job.spec import JobSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyEnd:
-    """The job has fewer steps than the manifest says, as nothing has become better. why: a sentence without its end.
-    wanted_steps: as many as the manifest says.
+    """The early end of a job because its evaluations stopped improving.
+
+    why: a clause. wanted_steps: the steps that the manifest asks for.
     """
 
     why: str
@@ -37,22 +38,22 @@ class JobTerms:
     early_stop: EarlyEnd | None = None
 
     def welcome(self) -> protocol.Welcome:
-        """What a worker is told that has joined, or is back."""
+        """Return the message to a worker that has joined or reconnected."""
         return protocol.Welcome(
             manifest=self.manifest, secret=self.secret, history=self.history, last_state=self.last_state
         )
 
     def with_steps(self, steps: int) -> "JobTerms":
-        """The data of the first worker say how many steps an epoch has."""
+        """Set the number of steps, counted by the first worker from its data."""
         return replace(self, spec=self._of_steps(steps))
 
     def stopped_early(self, last: int, why: str) -> "JobTerms":
-        """From now on the job has fewer steps, and ends like any other one that has so many."""
+        """Shorten the job to `last` steps; it then ends like any other job of that length."""
         wanted = self.early_stop.wanted_steps if self.early_stop else self.spec.training.steps
         return replace(self, spec=self._of_steps(last), early_stop=EarlyEnd(why=why, wanted_steps=wanted))
 
     def back_at(self, step: int) -> "JobTerms":
-        """The job begins again before that step: whether it stops early is open again if it stopped after it."""
+        """Go back to the state before `step`, and undo an early stop after it."""
         stop = self.early_stop
         if stop is None or step >= self.spec.training.steps:
             return self

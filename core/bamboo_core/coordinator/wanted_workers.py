@@ -1,4 +1,4 @@
-"""Which workers a job is to have now, for the shell that brings and removes them."""
+"""The workers that a job should have now, for the shell that starts and removes them."""
 
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What workers report, message by message."""
+"""Handlers of the workers' messages."""
 
 import re
 from collections.abc import Callable
@@ -23,7 +23,7 @@ MOST_SKIPS = 10  # steps in a row that may be skipped
 
 
 def received(turn: Turn, worker: WorkerId, message: protocol.Message) -> None:
-    """Take in a message of a worker that belongs to the job; others are not heard."""
+    """Handle a message of one of the job's workers; ignore others."""
     if worker not in turn.state.workers:
         return
     if isinstance(message, protocol.Heartbeat):
@@ -36,7 +36,7 @@ def received(turn: Turn, worker: WorkerId, message: protocol.Message) -> None:
 
 
 def _is_of_the_past(turn: Turn, worker: WorkerId) -> bool:
-    """Are the states that the worker tells of given up? So it is until it has the plan that they began anew with."""
+    """Return whether a worker's states were abandoned, because it does not have the plan of the restart yet."""
     plan = turn.state.plan
     return plan is not None and plan.origin > turn.state.workers[worker].origin and plan.origin > 1
 
@@ -56,7 +56,7 @@ def _heartbeat(turn: Turn, worker: WorkerId, message: protocol.Heartbeat) -> Non
 
 
 def _profile(turn: Turn, worker: WorkerId, message: protocol.Profile) -> None:
-    """The worker asked tells the model's layers, as long as that matters; from now on their number is known."""
+    """Record the model's layers from the worker that was asked, if they are not known yet."""
     if worker != turn.state.profile.asked or turn.state.profile.costs is not None:
         return
     spec = turn.state.spec
@@ -88,9 +88,9 @@ def _replica_synced(turn: Turn, worker: WorkerId, message: protocol.ReplicaSynce
 
 
 def _report(turn: Turn, worker: WorkerId, message: protocol.Report) -> None:
-    """An answer to a question; nobody can hold more than what there is.
+    """Record an answer to the inquiry, limited to stages and steps that exist.
 
-    Who has only states that are given up, or has never had a plan, has nothing: that is an answer, too.
+    A worker with only abandoned states, or without a plan so far, holds nothing; that is an answer, too.
     """
     state = turn.state
     if state.inquiry.began_at is None or state.plan is None:
@@ -112,13 +112,13 @@ def _left_behind(turn: Turn, worker: WorkerId, message: protocol.LeftBehind) -> 
 
 
 def _checkpoint_begun(turn: Turn, worker: WorkerId, message: protocol.CheckpointBegun) -> None:
-    """A worker has begun its part of a checkpoint, or of a cut."""
+    """Record that a worker has begun its part of a checkpoint, or of a cut."""
     checkpoints.checkpoint_begun(turn, worker, message)
     resplit.carried(turn, message.number, message.checkpoint)
 
 
 def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitted) -> None:
-    """A new root repeats what the old one may not have been able to tell, so steps may come twice."""
+    """Record a committed step. A new root repeats reports that may have been lost, so steps may come twice."""
     state, step = turn.state, message.step
     training = state.spec.training
     if state.plan is None or step >= training.steps or message.microbatches > training.microbatches:
@@ -151,33 +151,33 @@ def _evaluated(turn: Turn, worker: WorkerId, message: protocol.Evaluated) -> Non
         return
     if message.early_stop is not None and turn.state.plan is not None:
         _stop_early(turn, last, message.early_stop)
-    new = {n: found for n, found in message.states.items() if found and n not in turn.state.progress.evaluations}
+    new = {n: values for n, values in message.states.items() if values and n not in turn.state.progress.evaluations}
     if spec is None or not new:
         return
-    for step, found in sorted(new.items()):
-        turn.put(turn.state.progress.evaluated(step, found, turn.now))
+    for step, values in sorted(new.items()):
+        turn.put(turn.state.progress.evaluated(step, values, turn.now))
         is_best = evaluations.best(spec, turn.state.progress.evaluations) == step
-        turn.do(Emit("Evaluated", f"after step {step}: {metrics(found)}{' (the best so far)' * is_best}"))
+        turn.do(Emit("Evaluated", f"after step {step}: {metrics(values)}{' (the best so far)' * is_best}"))
     checkpoints.evaluated(turn)
 
 
-def _stop_early(turn: Turn, last: int, told: evaluations.EarlyStop) -> None:
-    """From now on the job has fewer steps, and ends like any other one that has so many."""
+def _stop_early(turn: Turn, last: int, stop: evaluations.EarlyStop) -> None:
+    """Shorten the job to `last` steps."""
     training = turn.state.spec.training
-    why = told.why(training.evaluation.metric if training.evaluation else "state")
+    why = stop.why(training.evaluation.metric if training.evaluation else "state")
     turn.put(turn.state.terms.stopped_early(last, why))
 
 
 def _not_finite(turn: Turn, message: protocol.StepCommitted) -> None:
-    said = f"of step {message.step + 1} is not a finite number"
+    which = f"of step {message.step + 1} is not a finite number"
     if message.loss is None:
-        turn.finish(Outcome.FAILED, "LossNotFinite", f"the loss {said}")
+        turn.finish(Outcome.FAILED, "LossNotFinite", f"the loss {which}")
     else:
-        turn.finish(Outcome.FAILED, "GradientNotFinite", f"the gradient {said}")
+        turn.finish(Outcome.FAILED, "GradientNotFinite", f"the gradient {which}")
 
 
 def _skipped(turn: Turn, message: protocol.StepCommitted) -> None:
-    """A step that left the model as it was: told, counted, and too many in a row are the job's end."""
+    """Record a step that left the model unchanged; end the job after too many in a row."""
     state, step = turn.state, message.step
     skipping = state.progress.skipping(step)
     turn.put(skipping)
@@ -209,7 +209,7 @@ def _taken_over(turn: Turn, worker: WorkerId, message: protocol.TakenOver) -> No
 
 
 def _repeated(taken: Takeover) -> str:
-    """What had to be computed again."""
+    """Describe the computations that were repeated."""
     counts = ((taken.forwards, "forward"), (taken.backwards, "backward"))
     return ", ".join(count(number, thing) for number, thing in counts if number) or "nothing"
 
@@ -246,11 +246,11 @@ def _warning(turn: Turn, worker: WorkerId, message: protocol.WorkerWarning) -> N
         case "CopiesNotKept":
             turn.do(Emit("CopiesNotKept", text, warning=True))
         case protocol.INITIAL_WEIGHTS if turn.state.plan and turn.state.plan.at(ROOT).owner == worker:
-            turn.do(Emit("InitialWeights", one_line(message.message)))  # every worker says the same
+            turn.do(Emit("InitialWeights", one_line(message.message)))  # every worker reports the same
 
 
-def told_when_over(worker: WorkerId, message: object) -> tuple[Emit, ...]:
-    """What a worker of a job that is over still has to say of its loggers, which take what is left of the history."""
+def events_after_end(worker: WorkerId, message: object) -> tuple[Emit, ...]:
+    """Return the events for a message after the job's end, from loggers that still write its history."""
     if not isinstance(message, protocol.WorkerWarning) or message.reason not in AFTER_THE_END:
         return ()
     warning = message.reason != protocol.LOGGERS_AWAITED

@@ -129,7 +129,7 @@ def share_of(microbatches: Sequence[int], bounds: Sequence[int]) -> SumNode:
 
 
 def are_bounds(bounds: Sequence[int], microbatches: int) -> bool:
-    """Whether these bounds divide that many microbatches into groups."""
+    """Return whether these bounds divide that many microbatches into groups."""
     return (
         len(bounds) > 1
         and (bounds[0], bounds[-1]) == (0, microbatches)

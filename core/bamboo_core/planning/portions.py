@@ -106,7 +106,7 @@ def changed_cells(plan: Plan, old: Plan) -> set[Cell]:
 
 
 def is_settled(plan: Plan) -> bool:
-    """Whether every worker with one cell runs all of it and nothing else."""
+    """Return whether every worker with one cell runs all of it and nothing else."""
     owned = Counter(plan.at(cell).owner for cell in plan.cells())
     return not any(plan.at(cell).portions and owned[plan.at(cell).owner] == 1 for cell in plan.cells())
 

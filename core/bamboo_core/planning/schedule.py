@@ -190,7 +190,7 @@ _ORDERS: Final[dict[PipelineSchedule, Callable[[int, int, Sequence[int]], Sequen
 
 
 def postpones_weights(schedule: PipelineSchedule) -> bool:
-    """Whether the schedule computes weight gradients later than input gradients, in bubbles."""
+    """Return whether the schedule computes weight gradients later than input gradients, in bubbles."""
     match schedule:
         case PipelineSchedule.ONE_F_ONE_B:
             return False
@@ -227,7 +227,7 @@ class StageOrder:
         return min(microbatches, 1 + (stages - 1 - (0 if postpones else stage)) * AHEAD + more)
 
     def _postpones(self, stages: int) -> bool:
-        """Whether weight gradients come late. With one stage they do not, because no other stage waits."""
+        """Return whether weight gradients come late. With one stage they do not, because no other stage waits."""
         return self.late_weights and stages > 1
 
 

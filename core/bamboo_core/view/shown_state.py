@@ -66,7 +66,7 @@ def live_state(status: Status, spec: JobSpec) -> ShownState:
         sentence = f"Training continues; {_names(spec, doubled)} does the work of more than one stage."
         return ShownState(name="Degraded", tone="warn", sentence=sentence)
     if status.slow:
-        sentence = f"Training continues, held up: {'; '.join(one.told for one in status.slow[:MOST_SLOW])}."
+        sentence = f"Training continues, held up: {'; '.join(one.sentence for one in status.slow[:MOST_SLOW])}."
         return ShownState(name="Running", tone="warn", sentence=sentence)
     if not found.holds:
         return ShownState(name="Running", tone="good", sentence=f"Training continues, not protected: {found.message}.")

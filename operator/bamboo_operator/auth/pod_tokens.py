@@ -1,4 +1,4 @@
-"""Which worker calls: the token of its own pod, read first and then reviewed by the API server."""
+"""Authentication of workers by their pods' tokens: decoded first, then reviewed by the API server."""
 
 import asyncio
 import base64
@@ -21,12 +21,12 @@ from bamboo_operator.kube.refusals import described
 POD_NAME = "authentication.kubernetes.io/pod-name"
 POD_UID = "authentication.kubernetes.io/pod-uid"
 REVIEWS_AT_ONCE = 16
-REVIEWS_WAITING = 512  # callers beyond that are told to come again
+REVIEWS_WAITING = 512  # callers; more are asked to retry
 
 
 @dataclass(frozen=True, slots=True)
 class PodIdentity:
-    """Whom a token was made for: a pod, by name and uid, in a namespace."""
+    """The pod that a token was made for."""
 
     namespace: str
     pod: str
@@ -34,9 +34,9 @@ class PodIdentity:
 
 
 def reviewed_identity(review: dict[str, Any]) -> PodIdentity:
-    """Whom the status of a TokenReview names that vouches for a token.
+    """Return the pod that the status of a TokenReview confirms.
 
-    Raises Unauthorized unless it is a pod with a token for Bamboo.
+    Raises Unauthorized unless the token is a pod's and made for Bamboo.
     """
     if TOKEN_AUDIENCE not in (review.get("audiences") or []):
         raise Unauthorized(f"the token is not for {TOKEN_AUDIENCE}", "WrongAudience")
@@ -50,9 +50,9 @@ def reviewed_identity(review: dict[str, Any]) -> PodIdentity:
 
 
 def claimed_identity(token: str) -> PodIdentity:
-    """The pod that a ServiceAccount's token says it is for: nothing of it is verified.
+    """Return the pod that a ServiceAccount's token claims, unverified.
 
-    Raises Unauthorized if it says nothing of the kind, so that the API server is not asked about just anything.
+    Raises Unauthorized if it claims none, so that the API server does not review arbitrary texts.
     """
     parts = token.split(".")
     try:
@@ -81,13 +81,13 @@ class _Claims(msgspec.Struct):
 
 
 class TokenReviewer:
-    """TokenReviews, a few at a time; too many callers at once are told to come again (Unavailable)."""
+    """TokenReviews, a few at a time; it asks excess callers to retry (Unavailable)."""
 
     def __init__(self, api: KubeApi) -> None:
         self._api, self._turns, self._waiting = api, asyncio.Semaphore(REVIEWS_AT_ONCE), 0
 
     async def of(self, token: str) -> dict[str, Any]:
-        """The status of the token's review."""
+        """Return the status of the token's review."""
         if self._waiting >= REVIEWS_WAITING:
             raise Unavailable("too many callers")
         self._waiting += 1
@@ -106,10 +106,10 @@ def pod_authenticator(
     uid_of: Callable[[WorkerId], str | None],
     is_of_another_job: Callable[[str], bool] = lambda pod_uid: False,
 ) -> Authenticate:
-    """Accepts a worker of that job that brings its own pod's token.
+    """Return a check that accepts a worker of this job with its own pod's token.
 
-    uid_of: a worker -> the uid of its pod if that lives, "" if it does not, None if no such pod has been seen (yet).
-    is_of_another_job: does the pod of that uid belong to another job of that name?
+    uid_of: returns the uid of a worker's pod, "" if the pod does not live, None if no such pod was seen yet.
+    is_of_another_job: whether the pod of that uid belongs to another job of the same name.
     """
 
     async def authenticate(request: web.Request) -> WorkerId:
@@ -122,12 +122,12 @@ def pod_authenticator(
         uid = uid_of(claim.pod)
         if uid is None and is_of_another_job(claim.uid):
             raise Unauthorized(f"{claim.pod} is a pod of a job that had this name before", "NotLiving")
-        if uid is None:  # the watch may be late, and a worker that is refused ends
+        if uid is None:  # the watch may be late, and a refused worker ends
             raise Unavailable(f"no pod {claim.pod} of this job has been seen yet")
         if uid != claim.uid:
             raise Unauthorized(f"{claim.pod} is not a running pod of this job", "NotLiving")
         review = await reviews.of(token)
-        if not review.get("authenticated"):  # also if the review itself fails; a worker that is refused ends
+        if not review.get("authenticated"):  # also if the review itself fails; a refused worker ends
             raise Unavailable(f"the API server did not confirm the token of {claim.pod}: {review.get('error')}")
         if reviewed_identity(review) != claim:
             raise Unauthorized("the token does not belong to the pod that it names", "InvalidToken")

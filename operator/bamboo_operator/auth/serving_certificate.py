@@ -1,4 +1,4 @@
-"""The certificate under which workers reach the operator; a new one in the same files is taken up without a restart."""
+"""The operator's serving certificate for workers, reloaded when its files change."""
 
 import asyncio
 import logging
@@ -10,19 +10,19 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 30.0
-BUFFER_BYTES = 16 << 10  # what a TLS record holds at most
+BUFFER_BYTES = 16 << 10  # size of a full TLS record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingCertificate:
-    """PEM files: the chain that is shown, its key, and the authority that workers are told to trust."""
+    """PEM files: the certificate chain, its key, and the authority that workers trust."""
 
     chain: Path
     key: Path
     authority: Path
 
     def context(self) -> ssl.SSLContext:
-        """Raises OSError (also ssl.SSLError) if the files are not what they should be."""
+        """Return the server's TLS context. Raises OSError (also ssl.SSLError) if the files are invalid."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.load_cert_chain(self.chain, self.key)
@@ -31,13 +31,13 @@ class ServingCertificate:
         return context
 
     def trusted(self) -> str:
-        """The authority's PEM. Raises OSError or ssl.SSLError if there is none in the file."""
+        """Return the authority's PEM text. Raises OSError or ssl.SSLError if the file holds none."""
         text = self.authority.read_text()
         ssl.create_default_context(cadata=text)
         return text
 
     async def keep_fresh(self, context: ssl.SSLContext) -> None:
-        """Gives new connections the certificate that is in the files, for ever."""
+        """Reload the certificate for new connections whenever its files change; run until cancelled."""
         seen = self._stamp()
         while True:
             await asyncio.sleep(POLL_SECONDS)

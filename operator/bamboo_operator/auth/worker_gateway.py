@@ -1,4 +1,4 @@
-"""The port to which workers connect: one for all jobs, with a path for each job."""
+"""The port to which workers connect: one for all jobs, with one path for each job."""
 
 import ssl
 from collections import Counter
@@ -19,7 +19,7 @@ def workers_path(job: JobKey) -> str:
 
 
 class WorkerGateway:
-    """One web server; each job opens its path while it accepts workers, and closes it again."""
+    """The web server for workers. Each job opens its path while it accepts workers."""
 
     def __init__(self) -> None:
         self._open: dict[JobKey, Channels] = {}
@@ -29,7 +29,7 @@ class WorkerGateway:
     async def start(
         self, host: str, port: int, tls: ssl.SSLContext | None = None, bounds: ConnectionBounds = BOUNDS
     ) -> int:
-        """Listens; returns the port."""
+        """Listen, and return the port."""
         app = web.Application()
         app.router.add_get("/v1/jobs/{namespace}/{name}/workers", self._connect)
         self._listener = BoundedListener(app, bounds, self._closed)
@@ -47,11 +47,11 @@ class WorkerGateway:
 
     @property
     def connected(self) -> int:
-        """The number of connected workers."""
+        """Return the number of connected workers."""
         return sum(len(channels.connected) for channels in tuple(self._open.values()))
 
     def counting_refusals(self, authenticate: Authenticate) -> Authenticate:
-        """A check that counts the callers whom this one refuses."""
+        """Wrap a check so that refused callers are counted by reason."""
 
         async def check(request: web.Request) -> WorkerId | None:
             try:
@@ -66,18 +66,18 @@ class WorkerGateway:
         return check
 
     def channels_of(self, job: JobKey) -> Channels | None:
-        """The channels of a job's workers; None while its path is not open."""
+        """Return the channels of a job's workers; None while its path is not open."""
         return self._open.get(job)
 
     def open(self, job: JobKey, channels: Channels) -> None:
         self._open[job] = channels
 
     def open_unless_open(self, job: JobKey, channels: Channels) -> None:
-        """Open it unless the job's path is open already."""
+        """Open the job's path unless it is open already."""
         self._open.setdefault(job, channels)
 
     async def close(self, job: JobKey, channels: Channels) -> None:
-        """Closes the job's channels. The path stays open if another job of that name has opened it by now."""
+        """Close a job's channels. The path stays open if a newer job of that name has opened it."""
         if self.channels_of(job) is channels:
             del self._open[job]
         await channels.close()

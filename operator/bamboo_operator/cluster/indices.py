@@ -1,4 +1,4 @@
-"""kopf's indices of pods and nodes, as the jobs read them; and which jobs are told of changes."""
+"""The cache of pods and nodes in kopf's indices, and the listeners that it notifies of changes."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -15,11 +15,11 @@ from bamboo_operator.cluster.resync import Known
 from bamboo_operator.kube.objects import JobKey, job_of, owner_uid
 
 PODS, PODS_ON, NODES = map(HandlerId, ("pods", "pods_on", "nodes"))  # pods by job, their names by node, nodes by name
-REMEMBERED = 1000  # far more than can be deleted while one answer is on its way
+REMEMBERED = 1000  # far more pods than can be deleted during one call
 
 
 class PodListener(Protocol):
-    """What is told of a job's pods and their nodes."""
+    """A listener for changes of a job's pods and their nodes."""
 
     def pod_changed(self, name: str) -> None: ...
 
@@ -38,11 +38,11 @@ class ClusterIndices:
     def __init__(self) -> None:
         self.indexers = OperatorIndexers()
         self.indexers.update((kind, OperatorIndexer()) for kind in (PODS, PODS_ON, NODES))
-        self._owned: dict[JobKey, dict[str, dict[str, Object]]] = {}  # pods by owner's uid and name, as asked for
+        self._owned: dict[JobKey, dict[str, dict[str, Object]]] = {}  # pods by owner's uid and by name, built on demand
         self._listeners: dict[JobKey, PodListener] = {}
         self._deleted: deque[str] = deque(maxlen=REMEMBERED)  # uids of pods
 
-    # what is indexed
+    # functions that kopf indexes by
 
     def by_job(self, pod: Mapping[str, Any]) -> dict[JobKey, Object]:
         return {job: _trimmed_pod(pod)} if (job := self._job_of(pod)) else {}
@@ -59,9 +59,9 @@ class ClusterIndices:
         return None if pod["metadata"]["uid"] in self._deleted else job_of(pod)
 
     def _index(self, kind: HandlerId) -> Index[Any, Any]:
-        return self.indexers[kind].index  # another one once kopf begins
+        return self.indexers[kind].index  # kopf replaces the index when it starts
 
-    # what is read
+    # queries
 
     def pods(self, job: JobKey, uid: str) -> dict[str, Object]:
         """The pods of that very job, not of one that had the name before, by name. The same object until one has
@@ -86,7 +86,7 @@ class ClusterIndices:
     def node_of(self, pod: Object) -> Object | None:
         return self.node((pod.get("spec") or {}).get("nodeName") or "")
 
-    # what has changed, by the watches
+    # changes reported by the watches
 
     def pod_changed(self, pod: Mapping[str, Any]) -> None:
         """The pod is in the indices as it is now."""
@@ -116,7 +116,7 @@ class ClusterIndices:
             for listener, pod in self._listening(name):
                 listener.node_deleted(pod, name)
 
-    # what is known otherwise
+    # changes known from elsewhere
 
     def known_pods(self) -> Known:
         return {pod["metadata"]["uid"]: partial(self.forget_pod, pod) for pod in self._values(PODS)}
@@ -149,7 +149,7 @@ class ClusterIndices:
             self.indexers[PODS].replace(self.indexers.make_key(kopf.Body(pod)), self.by_job(pod))
             self.pod_changed(pod)
 
-    # who is told
+    # listeners
 
     def add_listener(self, job: JobKey, listener: PodListener) -> None:
         self._listeners[job] = listener
@@ -191,7 +191,7 @@ def _trimmed_pod(pod: Mapping[str, Any]) -> Object:
 
 
 def _trimmed_node(node: Mapping[str, Any]) -> Object:
-    """The node without what changes at every heartbeat of the kubelet."""
+    """Return the node without the fields that each heartbeat of the kubelet changes."""
     spec, status = node.get("spec") or {}, node.get("status") or {}
     metadata = node["metadata"]
     conditions = [

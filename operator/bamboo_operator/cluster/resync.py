@@ -1,6 +1,6 @@
-"""What kopf's watches have missed: after an interruption kopf lists again, which shows no deletion.
+"""Resync: a listing of watched objects that finds missed deletions, which kopf's own listing does not show.
 
-Also whether the watches work at all: what exists has to be known soon.
+It also detects broken watches, since every existing object must become known soon.
 """
 
 import asyncio
@@ -16,15 +16,18 @@ from bamboo_operator.kube.refusals import described
 logger = logging.getLogger(__name__)
 
 EVERY_SECONDS = 60.0
-SETTLE_SECONDS = 5.0  # from a listing of kopf's to ours
-FIRST_SECONDS = 0.5  # the same until all watches have begun
-LATE_SECONDS = 120.0  # after which an object that kopf has not shown means that a watch is broken
-Known = Mapping[str, Callable[[], None]]  # by UID: what is called when that object is gone
+SETTLE_SECONDS = 5.0  # from kopf's listing to this one
+FIRST_SECONDS = 0.5  # the same, until all watches have begun
+LATE_SECONDS = 120.0  # after which an object that kopf has not shown proves a broken watch
+Known = Mapping[str, Callable[[], None]]  # by UID: the function to call when that object is gone
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A kind of object that kopf watches. listed: the UIDs of those that exist. shown: does every one become known?"""
+    """A kind of object that kopf watches.
+
+    known: returns the known objects. listed: lists the UIDs of existing ones. shown: kopf must show every existing one.
+    """
 
     name: str
     known: Callable[[], Known]
@@ -33,10 +36,10 @@ class Watched:
 
 
 class Resync:
-    """A task that lists each kind of object again, and reports what is known and not listed as deleted.
+    """A task that lists each kind of object and reports known objects missing from the list as deleted.
 
-    What is known is looked up before the list is asked for, so whatever the list lacks is gone. waiting: for what,
-    until kopf has shown once all that exists.
+    It looks up the known objects before it lists, so an object missing from the list is certainly gone. waiting: what
+    it waits for until kopf has shown all existing objects once, then None.
     """
 
     def __init__(self, kinds: Collection[Watched]) -> None:
@@ -47,11 +50,11 @@ class Resync:
         self._asked.set()
 
     def soon(self) -> None:
-        """List again without waiting: kopf has listed, so a watch was interrupted or has begun."""
+        """List again without waiting, because kopf has listed: a watch was interrupted or has begun."""
         self._asked.set()
 
     def problem(self) -> str | None:
-        """A sentence on objects that kopf does not show, if there are any."""
+        """Describe objects that kopf has not shown in time, or return None."""
         late = time.monotonic() - LATE_SECONDS
         count = sum(since < late for since in self._unshown.values())
         return f"the watches have not shown {count} objects for {LATE_SECONDS:g} s" if count else None
@@ -70,15 +73,15 @@ class Resync:
         for kind in self._kinds:
             before = dict(kind.known())
             try:
-                there = set(await kind.listed())
+                listed = set(await kind.listed())
             except RemoteError as error:
                 failure = f"cannot list {kind.name}: {described(error)}"
                 continue
-            for uid in before.keys() - there:
+            for uid in before.keys() - listed:
                 if (gone := kind.known().get(uid)) is not None:
                     gone()
             if kind.shown:
-                unshown |= there - kind.known().keys()
+                unshown |= listed - kind.known().keys()
         if failure and not self._fails:
             logger.warning("%s", failure)
         elif self._fails and not failure:

@@ -1,7 +1,7 @@
-"""Job pages on the operator's web port, for whoever may get the BambooJob.
+"""Job pages on the operator's web port, for users who may get the BambooJob.
 
-Each request brings a token: a TokenReview says whose it is, a SubjectAccessReview whether that user may get the job.
-Nothing is cached, so a right that is taken away counts at once.
+Each request carries a token: a TokenReview identifies its user, and a SubjectAccessReview decides whether that user may
+get the job. Nothing is cached, so a withdrawn right counts at once.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ from bamboo_operator.status.operated_job import OperatedJob
 logger = logging.getLogger(__name__)
 
 REVIEWS_AT_ONCE = 8
-MOST_CALLERS = 64  # whose reviews are due; more are told to come again
+MOST_CALLERS = 64  # waiting for reviews; more are asked to retry
 
 
 class JobPages:
-    """The pages of all jobs. known: returns the facts of a job; None for one that is not there."""
+    """The pages of all jobs. known: returns the facts of a job, or None for an unknown job."""
 
     def __init__(self, known: Callable[[JobKey], OperatedJob | None], reviews: KubeApi) -> None:
         self._known, self._reviews = known, reviews
@@ -69,7 +69,7 @@ class JobPages:
         return answer(page_document(known, self._now()))
 
     async def _refused(self, token: str, job: JobKey) -> web.Response | None:
-        """Return why the holder of the token may not see the page; None if she may. Raises RemoteError."""
+        """Return the refusal for a token that may not see the page, or None. Raises RemoteError."""
         review = await self._reviews.review_token(token, (PAGE_AUDIENCE,))
         if not review.get("authenticated") or PAGE_AUDIENCE not in (review.get("audiences") or ()):
             sentence = f"The token is not valid, or not for the audience {PAGE_AUDIENCE}."
@@ -84,7 +84,7 @@ class JobPages:
 
 
 def _job(request: web.Request) -> JobKey:
-    """What is no name must get no further: neither into a redirect nor to the API server."""
+    """Return the job in the path. An invalid name must reach neither a redirect nor the API server."""
     namespace, name = request.match_info["namespace"], request.match_info["name"]
     if not DNS_LABEL.fits(namespace) or not DNS_NAME.fits(name):
         raise web.HTTPNotFound(text="expected /jobs/NAMESPACE/NAME/\n")

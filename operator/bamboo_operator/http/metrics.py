@@ -1,4 +1,4 @@
-"""The operator's metrics: read from running jobs when they are scraped, so that a deleted job has none."""
+"""The operator's metrics, read from running jobs at each scrape, so that a deleted job has none."""
 
 import logging
 import time
@@ -28,21 +28,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricSources:
-    """What the metrics are read from."""
+    """The sources of the metrics."""
 
-    reconcilers: Callable[[], Collection[JobReconciler]]  # of the jobs that this operator manages
+    reconcilers: Callable[[], Collection[JobReconciler]]  # of all jobs of this operator
     gateway: WorkerGateway
     calls: ApiCallCounts
     counts: OperatorCounts
 
     def fill(self, page: MetricsPage) -> None:
-        """Fills the page; may be called in any thread."""
+        """Fill the page. Safe in any thread."""
         states = dict.fromkeys(job_catalog.STATES, 0)
         reconcilers = self.reconcilers()
         for job in reconcilers:
             try:
                 states[job_page(page, job.known(), job.meter)] += 1
-            except Exception:  # one job's numbers must not cost all others theirs
+            except Exception:  # an error in one job must not hide the metrics of others
                 logger.exception("%s/%s: no metrics", *job.key)
         _operator(page, self)
         now = time.monotonic()
@@ -56,7 +56,7 @@ class MetricSources:
 
 
 def job_page(page: MetricsPage, known: OperatedJob, meter: JobMeter) -> str:
-    """Adds a job's; returns its state."""
+    """Add a job's metrics, and return its state."""
     job, status = _key(known), known.view.live
     status_now = job_status(status, known.view.status, known.facts)
     state = status_now.state
@@ -90,9 +90,7 @@ def _key(known: OperatedJob) -> JobKey:
 
 
 def _checkpoint(page: MetricsPage, job: JobKey, known: CheckpointSummary | None, newest: CheckpointStatus) -> None:
-    """Adds the metrics of a job's checkpoints to the page. newest: as in the BambooJob's status, which outlasts
-    coordinators.
-    """
+    """Add the metrics of a job's checkpoints. newest: from the BambooJob's status, which outlasts coordinators."""
     if known is None:
         return
     at = newest.last_time
@@ -125,8 +123,9 @@ def _pods(page: MetricsPage, job: JobKey, known: OperatedJob, *, idle: bool) -> 
 
 
 def _cost(page: MetricsPage, known: OperatedJob, status_now: BambooJobStatus) -> None:
-    """Only if a pool has a price, or had one. Counters are what the job's status says by now, where the next operator
-    goes on: it is never more than what that finds, so that they never fall.
+    """Add a job's costs, if a pool has, or had, a price.
+
+    Counters show the written status, from which the next operator continues, so that they never fall.
     """
     job, facts, view = _key(known), known.facts, known.view
     cost, written = status_now.cost, view.status.cost

@@ -1,11 +1,11 @@
-"""The way from what the operator knows of a BambooJob to the document of its page. Pure; the time comes in."""
+"""Conversion of a BambooJob's known state into the document of its page. Pure; the time is an argument."""
 
 from bamboo_core.page.document import Document, PoolCost, document
 from bamboo_operator.status.operated_job import OperatedJob
 
 
 def page_document(known: OperatedJob, now: float) -> Document:
-    """The page of that job. Workers of a job that is over or suspended are as good as gone, as in its status."""
+    """Return the document of a job's page. Workers of an ended or suspended job are not shown, as in its status."""
     facts = known.facts
     idle = facts.suspended or known.view.status.ended is not None
     paid = {} if idle else facts.paid if facts.paid is not None else facts.pods

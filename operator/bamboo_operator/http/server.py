@@ -1,4 +1,4 @@
-"""What people, probes and Prometheus ask the operator, on a port of its own: plain HTTP, read-only."""
+"""The operator's web server for users, probes and Prometheus: a separate port with plain HTTP, read-only."""
 
 import asyncio
 import logging
@@ -14,14 +14,14 @@ from bamboo_core.serving.listener import BoundedListener, ConnectionBounds
 logger = logging.getLogger(__name__)
 
 BOUNDS = ConnectionBounds(unauthenticated=256)
-FRESH_SECONDS = 0.5  # for which an answer serves all who ask
+FRESH_SECONDS = 0.5  # for which all scrapes get the same answer
 
 
 class WebServer:
-    """The operator's web server. healthy: why the operator is not, or None. ready: why workers cannot come, or None;
-    everybody may read it.
+    """The operator's web server.
 
-    Other modules add their routes to `app` before start().
+    healthy: returns why the operator is unhealthy, or None. ready: returns why workers cannot connect, or None; anyone
+    may read it. Other modules add their routes to `app` before start().
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class WebServer:
         self.app.router.add_get("/metrics", self._metrics)
 
     async def start(self, host: str, port: int) -> int:
-        """Listens; returns the port."""
+        """Listen, and return the port."""
         return await self._listener.start(host, port)
 
     async def stop(self) -> None:
@@ -50,7 +50,7 @@ class WebServer:
     async def _health(self, _: web.Request) -> web.Response:
         problem = self._healthy()
         if problem:
-            logger.error("not healthy: %s", problem)  # and no more in the answer, for everybody may read it
+            logger.error("not healthy: %s", problem)  # not in the answer, which anyone may read
         return web.Response(text="stuck\n" if problem else "ok\n", status=503 if problem else 200)
 
     async def _readiness(self, request: web.Request) -> web.Response:
@@ -59,9 +59,7 @@ class WebServer:
         return await self._health(request)
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        """Answers with the metrics, which are written in a thread and once for many callers: with many jobs it takes a
-        while.
-        """
+        """Answer with the metrics. A thread writes them once for concurrent callers, since many jobs take a while."""
         async with self._scraping:
             if time.monotonic() - self._scraped_at > FRESH_SECONDS:
                 self._scraped = await asyncio.to_thread(generate_latest, self._registry)

@@ -1,1 +1,1 @@
-"""BambooJobs: the controller of all of them, and the reconciler and coordinator of each."""
+"""BambooJobs: the controller of all jobs, and the reconciler and coordinator of each."""

@@ -1,8 +1,7 @@
-"""The manifest that a job's workers train by: as they began with it, and what has been accepted of its edits since.
+"""The accepted manifest of a job: the one its workers started with, plus the edits accepted since.
 
-It is kept in the cluster as a ControllerRevision, as those of a StatefulSet are: another operator has to manage the
-workers by it, whatever the BambooJob says by then. Not in the status, which is written every 15 s: it may be as large
-as the job itself.
+It is stored as a ControllerRevision, like those of a StatefulSet, because the next operator must manage the workers by
+it, whatever the BambooJob says then. The status, rewritten every 15 s, is no place for a text as large as the job.
 """
 
 import json
@@ -28,8 +27,10 @@ MOST_PROBLEMS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowedSpec:
-    """spec: by which the workers train from now on. problems: why the newest manifest is not valid; refused: what of
-    it is not followed, a sentence.
+    """The spec that the workers follow.
+
+    spec: the spec in force. problems: why the newest manifest is invalid. refused: a sentence about edits that are not
+    followed.
     """
 
     spec: JobSpec
@@ -42,11 +43,11 @@ def problems_of(error: ManifestError) -> tuple[str, ...]:
 
 
 def merge_followed(accepted: Json, newest: Json) -> tuple[Json, FollowedSpec]:
-    """What of the newest manifest workers follow that train by the accepted one, and what is accepted from now on.
+    """Merge the newest manifest into the accepted one; return the new accepted manifest and the spec to follow.
 
-    A job whose manifest is not valid may be suspended all the same. What the API server has accepted once may be
-    invalid for another version. What may change only while a job is suspended may be changed with `suspend` itself:
-    then what is followed may not go with what is not yet, and nothing of it is wrong.
+    A job may be suspended even if its manifest is invalid. A manifest accepted once may be invalid for another version
+    of Bamboo. Fields that may change only while the job is suspended may change together with `suspend`; the mixture of
+    old and new fields may then be invalid, which is no problem of the manifest.
     """
     suspend = (newest.get("spec") or {}).get("suspend") is True
     wanted: JobSpec | None = None
@@ -63,13 +64,13 @@ def merge_followed(accepted: Json, newest: Json) -> tuple[Json, FollowedSpec]:
 
 
 def refusal_in(status: BambooJobStatus) -> str:
-    """What a status says of a manifest that is not accepted; "" if it is."""
-    found = status.condition("Accepted")
-    return found.message if found is not None and found.status == "False" else ""
+    """Return the reason why a status reports the manifest as not accepted; "" if it is accepted."""
+    condition = status.condition("Accepted")
+    return condition.message if condition is not None and condition.status == "False" else ""
 
 
 class AcceptedManifest:
-    """manifest: None if none was accepted, or it is not known any more."""
+    """The accepted manifest and its copy in the cluster. manifest: None if none is accepted or known."""
 
     def __init__(self, job: JobIdentity, api: KubeApi) -> None:
         (self._key, self._uid), self._api = job, api
@@ -84,14 +85,14 @@ class AcceptedManifest:
 
     @property
     def saved(self) -> bool:
-        """Whether it is in the cluster, and no older one is."""
+        """Return whether the cluster holds exactly the accepted manifest."""
         return self.manifest is None or (self._listed and self._saved == {self._name(self.manifest)})
 
     async def load(self, task: str | None) -> None:
-        """What an operator before this one has accepted. Raises RemoteError.
+        """Load the manifest that an earlier operator accepted. Raises RemoteError.
 
-        task: the digest of what the workers train, None if it is not known. What was accepted before the job was
-        suspended, edited and resumed may still be there, if the newer one could not be written.
+        task: digest of the task that the workers train; None if unknown. It excludes manifests from before a
+        suspension, which remain if the newer one could not be written.
         """
         revisions = [r for r in await self._list() if task in (None, self._task(r))]
         if self.manifest is None and revisions:
@@ -99,7 +100,7 @@ class AcceptedManifest:
             self.manifest, self._generation = self._read(newest), _generation(newest)
 
     async def save(self) -> None:
-        """Bring the cluster there: the new one is written before the old ones are deleted. Raises RemoteError."""
+        """Save the manifest: create the new revision, then delete the old ones. Raises RemoteError."""
         if self.manifest is None:
             return
         if not self._listed:
@@ -117,14 +118,14 @@ class AcceptedManifest:
             self._saved.discard(old)
 
     async def _list(self) -> list[dict[str, Any]]:
-        found = await self._api.list_revisions(self._key[0], f"{LABEL_JOB_UID}={self._uid}")
-        ours = [revision for revision in found if self._read(revision) is not None]
+        revisions = await self._api.list_revisions(self._key[0], f"{LABEL_JOB_UID}={self._uid}")
+        ours = [revision for revision in revisions if self._read(revision) is not None]
         self._saved = {str(revision["metadata"]["name"]) for revision in ours}
         self._listed = True
         return ours
 
     def _read(self, revision: Json) -> Json | None:
-        """None for what no operator of this job has written, or could not be followed."""
+        """Return a revision's manifest; None if no operator of this job wrote it or it is invalid."""
         owners = (revision.get("metadata") or {}).get("ownerReferences") or ()
         spec = _decoded((revision.get("data") or {}).get("spec"))
         if not isinstance(spec, dict) or not any(o.get("uid") == self._uid and o.get("controller") for o in owners):
@@ -160,17 +161,17 @@ class AcceptedManifest:
 
 
 def _encoded(spec: Json) -> str:
-    """Return the spec as a text that the API server never writes in another way.
+    """Return the spec as a text that the API server never changes.
 
-    A ControllerRevision's data is immutable byte by byte. At each patch of the object (one is the garbage collector's,
-    when a job is deleted with --cascade=orphan) the API server writes the data anew, as Go does: it sorts keys, has
-    another form for floats, and escapes other characters. In a text it changes only the characters replaced here.
+    A ControllerRevision's data is immutable byte by byte. At each patch of the object, such as the garbage collector's
+    for --cascade=orphan, the API server encodes the data anew as Go does: with sorted keys, other floats and other
+    escapes. In a text it changes only the characters replaced here.
     """
     return json.dumps(spec).translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&"})
 
 
 def _decoded(text: Any) -> Any:
-    """Return the spec of such a text; None if it is none."""
+    """Return the spec of such a text, or None."""
     try:
         return json.loads(text)
     except (TypeError, ValueError):
@@ -178,7 +179,7 @@ def _decoded(text: Any) -> Any:
 
 
 def _generation(revision: Json) -> int:
-    """Return the job's generation of which the revision is."""
+    """Return the generation of the job that the revision stores."""
     return int(revision.get("revision") or 0)
 
 

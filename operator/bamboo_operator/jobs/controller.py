@@ -1,7 +1,7 @@
-"""All jobs of an operator: a reconciler for each, in a task of its own, begun and ended by watch events.
+"""The controller of all jobs: one reconciler per job, in its own task, started and stopped by watch events.
 
-kopf's daemons would put a finalizer on every job, so that none could be deleted while the operator is away. Nothing
-here needs one: pods go with their job by owner reference.
+kopf's daemons would put a finalizer on every job, so that none could be deleted while the operator is away. No
+finalizer is needed here: pods go with their job by owner reference.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ RESTART_SECONDS = 5.0
 
 
 class JobController:
-    """Begins, wakes and ends the jobs' reconcilers."""
+    """Starts, wakes and ends the jobs' reconcilers."""
 
     def __init__(self, shared: SharedResources) -> None:
         self._shared = shared
         self._reconcilers: dict[JobKey, JobReconciler] = {}
         self._tasks: dict[JobKey, asyncio.Task[None]] = {}  # of the same jobs
-        self._deletions: dict[str, asyncio.Task[None]] = {}  # by a job's uid: writes its status, as it is being deleted
+        self._deletions: dict[str, asyncio.Task[None]] = {}  # by a job's uid: writes the status of a job being deleted
         self._stopped = False
         uid_of = shared.api.uid_of
         self.deleted_jobs = DeletedJobs(
@@ -43,7 +43,7 @@ class JobController:
         )
         self.resync = Resync(
             (
-                Watched("BambooJobs", self._known_jobs, self._jobs, shown=False),  # not those that are being deleted
+                Watched("BambooJobs", self._known_jobs, self._jobs, shown=False),  # without jobs being deleted
                 Watched("pods", shared.cluster.known_pods, self._pods),
                 Watched("nodes", shared.cluster.known_nodes, self._nodes),
             )
@@ -51,13 +51,13 @@ class JobController:
         self._resyncing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to look for deletions that no watch has reported."""
+        """Start the search for deletions that no watch has reported."""
         self._resyncing = asyncio.create_task(self.resync.run(), name="resync")
 
     def begin(self, body: Mapping[str, Any]) -> None:
-        """Begin to reconcile that job."""
+        """Start to reconcile a job."""
         key, known = _key(body), self._reconcilers.get(_key(body))
-        if self._stopped or (known and _made(body) < _made(known.body)):  # it had the name before
+        if self._stopped or (known and _made(body) < _made(known.body)):  # an earlier job of this name
             return
         if known:
             self._end(key)
@@ -65,7 +65,7 @@ class JobController:
         self._tasks[key] = asyncio.create_task(self._reconcile(key), name=f"{key[0]}/{key[1]}")
 
     def edited(self, body: Mapping[str, Any]) -> None:
-        """The job's spec has changed."""
+        """Pass a changed spec on to the job's reconciler."""
         if (known := self._reconcilers.get(_key(body))) and known.uid == body["metadata"]["uid"]:
             known.edited(body)
 
@@ -76,7 +76,7 @@ class JobController:
         return known.body["metadata"].get("generation") if known and same else None
 
     async def _reconcile(self, key: JobKey) -> None:
-        """A reconciler that ends by an error is a bug; another one is begun a little later."""
+        """Run a job's reconciler. If it fails, which is a bug, start another one a little later."""
         while True:
             job = self._reconcilers[key]
             try:
@@ -93,20 +93,20 @@ class JobController:
             self._reconcilers[key] = job.again()
 
     def end(self, body: Mapping[str, Any], *, gone: bool) -> None:
-        """The job is being deleted, or is gone. If a finalizer keeps it, its status says that nothing runs."""
+        """Stop a job that is deleted or being deleted; in the latter case, its status reports that nothing runs."""
         key, uid = _key(body), body["metadata"]["uid"]
         known = self._reconcilers.get(key)
         if self._stopped or (known and known.uid != uid):
             return
         running = self._end(key) if known else None
         self.deleted_jobs.job_deleted(key, uid)
-        if not gone and uid not in self._deletions:  # it may have begun under an operator that has not written so
+        if not gone and uid not in self._deletions:  # an earlier operator may have started it without writing a status
             writing = self._write_deletion(known or JobReconciler(body, self._shared), running)
             task = self._deletions[uid] = asyncio.create_task(writing, name=f"deletion of {key[0]}/{key[1]}")
             task.add_done_callback(lambda _: self._deletions.pop(uid))
 
     def _end(self, key: JobKey) -> "asyncio.Task[None]":
-        """End a job's reconciler; return its task, which is about to end."""
+        """Stop a job's reconciler; return its task, which is about to end."""
         job, task = self._reconcilers.pop(key), self._tasks.pop(key)
         job.deleted()
         task.cancel()
@@ -135,7 +135,7 @@ class JobController:
         return await self._uids(pods_path, f"{LABEL_JOB_NAME},{LABEL_JOB_NAME}!=")
 
     async def _nodes(self) -> set[str]:
-        """UIDs and names."""
+        """Return UIDs and names of all nodes."""
         found = await self._shared.api.metadata(NODES_PATH)
         return {str(node[key]) for node in found for key in ("uid", "name")}
 
@@ -144,17 +144,17 @@ class JobController:
         return {str(one["uid"]) for place in places for one in await self._shared.api.metadata(place, labels)}
 
     def running(self) -> list[JobReconciler]:
-        """Those whose tasks run; from any thread."""
+        """Return the jobs whose tasks run. Safe in any thread."""
         tasks = dict(self._tasks)
         return [job for key, job in dict(self._reconcilers).items() if key in tasks and not tasks[key].done()]
 
     def known(self, key: JobKey) -> OperatedJob | None:
-        """What is known of that job; None if it is none of ours."""
+        """Return the facts of a job; None if this operator does not manage it."""
         found = self._reconcilers.get(key)
         return found.known() if found else None
 
     def stuck(self) -> str | None:
-        """A sentence on a watch that is broken, or a job that has not been reconciled for too long, if there is one."""
+        """Describe a broken watch or a job that was not reconciled for too long; None if all is well."""
         if problem := self.resync.problem():
             return problem
         for job in self.running():
@@ -164,7 +164,7 @@ class JobController:
         return None
 
     async def stop(self) -> None:
-        """For good."""
+        """Stop for good."""
         self._stopped = True
         tasks = [*self._tasks.values(), *self._deletions.values(), *([self._resyncing] if self._resyncing else [])]
         self._reconcilers.clear()
@@ -180,5 +180,5 @@ def _key(job: Mapping[str, Any]) -> JobKey:
 
 
 def _made(job: Mapping[str, Any]) -> str:
-    """The time when the job was created, in whole seconds."""
+    """Return the creation time of the job, in whole seconds."""
     return str(job["metadata"].get("creationTimestamp"))

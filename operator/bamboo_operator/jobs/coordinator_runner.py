@@ -1,7 +1,7 @@
-"""The runner of one BambooJob's coordinator: events of the cluster and of workers go in, its commands are executed.
+"""The runner of one BambooJob's coordinator: it feeds events of the cluster and of workers in, and executes commands.
 
-Its loop never waits for the API server. What it decides about the cluster is kept as what is wanted (pods to create and
-to delete, events to post), and the pod controller and the reconciler bring the cluster there.
+Its loop never waits for the API server. Decisions about the cluster are kept as desired state (pods to create and to
+delete, events to post), which the pod controller and the reconciler apply to the cluster.
 """
 
 import asyncio
@@ -62,8 +62,8 @@ from bamboo_operator.status.plan_record import plan_record, start_record
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.1
-LATE_SECONDS = 1.0  # of a tick: then the process, or its machine, was suspended
-URGENT = ("Takeover", "PlannedTakeover")  # plans without a worker that is lost or has notice
+LATE_SECONDS = 1.0  # delay of a tick that means that the process or its machine was suspended
+URGENT = ("Takeover", "PlannedTakeover")  # reasons of plans that replace a worker that is lost or under notice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +71,8 @@ class TrainingRun:
     """One training of a job, from its start or its takeover from another operator until it ends or is suspended.
 
     resumed: the job had begun before this operator did. known_lost: workers whose loss was handled before, or whose
-    deletion was requested. counted: workers whose preemption was counted with their notice, or which leave by order.
-    marks: of nodes that go, which this installation has itself. earlier: before this training.
+    deletion was requested. counted: workers whose preemption was counted with their notice, or that leave by order.
+    marks: the installation's own marks of nodes to be taken away. earlier: progress before this training.
     """
 
     job: JobIdentity
@@ -88,7 +88,7 @@ class TrainingRun:
 
 
 class CoordinatorRunner:
-    """A job's coordinator. key: the job's secret is made of it. trigger: wakes the reconciler."""
+    """The runner of a job's coordinator. key: of the operator, for the job's secret. trigger: wakes the reconciler."""
 
     def __init__(
         self,
@@ -102,13 +102,13 @@ class CoordinatorRunner:
         self._run, self._cluster, self._gateway, self._trigger = run, cluster, gateway, trigger
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._watch = WorkerWatch(run.job, cluster, run.marks, run.meter.signals)
-        self._held_messages: list[Send] = []  # until the end of the job is written down
+        self._held_messages: list[Send] = []  # until the job's end is in its status
         self._interrupted = self._end_written = False
         self._task = task_digest(run.spec)
         self._due = time.monotonic()
         self._ticker: asyncio.TimerHandle | None = None
         self._clock = AwakeClock()
-        self.logging: set[WorkerId] = set()  # workers of a job that is over which wait for their loggers
+        self.logging: set[WorkerId] = set()  # workers of an ended job that wait for their loggers
         self.record = JobHistory()  # for the job's page
         self.events = EventQueue(self.record)
         self.finish: Finish | None = None
@@ -125,13 +125,11 @@ class CoordinatorRunner:
             history=history_url(run.spec),
         )
         self._feed = HistoryFeed(secrets.token_hex(4), self.record.now)
-        self._status: tuple[CoordinatorState, float, Status] | None = None  # the last one, and of what it was
-        self._wanted: tuple[CoordinatorState, WantedWorkers] | None = None  # the same
+        self._status: tuple[CoordinatorState, float, Status] | None = None  # the newest, with its state and time
+        self._wanted: tuple[CoordinatorState, WantedWorkers] | None = None  # the newest, with its state
 
     def status(self) -> Status:
-        """The coordinator's status about now. A reconciliation asks for it several times, and mostly nothing has
-        happened in between.
-        """
+        """Return the coordinator's present status, cached because a reconciliation asks for it several times."""
         now = self._clock()
         if self._status is None or self._status[0] is not self.state or now - self._status[1] > TICK_SECONDS:
             self._status = (self.state, now, status(self.state, now))
@@ -144,7 +142,7 @@ class CoordinatorRunner:
         return PodDemand(wanted=self._wanted[1], status=self.status(), joined=self.joined)
 
     def plan_record(self, deleting: Collection[WorkerId]) -> str | None:
-        """Return what another operator has to know; None if that is nothing, or what the one before wrote still holds.
+        """Return the record for the next operator; None if there is none or the earlier operator's record still holds.
 
         deleting: workers whose pods the pod controller has deleted. They, and workers that were told to leave, go by
         order: another operator does not count their end as a preemption. Without a part in the plan they are lost.
@@ -162,7 +160,7 @@ class CoordinatorRunner:
         return plan_record(state.plan, lost, counted, self._task)
 
     async def run(self) -> None:
-        """Run until cancelled: workers that connect late to a job that is over are told so."""
+        """Run until cancelled, also after the end of the job, to stop workers that connect late."""
         self._cluster.add_listener(self._run.job.key, self)
         pods = self._watch.pods()  # from now on the deletion of each of these is reported
         self._watch.begin(self._run.known_lost, resumed=self._run.resumed)
@@ -184,16 +182,16 @@ class CoordinatorRunner:
                 self._ticker.cancel()
 
     async def close(self) -> None:
-        """Let no worker connect any more."""
+        """Close the job's channels; no worker can connect any more."""
         await self._gateway.close(self._run.job.key, self._channels)
 
     def tell(self, event: Event) -> None:
-        """Let the coordinator take that event in, after those that wait."""
+        """Queue an event for the coordinator."""
         self._inbox.put_nowait(event)
 
     @property
     def joined(self) -> Collection[WorkerId]:
-        """Workers that have connected, be it long ago."""
+        """Return all workers that have ever connected."""
         return self._watch.joined
 
     @property
@@ -211,7 +209,7 @@ class CoordinatorRunner:
         self._watch.removal_forced(worker)
 
     def interrupt(self, reason: str, message: str) -> None:
-        """End the job, with a checkpoint of what is trained if it keeps any."""
+        """End the job, with a checkpoint if it keeps any."""
         self._interrupted = True
         self._inbox.put_nowait(Interrupted(reason, message))
 
@@ -222,9 +220,9 @@ class CoordinatorRunner:
             self._channels.send(worker, stop)
 
     def end_written(self) -> None:
-        """Tell the workers to stop, now that the end of the job is in its status, and those that connect later.
+        """Stop the workers, also those that connect later, now that the job's end is in its status.
 
-        Before that they stay, so that after a crash in between another operator gets the same reports from them.
+        Until then they stay, so that after a crash in between another operator gets the same reports from them.
         """
         self._end_written = True
         for held in self._held_messages:
@@ -246,7 +244,7 @@ class CoordinatorRunner:
         self._heed(self._watch.node_deleted(pod, node))
 
     def _heed(self, seen: Event | None) -> None:
-        """Let the coordinator know, if anything was seen."""
+        """Queue an event that the watch returned, if any."""
         if seen is not None:
             self._inbox.put_nowait(seen)
         if isinstance(seen, WorkerLost):
@@ -260,10 +258,10 @@ class CoordinatorRunner:
     # the coordinator
 
     def _tick(self) -> None:
-        """Queue a tick, now and from time to time, behind what workers have sent: it decides which ones are silent."""
+        """Queue a tick every TICK_SECONDS, behind earlier messages, since it decides which workers are silent."""
         now = time.monotonic()
         self._run.meter.tick_delayed(now - self._due)
-        if now - self._due > LATE_SECONDS:  # the coordinator does not count that time, and the clouds do
+        if now - self._due > LATE_SECONDS:  # the coordinator skips that time, but clouds' deadlines do not
             for name in self._watch.pods():
                 self.pod_changed(name)
         self._inbox.put_nowait(Tick())
@@ -271,9 +269,9 @@ class CoordinatorRunner:
         self._ticker = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     def handle(self, event: Event) -> None:
-        """Let the coordinator take one event in, and execute its commands."""
+        """Pass one event to the coordinator, and execute its commands."""
         if isinstance(event, WorkerJoined):
-            if event.hello.worker not in self._watch.joined:  # also one that is lost, of which nothing else is told
+            if event.hello.worker not in self._watch.joined:  # also if it is lost, which triggers nothing else
                 self._trigger.soon()
             self._watch.joined.add(event.hello.worker)
             event = WorkerJoined(self._watch.located(event.hello))
@@ -303,14 +301,14 @@ class CoordinatorRunner:
             self._trigger.at_once()
 
     def _compare_with_pods(self, plan: Plan) -> None:
-        """Wait for no worker of the plan without a pod: all pods were listed before this job was known."""
+        """Report workers of the plan without a pod as absent: all pods were listed before this job was known."""
         if absent := plan.worker_ids() - self._watch.pods().keys() - self.state.membership.gone:
             self._inbox.put_nowait(WorkersAbsent(absent, "its pod is gone"))
 
     def _execute(self, command: Command) -> None:
         match command:
             case AddWorkers() | RemoveWorker() | Finish():
-                pass  # the reconciliation makes and removes pods; it is due at once after anything but messages
+                pass  # the reconciliation, due at once, creates and deletes pods
             case Send(worker, message):
                 if self.finish is not None and not self._end_written:
                     self._held_messages.append(command)

@@ -1,8 +1,8 @@
-"""What a job's workers cost: counted while they are watched, and made up for the time in which no operator did.
+"""The cost of a job's workers: counted while an operator watches them, and estimated for the time without one.
 
-The totals are in the job's status together with the time until which they are counted. Counters in metrics are what is
-written there, so that they go on from operator to operator and never fall: Prometheus takes a fall for a beginning at
-0, and would count all that came before once more.
+The job's status holds the totals and the time up to which they are counted. Counters in metrics show the written
+totals, so that they continue from operator to operator and never fall: Prometheus takes a fall for a restart at 0 and
+would count all earlier costs again.
 """
 
 import time
@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from bamboo_core.coordinator.events import PricesTold
+from bamboo_core.coordinator.events import PricesReported
 from bamboo_core.job.placement_spec import NodePool, next_prices
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import TRAINER_CONTAINER
@@ -28,25 +28,23 @@ Json = Mapping[str, Any]
 
 
 class CostCounter:
-    """One job's cost, from when an operator first sees the job. meter: takes worker time.
+    """One job's cost since an operator first saw it. meter: receives worker time.
 
-    paid: workers that have a node, by their pool; None as long as that is not known. cost: since this operator has
-    known the job. counted_until: None if it never was.
-
-    Time is counted at the prices that were in force when it began; an edit of a price counts from then on.
+    paid: number of workers with a node, by pool; None until known. cost: since this operator has known the job.
+    counted_until: None if never counted. Time is priced as of its beginning; an edit of a price counts from then on.
     """
 
     def __init__(self, pods: JobPods, meter: JobMeter, counted_until: datetime | None) -> None:
         self._pods, self._meter, self.counted_until = pods, meter, counted_until
-        self._counted = 0.0  # when it was counted last (time.monotonic())
+        self._counted = 0.0  # time.monotonic() of the last count
         self._pools: tuple[NodePool, ...] = ()  # with their prices, since then
         self.paid: Mapping[str, int] | None = None
         self.cost = Decimal(0)
 
     def count(self, pools: tuple[NodePool, ...], *, joined: Collection[WorkerId]) -> None:
-        """Count until now: since the last count there were as many workers as then. pools: their prices from now on.
+        """Count the time since the last count, with the number of workers at that time.
 
-        joined: all workers that have a node for certain.
+        pools: node pools with their prices from now on. joined: workers that certainly have a node.
         """
         now, until = time.monotonic(), utc_now()
         if self.paid is None:
@@ -56,18 +54,16 @@ class CostCounter:
             self._add(self.paid, now - self._counted)
         self._pools = pools
         before, self.paid, self._counted = self.paid, dict(self._pods.paid_for(joined)), now
-        if before or self.paid:  # else the status of a job that waits would change all the time
+        if before or self.paid:  # else the status of a waiting job would change all the time
             self.counted_until = until
 
-    def prices(self, spec: JobSpec | None) -> PricesTold:
-        """Return the hourly price of each worker that has one, with a node or without, and the prices of more workers,
-        by the pools' room.
-        """
+    def prices(self, spec: JobSpec | None) -> PricesReported:
+        """Return the hourly prices of all workers, and of more workers by the room in the pools."""
         if spec is None:
-            return PricesTold({})
+            return PricesReported({})
         known = {pool.name: float(pool.price_per_hour) for pool in spec.node_pools if pool.price_per_hour is not None}
         placed = {name: worker_pool(pod) or "" for name, pod in self._pods.living().items()}
-        return PricesTold(
+        return PricesReported(
             {name: known[pool] for name, pool in placed.items() if pool in known},
             next_prices(spec.node_pools, Counter(placed.values())),
         )
@@ -79,13 +75,13 @@ class CostCounter:
             self._add({worker_pool(pod) or "": 1}, paid_seconds(pod, since, now))
 
     def _add(self, paid: Mapping[str, int], seconds: float) -> None:
-        """Add what so many workers in each pool cost in that time; add their time to metrics."""
+        """Add the cost of this many workers in each pool for that time, and their time to the metrics."""
         self._meter.paid += sum(paid.values()) * seconds
         self.cost += cost_of(price_per_hour(self._pools, paid), seconds)
 
 
 def paid_seconds(pod: Json, since: datetime | None, now: datetime) -> float:
-    """For how long of that time the worker had its node; 0 if that is not known."""
+    """Return for how many of these seconds a worker had its node; 0 if unknown."""
     began, ended = _placed_at(pod), _ended_at(pod, now)
     if since is None or began is None or ended is None:
         return 0.0
@@ -93,17 +89,17 @@ def paid_seconds(pod: Json, since: datetime | None, now: datetime) -> float:
 
 
 def _placed_at(pod: Json) -> datetime | None:
-    """When it got its node; None if it has none."""
+    """Return when a pod got its node; None without one."""
     if not (pod.get("spec") or {}).get("nodeName"):
         return None
     status = pod.get("status") or {}
     scheduled = (c for c in status.get("conditions") or () if c.get("type") == "PodScheduled" and c["status"] == "True")
-    told = next((c.get("lastTransitionTime") for c in scheduled), None) or status.get("startTime")
-    return parsed_time(told or pod["metadata"].get("creationTimestamp"))
+    placed = next((c.get("lastTransitionTime") for c in scheduled), None) or status.get("startTime")
+    return parsed_time(placed or pod["metadata"].get("creationTimestamp"))
 
 
 def _ended_at(pod: Json, now: datetime) -> datetime | None:
-    """When it no longer counts as living, now if it does; None if it has ended at a time that is not told."""
+    """Return when a pod stopped living, or `now` if it lives; None if the time of its end is unknown."""
     if worker_exit(pod) is not None:
         for container in (pod.get("status") or {}).get("containerStatuses") or ():
             ended = (container.get("state") or {}).get("terminated") or {}

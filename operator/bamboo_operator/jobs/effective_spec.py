@@ -1,4 +1,4 @@
-"""The spec that a job runs by: the user's, if it is valid and the job's workers did not begin with another one."""
+"""The spec that a job runs by: the user's newest one, unless it is invalid or its workers train by another one."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -35,15 +35,15 @@ from bamboo_operator.manifests.worker_pod import (
 )
 from bamboo_operator.status.plan_record import task_digest_in
 
-RETRY_SECONDS = 2.0  # of the dry run of a pod
+RETRY_SECONDS = 2.0  # between dry runs of a pod
 
 
 class EffectiveSpec:
-    """body: the BambooJob; written: its status. What is found of the manifest stays until it is looked at again.
+    """The spec in force, with its problems, which stay until the manifest is checked again.
 
-    spec: the one in force; None if there never was a valid one. generation: of the newest manifest. problems: what is
-    wrong with that; refused: what of it a running job does not follow; warnings: what of it has no effect; surprises:
-    what of the spec may not be meant so.
+    body: the BambooJob. written: its status. spec: the spec in force; None if there never was a valid one. generation:
+    of the newest manifest. problems: its errors. refused: its changes that a running job does not follow. warnings: its
+    fields without effect. surprises: settings that may not be intended.
     """
 
     def __init__(
@@ -69,22 +69,22 @@ class EffectiveSpec:
         self._body = body
 
     def report_problems(self, record: Callable[[Emit], None]) -> None:
-        """Record as an event what is wrong with the newest manifest; once, also over operators."""
+        """Record the newest manifest's problems as an event; once, even across operators."""
         message = "; ".join(self.problems) or self.refused
         if message and message != self._reported:
             record(Emit("InvalidSpec" if self.problems else "ChangeRefused", message, True))
         self._reported = message
 
     def begin(self, *, resumed: bool) -> dict[str, Any]:
-        """Return the manifest by which workers train from now on: the newest, unless they have begun before."""
+        """Return the manifest for the workers: the newest, unless they have begun with another one."""
         if not resumed or self.accepted.manifest is None:
             self.accepted.accept(self._manifest(), self._newest)
         return dict(self.accepted.manifest or {})
 
     async def next(self, plan: str | None, settings: WorkerPodSettings) -> JobSpec | None:
-        """Return the spec by which the job runs from now on; None if it cannot be run, for the noted problems.
+        """Return the spec by which the job runs from now on; None if it cannot run, for the noted problems.
 
-        plan: the status' record of it, if there are workers that train, perhaps since another operator's time.
+        plan: the plan record in the status, if workers train, perhaps since an earlier operator.
         """
         self.warnings, self.refused = (), ""
         if plan is not None and self.accepted.manifest is None:
@@ -98,27 +98,27 @@ class EffectiveSpec:
         return None if self.problems else spec
 
     async def _load_accepted(self, plan: str) -> None:
-        """Load the manifest that the workers train by, whatever the newest one says."""
+        """Load the manifest by which the workers train, whatever the newest one says."""
         what = "read the manifest that the job's workers run with"
         act = partial(self.accepted.load, task_digest_in(plan))
-        if refused := await self._attempts.until_done(what, act, ends=(403, 404)):  # not allowed to: tried again later
+        if refused := await self._attempts.until_done(what, act, ends=(403, 404)):  # a later call tries again
             self._attempts.log_failure(what, refused)
 
     def follow(self) -> JobSpec:
-        """Accept what workers follow of the newest manifest, and return its spec."""
+        """Accept the edits that running workers can follow, and return the resulting spec."""
         accepted = self.accepted.manifest or self._manifest()
-        merged, found = merge_followed(accepted, self._manifest())
-        if unseen := outside_the_spec(found.spec):
-            kept = replace(parse_manifest(accepted), suspend=found.spec.suspend)
-            merged, found = accepted, FollowedSpec(spec=kept, problems=unseen)
+        merged, followed = merge_followed(accepted, self._manifest())
+        if unseen := outside_the_spec(followed.spec):
+            kept = replace(parse_manifest(accepted), suspend=followed.spec.suspend)
+            merged, followed = accepted, FollowedSpec(spec=kept, problems=unseen)
         self.accepted.accept(merged, self._newest)
-        self.generation, self.problems, self.refused = self._newest, found.problems, found.refused
-        self.spec, self.surprises = found.spec, tuple(manifest_warnings(found.spec))
-        self.warnings = tuple(template_problems(found.spec))
-        return found.spec
+        self.generation, self.problems, self.refused = self._newest, followed.problems, followed.refused
+        self.spec, self.surprises = followed.spec, tuple(manifest_warnings(followed.spec))
+        self.warnings = tuple(template_problems(followed.spec))
+        return followed.spec
 
     def read(self) -> JobSpec | None:
-        """Return the newest spec; None if it is not valid, for these problems: the one before stays in force."""
+        """Return the newest spec; None if it is invalid, in which case the earlier one stays in force."""
         self.generation, self.problems = self._newest, ()
         try:
             spec = parse_manifest(self._manifest())
@@ -130,23 +130,23 @@ class EffectiveSpec:
 
     @property
     def _newest(self) -> int:
-        """The generation of the newest manifest."""
+        """Return the generation of the newest manifest."""
         return int(self._body["metadata"].get("generation") or 0)
 
     async def _dry_run(self, spec: JobSpec, settings: WorkerPodSettings) -> tuple[str, ...]:
-        """Ask the API server what it has against the pods of this job."""
+        """Return the API server's objections to this job's pods."""
         if unseen := outside_the_spec(spec):
             return unseen
         pool = replace(spec.node_pools[0], template={}) if spec.node_pools else None
-        found = await self._dry_run_of(worker_pod(spec, self._meta, 0, pool, settings), spec.worker.template, PATH)
+        problems = await self._dry_run_of(worker_pod(spec, self._meta, 0, pool, settings), spec.worker.template, PATH)
         for index, one in enumerate(spec.node_pools):
-            if one.template and not found:
+            if one.template and not problems:
                 pod = worker_pod(spec, self._meta, 0, one, settings)
-                found = await self._dry_run_of(pod, one.template, pool_path(index))
-        return found
+                problems = await self._dry_run_of(pod, one.template, pool_path(index))
+        return problems
 
     async def _dry_run_of(self, pod: dict[str, Any], template: Mapping[str, Any], path: str) -> tuple[str, ...]:
-        """Ask what it has against a pod made of that template, beside others that are right."""
+        """Return its objections to a pod made of this template, whose other parts are valid."""
         pod["metadata"]["name"] = f"{pod['metadata']['name'][:50].rstrip('-')}-dry-run"
         while True:
             self._attempts.heartbeat()
@@ -154,10 +154,10 @@ class EffectiveSpec:
                 await self._api.try_pod(pod)
             except ApiError as error:
                 if error.status == 404:
-                    raise JobGone(str(error)) from None  # with its namespace
+                    raise JobGone(str(error)) from None  # the namespace is gone, too
                 if error.status in (400, 422):
                     return refusal(template, str(error), path)
-                if error.status == 409 or PodRefused.of(error):  # such as a quota: that is reported when it matters
+                if error.status == 409 or PodRefused.of(error):  # such as a quota: reported when it matters
                     return ()
                 self._attempts.log_failure("check the pod template", error)
             except RemoteError as error:
@@ -171,7 +171,7 @@ class EffectiveSpec:
         return manifest_of(self._key, self._body.get("spec") or {})
 
     def parsed(self) -> JobSpec | None:
-        """Return the newest spec as it is, though it may not be followed; None if it is not valid."""
+        """Return the newest spec even if it is not followed; None if it is invalid."""
         try:
             return parse_manifest(self._manifest())
         except ManifestError:
@@ -179,7 +179,7 @@ class EffectiveSpec:
 
 
 def _changed_task(plan: str, spec: JobSpec) -> tuple[str, ...]:
-    """Return what is wrong with the task of a job that has begun, unless the job is to be suspended."""
+    """Return the problem of a changed task after the job has begun, unless the job is to be suspended."""
     began = task_digest_in(plan)
     if spec.suspend or began is None or began == task_digest(spec):
         return ()

@@ -1,7 +1,7 @@
-"""Workers that connect although their job is over, suspended or deleted: they are told to stop.
+"""Workers that connect after their job has ended or was suspended or deleted: the operator stops them.
 
-They were not told so before, for the operator or the connection had ended. Otherwise they would train on until their
-pods' grace period ends.
+They missed the order to stop because the operator or their connection had ended. Without it they would train on until
+their pods' grace period ends.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ from bamboo_operator.signals.signals import seconds_over, worker_exit
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 1.0  # of which pods are left
-TOKEN_SECONDS = 60.0  # from the time when a pod should have gone until the API server no longer accepts its token
+POLL_SECONDS = 1.0  # between checks for remaining pods
+TOKEN_SECONDS = 60.0  # from the end of a pod's grace period until the API server rejects its token
 DELETED = Stop(reason="JobDeleted", message="the job was deleted")
 
 
@@ -35,9 +35,9 @@ DELETED = Stop(reason="JobDeleted", message="the job was deleted")
 async def stopping_late_workers(
     job: JobIdentity, cluster: ClusterIndices, gateway: WorkerGateway, reviews: TokenReviewer, stop: Stop
 ) -> AsyncIterator[None]:
-    """Meanwhile the job's workers may connect, and are told to stop."""
-    of_another_job = partial(cluster.belongs_to_another_job, *job)
-    channels = _channels(job, cluster, gateway, reviews, stop, of_another_job)
+    """Stop workers of the job that connect while the context is open."""
+    is_of_another_job = partial(cluster.belongs_to_another_job, *job)
+    channels = _channels(job, cluster, gateway, reviews, stop, is_of_another_job)
     gateway.open(job.key, channels)
     try:
         yield
@@ -51,9 +51,9 @@ def _channels(
     gateway: WorkerGateway,
     reviews: TokenReviewer,
     stop: Stop,
-    of_another_job: Callable[[str], bool],
+    is_of_another_job: Callable[[str], bool],
 ) -> Channels:
-    """Whoever connects to them is told to stop. of_another_job: does the pod of that uid belong to another job?"""
+    """Return channels that stop each connecting worker. is_is_of_another_job: see `pod_authenticator`."""
     key, uid = job
 
     def uid_of(worker: WorkerId) -> str | None:
@@ -64,15 +64,15 @@ def _channels(
         if isinstance(event, WorkerJoined):
             channels.send(event.hello.worker, stop)
 
-    check = pod_authenticator(key, reviews, uid_of, of_another_job)
+    check = pod_authenticator(key, reviews, uid_of, is_of_another_job)
     channels = Channels(handle, gateway.counting_refusals(check))
     return channels
 
 
 class DeletedJobs:
-    """Jobs that were deleted, as long as pods of theirs are left: the garbage collector takes them away in its time.
+    """Deleted jobs with remaining pods, which the garbage collector removes in its time.
 
-    uid_of: a job -> its uid if there is one of that name, else None; raises RemoteError.
+    uid_of: returns the uid of the job of this name, or None; raises RemoteError.
     """
 
     def __init__(
@@ -84,17 +84,17 @@ class DeletedJobs:
     ) -> None:
         self._cluster, self._gateway, self._reviews, self._uid_of = cluster, gateway, reviews, uid_of
         self._tasks: dict[JobIdentity, asyncio.Task[None]] = {}
-        self._served: set[JobIdentity] = set()  # whose workers are told to stop
+        self._served: set[JobIdentity] = set()  # jobs whose workers are being stopped
 
     def job_deleted(self, key: JobKey, uid: str) -> None:
-        """That job was deleted, or is being deleted. It may be told again: whoever is connecting stays connected."""
+        """Stop the workers of a deleted job. Repeated calls keep connecting workers connected."""
         job = JobIdentity(key, uid)
         if job not in self._served:
             self._served.add(job)
             self._begin(job, self._serve(job), again=True)
 
     def pod_changed(self, pod: Mapping[str, Any], followed: bool) -> None:
-        """followed: is its job managed here? If not, the job of a pod that is deleted or orphaned may be gone."""
+        """Check the job of a deleted or orphaned pod, which may be gone. followed: this operator manages the job."""
         key, uid = job_of(pod), owner_uid(pod)
         if key and uid and not followed:
             job = JobIdentity(key, uid)
@@ -107,7 +107,7 @@ class DeletedJobs:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _begin(self, job: JobIdentity, work: Any, *, again: bool) -> None:
-        """again: also if there is such work already, in whose place it comes."""
+        """Start a task for the job. again: also replace an existing one."""
         if before := self._tasks.get(job):
             if not again:
                 work.close()
@@ -124,35 +124,38 @@ class DeletedJobs:
             logger.error("%s/%s: cannot stop the workers of the deleted job: %r", *job.key, error, exc_info=error)
 
     def _left(self, job: JobIdentity) -> bool:
-        """A node that hangs never reports that its pods have ended; their tokens expire soon after their time."""
+        """Return whether workers of the job may still connect.
+
+        A node that hangs never reports the end of its pods, but their tokens expire soon after their grace period.
+        """
         return any(
             worker_exit(pod) is None and seconds_over(pod, utc_now()) < TOKEN_SECONDS
             for pod in self._cluster.pods(*job).values()
         )
 
     async def _check(self, job: JobIdentity) -> None:
-        """When an operator begins, pods are listed before their jobs are."""
+        """Stop the job's workers if it is gone. An operator that starts lists pods before their jobs."""
         pause = FIRST_RETRY
         while self._left(job):
             try:
-                there = await self._uid_of(job.key)
+                uid = await self._uid_of(job.key)
             except RemoteError as error:
                 logger.warning("%s/%s: cannot ask for the job: %s", *job.key, described(error))
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LAST_RETRY)
             else:
-                if there != job.uid:
+                if uid != job.uid:
                     await self._serve(job)
                 return
 
     async def _serve(self, job: JobIdentity) -> None:
         if not self._left(job):
             return
-        # a job that has the name by now may not have opened its path yet; its workers must come again
+        # a newer job of this name may not have opened its path yet; its workers must reconnect
         channels = _channels(job, self._cluster, self._gateway, self._reviews, DELETED, lambda pod: False)
         try:
             while self._left(job):
-                self._gateway.open_unless_open(job.key, channels)  # another job of that name refuses them by itself
+                self._gateway.open_unless_open(job.key, channels)  # a newer job of that name refuses them itself
                 await asyncio.sleep(POLL_SECONDS)
         finally:
             await self._gateway.close(job.key, channels)

@@ -1,6 +1,6 @@
-"""What the operator counts beside what it knows anyway: plain numbers, read when its metrics are asked for.
+"""The operator's own counts: plain numbers, read at each scrape of its metrics.
 
-The operator's loop writes; the thread that makes the answer reads, and copies a table before it looks through it.
+The operator's loop writes them; the scraping thread reads them and copies a table before it iterates over it.
 """
 
 import time
@@ -16,7 +16,7 @@ from bamboo_core.metrics.operator_catalog import OPERATOR_RECONCILE_DURATION, OP
 
 @dataclass(slots=True)
 class OperatorCounts:
-    """Over all jobs, also those that are gone."""
+    """Counts over all jobs, including deleted ones."""
 
     reconciles: Counter[str] = field(default_factory=Counter)  # by result
     reconcile_seconds: Histogram = field(default_factory=OPERATOR_RECONCILE_DURATION.histogram)
@@ -26,14 +26,14 @@ class OperatorCounts:
 
 
 class JobMeter:
-    """One job's counts: what this process has seen of it, from 0 on. What was counted before is in the job's status.
+    """One job's counts since this process has seen it, from 0. The job's status holds earlier ones.
 
-    A counter that went on from there would fall whenever this process is made anew, because the status is up to 15 s
-    old; Prometheus takes a fall for a beginning at 0, and would count all that came before once more. Costs are not
-    here: their counters are what is written in the status, which never falls (`jobs/cost_counter`).
+    A counter that continued from the status would fall at each restart of the operator, because the status is up to 15
+    s old; Prometheus would then count everything again. Costs are counted elsewhere (`jobs/cost_counter`): their
+    counters show the written status.
 
-    useful, paid: worker-seconds; samples: of committed steps; signals: by source; committed: when the last step was
-    (time).
+    useful, paid: worker-seconds. samples: of committed steps. signals: by source. committed: time of the last commit,
+    in seconds since 1970.
     """
 
     def __init__(self, counts: OperatorCounts) -> None:
@@ -44,11 +44,11 @@ class JobMeter:
         self.committed = time.time()
 
     def begin(self) -> None:
-        """A coordinator is made."""
+        """Note that a coordinator was created."""
         self.committed = time.time()
 
     def handled(self, event: Event, before: CoordinatorState, after: CoordinatorState) -> None:
-        """The job's coordinator has handled an event."""
+        """Count an event that the job's coordinator has handled."""
         self._counts.events[type(event).__name__] += 1
         if after.step > before.step:
             self.committed = time.time()
@@ -57,10 +57,10 @@ class JobMeter:
             self.samples += samples(before, after)
 
     def tick_delayed(self, seconds: float) -> None:
-        """The coordinator's tick came that much later than due."""
+        """Count a tick that came late by this many seconds."""
         self._counts.tick_delay.observe(max(0.0, seconds))
 
     def reconciled(self, seconds: float, *, ok: bool) -> None:
-        """The job was reconciled once."""
+        """Count a reconciliation."""
         self._counts.reconciles["ok" if ok else "failed"] += 1
         self._counts.reconcile_seconds.observe(seconds)

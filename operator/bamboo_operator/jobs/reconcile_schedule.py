@@ -1,4 +1,4 @@
-"""When a job is reconciled again, and when its end counts as recorded. Pure, but for what tells of changes."""
+"""The schedule of a job's reconciliations, and of the end of its loop. Pure, except for the trigger of changes."""
 
 import asyncio
 import contextlib
@@ -9,22 +9,24 @@ from dataclasses import dataclass
 
 from bamboo_core.kube.api import Object
 
-GATHER_SECONDS = 0.2  # from a decision to the reconciliation that it causes: when much happens, decisions come first
+GATHER_SECONDS = 0.2  # from a decision to its reconciliation, since other decisions come first
 RECONCILE_SECONDS = 2.0  # between two reconciliations, unless the second is urgent
-QUIET_SECONDS = 60.0  # after which a job without pods is looked at though nothing has happened to it
-RESYNC_SECONDS = 5.0  # after which a job is reconciled though nothing has happened to it: time alone may decide
-FINAL_EVENTS_SECONDS = 30.0  # for the events of a job that is over
+QUIET_SECONDS = 60.0  # between checks of a job without pods
+RESYNC_SECONDS = 5.0  # between reconciliations of an unchanged job: time alone may decide
+FINAL_EVENTS_SECONDS = 30.0  # limit for posting the events of an ended job
 FIRST_RETRY, LAST_RETRY = 0.5, 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileSchedule:
-    """ended: when the last reconciliation did; next: when there is another one if nothing happens; earliest: when, if
-    something has changed (time.monotonic()). retry: the pause after the next failure. end_written: since when the job's
-    end is in its status; over: there is nothing left to do.
+    """Times of a job's reconciliations (time.monotonic()).
 
-    Nothing counts as over before the status is written: another operator would run the job again. Events that cannot
-    be posted hold it up for a while only.
+    ended: end of the last one. next: the next one if nothing happens. earliest: the next one if something has changed.
+    retry: the pause after the next failure. end_written: since when the job's end is in its status. over: nothing is
+    left to do.
+
+    A job is not over before its end is written, or another operator would run it again. Events that cannot be posted
+    delay that for a limited time.
     """
 
     ended: float = -math.inf
@@ -37,9 +39,9 @@ class ReconcileSchedule:
     def after(
         self, began: float, ended: float, *, ok: bool, end_written: bool = False, unposted: bool = False
     ) -> "ReconcileSchedule":
-        """Return the schedule after a reconciliation. began, ended: when that did.
+        """Return the schedule after a reconciliation from `began` to `ended`.
 
-        ok: everything succeeded. end_written: it has written that the job has ended. unposted: there are events left.
+        ok: everything succeeded. end_written: it has written the job's end. unposted: events are left to post.
         """
         written, over = self.end_written, False
         if end_written:
@@ -53,8 +55,10 @@ class ReconcileSchedule:
         return ReconcileSchedule(ended=ended, next=at, earliest=earliest, end_written=written, over=over)
 
     def due(self, urgent: float | None, changed: float | None) -> float:
-        """When the job is reconciled again. urgent: since when something has to be done; changed: since when something
-        that a reconciliation looks at is different; None if nothing is.
+        """Return the time of the next reconciliation.
+
+        urgent: since when something must be done. changed: since when an input of a reconciliation has changed. None:
+        nothing.
         """
         times = [self.next]
         if urgent is not None:
@@ -65,42 +69,42 @@ class ReconcileSchedule:
 
 
 class ReconcileTrigger:
-    """What happens to a job between two reconciliations.
+    """Changes of a job between two reconciliations, and the means to wait for one.
 
-    urgent, changed: as in `ReconcileSchedule.due`, since the last one began.
+    urgent, changed: as in `ReconcileSchedule.due`, since the last reconciliation began.
     """
 
     def __init__(self) -> None:
-        self._told = asyncio.Event()
+        self._triggered = asyncio.Event()
         self.urgent: float | None = None
         self.changed: float | None = None
 
     def at_once(self) -> None:
-        """Note that something is to be done."""
+        """Note that something must be done."""
         self.urgent = time.monotonic() if self.urgent is None else self.urgent
-        self._told.set()
+        self._triggered.set()
 
     def soon(self) -> None:
-        """Note that something has changed, so that there may be something to do."""
+        """Note a change, after which something may have to be done."""
         self.changed = time.monotonic() if self.changed is None else self.changed
-        self._told.set()
+        self._triggered.set()
 
     def clear(self) -> None:
-        """Forget what has happened so far: it is looked at now."""
+        """Forget all changes so far, because a reconciliation handles them now."""
         self.urgent = self.changed = None
-        self._told.clear()
+        self._triggered.clear()
 
     async def wait(self, seconds: float) -> None:
-        """Wait at most that long; less if something happens, or has happened since the last wait."""
+        """Wait at most this long, or until a change, including one since the last wait."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._told.wait()
-        self._told.clear()
+                await self._triggered.wait()
+        self._triggered.clear()
 
 
 @dataclass(frozen=True, slots=True)
 class IdleListener:
-    """Wakes a job that has no coordinator when something happens to its pods or their nodes."""
+    """A listener that wakes a job without a coordinator when its pods or their nodes change."""
 
     wake: Callable[[], None]
 

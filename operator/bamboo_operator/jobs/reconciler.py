@@ -1,7 +1,7 @@
 """The reconciler of one BambooJob, from its first sight to its deletion: idle, training, or over and cleaned up.
 
-There is one reconciler for each job, in a task of its own. It decides nothing about workers: that is the coordinator's
-part, which never waits for the API server. Pods, events and status follow the coordinator.
+Each job has one, in its own task. It decides nothing about workers: that is up to the coordinator, which never waits
+for the API server. Pods, events and status follow the coordinator.
 """
 
 import asyncio
@@ -49,9 +49,9 @@ from bamboo_operator.status.facts import StatusFacts
 from bamboo_operator.status.operated_job import OperatedJob
 from bamboo_operator.status.writer import StatusWriter
 
-TURN_SECONDS = 30.0  # between two signs of life of a job that waits for its turn
-LONGEST_SECONDS = 120.0  # of a reconciliation; one that takes longer counts as stuck
-RECHECK_SECONDS = 30.0  # what the API server refuses today it may accept tomorrow
+TURN_SECONDS = 30.0  # between heartbeats of a job that waits for its turn
+LONGEST_SECONDS = 120.0  # after which a reconciliation counts as stuck
+RECHECK_SECONDS = 30.0  # after which a refused object is tried again
 
 
 class JobReconciler:
@@ -68,9 +68,9 @@ class JobReconciler:
         self._edited = asyncio.Event()
         self._trigger = ReconcileTrigger()
         self._idle_events = EventQueue()  # while there is no coordinator
-        self.runner: CoordinatorRunner | None = None  # the last one, and its pods' controller
+        self.runner: CoordinatorRunner | None = None  # the newest, with its pods' controller
         self._controller: PodController | None = None
-        self._follows_edits = False  # does a coordinator take them over?
+        self._follows_edits = False  # whether a coordinator takes edits over
         self._deleted = self._unattended = False
         self._attempts = ApiAttempts(self.key)
         self._pods = JobPods(self._job, shared.cluster, shared.api)
@@ -79,10 +79,10 @@ class JobReconciler:
         self._cost = CostCounter(self._pods, self.meter, self._status.written.cost.counted_until)
         self._spec = EffectiveSpec(self._job, body, self._status.written, shared.api, self._attempts)
         self._save_after = 0.0  # time.monotonic()
-        self._began = math.inf  # the reconciliation that is under way, once it has its turn; time.monotonic()
+        self._began = math.inf  # time.monotonic() at which the present reconciliation got its turn
 
     def known(self) -> OperatedJob:
-        """Return what the job's page and metrics show."""
+        """Return the data for the job's page and metrics."""
         runner, status, (namespace, name) = self.runner, self._status, self.key
         view = JobView(
             metadata=Metadata(name=name, namespace=namespace, uid=self.uid, creation_timestamp=self._made),
@@ -93,7 +93,7 @@ class JobReconciler:
         return OperatedJob(view=view, facts=self._facts(), record=runner.record if runner else None)
 
     def _facts(self, plan: str | None = None) -> StatusFacts:
-        """Collect what the operator knows of the job beside its coordinator. plan: to be kept in the status."""
+        """Collect the operator's knowledge of the job beyond its coordinator. plan: the record for the status."""
         spec, cost, runner, controller = self._spec, self._cost, self.runner, self._controller
         return StatusFacts(
             now=utc_now(),
@@ -119,16 +119,16 @@ class JobReconciler:
 
     @property
     def last_progress(self) -> float:
-        """The time (time.monotonic()) at which the job last got on, or waited for what it may wait for."""
+        """Return the time.monotonic() of the job's last progress or permitted wait."""
         return self._attempts.last_progress
 
     @property
     def event_queue_depth(self) -> int:
-        """The number of events that wait for the job's coordinator."""
+        """Return the number of events that wait for the job's coordinator."""
         return self.runner.event_queue_depth if self.runner else 0
 
     def edited(self, body: Mapping[str, Any]) -> None:
-        """Follow an edit. The coordinator hears of it at once, also while the API server does not answer."""
+        """Follow an edit. The coordinator gets it at once, even while the API server does not answer."""
         changed = body["metadata"].get("generation") != self.body["metadata"].get("generation")
         self.body = body
         self._spec.update(body)
@@ -138,16 +138,16 @@ class JobReconciler:
             self._apply_edits()
 
     def again(self) -> "JobReconciler":
-        """Return another reconciler of the job, which goes on from the status that this one has written last."""
+        """Return a new reconciler of the job that continues from the last written status."""
         return JobReconciler({**self.body, "status": written(self._status.written)}, self._shared)
 
     def deleted(self) -> None:
-        """Stop the workers of a job that was deleted, which need not wait for the end of their grace period."""
+        """Stop the workers of a deleted job, without waiting for their grace period."""
         if self.runner:
             self.runner.stop_workers("JobDeleted", "the job was deleted")
 
     async def write_deletion(self) -> None:
-        """Write that nothing runs any more, for as long as the job is there: a finalizer may keep it.
+        """Write that nothing runs any more, for a job that a finalizer may keep.
 
         Call this after run() has ended, or instead of it.
         """
@@ -169,15 +169,15 @@ class JobReconciler:
             if spec is None or (held and not self._trains()):
                 await self._stay_idle(spec)
                 continue
-            if held:  # since nobody looked: its state is kept, and then it stops
+            if held:  # suspended while no operator ran: save its state, then stop it
                 self._edited.set()
             await self._train(spec)
-            if not self._status.over:  # it was suspended; by now it may be resumed
+            if not self._status.over:  # it was suspended, and may be resumed by now
                 await self._removal.remove_all()
         await self._clean_up()
 
     def _trains(self) -> bool:
-        """Return whether workers run of a training that has not ended, which another operator left."""
+        """Return whether workers still run of a training that an earlier operator left."""
         return self._status.plan is not None and self._removal.any_running()
 
     def _pod_settings(self) -> WorkerPodSettings:
@@ -185,7 +185,7 @@ class JobReconciler:
         return replace(self._shared.settings, coordinator_url=url)
 
     def _count(self) -> None:
-        """Count what the job costs, with those workers of the last training that have connected."""
+        """Count the job's cost, with those workers of the last training that have connected."""
         if self._spec.spec is not None:
             self._cost.count(self._spec.spec.node_pools, joined=self.runner.joined if self.runner else ())
         if self._follows_edits:
@@ -194,7 +194,7 @@ class JobReconciler:
     # idle
 
     async def _stay_idle(self, spec: JobSpec | None) -> None:
-        """Wait for an edit of a job that is suspended, or not valid (spec None).
+        """Wait for an edit of a job that is suspended, or invalid (spec None).
 
         No worker runs meanwhile, except those of a job that has begun: they do not stop for a bad edit.
         """
@@ -212,7 +212,7 @@ class JobReconciler:
             await self._wait_for_edit(None if spec else RECHECK_SECONDS)
 
     async def _write_until_done(self, status: Status | None = None) -> None:
-        """Write the status; and post events, which are tried again with the next status."""
+        """Write the status, repeating failures, and post events; failed events are posted with the next status."""
         while True:
             try:
                 await self._status.write(self._facts(), status)
@@ -230,7 +230,7 @@ class JobReconciler:
                 self._attempts.log_failure("post events", error)
 
     async def _wait_for_edit(self, seconds: float | None, *, workers_stay: bool = False) -> None:
-        """Wait at most that long. Delete pods that are seen only now, unless the workers stay."""
+        """Wait for an edit, at most this long. Delete pods that appear late, unless the workers stay."""
         end = time.monotonic() + (math.inf if seconds is None else seconds)
         with self._woken_by_pods():
             while not self._edited.is_set() and time.monotonic() < end:
@@ -266,8 +266,8 @@ class JobReconciler:
             self._follows_edits = False
             await self._attempt("remove the disruption budget", controller.end())
             await self._removal.wait_for_exit(self._count, lambda: runner.logging)
-            await self._write_until_done(runner.status())  # and post what workers have said since the end was written
-        finally:  # also after a failure, so that the workers notice, and connect to the next coordinator
+            await self._write_until_done(runner.status())  # and post events since the end was written
+        finally:  # also after a failure, so that workers notice and connect to the next coordinator
             self._follows_edits = False
             controller.close()
             coordinating.cancel()
@@ -276,7 +276,7 @@ class JobReconciler:
 
     def _begin(self, spec: JobSpec) -> tuple[CoordinatorRunner, PodController]:
         shared, status = self._shared, self._status
-        resumed = status.plan is not None  # not the epoch, which a suspended job keeps
+        resumed = status.plan is not None  # not by the epoch, which a suspended job keeps
         status.begin()
         self._unattended = False
         run = TrainingRun(
@@ -310,9 +310,9 @@ class JobReconciler:
         return runner, controller
 
     def _apply_edits(self) -> None:
-        """Tell the coordinator what the user has changed, and whether the job's budget is spent.
+        """Pass edits and a spent budget on to the coordinator.
 
-        What comes after the end of this training is for the next one, or for the clean-up.
+        Changes after the end of this training are left to the next training, or to the clean-up.
         """
         runner = self.runner
         if not self._follows_edits or runner is None or runner.ending:
@@ -330,7 +330,7 @@ class JobReconciler:
             runner.interrupt("BudgetSpent", why)
 
     def _tell_prices(self) -> None:
-        """Tell the coordinator what workers cost now, by their pools, if it goes by that."""
+        """Send the coordinator the present prices of workers, if it decides by price."""
         if self.runner is not None and gives_back(self.runner.state.spec):
             self.runner.tell(self._cost.prices(self._spec.spec))
 
@@ -353,16 +353,16 @@ class JobReconciler:
                 return
             self._attempts.heartbeat()
             if coordinating.done() and not runner.finished:
-                await coordinating  # raises what ended it
+                await coordinating  # raises the error that ended it
             while (left := schedule.due(self._trigger.urgent, self._trigger.changed) - time.monotonic()) > 0:
                 await self._trigger.wait(left)
                 self._count()
 
     async def _reconcile_with_status(self, runner: CoordinatorRunner, controller: PodController) -> tuple[bool, bool]:
-        """Bring the pods up to date, and post events; return which of the two succeeded.
+        """Reconcile the pods and post events; return whether each succeeded.
 
-        The status is kept up to date meanwhile: if many jobs have much to do, and the API server is slow, both the wait
-        for a turn and the turn itself may take minutes.
+        The status is kept up to date meanwhile: with many busy jobs and a slow API server, the wait for a turn and the
+        turn itself may take minutes.
         """
         self._began = math.inf
         working = asyncio.create_task(self._reconcile(runner, controller), name=f"reconcile {self.key}")
@@ -383,12 +383,12 @@ class JobReconciler:
             self._began = time.monotonic()
             await self._save_manifest()
             pods = await self._attempt("bring the pods up to date", controller.reconcile())
-            controller.note_problems()  # which records events, too
+            controller.note_problems()  # this also records events
             posting = post_events(self._shared.api, self._job, runner.events)
             return pods, await self._attempt("post events", posting)
 
     async def _save_manifest(self) -> None:
-        """Save the manifest for another operator. Without it the job runs as well, so a failure holds up nothing."""
+        """Save the manifest for another operator. The job runs without it, so a failure delays nothing."""
         accepted = self._spec.accepted
         if accepted.saved or time.monotonic() < self._save_after:
             return
@@ -396,7 +396,7 @@ class JobReconciler:
             self._save_after = time.monotonic() + RECHECK_SECONDS
 
     async def _write_status(self, runner: CoordinatorRunner, controller: PodController) -> bool:
-        """Write the status if it is worth a write; return whether that succeeded."""
+        """Write the status if it has changed enough; return whether that succeeded."""
         async with turn(self._shared.status_turns, self._attempts.heartbeat):
             await self._shared.burst.wait_for_its_end()
             self._count()
@@ -411,7 +411,7 @@ class JobReconciler:
             return True
 
     async def _attempt(self, what: str, act: Coroutine[Any, Any, None]) -> bool:
-        """Do one part of a reconciliation; what the API server refuses must not hold up the others."""
+        """Do one part of a reconciliation; an API error must not stop the other parts."""
         assert self.runner is not None
         return await self._attempts.once(what, act, self.runner.events.append)
 
@@ -428,7 +428,7 @@ class JobReconciler:
         await self._attempts.until_done("delete the job", lambda: shared.api.delete_job(*self.key, self.uid))
 
     def _remaining_ttl(self) -> float | None:
-        """Return the seconds until the job, which is over, is to be deleted; None if it stays."""
+        """Return the seconds until an ended job is to be deleted; None if it stays."""
         spec = self._spec.parsed()
         if spec is None or spec.ttl_seconds_after_finished is None:
             return None
@@ -439,9 +439,9 @@ class JobReconciler:
 
 @contextlib.asynccontextmanager
 async def turn(turns: asyncio.Semaphore, heartbeat: Callable[[], None]) -> AsyncIterator[None]:
-    """Wait for a turn; not too many jobs have one at once. Decisions of all jobs come before what follows from them.
+    """Wait for one of the few turns, so that the decisions of all jobs come before their consequences.
 
-    Whoever waits keeps its place, or those that were served already would come before it.
+    A waiting job keeps its place in the queue.
     """
     beating = asyncio.create_task(_beat(heartbeat))
     try:
@@ -455,7 +455,7 @@ async def turn(turns: asyncio.Semaphore, heartbeat: Callable[[], None]) -> Async
 
 
 async def _beat(heartbeat: Callable[[], None]) -> None:
-    """Show, until cancelled, that a job that waits for others is not stuck."""
+    """Show, until cancelled, that a waiting job is not stuck."""
     while True:
         heartbeat()
         await asyncio.sleep(TURN_SECONDS)

@@ -1,4 +1,4 @@
-"""What all jobs of an operator share."""
+"""Resources shared by all jobs of an operator."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -19,11 +19,11 @@ STATUSES_AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedResources:
-    """url: ws://HOST:PORT, or wss:, under which workers reach the operator. key: jobs' secrets are made from it.
+    """Resources shared by all jobs.
 
-    namespaces: in which jobs are followed; in all if there are none.
-
-    turns: for reconciliations, which may make many calls of the API server. status_turns: for writes of a status.
+    key: the operator's key, from which job secrets derive. url: ws://HOST:PORT, or wss:, at which workers reach the
+    operator. namespaces: watched namespaces; all if empty. turns: for reconciliations, which may make many API calls.
+    status_turns: for writes of a status.
     """
 
     cluster: ClusterIndices

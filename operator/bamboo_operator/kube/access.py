@@ -1,4 +1,4 @@
-"""Which API server the operator works with, and as whom: its ServiceAccount in a cluster, else a kubeconfig."""
+"""The operator's access to the API server: by its ServiceAccount in a cluster, else by a kubeconfig."""
 
 import kopf
 from kubernetes.aio.config import ConfigException
@@ -19,7 +19,7 @@ async def operator_access() -> Access:
 
 
 def connect(access: Access, calls: ApiCallCounts, connections: int) -> Connection:
-    """Return connections that count their calls. Who asked a busy server asks again after a pause of its own."""
+    """Return connections that count their calls. They do not retry: callers of a busy server pause by themselves."""
     return Connection(
         access,
         agent="bamboo-operator",
@@ -31,10 +31,10 @@ def connect(access: Access, calls: ApiCallCounts, connections: int) -> Connectio
 
 
 async def kopf_login(access: Access) -> kopf.ConnectionInfo:
-    """Return kopf's own way to that server, as the same user as all other calls, with the token of this moment.
+    """Return kopf's connection to the same server, as the same user, with the present token.
 
-    kopf logs in at the start, and whenever the server refuses what it has (401); it tries no credentials again that
-    were refused. Raises ClusterUnreachable.
+    kopf logs in at the start and whenever the server rejects its token (401); it never tries rejected credentials
+    again. Raises ClusterUnreachable.
     """
     configuration = access.configuration
     try:
@@ -45,7 +45,7 @@ async def kopf_login(access: Access) -> kopf.ConnectionInfo:
         server=configuration.host,
         ca_path=configuration.ssl_ca_cert,
         insecure=not configuration.verify_ssl,
-        token=header.partition(" ")[2] or None,  # behind "Bearer", or "bearer" in a pod
+        token=header.partition(" ")[2] or None,  # after "Bearer", or "bearer" in a pod
         certificate_path=configuration.cert_file,
         private_key_path=configuration.key_file,
         proxy_url=configuration.proxy,

@@ -1,7 +1,7 @@
-"""Which of several operators' pods works, as a label that the Service selects by.
+"""The label on the pod of the active operator, by which the Service selects it.
 
-Those that wait for the Lease are ready, so that a Deployment with several replicas is as it should be; what is sent to
-the Service must reach the one that works all the same.
+Operators that wait for the Lease are ready, so that a Deployment with several replicas is available; traffic to the
+Service must nevertheless reach the active one.
 """
 
 import asyncio
@@ -21,21 +21,21 @@ LAST_TRY_SECONDS = 3.0
 
 
 class ActiveLabel:
-    """place: of the Lease, in whose namespace the pods are. me: the name of this operator's pod."""
+    """The label on an operator's pod. place: the Lease, whose namespace has the pods. me: this operator's pod."""
 
     def __init__(self, api: KubeApi, place: LeaseName, me: str) -> None:
         self._api, self._namespace, self._me = api, place.namespace, me
         self._set = False
 
     async def take(self, others: Iterable[str]) -> None:
-        """This pod has it, and those others have it no more. Until that is done, or it is given up."""
+        """Label this pod and remove the label from the others; retry until done or given up."""
         self._set = True
         for name in (*others, self._me):
             while self._set and not await self._label(name, "true" if name == self._me else None):
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def give_up(self, *, first: bool = False) -> None:
-        """Once, and as well as can be. first: what an earlier process may have left in this pod."""
+        """Remove this pod's label; try once. first: also a label that an earlier process may have left."""
         if self._set or first:
             self._set = False
             try:
@@ -45,7 +45,7 @@ class ActiveLabel:
                 logger.warning("cannot remove the label %s from %s in time", LABEL_ACTIVE, self._me)
 
     async def _label(self, name: str, value: str | None) -> bool:
-        """Whether it is as it should be, also because there is no such pod any more."""
+        """Set or remove a pod's label; return whether that is done, also if the pod is gone."""
         try:
             await self._api.label_pod(self._namespace, name, LABEL_ACTIVE, value)
         except ApiError as error:

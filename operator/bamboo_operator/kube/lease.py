@@ -1,16 +1,16 @@
-"""Which operator may work: the one that holds a Lease of the API server.
+"""The Lease of the API server whose holder alone may work as operator.
 
-A Deployment with one replica makes a second pod while the first one's process still lives, if the first one's kubelet
-hangs, and workers would obey two coordinators. So nobody opens the workers' port without the Lease.
+If the kubelet of an operator's pod hangs, a Deployment with one replica creates a second pod while the first process
+still lives, and workers would obey two coordinators. So no operator opens the workers' port without the Lease.
 
-What cannot be excluded: a holder that cannot reach the API server goes on working, for its workers still need
-somebody who takes over for them, and nobody else can decide better while they are connected to it. It ends when it
-reads that the Lease has another holder. So does one whose pod was deleted by force while another operator waited; until
-then, at most NOTICE_SECONDS, there are two.
+One case remains: a holder that cannot reach the API server goes on working, because its workers still need takeovers
+and no other operator can decide better while they are connected to it. It ends when it reads that the Lease has another
+holder. So does a holder whose pod was deleted by force while another operator waited; until then, at most
+NOTICE_SECONDS, two operators work.
 
-By hand, because the official client's election (37.0.2) fails if there is no Lease yet, ends without a word to the work
-when the API server is away, sees another holder only after 5 minutes if a renewal hangs, never releases, and looks at
-no pod (measured at b11a1fe3).
+The official client's leader election (37.0.2) is not used: it fails without an existing Lease, ends silently when the
+API server is away, notices another holder only after 5 minutes if a renewal hangs, never releases the Lease, and does
+not look at pods (measured at b11a1fe3).
 """
 
 import asyncio
@@ -32,9 +32,9 @@ from bamboo_operator.kube.refusals import described
 logger = logging.getLogger(__name__)
 
 RENEW_SECONDS = 10.0
-DURATION_SECONDS = 30  # without a renewal, until another may take it
-POLL_SECONDS = 2.0  # between two looks of one that waits, or that could not renew
-NOTICE_SECONDS = RENEW_SECONDS + TIMEOUT_SECONDS  # in which a holder notices that it is one no more
+DURATION_SECONDS = 30  # without a renewal, until another operator may take it
+POLL_SECONDS = 2.0  # between reads while waiting, or after a failed renewal
+NOTICE_SECONDS = RENEW_SECONDS + TIMEOUT_SECONDS  # in which an earlier holder notices that it lost the Lease
 LOG_AGAIN_SECONDS = 60.0
 LEASE_CONNECTIONS = 2
 OVER = ("Failed", "Succeeded")  # a pod's phases
@@ -55,7 +55,7 @@ class LeaseName:
 
     @classmethod
     def parse(cls, text: str) -> "LeaseName":
-        """Raises ValueError."""
+        """Parse NAMESPACE/NAME. Raises ValueError."""
         namespace, _, name = text.partition("/")
         if not (DNS_LABEL.fits(namespace) and DNS_NAME.fits(name)):
             raise ValueError(f'expected NAMESPACE/NAME, got "{text}"')
@@ -64,9 +64,10 @@ class LeaseName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRecord:
-    """What a Lease says. holder: "" for none; seconds: without a renewal, until another may take it.
+    """The content of a Lease.
 
-    before: earlier holders that may not have noticed yet that they are none any more.
+    holder: "" for none. seconds: without a renewal, until another operator may take it. before: earlier holders that
+    may not have noticed the loss yet.
     """
 
     holder: str
@@ -89,7 +90,7 @@ class LeaseRecord:
 
 @dataclass(frozen=True, slots=True)
 class ObservedLease:
-    """A record, and since when (in our monotonic seconds) it has been seen unchanged.
+    """A record, and since when (monotonic seconds) it has been seen unchanged.
 
     Time in which the API server did not answer is left out.
     """
@@ -102,17 +103,17 @@ class ObservedLease:
 
 
 class HolderPod(StrEnum):
-    """What is known of the pod that has the holder's name."""
+    """The state of the pod with the holder's name."""
 
     LIVES = "Lives"
-    LEAVES = "Leaves"  # it is being deleted; its processes may live all the same
+    LEAVES = "Leaves"  # it is being deleted; its processes may still live
     OVER = "Over"  # it is gone, or has ended
-    UNKNOWN = "Unknown"  # also where the holder is no pod
+    UNKNOWN = "Unknown"  # also if the holder is no pod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseDecision:
-    """take: whether the lease may be taken now. notice: who may still work, and has to notice it first."""
+    """The decision about a Lease. take: whether to take it now. notice: operators that must notice that first."""
 
     take: bool
     notice: tuple[str, ...] = ()
@@ -120,9 +121,9 @@ class LeaseDecision:
 
 
 def decide(observed: ObservedLease | None, me: str, now: float, pod: HolderPod) -> LeaseDecision:
-    """observed: None if there is no Lease. pod: of a holder that is somebody else.
+    """Decide whether to take the Lease. observed: None without a Lease. pod: the state of another holder's pod.
 
-    No time of another machine is looked at: a holder's seconds begin when we first see its newest renewal.
+    No clock of another machine counts: a holder's seconds start when this operator first sees its newest renewal.
     """
     if observed is None:
         return LeaseDecision(take=True, message="there was none")
@@ -153,7 +154,7 @@ def pod_of_holder(pod: Mapping[str, Any]) -> HolderPod:
 def lease_held_by(
     place: LeaseName, lease: Object | None, me: str, now: datetime, before: tuple[str, ...] = ()
 ) -> Object:
-    """The Lease with me as its holder: taken by me, or renewed. The rest of it stays."""
+    """Return the Lease as taken or renewed by `me`; its other fields stay."""
     stamp = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     spec: Object = {"holderIdentity": me, "leaseDurationSeconds": DURATION_SECONDS, "renewTime": stamp}
     if lease is None:
@@ -176,11 +177,14 @@ def released(lease: Object) -> Object:
     return {**lease, "spec": {**lease["spec"], "holderIdentity": ""}}
 
 
-# The Lease itself
+# the operator's Lease
 
 
 class Lease:
-    """me: this operator's identity, the name of its pod. First acquire(), then keep() beside settle() and the work."""
+    """The operator's Lease. me: its identity, the name of its pod.
+
+    Call acquire() first, then run keep() alongside settle() and the work.
+    """
 
     def __init__(
         self,
@@ -191,20 +195,20 @@ class Lease:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self.waiting: str | None = None  # for what, while it does
-        self.stands_by = False  # does another one hold it, as far as is known?
-        self.predecessors: tuple[str, ...] = ()  # who may not have noticed that this one holds it now
+        self.waiting: str | None = None  # what it waits for, if anything
+        self.stands_by = False  # whether another operator holds it
+        self.predecessors: tuple[str, ...] = ()  # operators that may not have noticed the new holder
         self._api, self._place, self._me = api, place, me
         self._clock, self._sleep = clock, sleep
         self._lease: Object | None = None  # as it was last read or written
         self._observed: ObservedLease | None = None
-        self._looked, self._blind = 0.0, False  # when it was read last; has the API server not answered since?
-        self._before: tuple[str, ...] = ()  # who has to notice first
+        self._looked, self._blind = 0.0, False  # time of the last read; no answer from the API server since
+        self._before: tuple[str, ...] = ()  # operators that must notice first
         self._pods: set[str] = set()  # holders whose pods were seen
         self._logged_failure: float | None = None
 
     async def acquire(self) -> None:
-        """Until it is ours. May be cancelled at any time; release() all the same."""
+        """Wait until this operator holds the Lease. May be cancelled at any time; call release() even then."""
         self.waiting = "waiting for the lease"
         logged = ""
         while True:
@@ -227,7 +231,7 @@ class Lease:
         self.predecessors = self._before
 
     async def settle(self) -> None:
-        """Until those who held it before have ended, or have had the time to notice that they hold it no more."""
+        """Wait until earlier holders have ended, or had the time to notice that they lost the Lease."""
         if not self._before:
             return
         self.waiting = f"waiting until {' and '.join(self._before)} has ended"
@@ -243,10 +247,10 @@ class Lease:
         self.waiting, self._before = None, ()
 
     async def keep(self) -> None:
-        """Renews it for ever. Raises LeaseLost if it is another's.
+        """Renew the Lease until cancelled. Raises LeaseLost if another operator holds it.
 
-        While the API server cannot be reached it tries again and again, and the operator goes on working: it still
-        takes over for the workers that are connected to it, and nobody else can.
+        While the API server is away, it retries and the operator goes on working, because only it can take over for the
+        workers connected to it.
         """
         seconds = RENEW_SECONDS
         while True:
@@ -262,20 +266,20 @@ class Lease:
             self._logged_failure, seconds = None, RENEW_SECONDS
 
     async def release(self) -> None:
-        """If it is ours, it is nobody's. May raise RemoteError."""
+        """Release the Lease if this operator holds it. May raise RemoteError."""
         lease = await self._read()
         if lease is not None and LeaseRecord.of(lease).holder == self._me:
             await self._api.replace_lease(released(lease))
             logger.info("the lease %s is released", self._place)
 
     async def _judge(self, lease: Object | None) -> LeaseDecision:
-        """Whether it may be taken now. lease: as it was read just now, None if there is none."""
+        """Decide whether to take the Lease. lease: as just read; None if it does not exist."""
         self._lease = lease
         if lease is None:
             self._observed, self._before = None, ()
             return decide(None, self._me, self._clock(), HolderPod.UNKNOWN)
         record, now = LeaseRecord.of(lease), self._clock()
-        if self._observed and self._blind:  # nor could the holder renew it
+        if self._observed and self._blind:  # the holder could not renew it either
             self._observed = replace(self._observed, since=self._observed.since + now - self._looked)
         self._observed = self._observed.after(record, now) if self._observed else ObservedLease(record, now)
         self._looked, self._blind = now, False
@@ -295,7 +299,7 @@ class Lease:
             raise ApiError(409, "Conflict", "the lease changes all the time")
 
     async def _take(self) -> bool:
-        """Makes it ours, or renews it, unless it is not what was last read any more."""
+        """Take or renew the Lease; return False if it has changed since the last read."""
         wanted = lease_held_by(self._place, self._lease, self._me, utc_now(), self._before)
         new = self._lease is None
         try:
@@ -313,7 +317,7 @@ class Lease:
     async def _pod(self, holder: str) -> HolderPod:
         """Return the state of the holder's pod.
 
-        An operator outside of the cluster has none, and lives all the same: only a pod that was seen can be gone.
+        An operator outside the cluster lives without a pod, so only a pod that was seen before can be gone.
         """
         if not DNS_NAME.fits(holder):
             return HolderPod.UNKNOWN
@@ -329,7 +333,7 @@ class Lease:
         return pod_of_holder(pod)
 
     def _log_failure(self, what: str, error: RemoteError) -> None:
-        """Once in a while."""
+        """Log a failure, at most once in LOG_AGAIN_SECONDS."""
         now = self._clock()
         if self._logged_failure is None or now - self._logged_failure >= LOG_AGAIN_SECONDS:
             self._logged_failure = now

@@ -1,4 +1,4 @@
-"""Kubernetes objects as plain mappings: whose they are, and how times are written."""
+"""Kubernetes objects as plain mappings: their owners and their times."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -10,7 +10,7 @@ JobKey = tuple[str, str]  # namespace and name
 
 
 class JobIdentity(NamedTuple):
-    """A BambooJob, and no other one that had its name before or will have it later."""
+    """The identity of a BambooJob, as opposed to earlier or later jobs of the same name."""
 
     key: JobKey
     uid: str
@@ -25,7 +25,7 @@ def owner_uid(pod: Mapping[str, Any]) -> str | None:
 
 
 def job_of(pod: Mapping[str, Any]) -> JobKey | None:
-    """Namespace and name of the job whose worker's pod it is, by its labels."""
+    """Return the namespace and name of a worker pod's job, by its labels."""
     name = (pod["metadata"].get("labels") or {}).get(LABEL_JOB_NAME)
     return (pod["metadata"]["namespace"], name) if name else None
 
@@ -35,10 +35,10 @@ def utc_now() -> datetime:
 
 
 def api_time(when: datetime) -> str:
-    """As the API writes times."""
+    """Format a time as the API does."""
     return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def parsed_time(text: Any) -> datetime | None:
-    """A time as the API writes it; None if there is none. Raises ValueError."""
+    """Parse a time of the API; None if it is absent. Raises ValueError."""
     return datetime.fromisoformat(text) if isinstance(text, str) else None

@@ -1,4 +1,4 @@
-"""What the API server refuses, as the operator reads it."""
+"""Refusals by the API server."""
 
 from typing import Self
 
@@ -6,11 +6,11 @@ from bamboo_core.kube.errors import ApiError, RemoteError
 
 
 class PodRefused(ApiError):
-    """The API server does not take a pod as it is: a quota, an admission policy, a ServiceAccount that is missing."""
+    """The API server refuses a pod as it is: because of a quota, an admission policy or a missing ServiceAccount."""
 
     @classmethod
     def of(cls, error: ApiError) -> Self | None:
-        """None if the error passes by itself, or is of something else. A webhook that fails gives 500."""
+        """Return the refusal, or None if the error is temporary or of another kind. A failing webhook gives 500."""
         if error.status in (400, 403, 422) or (error.status == 500 and error.reason == "InternalError"):
             return cls(error.status, error.reason, error.message)
         return None

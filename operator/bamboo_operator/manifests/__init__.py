@@ -1,1 +1,1 @@
-"""Rendering of Kubernetes objects: the worker pod from the template, its placement, the network policy, events."""
+"""Rendering of Kubernetes objects: worker pods with their templates and placement, network policies and events."""

@@ -1,4 +1,4 @@
-"""The Kubernetes event by which a job's user is told something."""
+"""The Kubernetes event that reports a decision to a job's user."""
 
 from datetime import datetime
 

@@ -1,4 +1,4 @@
-"""Who may connect to a job's workers: the other workers of the job, and whoever reads their metrics."""
+"""The network policy of a job's workers: only other workers and readers of metrics may connect."""
 
 from typing import Any
 
@@ -8,8 +8,9 @@ from bamboo_operator.manifests.worker_pod import JobMeta, about_workers
 
 
 def network_policy(job: JobSpec, meta: JobMeta) -> dict[str, Any]:
-    """The policy for a job's workers. Between workers any port is open: each takes one that is free. What workers
-    connect to is not restricted.
+    """Return the policy for a job's workers.
+
+    Between workers all ports are open, since each uses any free one. Outgoing connections are not restricted.
     """
     workers = {"matchLabels": {LABEL_JOB_UID: meta.uid}}
     return {

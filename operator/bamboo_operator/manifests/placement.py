@@ -1,4 +1,4 @@
-"""How a pod's spec is narrowed down to the nodes of a pool."""
+"""Placement of a pod on the nodes of a pool."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from bamboo_core.job.node_placement import NodePlacement
 
 
 def place(spec: dict[str, Any], where: NodePlacement) -> None:
-    """Narrow a pod's spec, whatever else it asks for, down to these nodes."""
+    """Restrict a pod's spec, whatever else it requests, to these nodes."""
     if where.selector:
         spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **where.selector}
     asked = list(spec.get("tolerations") or ())
@@ -15,7 +15,7 @@ def place(spec: dict[str, Any], where: NodePlacement) -> None:
     if where.expressions:
         affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
         required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
-        terms = required.get("nodeSelectorTerms") or [{}]  # any of them suffices
+        terms = required.get("nodeSelectorTerms") or [{}]  # the terms are alternatives
         ours = [dict(e) for e in where.expressions]
         required["nodeSelectorTerms"] = [
             {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), *ours]} for term in terms

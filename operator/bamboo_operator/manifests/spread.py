@@ -1,8 +1,8 @@
-"""The zones and nodes on which a job's pods go, relative to each other: what the scheduler is asked for. Pure.
+"""The spread of a job's pods over zones and nodes, as constraints for the scheduler. Pure.
 
-Pods do not know of which pipeline they will run a stage: the coordinator gives those of a zone to a pipeline when they
-have joined. So with ZonePerPipeline they are made in as many groups as there are pipelines, and a group stays together;
-but for a job whose grid the coordinator chooses (`pod_spread`).
+A pod's pipeline is not known in advance: the coordinator assigns the workers of a zone to a pipeline when they have
+joined. So ZonePerPipeline creates pods in as many groups as there are pipelines, and each group stays together, except
+in a job whose grid the coordinator chooses (`pod_spread`).
 """
 
 from collections import Counter
@@ -19,26 +19,25 @@ MOST_NODES = 1_000_000  # more than any cluster has
 
 
 def zone_group(job: JobSpec, living: Iterable[Mapping[str, Any]]) -> int:
-    """The group of the next pod: the one with the fewest pods. living: the job's pods that have not ended."""
+    """Return the group of the next pod: the one with the fewest pods. living: the job's pods that have not ended."""
     if pod_spread(job) is not SpreadPolicy.ZONE_PER_PIPELINE:
         return 0
-    found = Counter(str((pod["metadata"].get("labels") or {}).get(names.LABEL_ZONE_GROUP, "")) for pod in living)
-    return min(range(most_pipelines(job)), key=lambda group: found[str(group)])
+    sizes = Counter(str((pod["metadata"].get("labels") or {}).get(names.LABEL_ZONE_GROUP, "")) for pod in living)
+    return min(range(most_pipelines(job)), key=lambda group: sizes[str(group)])
 
 
 def spread_labels(job: JobSpec, group: int) -> Json:
-    """The labels by which pods of a group find each other."""
+    """Return the labels that mark the pods of a group."""
     return {names.LABEL_ZONE_GROUP: str(group)} if pod_spread(job) is SpreadPolicy.ZONE_PER_PIPELINE else {}
 
 
 def spread(job: JobSpec, uid: str, group: int) -> Json:
-    """What a pod's spec says about others of the same job. uid: of the job.
+    """Return the fields of a pod's spec that place it relative to the job's other pods. uid: of the job.
 
-    Different nodes, as far as it can be had, in any case but None; or those with others of the job, if nodes have room
-    for several (workersPerNode), and then never more of them on a node, whatever the policy: a pod waits instead.
-    Interleave: over zones, as far as it can be had.
-    In the other cases a pod has to be in the zone of its group, of which the first one decides, since what crosses
-    zones may cost more than the node; it waits if there are no more nodes in that zone.
+    Except with None, pods prefer different nodes; with room for several workers per node (workersPerNode) they prefer
+    shared nodes instead, but never exceed that room, whatever the policy: a pod rather waits. Interleave also prefers
+    different zones. All other policies require a pod to be in the zone of its group, chosen by the group's first pod,
+    since traffic across zones may cost more than the node; a pod waits if that zone has no more nodes.
     """
     room = job.spread.workers_per_node
     of_job = {"matchLabels": {names.LABEL_JOB_UID: uid}}
@@ -53,8 +52,10 @@ def spread(job: JobSpec, uid: str, group: int) -> Json:
 
 
 def _at_most(of_job: Json, room: int) -> Json:
-    """A constraint that lets so many pods be on a node. A skew is what a node has beyond the one with the fewest, which
-    counts as one with none as long as there are fewer nodes than minDomains.
+    """Return a constraint for at most `room` pods per node.
+
+    The skew counts a node's pods beyond those of the emptiest node, which counts as empty while the cluster has fewer
+    nodes than minDomains.
     """
     return {
         "maxSkew": room,
@@ -66,7 +67,7 @@ def _at_most(of_job: Json, room: int) -> Json:
 
 
 def _together(job: JobSpec, of_job: Json, group: int) -> tuple[list[Json], Json]:
-    """What is asked of zones as constraints, and the affinity."""
+    """Return the constraints and the affinity for zones."""
     policy, zone = pod_spread(job), names.LABEL_ZONE
     share = job.spread.workers_per_node > 1
     on_nodes = [_preferred(of_job, HOSTNAME, 100)]

@@ -1,6 +1,4 @@
-"""The user's part of a worker's pod: `worker.template` and the template of its pool, read, to be merged one after the
-other into what the operator renders.
-"""
+"""The user's part of a worker's pod: `worker.template` and its pool's template, merged into the operator's pod."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,27 +34,25 @@ _MAPS = (
 
 @dataclass(slots=True)
 class ReadTemplate:
-    """What of a template takes effect, and a sentence for everything that is not."""
+    """The effective part of a template, and one sentence for each ignored field."""
 
     template: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
 
 def read_templates(job: JobSpec, pool: NodePool | None) -> tuple[ReadTemplate, ...]:
-    """Those of which a pod of that pool is made, in the order in which they are merged."""
+    """Return the templates for a pod of this pool, in the order in which they are merged."""
     of_pool = (read_pool_template(job, pool),) if pool is not None and pool.template else ()
     return (read_template(job), *of_pool)
 
 
 def read_template(job: JobSpec) -> ReadTemplate:
-    """The `worker.template` without what is malformed and what the operator sets itself. What remains the API server
-    checks.
-    """
+    """Return `worker.template` without malformed fields and the operator's own. The API server checks the rest."""
     return _read(job, job.worker.template, "worker.template", job.node_pools)
 
 
 def read_pool_template(job: JobSpec, pool: NodePool) -> ReadTemplate:
-    """A pool's template, likewise."""
+    """Return a pool's template, treated like `worker.template`."""
     return _read(job, pool.template, f"nodePools[{pool.name}].template", (pool,))
 
 
@@ -93,13 +89,13 @@ def _own_label(job: JobSpec) -> Callable[[str], bool]:
 
 
 def _over_token(mount: Mapping[str, Any]) -> bool:
-    """Would it be at the token's place, or hide it?"""
+    """Return whether a mount is at the token's path or hides it."""
     path = str(mount.get("mountPath", "")).rstrip("/") + "/"
     return mount.get("name") == TOKEN_VOLUME or f"{TOKEN_FOLDER}/".startswith(path) or path.startswith(TOKEN_FOLDER)
 
 
 def _selectors(job: JobSpec, spec: Mapping[str, Any], path: str, pools: Sequence[NodePool]) -> list[str]:
-    """They are not left out here: each pool sets its own in their place."""
+    """Return the selectors that pools override. They are not removed here."""
     asked = spec.get("nodeSelector") or {}
     return [
         f"{path}.spec.nodeSelector.{key}: ignored in node pool {pool.name}, whose preset sets it to {value}"
@@ -132,7 +128,7 @@ class _Refusal:
 
 
 def _well_formed(values: dict[str, Any], path: str, problems: list[str]) -> dict[str, Any]:
-    """A copy without the fields that are not even of the right kind, where the operator itself looks into them."""
+    """Return a copy without fields of the wrong kind that the operator itself would read."""
     kept: dict[str, Any] = {}
     for key, value in values.items():
         inner, wrong = f"{path}.{key}", None

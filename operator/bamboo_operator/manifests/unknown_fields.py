@@ -1,7 +1,7 @@
-"""Fields of a job's pod templates that no pod has: which ones, in the words of the user's own manifest.
+"""Unknown fields in a job's pod templates, named as in the user's manifest.
 
-What is a field the API server decides, for it may be newer than what we know; but it sees the pod that is made of the
-template, in which lists are merged and some fields are left out.
+The API server decides which fields are known, since it may be newer than Bamboo. But it sees the finished pod, in which
+lists are merged and some fields are left out.
 """
 
 import re
@@ -15,24 +15,20 @@ _UNKNOWN = re.compile(r'unknown field "([^"]+)"')
 
 
 def outside_the_spec(job: JobSpec) -> tuple[str, ...]:
-    """The fields of its templates that the API server never sees: beside the pod's metadata and spec, and in the
-    metadata.
-    """
+    """Return the unknown fields that the API server never sees: in the metadata, and next to metadata and spec."""
     return tuple(
-        str(found)
+        str(problem)
         for path, template in templates_of(job)
-        for found in unknown_fields(template, path)
-        if not found.path.startswith(f"{path}.spec.")
+        for problem in unknown_fields(template, path)
+        if not problem.path.startswith(f"{path}.spec.")
     )
 
 
 def refusal(template: Mapping[str, Any], message: str, path: str = PATH) -> tuple[str, ...]:
-    """What the API server says of the pod that is made of the template at that path; one sentence for each unknown
-    field.
-    """
+    """Return the API server's objections to a pod made of this template, one sentence for each unknown field."""
     paths = _UNKNOWN.findall(message)
     names = {other.rpartition(".")[2] for other in paths}
-    found = [problem for problem in unknown_fields(template, path) if problem.path.rpartition(".")[2] in names]
-    missing = names - {problem.path.rpartition(".")[2] for problem in found}
+    problems = [problem for problem in unknown_fields(template, path) if problem.path.rpartition(".")[2] in names]
+    missing = names - {problem.path.rpartition(".")[2] for problem in problems}
     ours = [f"{path}: unknown field {other} of a pod" for other in paths if other.rpartition(".")[2] in missing]
-    return (*map(str, found), *ours) or (f"{path}: {message}",)
+    return (*map(str, problems), *ours) or (f"{path}: {message}",)

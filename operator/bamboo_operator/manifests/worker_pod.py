@@ -1,4 +1,4 @@
-"""The pod that a worker runs in. Equal arguments give the same pod."""
+"""The pod of a worker. Equal arguments give equal pods."""
 
 import json
 from collections.abc import Mapping
@@ -46,32 +46,32 @@ class JobMeta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPodSettings:
-    """What the operator gives to every worker."""
+    """The operator's settings for all workers' pods."""
 
     coordinator_url: str  # what workers connect to, ws://HOST:PORT/PATH
-    image: str  # for jobs that name none
-    run_as_user: int | None = 65532  # a user that is not root; None leaves it to the image or the platform
+    image: str  # for jobs without one
+    run_as_user: int | None = 65532  # not root; None leaves it to the image or the platform
     service_account: str | None = None  # None for the namespace's default one
-    # PEM of the certificate authority by which workers know the coordinator; "" for those of the image
+    # PEM of the coordinator's certificate authority; "" for those of the image
     authority: str = ""
     network_policy: bool = True  # only workers of the same job may connect to a worker
     disruption_budgets: bool = True  # a job's workers are evicted one at a time
 
 
 def worker_number(pod: Mapping[str, Any]) -> int | None:
-    """The number in a worker pod's label; None if this is no worker's pod."""
+    """Return the number in a worker pod's label; None for other pods."""
     text = str(((pod.get("metadata") or {}).get("labels") or {}).get(names.LABEL_WORKER_INDEX, ""))
     return int(text) if text.isdecimal() else None
 
 
 def worker_pool(pod: Mapping[str, Any]) -> str | None:
-    """The name of the node pool that a worker's pod was made for."""
+    """Return the name of the node pool that a worker's pod was created for."""
     found: str | None = ((pod.get("metadata") or {}).get("labels") or {}).get(names.LABEL_NODE_POOL)
     return found
 
 
 def template_problems(job: JobSpec) -> list[str]:
-    """What of the job's templates has no effect, or not enough by itself, a sentence each."""
+    """Describe the fields of the job's templates without sufficient effect, one sentence each."""
     found = _problems(read_template(job), "worker.template")
     for pool in job.node_pools:
         found += _problems(read_pool_template(job, pool), f"nodePools[{pool.name}].template")
@@ -86,9 +86,9 @@ def _problems(reading: ReadTemplate, path: str) -> list[str]:
 def worker_pod(
     job: JobSpec, meta: JobMeta, number: int, pool: NodePool | None, settings: WorkerPodSettings, group: int = 0
 ) -> Json:
-    """The pod of a job's worker with that number, for nodes of that pool (None: for any node).
+    """Return the pod of the worker with this number, for nodes of the pool (None: any node).
 
-    group: of those that are to be in the same zone, if that is asked for.
+    group: pods of a group are in the same zone if the spread requires it.
     """
     pod = _rendered(job, meta, (number, group), pool, settings)
     pod["metadata"]["labels"][names.LABEL_WORKER_REVISION] = worker_revision(job, meta, pool, settings)
@@ -96,7 +96,7 @@ def worker_pod(
 
 
 def worker_revision(job: JobSpec, meta: JobMeta, pool: NodePool | None, settings: WorkerPodSettings) -> str:
-    """A digest of all that is the same in the pods of that pool's workers, whatever it follows from."""
+    """Return a digest of everything that the pods of a pool's workers have in common."""
     rendered = json.dumps(_rendered(job, meta, (0, 0), pool, settings), sort_keys=True)
     return sha256(rendered.encode()).hexdigest()[:10]
 
@@ -104,7 +104,7 @@ def worker_revision(job: JobSpec, meta: JobMeta, pool: NodePool | None, settings
 def _rendered(
     job: JobSpec, meta: JobMeta, which: tuple[int, int], pool: NodePool | None, settings: WorkerPodSettings
 ) -> Json:
-    """The pod of a worker. which: the worker's number and its group."""
+    """Return the pod of a worker. which: its number and its group."""
     number, group = which
     name, where = worker_name(job.name, number), placement(job, pool)
     rendered = {
@@ -114,7 +114,7 @@ def _rendered(
     templates = [reading.template for reading in read_templates(job, pool)]
     asked = [template["spec"]["hostNetwork"] for template in templates if "hostNetwork" in template["spec"]]
     if asked and asked[-1]:
-        rendered["spec"]["dnsPolicy"] = "ClusterFirstWithHostNet"  # else they do not know the names of Services
+        rendered["spec"]["dnsPolicy"] = "ClusterFirstWithHostNet"  # otherwise the pod cannot resolve names of Services
     pod: Json = reduce(merge, templates, rendered)
     own = _own_labels(job, meta, number, pool) | spread_labels(job, group)
     pod["metadata"]["labels"] = {**(pod["metadata"].get("labels") or {}), **own}
@@ -134,7 +134,7 @@ def _rendered(
 
 
 def claim_name(job: JobSpec) -> str | None:
-    """The volume claim in which the job keeps what it wants to keep, if it has one."""
+    """Return the volume claim of the job's checkpoints, if any."""
     return job.checkpoint.claim if job.checkpoint else None
 
 
@@ -164,7 +164,7 @@ def _own_labels(job: JobSpec, meta: JobMeta, number: int, pool: NodePool | None)
 
 
 def owner(job: str, uid: str) -> Json:
-    """The reference by which an object goes with the BambooJob of that name and uid."""
+    """Return the reference by which an object is deleted with the BambooJob of that name and uid."""
     return {
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,
@@ -176,7 +176,7 @@ def owner(job: str, uid: str) -> Json:
 
 
 def about_workers(job: JobSpec, meta: JobMeta) -> Json:
-    """The metadata of the one object of its kind that is about all of a job's workers."""
+    """Return the metadata of an object that concerns all of a job's workers."""
     return {
         "name": f"bamboo-{meta.uid}",
         "namespace": job.namespace,
@@ -186,7 +186,7 @@ def about_workers(job: JobSpec, meta: JobMeta) -> Json:
 
 
 def _spec(job: JobSpec, meta: JobMeta, group: int, settings: WorkerPodSettings) -> Json:
-    """What the template may change."""
+    """Return the part of the pod's spec that the template may change."""
     user = {} if settings.run_as_user is None else {"runAsUser": settings.run_as_user}
     spec: Json = {
         "containers": [_container(job, settings)],
@@ -206,7 +206,7 @@ def _spec(job: JobSpec, meta: JobMeta, group: int, settings: WorkerPodSettings) 
 
 
 def _container(job: JobSpec, settings: WorkerPodSettings) -> Json:
-    env = {"HOME": "/tmp", "USER": "bamboo"}  # the user has no entry
+    env = {"HOME": "/tmp", "USER": "bamboo"}  # the user has no entry in /etc/passwd
     env[names.ENV_METRICS_PORT] = str(names.METRICS_PORT)
     storage = [{"name": STORAGE_VOLUME, "mountPath": names.STORAGE_FOLDER}] if claim_name(job) else []
     asked = {"limits": job.worker.resources.limits, "requests": job.worker.resources.requests}
@@ -240,7 +240,7 @@ def _own_env(name: WorkerId, spec: Json, settings: WorkerPodSettings) -> list[Js
 
 
 def _own(spec: Json, env: list[Json]) -> None:
-    """Add what the template may not change; it has been cleared of such things."""
+    """Add the fields that the template may not change and from which it has been cleared."""
     token = {"audience": names.TOKEN_AUDIENCE, "expirationSeconds": names.TOKEN_SECONDS, "path": "token"}
     volume = {"name": TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}}
     mount = {"name": TOKEN_VOLUME, "mountPath": names.TOKEN_FOLDER, "readOnly": True}

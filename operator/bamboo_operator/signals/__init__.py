@@ -1,1 +1,1 @@
-"""What pods and nodes say of a worker's end: marks, signals, and what becomes an event for its coordinator."""
+"""Signals of pods and nodes that a worker ends: clouds' marks, and the events for the job's coordinator."""

@@ -1,10 +1,10 @@
-"""What clouds, autoscalers and termination handlers write on a node or pod that goes. Data only.
+"""Marks that clouds, autoscalers and termination handlers put on a node or pod to be taken away. Data only.
 
-Left out on purpose, because the worker may stay: a cordon, DeletionCandidateOfClusterAutoscaler, rebalance
-recommendations that nobody acts on (they leave no mark), Azure's FreezeScheduled (seconds only), pressure, startup
-taints, and the conditions MaintenancePlanned and Drained (what is left on a drained node is left on purpose). So are
-not-ready and unreachable: a node whose kubelet is silent may well run a worker that still talks, and the workers'
-heartbeats notice a dead one much earlier.
+These are left out, because the worker may stay: a cordon, DeletionCandidateOfClusterAutoscaler, rebalance
+recommendations without an action (they leave no mark), Azure's FreezeScheduled (seconds only), pressure, startup
+taints, and the conditions MaintenancePlanned and Drained (a pod left on a drained node is left on purpose). So are
+not-ready and unreachable: a node with a silent kubelet may well run a live worker, and heartbeats detect a dead one
+much earlier.
 """
 
 from dataclasses import dataclass
@@ -12,23 +12,23 @@ from dataclasses import dataclass
 AWS_SECONDS = 120.0
 GCP_SECONDS = 30.0
 AZURE_SECONDS = 30.0
-SHUTDOWN_SECONDS = 15.0  # of a graceful node shutdown's 30 s, what pods that are not critical get
+SHUTDOWN_SECONDS = 15.0  # of a graceful node shutdown's 30 s, the part for pods that are not critical
 OPENSHIFT_SECONDS = 30.0
 DRAIN_SECONDS = 30.0  # an eviction gives a worker its grace period
-SICK_SECONDS = 60.0  # a sick GPU's worker hands over soon; who mends the node waits for longer
+SICK_SECONDS = 60.0  # a worker with a sick GPU hands over soon; repairs of the node wait longer
 
-KARPENTER_DEADLINE = "karpenter.sh/nodeclaim-termination-timestamp"  # an annotation: then the node goes by force
+KARPENTER_DEADLINE = "karpenter.sh/nodeclaim-termination-timestamp"  # annotation: the time when the node goes by force
 KARPENTER_CAPACITY = "karpenter.sh/capacity-type"
-NTH_ACTION_TIME = "aws-node-termination-handler/action-time"  # a label: when the handler acted, in seconds since 1970
+NTH_ACTION_TIME = "aws-node-termination-handler/action-time"  # label: when the handler acted, in seconds since 1970
 
 
 @dataclass(frozen=True, slots=True)
 class DisruptionMark:
-    """said completes "node N ..."."""
+    """A mark of a node to be taken away. predicate: completes the sentence "node N ..."."""
 
     source: str
-    said: str
-    seconds: float | None  # the notice that it gives; None: the node is gone
+    predicate: str
+    seconds: float | None  # length of the notice; None: the node is gone
 
 
 SHUTTING_DOWN = "node is shutting down"  # in the message of the condition Ready
@@ -67,21 +67,21 @@ TAINTS: dict[str, DisruptionMark] = {
         "NodeStopped", "is shut down, according to its cloud", _GONE
     ),
     "node.kubernetes.io/out-of-service": DisruptionMark("NodeOutOfService", "is out of service", _GONE),
-    # NVSentinel's, as its rules name them unless they are changed
+    # NVSentinel's, by the default names of its rules
     "nvidia.com/gpu-xid-error": SICK,
     "nvidia.com/gpu-nvlink-error": SICK,
     "nvidia.com/syslog-xid-error": SICK,
     "nvidia.com/gpu-error": SICK,
 }
 
-# By (key, value), where the key alone does not say it
+# By (key, value), where the key alone does not decide
 TAINTS_WITH_VALUE: dict[tuple[str, str], DisruptionMark] = {
     ("karpenter.sh/disruption", "disrupting"): DisruptionMark(
         "KarpenterDisruption", "is disrupted by Karpenter", AWS_SECONDS
     ),  # before Karpenter 1.0
 }
 
-# By (type, reason) of a condition that is True. Azure says in the message when it happens; see `signals`.
+# By (type, reason) of a condition that is True. Azure's message has the time of the event; see `signals`.
 CONDITIONS: dict[tuple[str, str], DisruptionMark] = {
     ("VMEventScheduled", "PreemptScheduled"): DisruptionMark(
         "AzurePreempt", "is being reclaimed by Azure", AZURE_SECONDS
@@ -100,11 +100,11 @@ CONDITIONS: dict[tuple[str, str], DisruptionMark] = {
 
 # By the type of a condition that is True, whatever its reason
 CONDITION_TYPES: dict[str, DisruptionMark] = {
-    # Kubernetes' own since 1.37, written by whoever drains or maintains nodes
+    # Kubernetes' own since 1.37, set by tools that drain or maintain nodes
     "GracefulNodeShutdownInProgress": SHUTDOWN,
     "DrainInProgress": DisruptionMark("NodeDrain", "is being drained", DRAIN_SECONDS),
     "MaintenanceInProgress": DisruptionMark("NodeMaintenance", "is under maintenance", DRAIN_SECONDS),
-    # NVSentinel's, which are True only for what is fatal
+    # NVSentinel's, which are True only for fatal errors
     "CSPMaintenance": DisruptionMark("CloudMaintenance", "has maintenance scheduled by its cloud", SICK_SECONDS),
     **dict.fromkeys(
         (
@@ -134,9 +134,9 @@ LABELS: dict[tuple[str, str], DisruptionMark] = {
     ),
 }
 
-TARGETED = ("DisruptionTarget", "TerminationTarget")  # conditions of a pod that goes: Kubernetes' and Kueue's
+TARGETED = ("DisruptionTarget", "TerminationTarget")  # conditions of a pod to be removed: Kubernetes' and Kueue's
 
-# Reasons of these conditions, and of a failed pod's status, that are no fault of the worker's
+# Reasons of these conditions, and of a failed pod's status, that are not the worker's fault
 DISRUPTIONS: dict[str, str] = {
     "PreemptionByScheduler": "is preempted by a pod of higher priority",
     "DeletionByTaintManager": "is deleted because of a taint of its node",

@@ -1,6 +1,6 @@
-"""An installation's own marks on nodes that go: a taint, label, annotation or condition that its people or tools set.
+"""An installation's own marks of nodes to be taken away: taints, labels, annotations or conditions that its tools set.
 
-They are read from a file, once, beside those of the clouds (`cloud_marks`), and hold for all jobs.
+They are read once from a file, hold for all jobs, and add to the clouds' marks (`cloud_marks`).
 """
 
 import re
@@ -27,7 +27,7 @@ VALUE = TextPattern(said="a text of at most 253 characters", pattern=re.compile(
 
 
 class MarkField(StrEnum):
-    """The field of a node that bears the mark."""
+    """The field of a node that carries the mark."""
 
     TAINT = "taint"
     LABEL = "label"
@@ -43,18 +43,18 @@ class ConditionStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeMark:
-    """A mark of a node that says that it goes."""
+    """A mark that announces the removal of a node."""
 
     place: MarkField
-    key: str  # of taint, label or annotation, or the condition's type
-    value: str | None  # None for any; of a condition, its status
+    key: str  # of a taint, label or annotation, or a condition's type
+    value: str | None  # None for any; for a condition, its status
     mark: DisruptionMark
-    reason: str | None = None  # of a condition; None for any
+    reason: str | None = None  # for a condition; None for any
 
     def on(self, node: Mapping[str, Any]) -> bool:
-        """Has the node this mark?"""
-        found = _values(node, self.place, self.key, self.reason)
-        return any(self.value in (None, value) for value in found)
+        """Return whether the node has this mark."""
+        values = _values(node, self.place, self.key, self.reason)
+        return any(self.value in (None, value) for value in values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class _Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WrittenMark:
-    """A mark as it is in the file, in exactly one of the places that a `MarkField` names."""
+    """A mark as written in the file, with exactly one field that a `MarkField` names."""
 
     reason: Annotated[str, REASON]
     notice_seconds: Annotated[float | None, Number()] = None
@@ -89,40 +89,40 @@ class _MarkFile:
 
 
 def read_marks(path: Path) -> tuple[NodeMark, ...]:
-    """The marks in that YAML or JSON file, whose only field is nodeMarks. Raises ManifestError with all mistakes."""
+    """Read the marks in a YAML or JSON file, whose only field is nodeMarks. Raises ManifestError with all mistakes."""
     problems: list[Problem] = []
-    found: list[ReadObject] = []
-    file: _MarkFile = read_object(_MarkFile, Fields(load_document(str(path)), "", problems), found)
+    read: list[ReadObject] = []
+    file: _MarkFile = read_object(_MarkFile, Fields(load_document(str(path)), "", problems), read)
     wrong = {p.path.removesuffix(f".{p.key}") if isinstance(p, UnknownField) else p.path for p in problems}
-    marks = (one for one in found if isinstance(one.value, _WrittenMark) and one.path not in wrong)
+    marks = (one for one in read if isinstance(one.value, _WrittenMark) and one.path not in wrong)
     if mistakes := [*(mistake for mark in marks for mistake in _mistakes(mark)), *problems]:
         raise ManifestError(*mistakes)
     return tuple(map(_mark, file.node_marks))
 
 
-def _mistakes(found: ReadObject) -> Iterator[Problem]:
-    """What is wrong between the fields of a mark."""
-    places = [place for place in MarkField if place in found.given]
+def _mistakes(mark: ReadObject) -> Iterator[Problem]:
+    """Yield contradictions between the fields of a mark."""
+    places = [place for place in MarkField if place in mark.given]
     if len(places) != 1:
         got = " and ".join(places) or "none"
-        yield Problem(found.path, f"expected exactly one of {', '.join(MarkField)}, got {got}")
-    gone = found.value.gone
-    if ("noticeSeconds" in found.given) == gone:
-        yield Problem(found.path, f"expected noticeSeconds or gone: true, got {'both' if gone else 'neither'}")
+        yield Problem(mark.path, f"expected exactly one of {', '.join(MarkField)}, got {got}")
+    gone = mark.value.gone
+    if ("noticeSeconds" in mark.given) == gone:
+        yield Problem(mark.path, f"expected noticeSeconds or gone: true, got {'both' if gone else 'neither'}")
 
 
-def _mark(said: _WrittenMark) -> NodeMark:
-    (place,) = (place for place in MarkField if getattr(said, place) is not None)
-    if (condition := said.condition) is not None:
+def _mark(written: _WrittenMark) -> NodeMark:
+    (place,) = (place for place in MarkField if getattr(written, place) is not None)
+    if (condition := written.condition) is not None:
         key, value = condition.type, str(condition.status)
     else:
-        key, value = getattr(said, place).key, getattr(said, place).value
-    mark = DisruptionMark(said.reason, f"has the {place} {key}", None if said.gone else said.notice_seconds)
+        key, value = getattr(written, place).key, getattr(written, place).value
+    mark = DisruptionMark(written.reason, f"has the {place} {key}", None if written.gone else written.notice_seconds)
     return NodeMark(place=place, key=key, value=value, mark=mark, reason=condition.reason if condition else None)
 
 
 def _values(node: Mapping[str, Any], place: MarkField, key: str, reason: str | None) -> Iterator[str]:
-    """The values that the key has on the node."""
+    """Yield the values of the key on the node."""
     metadata = node.get("metadata") or {}
     match place:
         case MarkField.TAINT:

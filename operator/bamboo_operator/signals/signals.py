@@ -1,7 +1,7 @@
-"""What cluster objects say about a worker: nothing, that it will be taken away, or that it is gone.
+"""Signals that cluster objects give about a worker: none, a notice that it will be taken away, or its loss.
 
-Pure functions of the objects as the API gives them, and of the time. A signal holds as long as the objects say so:
-`None` after a notice means that the notice is withdrawn. The strings are in `cloud_marks`.
+Pure functions of API objects and of the time. A signal lasts while the objects show it: `None` after a notice withdraws
+the notice. `cloud_marks` has the strings.
 """
 
 import math
@@ -20,7 +20,7 @@ from bamboo_operator.signals.node_marks import NodeMark
 
 Json = Mapping[str, Any]
 
-LEAST_SECONDS = 5.0  # a node's mark alone must not end a worker that still talks, however old the mark is
+LEAST_SECONDS = 5.0  # a mark on a node, however old, must not end a live worker at once
 KILLED = 137  # 128 + SIGKILL
 ENDED_BY_SIGNAL = (KILLED, 143)
 FAILED = "ContainerFailed"
@@ -38,22 +38,21 @@ class SignalKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signal:
-    """Word that a worker goes, or has gone."""
+    """A signal that a worker will be taken away or is gone."""
 
     kind: SignalKind
     source: str  # a CamelCase reason
     message: str  # a sentence
-    seconds: float = 0.0  # until the worker is gone; 0 if it is
+    seconds: float = 0.0  # until the worker is gone; 0 if it is gone
     # how the worker itself ended, which is then the message's subject and not said again; None for disruptions, which
     # never count as failures
     exit_code: int | None = None
 
 
 def worker_signal(pod: Json, node: Json | None, now: datetime, own: Sequence[NodeMark] = ()) -> Signal | None:
-    """The strongest of what a worker's pod and its node say; node: None if it is not known (yet).
+    """Return the strongest signal of a worker's pod and node. node: None if unknown.
 
-    own: the marks that this installation has beside those of the clouds.
-    A container that ended by a signal on a node that goes was no failure.
+    own: the installation's own marks. A container ended by a signal on a node to be taken away did not fail.
     """
     of_pod = pod_signal(pod, now)
     of_node = node_signal(node, now, own) if node else None
@@ -63,13 +62,14 @@ def worker_signal(pod: Json, node: Json | None, now: datetime, own: Sequence[Nod
 
 
 def _strongest(*signals: Signal | None) -> Signal | None:
-    """That a worker is lost comes before that it will be, and of notices the earliest; None if there is no signal."""
+    """Return the strongest signal: a loss before a notice, an earlier notice before a later one; None without any."""
     return min((signal for signal in signals if signal), key=_strength, default=None)
 
 
 def node_signal(node: Json, now: datetime, own: Sequence[NodeMark] = ()) -> Signal | None:
-    """What the node's taints, conditions, labels, annotations and deletion say. A mark that names no time gives the
-    seconds of the node's own label, else those of `cloud_marks`.
+    """Return the signal of a node's taints, conditions, labels, annotations and deletion.
+
+    A mark without a time gives the seconds of the node's own label, else those of `cloud_marks`.
     """
     name = _metadata(node).get("name", "")
     usual = _own_seconds(node)
@@ -79,12 +79,12 @@ def node_signal(node: Json, now: datetime, own: Sequence[NodeMark] = ()) -> Sign
 
 
 def node_deleted_signal(name: str) -> Signal:
-    """The node object was deleted."""
+    """Return the signal of a deleted node."""
     return Signal(kind=SignalKind.LOST, source="NodeDeleted", message=f"node {name} was deleted")
 
 
 def pod_signal(pod: Json, now: datetime) -> Signal | None:
-    """What the pod's phase, conditions, deletion and containers say."""
+    """Return the signal of a pod's phase, conditions, deletion and containers."""
     name, disruption = _metadata(pod).get("name", ""), _disruption(pod)
     if (ended := worker_exit(pod)) is not None:
         if disruption:
@@ -101,18 +101,18 @@ def pod_signal(pod: Json, now: datetime) -> Signal | None:
 
 
 def pod_deleted_signal(name: str) -> Signal:
-    """The pod object was deleted; nothing more is known of how its worker ended."""
+    """Return the signal of a deleted pod, whose worker ended in an unknown way."""
     return Signal(kind=SignalKind.LOST, source=POD_DELETED, message=f"pod {name} was deleted")
 
 
 def worker_exit(pod: Json) -> tuple[int | None, str] | None:
-    """How the worker ended: exit code, and a sentence of which the worker is the subject. None while it runs, or waits.
+    """Return how a worker ended: exit code, and a sentence without its subject. None while it runs or waits.
 
-    The code is None if the pod failed and no container of it did.
+    The code is None if the pod failed without a failed container.
     """
     status = pod.get("status") or {}
     if terminated := _terminated(status.get("containerStatuses"), TRAINER_CONTAINER):
-        return _code(terminated), _said(terminated)
+        return _code(terminated), _described(terminated)
     phase = status.get("phase")
     if phase == "Succeeded":
         return 0, "has ended"
@@ -121,24 +121,24 @@ def worker_exit(pod: Json) -> tuple[int | None, str] | None:
     for container in status.get("initContainerStatuses") or ():
         state = (container.get("state") or {}).get("terminated")
         if state and _code(state) != 0:
-            return _code(state), f"could not start: init container {container.get('name')} {_said(state)}"
+            return _code(state), f"could not start: init container {container.get('name')} {_described(state)}"
     why = ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
     return (KILLED if _own_limit(status) else None), f"failed with its pod: {why or 'no reason is given'}"
 
 
 def is_deleted(pod: Json) -> bool:
-    """Has its deletion been asked for?"""
+    """Return whether the pod's deletion was requested."""
     return _metadata(pod).get("deletionTimestamp") is not None
 
 
 def seconds_over(pod: Json, now: datetime) -> float:
-    """The seconds for which the pod should have been gone; negative if it has time left, or is not deleted at all."""
+    """Return the seconds since the pod's deletion deadline; negative before it, -inf without one."""
     deadline = _time(_metadata(pod).get("deletionTimestamp"))
     return -math.inf if deadline is None else (now - deadline).total_seconds()
 
 
 def lives(pod: Json) -> bool:
-    """Does its worker run, or wait to run, and may stay?"""
+    """Return whether a pod's worker runs or waits, and may stay."""
     return worker_exit(pod) is None and not is_deleted(pod)
 
 
@@ -146,15 +146,15 @@ def lives(pod: Json) -> bool:
 
 
 def _node_marks(node: Json, now: datetime) -> Iterator[tuple[DisruptionMark, float | None]]:
-    """Everything on the node that counts, with the seconds left, as far as the node itself tells them."""
+    """Yield the marks on a node with the seconds left, or None where the node does not give them."""
     metadata = _metadata(node)
     labels, forced = metadata.get("labels") or {}, _karpenter_seconds(metadata, now)
     for taint in (node.get("spec") or {}).get("taints") or ():
         if mark := _taint_mark(taint):
             yield mark, forced if mark.source.startswith("Karpenter") else _nth_seconds(taint["key"], mark, labels, now)
     for condition in (node.get("status") or {}).get("conditions") or ():
-        if found := _condition_mark(condition):
-            yield found, _azure_seconds(condition, now)
+        if state := _condition_mark(condition):
+            yield state, _azure_seconds(condition, now)
     for label, mark in marks.LABELS.items():
         if labels.get(label[0]) == label[1]:
             yield mark, None
@@ -165,9 +165,9 @@ def _node_marks(node: Json, now: datetime) -> Iterator[tuple[DisruptionMark, flo
 
 
 def _own_seconds(node: Json) -> float | None:
-    """The notice that nodes such as this one get, if they have the label that says so."""
-    said = str((_metadata(node).get("labels") or {}).get(LABEL_NOTICE_SECONDS, ""))
-    return float(said) if NOTICE_SECONDS.fullmatch(said) else None
+    """Return the seconds of notice in the node's own label, if it has one."""
+    text = str((_metadata(node).get("labels") or {}).get(LABEL_NOTICE_SECONDS, ""))
+    return float(text) if NOTICE_SECONDS.fullmatch(text) else None
 
 
 def _taint_mark(taint: Json) -> DisruptionMark | None:
@@ -186,7 +186,7 @@ def _condition_mark(condition: Json) -> DisruptionMark | None:
 
 
 def _karpenter_seconds(metadata: Json, now: datetime) -> float | None:
-    """A spot node is taken after its two minutes, even if Karpenter would wait longer."""
+    """Return the seconds until Karpenter's deadline; on a spot node at most AWS' two minutes."""
     deadline = _time((metadata.get("annotations") or {}).get(marks.KARPENTER_DEADLINE))
     if deadline is None:
         return None
@@ -203,16 +203,16 @@ def _nth_seconds(key: str, mark: DisruptionMark, labels: Json, now: datetime) ->
 
 
 def _azure_seconds(condition: Json, now: datetime) -> float | None:
-    found = _RFC1123.search(str(condition.get("message") or ""))
+    date = _RFC1123.search(str(condition.get("message") or ""))
     try:
-        when = parsedate_to_datetime(found.group()) if found else None
+        when = parsedate_to_datetime(date.group()) if date else None
     except ValueError:
         return None
     return (_aware(when) - now).total_seconds() if when else None
 
 
 def _signal(name: str, mark: DisruptionMark, left: float | None) -> Signal:
-    message = f"node {name} {mark.said}"
+    message = f"node {name} {mark.predicate}"
     if mark.seconds is None:
         return Signal(kind=SignalKind.LOST, source=mark.source, message=message)
     seconds = mark.seconds if left is None else max(LEAST_SECONDS, left)
@@ -227,7 +227,7 @@ def _strength(signal: Signal) -> tuple[bool, float]:
 
 
 def _disruption(pod: Json) -> str | None:
-    """Why the pod goes or went, if that is no fault of the worker's."""
+    """Return why a pod is being, or was, removed if the worker is not at fault; else None."""
     metadata, status = _metadata(pod), pod.get("status") or {}
     for condition in status.get("conditions") or ():
         targeted = condition.get("type") in marks.TARGETED and condition.get("status") == "True"
@@ -243,18 +243,18 @@ def _disruption(pod: Json) -> str | None:
     if reason in marks.DISRUPTIONS:
         return str(reason)
     ran = any((c.get("state") or {}).get("terminated") for c in _all_statuses(status))
-    return None if ran else str(reason or "PodFailed")  # such as OutOfcpu: the node refused the pod
+    return None if ran else str(reason or "PodFailed")  # such as OutOfcpu, when the node refused the pod
 
 
 def _had_ended(pod: Json, since: datetime | None) -> bool:
-    """Had the worker ended by itself before that?"""
+    """Return whether the worker had ended by itself before that time."""
     terminated = _terminated((pod.get("status") or {}).get("containerStatuses"), TRAINER_CONTAINER)
     finished = _time(terminated.get("finishedAt")) if terminated else None
     return finished is not None and since is not None and finished < since
 
 
 def _own_limit(status: Json) -> bool:
-    """Was it evicted for using more than it asked for? Unlike other evictions that is a failure."""
+    """Return whether a pod was evicted for exceeding its own limits, which counts as a failure."""
     return status.get("reason") == "Evicted" and bool(_OWN_LIMIT.search(str(status.get("message") or "")))
 
 
@@ -266,7 +266,7 @@ def _grace_left(pod: Json, now: datetime) -> float:
 
 
 def grace_period(pod: Json) -> float:
-    """Seconds from the deletion of a pod to SIGKILL."""
+    """Return the seconds from the deletion of a pod to SIGKILL."""
     grace = (pod.get("spec") or {}).get("terminationGracePeriodSeconds")
     return float(GRACE_SECONDS if grace is None else grace)
 
@@ -281,8 +281,8 @@ def _exit_source(pod: Json, code: int | None) -> str:
     return "ContainerCompleted" if code == 0 else FAILED
 
 
-def _said(terminated: Json) -> str:
-    """One sentence, with the last line of what the container said, if it said anything."""
+def _described(terminated: Json) -> str:
+    """Describe a container's end, with the last line of its message."""
     code = _code(terminated)
     if terminated.get("reason") == "OOMKilled":
         sentence = f"ran out of memory and was killed (OOMKilled, exit code {code})"
@@ -297,8 +297,8 @@ def _said(terminated: Json) -> str:
 def _terminated(statuses: Any, container: str) -> Json | None:
     for status in statuses or ():
         if status.get("name") == container:
-            found: Json | None = (status.get("state") or {}).get("terminated")
-            return found
+            terminated: Json | None = (status.get("state") or {}).get("terminated")
+            return terminated
     return None
 
 
@@ -314,12 +314,12 @@ def _code(terminated: Json) -> int:
 
 
 def _metadata(thing: Json) -> Json:
-    found: Json = thing.get("metadata") or {}
-    return found
+    metadata: Json = thing.get("metadata") or {}
+    return metadata
 
 
 def _time(text: Any) -> datetime | None:
-    """A time as the API writes it; None if it is absent or none."""
+    """Parse a time of the API; None if it is absent or invalid."""
     try:
         return _aware(datetime.fromisoformat(text)) if isinstance(text, str) else None
     except ValueError:

@@ -1,4 +1,4 @@
-"""What happens to a job's pods and to their nodes, as events of its coordinator. No I/O."""
+"""Conversion of changes of a job's pods and nodes into events for its coordinator. No I/O."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -25,10 +25,10 @@ from bamboo_operator.signals.signals import (
 
 
 class WorkerWatch:
-    """What the cluster says of one job's workers. marks: of nodes that go, which this installation has itself. signals:
-    counts losses, by their source.
+    """The state of one job's workers in the cluster.
 
-    lost: workers that are gone for good, whatever is still said of their pods. joined: those that have ever connected.
+    marks: the installation's own marks of nodes. signals: counts losses by source. lost: workers gone for good,
+    whatever their pods show. joined: workers that have ever connected.
     """
 
     def __init__(
@@ -37,23 +37,24 @@ class WorkerWatch:
         self._job, self._cluster, self._marks, self._signals = job, cluster, marks, signals
         self.lost: set[WorkerId] = set()
         self.joined: set[WorkerId] = set()
-        self._forced: set[WorkerId] = set()  # those that did not exit, so that their pods were deleted
+        self._forced: set[WorkerId] = set()  # workers that did not exit, so their pods were deleted
 
     def pods(self) -> dict[WorkerId, Object]:
         return self._cluster.pods(*self._job)
 
     def begin(self, known_lost: Collection[WorkerId], *, resumed: bool) -> None:
-        """Begins to watch. known_lost: their loss was handled before. resumed: those that are being deleted may still
-        be of use.
+        """Start to watch.
+
+        known_lost: workers whose loss was handled before. resumed: workers under deletion may still be of use.
         """
         self.lost = {
             name for name, pod in self.pods().items() if name in known_lost or (not resumed and is_deleted(pod))
         }
 
-    # what happens
+    # changes
 
     def pod_changed(self, name: WorkerId) -> Event | None:
-        """The event of a change of a worker's pod, or of that pod's node."""
+        """Return the event for a change of a worker's pod, or of that pod's node."""
         pod = self.pods().get(name)
         if pod is None or name in self.lost:
             return None
@@ -80,17 +81,17 @@ class WorkerWatch:
         removed = worker in self._forced and signal.source == POD_DELETED
         return WorkerLost(worker, signal.message, signal.exit_code, removed)
 
-    # what others ask or say
+    # queries
 
     def uid_of(self, worker: WorkerId) -> str | None:
-        """The uid of a worker's pod; empty if the worker is lost, None if its pod is not known (yet)."""
+        """Return the uid of a worker's pod; "" if the worker is lost, None if its pod was not seen yet."""
         if worker in self.lost:
             return ""
         pod = self.pods().get(worker)
         return str(pod["metadata"].get("uid")) if pod else None
 
     def located(self, hello: Hello) -> Hello:
-        """The hello with the worker's node and zone, which the worker itself does not know."""
+        """Return the hello with the worker's node and zone, which the worker itself does not know."""
         pod = self.pods().get(hello.worker)
         node = self._cluster.node_of(pod) if pod else None
         zone = (node["metadata"].get("labels") or {}).get(names.LABEL_ZONE) if node else None
@@ -98,5 +99,5 @@ class WorkerWatch:
         return msgspec.structs.replace(hello, zone=str(zone or hello.zone), node=name)
 
     def removal_forced(self, worker: WorkerId) -> None:
-        """Notes that a pod is about to be deleted, because its worker did not exit."""
+        """Note that a pod is about to be deleted, because its worker did not exit."""
         self._forced.add(worker)

@@ -1,4 +1,4 @@
-"""How far a job's budget gets, for a person. Pure."""
+"""Messages about a job's budget. Pure."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,11 +9,11 @@ from bamboo_core.job.budget_reach import HOUR, done_by, hours_left, seconds_late
 from bamboo_core.job.spec import JobSpec
 from bamboo_operator.status.facts import StatusFacts
 
-LOW_SECONDS: Final = 3600.0  # for which money lasts at least without a warning
+LOW_SECONDS: Final = 3600.0  # a warning follows if the money lasts for less
 
 
 def money_spent(facts: StatusFacts) -> str:
-    """Return a sentence that says that the job's money is spent, and what helps; "" as long as there is some."""
+    """Return a sentence that the job's money is spent, with a remedy; "" if some is left."""
     spec = facts.spec
     money = spec.budget.money if spec and spec.budget else None
     return spent(money, keeps=spec.checkpoint is not None) if spec and money is not None and facts.spent else ""
@@ -21,16 +21,18 @@ def money_spent(facts: StatusFacts) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """What a budget does not suffice for."""
+    """A part of the budget that does not suffice."""
 
     reason: str  # CamelCase
-    # a sentence, the same as long as that is so: how far the job gets changes all the time
+    # a sentence without changing figures, so that it stays the same
     message: str
 
 
 def money_low(spec: JobSpec, total: Decimal, per_hour: Decimal | None, left: float | None) -> Shortfall | None:
-    """Return that the money is spent within an hour, unless the job is done by then. total: what the job has cost;
-    per_hour: what its workers cost; left: seconds until the last step is done, None if they are not known.
+    """Return a shortfall if the money will be spent within an hour and before the job is done.
+
+    total: the job's cost so far. per_hour: the present cost of its workers. left: seconds until the last step; None if
+    unknown.
     """
     money = spec.budget.money if spec.budget else None
     hours = None if money is None else hours_left(money, total, per_hour)
@@ -41,7 +43,7 @@ def money_low(spec: JobSpec, total: Decimal, per_hour: Decimal | None, left: flo
 
 
 def date_missed(spec: JobSpec, now: datetime, left: float | None) -> Shortfall | None:
-    """Return that the job is not done by its date, or will not be. left: as above."""
+    """Return a shortfall if the job is not done by its date, or will not be. left: as above."""
     date = done_by(spec)
     if date is None or left == 0:
         return None

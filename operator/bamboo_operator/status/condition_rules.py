@@ -1,4 +1,4 @@
-"""Which conditions of a BambooJob hold, and why: one rule for each. Rules do not look at times."""
+"""The rules for a BambooJob's conditions: one rule each. Rules do not depend on times."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -29,19 +29,19 @@ class ConditionResult:
 
 @dataclass(frozen=True, slots=True)
 class PipelineDamage:
-    """What is wrong with a pipeline."""
+    """A fault in a pipeline."""
 
-    doubled: bool  # a worker does two workers' work; else state is held only once
+    doubled: bool  # a worker does the work of two; otherwise a state has a single holder
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class RuleInput:
-    """What rules of conditions look at."""
+    """The input of the rules for conditions."""
 
-    status: Status | None  # of a coordinator that knows the job's plan, or that there is none; None while it does not
+    status: Status | None  # None while the coordinator does not know the job's plan
     facts: StatusFacts
-    previous: Mapping[str, ConditionResult]  # the conditions as they were
+    previous: Mapping[str, ConditionResult]  # the conditions written before
     # how many workers were to be there then, with those on standby, where the coordinator says how many are; None if it
     # has not
     desired: int | None = None
@@ -51,14 +51,14 @@ class RuleInput:
 
     @property
     def over(self) -> bool:
-        """Has the job ended, for good?"""
+        """Return whether the job has ended for good."""
         finish = self.facts.finish
         ended = finish is not None and finish.outcome is not Outcome.INTERRUPTED
         return ended or self.was("Complete") or self.was("Failed")
 
     @property
     def idle(self) -> ConditionResult | None:
-        """Why nothing runs, if that is meant to be so."""
+        """Return why nothing runs, if that is intended."""
         if self.over:
             return ConditionResult(False, "JobOver", "the job is over")
         if self.facts.deleted:
@@ -66,21 +66,21 @@ class RuleInput:
         return ConditionResult(False, "Suspended", "the job is suspended") if self.facts.suspended else None
 
     def ready(self) -> int:
-        """Workers that have loaded their task."""
+        """Return the number of workers that have loaded their task."""
         workers = self.status.workers if self.status else ()
         return sum(1 for _, state in workers if state is not WorkerState.STARTING)
 
     @property
     def pods(self) -> Mapping[str, int]:
-        """The number of pods by pool; those of a job that is over or suspended are as good as gone."""
+        """Return the number of pods by pool; none for an ended or suspended job."""
         return {} if self.idle else self.facts.pods
 
     def per_hour(self) -> Decimal | None:
-        """What the workers cost that are paid for now."""
+        """Return the hourly price of the workers that are paid for now."""
         return price_per_hour(self.facts.pools, self.pods if self.idle or self.facts.paid is None else self.facts.paid)
 
     def damage(self) -> list[PipelineDamage]:
-        """The damage of the pipelines that are there."""
+        """Return the faults of the running pipelines."""
         status, spec = self.status, self.facts.spec
         if status is None or spec is None:
             return []
@@ -129,7 +129,7 @@ def _workers_ready(given: RuleInput) -> ConditionResult:
 
 
 def _as_many_as_pods(given: RuleInput, needed: int) -> ConditionResult:
-    """The result for a coordinator that does not know its workers yet: at most those are ready that have a pod."""
+    """Return the result while the coordinator does not know its workers: at most those with a pod are ready."""
     there = sum(given.pods.values())
     if given.was("Running") and there < needed and not given.facts.unattended:
         message = f"{there} of {needed} workers have a pod; the operator was restarted, and waits for their reports"
@@ -225,7 +225,7 @@ def _straggling(given: RuleInput) -> ConditionResult:
         return idle
     if status is None and given.was("Straggling"):
         return given.previous["Straggling"]
-    slow = [one.told for one in status.slow] if status else []
+    slow = [one.sentence for one in status.slow] if status else []
     if not slow:
         return ConditionResult(False, "NoStraggler", "no worker is known to hold the others up")
     more = f"; and {len(slow) - 3} more" if len(slow) > 3 else ""
@@ -246,7 +246,7 @@ def _budget_short(given: RuleInput) -> ConditionResult:
     if found := [one for one in (low, missed) if one is not None]:
         return ConditionResult(True, found[0].reason, "; ".join(one.message for one in found))
     if left is None and spec.budget.done_by is not None and before is not None and before.reason == "DateMissed":
-        return before  # until it is known again how long the rest takes
+        return before  # until the remaining time is known again
     return ConditionResult(False, "WithinBudget", "the budget is not known to be too small")
 
 
@@ -311,17 +311,17 @@ RULES: dict[str, Callable[[RuleInput], ConditionResult]] = {
 
 
 def evaluate(given: RuleInput) -> dict[str, ConditionResult]:
-    """One for each condition, in the order in which they are shown."""
+    """Return the result of each condition, in the order of display."""
     return {name: rule(given) for name, rule in RULES.items()}
 
 
 def condition_results(conditions: Iterable[ReportedCondition]) -> dict[str, ConditionResult]:
-    """The conditions in a status."""
+    """Return the conditions in a status."""
     return {c.type: ConditionResult(c.holds, c.reason or "Unknown", c.message) for c in conditions}
 
 
 def displayed_state(found: Mapping[str, ConditionResult]) -> str:
-    """The conditions in one word."""
+    """Summarize the conditions in one word."""
     for name in ("Failed", "Complete"):
         if found[name].holds:
             return name

@@ -1,4 +1,4 @@
-"""A BambooJob's status: what the coordinator says and what the operator counts, in the shape of the API."""
+"""A BambooJob's status in the shape of the API, from the coordinator's status and the operator's counts."""
 
 from collections.abc import Mapping
 from decimal import Decimal
@@ -33,19 +33,19 @@ _CENTS = Decimal("0.0001")
 
 
 def job_status(status: Status | None, previous: BambooJobStatus, facts: StatusFacts) -> BambooJobStatus:
-    """The status to be written. status: the coordinator's, None without one; previous: as it was written last.
+    """Return the status to write. status: the coordinator's, None without one. previous: the last written status.
 
-    What is not known for the moment stays as it was. Computed again from its own result, it does not change.
+    Fields that are unknown now keep their previous values. Applied to its own result, the function changes nothing.
     """
     given = rule_input(status, previous, facts)
-    found = evaluate(given)
-    conditions = _conditions(found, previous, facts)
+    results = evaluate(given)
+    conditions = _conditions(results, previous, facts)
     run = run_status(status, facts.now) if status else BambooJobStatus()
     earlier = facts.earlier
     return BambooJobStatus(
         observed_generation=facts.generation,
         conditions=conditions,
-        state=displayed_state(found),
+        state=displayed_state(results),
         pipelines=_pipelines(given, previous),
         workers=_workers(given, previous),
         preemptions=max(previous.preemptions, earlier.preemptions + run.preemptions),
@@ -61,24 +61,20 @@ def job_status(status: Status | None, previous: BambooJobStatus, facts: StatusFa
 
 
 def rule_input(status: Status | None, previous: BambooJobStatus, facts: StatusFacts) -> RuleInput:
-    """What the rules of conditions look at."""
+    """Return the input of the rules for conditions."""
     held = previous.workers.desired if facts.spec and gives_back(facts.spec) else None
     return RuleInput(_known_status(status), facts, condition_results(previous.conditions), held or None)
 
 
 def _plan(status: Status | None, previous: BambooJobStatus, facts: StatusFacts) -> str | None:
-    """The plan to keep. That of a job that is to be suspended stays until its training has ended, for another operator
-    to end it.
-    """
+    """Return the plan record to keep. A job to be suspended keeps it until its training has ended."""
     if facts.suspended and (status is None or facts.finish is not None):
         return None
     return facts.plan or previous.plan
 
 
 def worth_writing(new: BambooJobStatus, old: BambooJobStatus, seconds_since_last: float) -> bool:
-    """Whether a status is to be written: at once if anything but progress has changed; for progress alone at most every
-    15 s.
-    """
+    """Return whether to write a status: at once if more than progress has changed, for progress alone every 15 s."""
     if new == old:
         return False
     return seconds_since_last >= PROGRESS_SECONDS or _lasting(new) != _lasting(old)
@@ -90,18 +86,16 @@ def _lasting(status: BambooJobStatus) -> BambooJobStatus:
 
 
 def _known_status(status: Status | None) -> Status | None:
-    """The status of a coordinator that knows its job; None for one that has just been restarted: it knows no plan and
-    no worker yet, though all train.
-    """
+    """Return the coordinator's status; None right after its restart, when it knows no plan and no worker yet."""
     return None if status and status.phase == "Recovering" else status
 
 
 def _conditions(
-    found: Mapping[str, ConditionResult], previous: BambooJobStatus, facts: StatusFacts
+    results: Mapping[str, ConditionResult], previous: BambooJobStatus, facts: StatusFacts
 ) -> tuple[ReportedCondition, ...]:
     old = {c.type: c for c in previous.conditions}
     mine = []
-    for kind, result in found.items():
+    for kind, result in results.items():
         status, before = str(result.holds), old.get(kind)
         kept = before.last_transition_time if before and before.status == status else None
         mine.append(
@@ -113,7 +107,7 @@ def _conditions(
                 message=result.message[:LONGEST_MESSAGE],
             )
         )
-    return (*mine, *(c for kind, c in old.items() if kind not in found))
+    return (*mine, *(c for kind, c in old.items() if kind not in results))
 
 
 def _pipelines(given: RuleInput, previous: BambooJobStatus) -> PipelineCounts:
@@ -128,7 +122,7 @@ def _pipelines(given: RuleInput, previous: BambooJobStatus) -> PipelineCounts:
 
 
 def _desired_pipelines(given: RuleInput, previous: BambooJobStatus) -> int:
-    """The pipelines that are desired: those of the grid that runs where the coordinator chooses it."""
+    """Return the desired number of pipelines: that of the running grid if the coordinator chooses it."""
     spec, status = given.facts.spec, given.status
     assert spec is not None
     if not spec.topology.chooses_pipelines:
@@ -152,16 +146,16 @@ def _workers(given: RuleInput, previous: BambooJobStatus) -> WorkerCounts:
 
 
 def _checkpoint(run: BambooJobStatus, previous: BambooJobStatus) -> CheckpointStatus:
-    """The newest one that is known; its time is not computed anew.
+    """Return the newest known checkpoint; the time of a known one is kept.
 
-    A coordinator that knows of none has not looked, or there is none.
+    A coordinator that knows none has not looked yet, or none exists.
     """
     known, before = run.checkpoint, previous.checkpoint
     return before if known.last_step in (None, before.last_step) else known
 
 
 def _training(run: BambooJobStatus, previous: BambooJobStatus) -> TrainingProgress:
-    """Progress, as it was written last where the coordinator does not know it."""
+    """Return the progress; its last written values where the coordinator does not know it."""
     before, now = previous.training, run.training
     if now == NOTHING or (before != NOTHING and now.step == 0 and now.loss is None):
         return before

@@ -1,4 +1,4 @@
-"""The Kubernetes events of a job that are not posted yet."""
+"""The queue of a job's Kubernetes events to be posted."""
 
 from collections import deque
 from datetime import datetime
@@ -12,14 +12,14 @@ from bamboo_operator.manifests.event import event
 
 MOST_UNPOSTED = 1000
 EVENTS_AT_ONCE = 20
-MOST_COUNTED = 256  # posted events that are counted on, if they happen again
+MOST_COUNTED = 256  # posted events whose repetitions are counted
 
 
 class EventQueue(deque[Emit]):
-    """The events of a job that are yet to be posted. record: the job's page, which shows an event at once, whatever the
-    API server does; None if there is none yet.
+    """The events of a job that are yet to be posted.
 
-    posted: the name of the Kubernetes event of what was posted, and how often it has happened.
+    record: the job's page, which shows an event at once; None if it does not exist yet. posted: the name and count of
+    the Kubernetes event for each posted message.
     """
 
     def __init__(self, record: JobHistory | None = None) -> None:
@@ -34,7 +34,7 @@ class EventQueue(deque[Emit]):
 
 
 async def post_events(api: KubeApi, job: JobIdentity, queue: EventQueue) -> None:
-    """The oldest ones; those that are posted, or never will be, leave the queue. Raises RemoteError."""
+    """Post the oldest events and remove them, and those that can never be posted. Raises RemoteError."""
     for _ in range(min(EVENTS_AT_ONCE, len(queue))):
         emit = queue[0]
         try:
@@ -47,7 +47,7 @@ async def post_events(api: KubeApi, job: JobIdentity, queue: EventQueue) -> None
 
 
 async def _post(api: KubeApi, job: JobIdentity, queue: EventQueue, emit: Emit, now: datetime) -> None:
-    """What has happened before in the same words is counted there, as Kubernetes' own controllers do."""
+    """Post an event, or count a repetition of the same text, as Kubernetes' own controllers do."""
     key = (emit.reason, emit.message, emit.warning)
     name, count = queue.posted.pop(key, ("", 0))
     if not (name and await api.count_event(job.key[0], name, count + 1, api_time(now))):
@@ -59,11 +59,11 @@ async def _post(api: KubeApi, job: JobIdentity, queue: EventQueue, emit: Emit, n
 
 
 def may_be_posted_later(error: ApiError) -> bool:
-    """Is the event refused only for now? An API server that has just started forbids everything for a moment."""
+    """Return whether an event is refused only for now: an API server that has just started forbids everything."""
     return error.status in (403, 429) or error.status >= 500 or error.reason == "NotJson"
 
 
 def _drop(queue: EventQueue, emit: Emit) -> None:
-    """A full queue may have lost its oldest event already, when a new one came meanwhile."""
+    """Remove a posted event, unless the full queue has dropped it for a new one meanwhile."""
     if queue and queue[0] is emit:
         queue.popleft()

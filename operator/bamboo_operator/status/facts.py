@@ -1,4 +1,4 @@
-"""What a BambooJob's status is made of, beside what the coordinator says."""
+"""The operator's facts for a BambooJob's status, in addition to the coordinator's status."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from bamboo_operator.pods.starting.startup_problems import StartupProblem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierCounts:
-    """What had been counted when this coordinator was created: its own counts are added."""
+    """Counts from before this coordinator was created, to which its own are added."""
 
     preemptions: int = 0
     takeovers: int = 0
@@ -26,9 +26,7 @@ class EarlierCounts:
 
     @classmethod
     def of(cls, previous: BambooJobStatus) -> "EarlierCounts":
-        """What was counted before this operator knew the job. previous: the status found when the coordinator is
-        created.
-        """
+        """Return the counts in the status found when the coordinator is created."""
         return cls(
             preemptions=previous.preemptions,
             takeovers=previous.takeovers,
@@ -40,50 +38,50 @@ class EarlierCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusFacts:
-    """What the operator knows beside the coordinator, from which a job's status is made."""
+    """The operator's facts from which a job's status is built."""
 
     now: datetime
     generation: int
-    spec: JobSpec | None  # the one in force; None if there never was a valid one
-    problems: tuple[str, ...] = ()  # what is wrong with the newest manifest
-    refused: str = ""  # what of it a running job does not follow
-    deleted: bool = False  # it is being deleted; its workers were told to stop
-    unattended: bool = False  # its workers train, and no operator manages them
-    warnings: tuple[str, ...] = ()  # what of it has no effect
-    surprises: tuple[str, ...] = ()  # what of the spec may not be meant so
+    spec: JobSpec | None  # the spec in force; None if there never was a valid one
+    problems: tuple[str, ...] = ()  # errors of the newest manifest
+    refused: str = ""  # its changes that a running job does not follow
+    deleted: bool = False  # the job is being deleted; its workers were told to stop
+    unattended: bool = False  # its workers train without an operator
+    warnings: tuple[str, ...] = ()  # its fields without effect
+    surprises: tuple[str, ...] = ()  # settings that may not be intended
     earlier: EarlierCounts = EarlierCounts()
-    pods: Mapping[str, int] = field(default_factory=dict)  # the living ones, by the name of their pool
-    paid: Mapping[str, int] | None = None  # those of them that have a node, None for all
-    startup_problems: tuple[StartupProblem, ...] = ()  # why some do not start
+    pods: Mapping[str, int] = field(default_factory=dict)  # number of living pods by pool
+    paid: Mapping[str, int] | None = None  # number of pods with a node by pool; None for all
+    startup_problems: tuple[StartupProblem, ...] = ()  # why some workers do not start
     cost: Decimal = Decimal(0)  # since this operator has known the job
-    counted_until: datetime | None = None  # until when, None if it never was
+    counted_until: datetime | None = None  # time up to which cost is counted; None if it never was
     finish: Finish | None = None
-    plan: str | None = None  # as it is to be kept
-    rollout: RolloutRecord | None = None  # None if it is not known yet
-    unmanaged: str = ""  # why its queue has no effect, a sentence
+    plan: str | None = None  # the plan record to keep
+    rollout: RolloutRecord | None = None  # None if not known yet
+    unmanaged: str = ""  # a sentence why its queue has no effect
 
     @property
     def pools(self) -> tuple[NodePool, ...]:
-        """The job's node pools; () without a spec."""
+        """Return the job's node pools; () without a spec."""
         return () if self.spec is None else self.spec.node_pools
 
     @property
     def suspended(self) -> bool:
-        """Whether the job is suspended: by its user, or because money is spent."""
+        """Return whether the user or a spent budget suspends the job."""
         return self.spec is not None and (self.spec.suspend or self.spent)
 
     @property
     def total_cost(self) -> Decimal:
-        """The cost over all operators."""
+        """Return the cost counted by all operators."""
         return self.earlier.cost + self.cost
 
     @property
     def spent(self) -> bool:
-        """Has the job cost as much as it may?"""
+        """Return whether the job has cost as much as it may."""
         money = self.spec.budget.money if self.spec and self.spec.budget else None
         return money is not None and self.total_cost >= money
 
     @property
     def time(self) -> datetime:
-        """The time as a status has it."""
+        """Return the time in whole seconds, as in a status."""
         return whole_seconds(self.now)

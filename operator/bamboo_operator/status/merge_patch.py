@@ -1,4 +1,4 @@
-"""JSON merge patches (RFC 7396) of a status: they remove what is not there any more, however deep it was."""
+"""JSON merge patches (RFC 7396) of a status, which also remove fields that are gone at any depth."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,16 +7,16 @@ Json = Mapping[str, Any]
 
 
 def merge_patch(new: Json, before: Json) -> dict[str, Any]:
-    """Makes `new` of any object that has none but the fields of `before`, of whatever values; neither has a None."""
+    """Return the patch that makes `new` of any object whose fields are those of `before`. Neither contains None."""
     patch: dict[str, Any] = dict.fromkeys(before.keys() - new.keys())
     for key, value in new.items():
-        there = before.get(key)
-        patch[key] = merge_patch(value, there) if isinstance(value, Mapping) and isinstance(there, Mapping) else value
+        old = before.get(key)
+        patch[key] = merge_patch(value, old) if isinstance(value, Mapping) and isinstance(old, Mapping) else value
     return patch
 
 
 def either(one: Json, other: Json) -> dict[str, Any]:
-    """An object with the fields of both, for one of which it is not known whether it was written."""
+    """Return an object with the fields of both, when it is unknown which of the two was written."""
     both = {**one, **other}
     for key in one.keys() & other.keys():
         if isinstance(one[key], Mapping) and isinstance(other[key], Mapping):

@@ -1,4 +1,4 @@
-"""What an operator knows of a job that it runs, for whoever shows it: its page and its metrics."""
+"""An operator's knowledge of a job, for its page and its metrics."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,9 @@ from bamboo_operator.status.facts import StatusFacts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatedJob:
-    """A job as an operator knows it. view: the spec in force, the newest one if there never was a valid one, and the
-    status as it was written last.
+    """A job as its operator knows it.
+
+    view: the spec in force (the newest one if none was ever valid) and the last written status.
     """
 
     view: JobView

@@ -1,11 +1,10 @@
-"""The field `plan` of a job's status: what another operator has to know of a job that trains.
+"""The field `plan` of a job's status: the record of a training job for the next operator.
 
-Before there is a plan it has only the workers that were lost before they could join.
-
-JSON: the epoch, each pipeline's owners in the order of stages, a digest of the task, which must not have changed, and
-the workers whose pods are still there that are lost or leave by order, and those that have a notice or leave by order
-with a part in the plan. The other operator does not count these workers as preempted: one before it has, or they were
-not.
+Before the first plan it has only the workers that were lost before they could join. Otherwise it is JSON with the
+epoch, each pipeline's owners in the order of stages, a digest of the task, which must not have changed, and two lists
+of workers whose pods still exist: `lost` or leaving by order without a part, and `counted`, under notice or leaving by
+order with a part in the plan. The next operator does not count the latter as preempted: an earlier one did, or they
+were not.
 """
 
 import json
@@ -26,28 +25,28 @@ def plan_record(plan: Plan, lost: Iterable[WorkerId], counted: Iterable[WorkerId
 
 
 def start_record(lost: Iterable[WorkerId]) -> str:
-    """The record of a job that does not train yet."""
+    """Return the record of a job without a plan."""
     return json.dumps({"lost": sorted(lost)}, separators=(",", ":"))
 
 
 def trains(record: str | None) -> bool:
-    """Is there a plan by which workers train? What cannot be read is of another version, and counts as one."""
+    """Return whether the record has a plan. An unreadable record, of another version, counts as one."""
     return bool(record) and (_field(record, "lost") is None or _field(record, "pipelines") is not None)
 
 
 def lost_workers_in(record: str | None) -> frozenset[WorkerId]:
-    """None, and what was written by another version or by hand: no worker."""
+    """Return the lost workers; none if the record is absent, of another version, or written by hand."""
     return _workers(record, "lost")
 
 
 def counted_workers_in(record: str | None) -> frozenset[WorkerId]:
-    """Return the workers whose preemption was counted with their notice, or which leave by order."""
+    """Return the workers whose preemption was counted with their notice, or that leave by order."""
     return _workers(record, "counted")
 
 
 def _workers(record: str | None, name: str) -> frozenset[WorkerId]:
-    found = _field(record, name)
-    return frozenset(one for one in found if isinstance(one, str)) if isinstance(found, list) else frozenset()
+    names = _field(record, name)
+    return frozenset(one for one in names if isinstance(one, str)) if isinstance(names, list) else frozenset()
 
 
 def task_digest_in(record: str | None) -> str | None:

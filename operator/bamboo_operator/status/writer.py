@@ -1,4 +1,4 @@
-"""Writes a job's status, of which it keeps what was written last."""
+"""The writer of a job's status, which remembers the last written one."""
 
 import time
 from collections.abc import Mapping
@@ -21,62 +21,57 @@ from bamboo_operator.status.plan_record import counted_workers_in, lost_workers_
 
 
 class StatusWriter:
-    """What alone writes a job's status. found: the status that there is. earlier: what had been counted before the
-    newest coordinator was created.
-    """
+    """The only writer of a job's status. found: the existing one. earlier: counts before the newest coordinator."""
 
     def __init__(self, job: JobIdentity, found: Mapping[str, Any], api: KubeApi) -> None:
         (self._key, self._uid), self._api = job, api
         self.written = read_status(found)
         self._written_at = 0.0
         self._warnings: list[Emit] = []
-        self._stored: Mapping[str, Any] = found  # what the API server has, or may have
+        self._stored: Mapping[str, Any] = found  # the status that the API server has, or may have
         self._answered = True  # False: the answer to the last write was lost
         self.earlier = EarlierCounts.of(self.written)
 
     def begin(self) -> None:
-        """A coordinator is created: what was counted before it is added to what it counts.
-
-        Costs are counted all the time, with and without one.
-        """
+        """Note that a coordinator is created, whose counts add to the earlier ones; costs go on as they are."""
         self.earlier = replace(EarlierCounts.of(self.written), cost=self.earlier.cost)
 
     @property
     def over(self) -> bool:
-        """Is the end of the job written down?"""
+        """Return whether the job's end is written."""
         return self.written.ended is not None
 
     @property
     def plan(self) -> str | None:
-        """There is one while there are workers that train, perhaps left by another operator."""
+        """Return the plan record while workers train, perhaps left by another operator; else None."""
         return self.written.plan if trains(self.written.plan) else None
 
     @property
     def lost(self) -> frozenset[str]:
-        """Workers whose loss is counted, though their pods may still be there."""
+        """Return the workers whose loss was handled, though their pods may still exist."""
         return lost_workers_in(self.written.plan)
 
     @property
     def counted(self) -> frozenset[str]:
-        """Return the workers that may still train and whose preemption is counted, or which leave by order."""
+        """Return the workers that may still train and whose preemption was counted, or that leave by order."""
         return counted_workers_in(self.written.plan)
 
     @property
     def created(self) -> int:
-        """How many workers were ever created."""
+        """Return how many workers were ever created."""
         return self.written.workers_created or 0
 
     def progress(self, spec: JobSpec | None) -> EarlierProgress:
-        """How far the job had come when that was written last."""
+        """Return the job's progress in the last written status."""
         training = self.written.training
         speed = training.samples_per_second
         seconds = spec.training.global_batch_size / speed if spec and speed else None
         return EarlierProgress(step=training.step or 0, step_seconds=seconds)
 
     async def write(self, facts: StatusFacts, status: Status | None, created: int | None = None) -> None:
-        """Write the status that these make, if it is worth a write. Raises RemoteError, and JobGone.
+        """Write the status if it has changed enough. Raises RemoteError, and JobGone.
 
-        status: the coordinator's; created: how many workers were ever created, None if no more were.
+        status: the coordinator's. created: number of workers ever created; None if unchanged.
         """
         new = job_status(status, self.written, facts)
         started = self.written.start_time or (facts.time if status else None)
@@ -87,15 +82,15 @@ class StatusWriter:
         )
         if self._answered and not worth_writing(new, self.written, time.monotonic() - self._written_at):
             return
-        before, told = self._stored, written(new)
-        self._stored, self._answered = either(before, told), False
-        await self._api.write_status(*self._key, self._uid, merge_patch(told, before))
+        before, document = self._stored, written(new)
+        self._stored, self._answered = either(before, document), False
+        await self._api.write_status(*self._key, self._uid, merge_patch(document, before))
         short, earlier = (one.condition("BudgetShort") for one in (new, self.written))
         if short is not None and short.holds and not (earlier and earlier.holds and earlier.reason == short.reason):
             self._warnings.append(Emit(short.reason, short.message, True))
-        self.written, self._written_at, self._stored, self._answered = new, time.monotonic(), told, True
+        self.written, self._written_at, self._stored, self._answered = new, time.monotonic(), document, True
 
     def take_warnings(self) -> list[Emit]:
-        """What the user is warned of by what was written since this was asked last."""
-        found, self._warnings = self._warnings, []
-        return found
+        """Return, and forget, the warnings caused by writes since the last call."""
+        warnings, self._warnings = self._warnings, []
+        return warnings

@@ -98,9 +98,10 @@ class Committer:
         return self.cut == cut
 
     def _may_change_hands(self, step: int, layout: Layout) -> bool:
-        """Return whether a waiting plan may take effect with this step's commit. An owner that has not reported the
-        step is repeating it after the cell's former owner reported it. The cell's next owner would wait for its last
-        gradients for ever.
+        """Return whether a waiting plan may take effect with this step's commit.
+
+        An owner that has not reported the step repeats it after the cell's former owner reported it. If the plan took
+        effect, the cell's next owner would wait forever for its last gradients.
         """
         cells = layout.cells(self._plan.stages)
         waits = self._plan.newest is not self._plan.current
@@ -143,8 +144,9 @@ class Committer:
         return rate if math.isfinite(rate) else None
 
     def take_checkpoint(self, wanted: TakeCheckpoint) -> None:
-        """As the root, mark a checkpoint with the commit of the requested step or a later one. The newest request
-        counts, and ends a pause.
+        """As the root, mark a checkpoint with the commit of the requested step or a later one.
+
+        The newest request counts, and ends a pause.
         """
         if self._marked and self._marked[0] == wanted.number:
             self._coordinator.tell(CheckpointBegun(number=wanted.number, checkpoint=self._marked[1]))
@@ -179,8 +181,8 @@ class Committer:
         self._evaluations = dict(sorted((self._evaluations | found).items())[-MOST_EVALUATIONS:])
 
     def evaluations_received(self, found: Evaluations) -> None:
-        """Keep the evaluations that another worker knows. The root sends new ones to the coordinator: the root that
-        made them may have been lost before it sent them.
+        """Keep the evaluations that another worker knows. The root sends new ones to the coordinator, because the root
+        that made them may have been lost before it sent them.
         """
         is_new = not self._evaluations.keys() >= found.keys()
         self._keep_evaluations(found)
@@ -232,15 +234,17 @@ class Committer:
             self._history.informed()
 
     def relinked(self, peer: WorkerId) -> None:
-        """Repeat what may be lost of the messages between that peer and the root."""
+        """Send messages between that peer and the root again, which may be lost."""
         if self.is_root:
             self._tell_newest([peer])
         elif self._plan.owner(ROOT) == peer:
             self._introduce()
 
     def report(self) -> None:
-        """Repeat the newest commits and evaluations to the coordinator, and end a pause; it may ask again. A new root
-        waits for the other workers' evaluations first, as the coordinator may end the job with the last commit.
+        """Repeat the newest commits and evaluations to the coordinator, and end a pause, which it may request again.
+
+        A new root waits for the other workers' evaluations first, as the coordinator may end the job with the last
+        commit.
         """
         self.pauses, self._owes_report = False, self.is_root and bool(self.awaited_reports)
         if self.is_root and not self.awaited_reports:

@@ -1,4 +1,4 @@
-"""What an owner knows of one replica of its cell, and what it owes that replica: pure decisions."""
+"""The owner's record of one replica of its cell, and what it must send to it: pure decisions."""
 
 from dataclasses import dataclass
 from enum import Enum, auto

@@ -28,14 +28,14 @@ class StateChecks:
     ) -> None:
         self._states, self._log, self._coordinator, self._steps = states, log, coordinator, steps
         self._deterministic = deterministic
-        self._told: dict[int, dict[int, StateSums]] = {}
+        self._sent: dict[int, dict[int, StateSums]] = {}
         self._checkpoint = (
             0  # version of the newest one: the coordinator commits it once all holders sent its checksums
         )
 
     def take_roles(self) -> None:
         """Forget the checksums of stages that are no longer held here."""
-        self._told = {index: sums for index, sums in self._told.items() if index in self._states}
+        self._sent = {index: sums for index, sums in self._sent.items() if index in self._states}
 
     def look(self, index: int) -> None:
         """Send the checksums of a stage's state, if its version is checked and not sent yet. Raises TaskError if a
@@ -44,7 +44,7 @@ class StateChecks:
         held = self._states.here(index)
         if held is None or not self._deterministic or not self._is_due(held.version):
             return
-        if held.version not in self._told.get(index, {}):
+        if held.version not in self._sent.get(index, {}):
             self._tell(index)
 
     def copied(self, index: int) -> None:
@@ -52,11 +52,11 @@ class StateChecks:
         coordinator gets them before the copies are written.
         """
         held = self._states.here(index)
-        if held is not None and held.version in self._told.get(index, {}):
+        if held is not None and held.version in self._sent.get(index, {}):
             self._tell(index)
 
     def _tell(self, index: int) -> None:
-        held, by_version = self._states[index], self._told.setdefault(index, {})
+        held, by_version = self._states[index], self._sent.setdefault(index, {})
         sums = {name: in_hexadecimal(number) for name, number in held.checksums().items()}
         current = StateSums(stage=index, version=held.version, sums=sums)
         if current == by_version.get(held.version):
@@ -65,7 +65,7 @@ class StateChecks:
             self._checkpoint = max(self._checkpoint, held.version)
         by_version[held.version] = current
         newest = {*sorted(by_version)[-KEPT:], self._checkpoint}
-        self._told[index] = {version: by_version[version] for version in sorted(newest & by_version.keys())}
+        self._sent[index] = {version: by_version[version] for version in sorted(newest & by_version.keys())}
         self._coordinator.tell(current)
 
     def _is_due(self, version: int) -> bool:
@@ -79,6 +79,6 @@ class StateChecks:
 
     def report(self) -> None:
         """Send all kept checksums to the coordinator again."""
-        for by_version in self._told.values():
+        for by_version in self._sent.values():
             for sums in by_version.values():
                 self._coordinator.tell(sums)

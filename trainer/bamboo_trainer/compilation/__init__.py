@@ -1,1 +1,1 @@
-"""Layers compiled by torch.compile, each by itself: what that needs, what of a layer it takes, and when it is done."""
+"""Layers compiled by torch.compile, each separately: requirements, cut backwards, and when to compile."""

@@ -1,9 +1,9 @@
-"""The layers of a stage, each compiled by itself, so that the code of one does not depend on where a model is split.
+"""Compiled layers of a stage, each compiled separately, so that the code of one does not depend on the model's split.
 
-A compiled layer's bits must not depend on what a worker has run before. So each is one graph, for exactly the shapes
-and types that it is given (nothing is guessed to vary), always with the graph that a backward needs, and there is no
-way back to the layer as it is: whatever cannot be compiled so ends the job by name. What decides which code is made is
-compared among workers (`bamboo_core.control.platform`).
+A compiled layer's bits must not depend on what a worker has run before. So each layer is one graph for exactly the
+shapes and dtypes of its inputs (no dynamic shapes), always with the graph for the backward, and never falls back to
+eager execution: a layer that cannot be compiled this way ends the job with its name. Workers compare everything that
+decides the generated code (`bamboo_core.control.platform`).
 """
 
 import logging
@@ -24,23 +24,23 @@ from bamboo_trainer.tasks.user_code import arguments, named_layer
 
 logger = logging.getLogger(__name__)
 
-MOST_FORMS: Final = 8  # of a layer's inputs: code is made for each, and looked through in each call
-_ALL_LAYERS: Final = 1 << 20  # codes of all layers of one class, in a process's life
+MOST_FORMS: Final = 8  # of a layer's inputs: each has its own code, searched in each call
+_ALL_LAYERS: Final = 1 << 20  # limit for codes of all layers of one class in a process
 
 
 class CompiledLayers:
-    """The compiled layers, by number. left: those that run as they are, and why.
+    """The compiled layers by number. left: layers that run eagerly, and why.
 
-    deterministic: kernels are chosen by no measurement. Random numbers are those that the layers would draw anyway.
+    deterministic: no measurement chooses kernels. Layers draw the same random numbers as without compilation.
     """
 
     def __init__(self, layers: Mapping[int, nn.Module], *, deterministic: bool) -> None:
-        import torch._dynamo  # takes a second, and a worker has it
+        import torch._dynamo  # slow to import, but a worker has imported it
         import torch._functorch
 
         torch._dynamo.config.accumulated_recompile_limit = _ALL_LAYERS
-        torch._functorch.config.donated_buffer = False  # a backward in two parts comes by twice
-        compile_layer: Callable[..., Any] = torch.compile  # its declared forms lack two arguments
+        torch._functorch.config.donated_buffer = False  # a cut backward runs the node twice
+        compile_layer: Callable[..., Any] = torch.compile  # its declared overloads lack two arguments
         self._layers = layers
         self.left = {index: why for index, layer in layers.items() if (why := _left(layer))}
         backend = CuttingBackend({"fallback_random": True, "deterministic": deterministic})
@@ -57,10 +57,10 @@ class CompiledLayers:
             for index, layer in layers.items()
             if index not in self.left
         }
-        self.seconds = 0.0  # that were spent to compile ahead
+        self.seconds = 0.0  # of compiling ahead
 
     def call(self, index: int, given: Any) -> Any:
-        """The outputs of a layer, as by `call_layer`. Raises TaskError for a layer that cannot be compiled."""
+        """Return the outputs of a layer, like `call_layer`. Raises TaskError for a layer that cannot be compiled."""
         layer = self._layers[index]
         compiled = self._compiled.get(index, layer)
         try:
@@ -83,9 +83,9 @@ class CompiledLayers:
     def compile_ahead(
         self, forms: Mapping[int, tuple[InputForm, ...]], device: torch.device, call: Callable[..., Any]
     ) -> None:
-        """Compiles layers before they are needed, with zeros of these forms. call: (layer, inputs), as in a forward.
+        """Compile layers before they are needed, with zeros of these forms. call: (layer, inputs), as in a forward.
 
-        Code for the backward is made with that of the forward. A layer that cannot take zeros is compiled later.
+        The code of the backward is compiled with the forward. A layer that cannot take zeros is compiled later.
         """
         begun = time.perf_counter()
         for index in self._compiled.keys() & forms.keys():
@@ -107,22 +107,22 @@ class CompiledLayers:
 
 
 def _left(layer: nn.Module) -> str:
-    """Why a layer is not to be compiled; "" if it is. By nothing that could be another on another worker."""
+    """Return why a layer is not compiled; "" if it is. The answer is the same on all workers."""
     if getattr(layer.forward, "_torchdynamo_disable", False):
         return "its forward is marked with torch.compiler.disable"
     if isinstance(layer, SplitLayer) and layer.has_own_code:
-        return "it runs the model's own code beside its blocks"
+        return "it runs the model's own code in addition to its blocks"
     if running := running_modules(layer):
         return f"{type(running[0].module).__name__} in it updates buffers"
     return ""
 
 
 def _problem(error: Exception) -> str | None:
-    """A sentence on an error of torch.compile itself; None for other errors."""
+    """Describe an error of torch.compile itself; None for other errors."""
     from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException
 
     if isinstance(error, FailOnRecompileLimitHit):
-        return f"it is given inputs of more than {MOST_FORMS} forms, and code is made for each"
+        return f"its inputs have more than {MOST_FORMS} forms, each of which needs its own code"
     if isinstance(error, TorchDynamoException | BackendCompilerFailed):
         return told(error)
     return None

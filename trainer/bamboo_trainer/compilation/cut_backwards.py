@@ -1,7 +1,7 @@
-"""The backward of a compiled layer as two compiled graphs: gradients of inputs, and those of weights from there.
+"""Cut backwards: a compiled layer's backward as two compiled graphs, for gradients of inputs and then of weights.
 
-Both are always run, one after the other, unless the second one is postponed: the bits are the same ones, as nothing is
-compiled in another way for it.
+Both graphs always exist. They run one after the other, unless the second one is postponed, with the same bits either
+way.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -22,17 +22,17 @@ _CALL: Final = "bamboo_cut_call"  # in the metadata of autograd's node
 
 @dataclass(slots=True, eq=False)
 class CutCall:
-    """One call of a compiled layer whose backward is cut. It belongs to the call's node of autograd's graph.
+    """One call of a compiled layer with a cut backward. It belongs to the call's node in autograd's graph.
 
-    postpones: the next backward computes the gradients of inputs alone, and the one after it those of weights.
+    postpones: the next backward computes only the gradients of inputs, and the one after it those of weights.
     """
 
     postpones: bool = False
-    handed: tuple[Tensor, ...] | None = None  # to the second half, which is still to be run
+    handed: tuple[Tensor, ...] | None = None  # tensors for the second half, which has not run yet
 
 
 def mark_cut(outputs: Any) -> None:
-    """Notes of what a compiled layer has given that its backward is cut."""
+    """Note in a compiled layer's outputs that its backward is cut."""
     for part in outputs if isinstance(outputs, tuple) else (outputs,):
         node: Any = part.grad_fn if isinstance(part, Tensor) else None
         if type(node).__name__ == COMPILED_NODE:
@@ -40,15 +40,15 @@ def mark_cut(outputs: Any) -> None:
 
 
 def cut_call(node: Node) -> CutCall | None:
-    """The call that an operation of autograd's graph is, if it is one whose backward is cut."""
-    found: CutCall | None = node.metadata.get(_CALL) if isinstance(node, torch._C._FunctionBase) else None
-    return found
+    """Return the call of a node in autograd's graph, if its backward is cut."""
+    call: CutCall | None = node.metadata.get(_CALL) if isinstance(node, torch._C._FunctionBase) else None
+    return call
 
 
 class CutBackward:
-    """What torch calls as a backward: is given a list, which it may empty, and gives a gradient or None for each input.
+    """The backward that torch calls with a list, which it may empty; it returns a gradient or None for each input.
 
-    first, rest, taken: as of `GraphHalves`, compiled. late: places of the late gradients among all, which are so many.
+    first, rest, taken: from `GraphHalves`, compiled. late: places of the late gradients among all `count`.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class CutBackward:
     ) -> None:
         self._first, self._rest, self._taken, self._late = first, rest, taken, late
         self._early, self._count = [i for i in range(count) if i not in late], count
-        self._boxed_call = True  # so torch gives the list itself
+        self._boxed_call = True  # lets torch pass the list itself
 
     def __call__(self, given: list[Any]) -> tuple[Any, ...]:
         call = cut_call(torch._C._current_autograd_node())
@@ -69,27 +69,27 @@ class CutBackward:
             handed, call.handed, call.postpones = call.handed, None, False
             return self._spread((), self._rest(list(handed)))
         taken = [given[place] for place in self._taken]
-        found = self._first(given)
-        early, handed = found[: len(self._early)], (*taken, *found[len(self._early) :])
+        results = self._first(given)
+        early, handed = results[: len(self._early)], (*taken, *results[len(self._early) :])
         if call and call.postpones:
-            call.handed = tuple(one.detach() for one in handed)  # they may know the node, which knows the call
+            call.handed = tuple(one.detach() for one in handed)  # their graph has the node, which has the call
             return self._spread(early, ())
         return self._spread(early, self._rest(list(handed)))
 
     def _spread(self, early: Sequence[Any], late: Sequence[Any]) -> tuple[Any, ...]:
-        """The gradients of all inputs. Those that are not computed now are None."""
+        """Return the gradients of all inputs; None for those not computed now."""
         gradients = [None] * self._count
-        for places, found in ((self._early, early), (self._late, late)):
-            for place, gradient in zip(places, found, strict=False):
+        for places, values in ((self._early, early), (self._late, late)):
+            for place, gradient in zip(places, values, strict=False):
                 gradients[place] = gradient
         return tuple(gradients)
 
 
 class CuttingBackend:
-    """A backend of torch.compile: Inductor with these options, which compiles backwards in two halves.
+    """A backend of torch.compile: Inductor with these options, compiling backwards in two halves.
 
-    What it made of a graph serves all others that are equal in every operation and for equal inputs, such as those of a
-    model's blocks: they would get the same code, and most of the time to build a layer is spent before there is any.
+    Graphs with equal operations and inputs, such as those of a model's blocks, share their code, because compilation
+    takes most of the time to build a layer.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -98,9 +98,7 @@ class CuttingBackend:
         self._made: dict[Hashable, tuple[Callable[..., Any], list[str]]] = {}
 
     def of_layer(self, stays_whole: Callable[[str], None]) -> Callable[..., Any]:
-        """The backend for one layer. stays_whole: is told why its backward cannot be cut, before anything is computed
-        with it.
-        """
+        """Return the backend for one layer. stays_whole: called with the reason if its backward cannot be cut."""
 
         def compile_graph(graph: GraphModule, given: Sequence[Any]) -> Any:
             form = graph_form(graph, given)
@@ -130,8 +128,9 @@ class CuttingBackend:
 
 
 def graph_form(graph: GraphModule, given: Sequence[Any]) -> Hashable | None:
-    """What decides the code of a graph of a forward, given such inputs: its operations, the inputs' forms, and what is
-    switched around it. None if it has values or modules of its own, or inputs of forms that may vary.
+    """Return everything that decides the code of a forward's graph: operations, forms of inputs, and torch's modes.
+
+    None if the graph has its own values or modules, or inputs of variable form.
     """
     if not all(map(_is_fixed, given)):
         return None
@@ -159,9 +158,7 @@ def _is_fixed(one: Any) -> bool:
 
 
 def _sharing(given: Sequence[Any]) -> tuple[int, ...]:
-    """For each tensor the first one with its storage, by place: views of one tensor that is changed are computed in
-    another way.
-    """
+    """Return for each tensor the place of the first with the same storage, since views of a changed one matter."""
     first: dict[int, int] = {}
     tensors = [one for one in given if isinstance(one, Tensor)]
     return tuple(first.setdefault(one.untyped_storage()._cdata, place) for place, one in enumerate(tensors))
@@ -183,25 +180,25 @@ def _compiled(
     stays_whole: Callable[[str], None],
     **options: Any,
 ) -> Any:
-    """What Inductor makes of the graph of a forward or a backward. given: examples, which have no values."""
+    """Return Inductor's code for the graph of a forward or backward. given: examples without values."""
     from torch._inductor.compile_fx import compile_fx_inner, fake_tensor_prop
 
     whole = partial(compile_fx_inner, graph, given, **options)
     outputs = outputs_of(graph)
     computed = {place in late for place, one in enumerate(outputs) if one is not None}
-    if not options.get("is_backward") or len(computed) < 2:  # or there are none of one kind
+    if not options.get("is_backward") or len(computed) < 2:  # or all are of one kind
         return whole()
     if len(outputs) != count:
-        stays_whole(f"it gives {len(outputs)} gradients for {count} inputs")
+        stays_whole(f"it returns {len(outputs)} gradients for {count} inputs")
         return whole()
     if effect := effect_in(graph):
-        stays_whole(f"{effect} in it does more than compute")
+        stays_whole(f"{effect} in it has side effects")
         return whole()
     halves = graph_halves(graph, late)
     with torch.no_grad():
         fake_tensor_prop(halves.first, given)
     handed = outputs_of(halves.first)[count - len(late) :]
-    found = [*(given[place] for place in halves.taken), *(node.meta["val"] for node in handed)]
+    examples = [*(given[place] for place in halves.taken), *(node.meta["val"] for node in handed)]
     first = compile_fx_inner(halves.first, given, **options)
-    rest = compile_fx_inner(halves.rest, found, **options | {"static_input_idxs": ()})
+    rest = compile_fx_inner(halves.rest, examples, **options | {"static_input_idxs": ()})
     return CutBackward(first, rest, halves.taken, late, count)

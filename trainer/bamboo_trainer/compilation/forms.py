@@ -1,4 +1,4 @@
-"""What a task's layers are given: shapes and types, found without computing anything."""
+"""Forms of the inputs of a task's layers: shapes and dtypes, found without computing."""
 
 from typing import NamedTuple
 
@@ -15,8 +15,8 @@ class InputForm(NamedTuple):
     """The form of a tensor."""
 
     shape: tuple[int, ...]
-    dtype: str  # as torch calls it
-    needs: bool  # is a gradient computed for it?
+    dtype: str  # torch's name
+    needs: bool  # whether a gradient is computed for it
 
     def zeros(self, device: torch.device) -> Tensor:
         made = torch.zeros(self.shape, dtype=getattr(torch, self.dtype), device=device)
@@ -24,7 +24,7 @@ class InputForm(NamedTuple):
 
 
 def input_forms(task: Task, config: TrainingConfig, end: int) -> dict[int, tuple[InputForm, ...]]:
-    """The forms of the inputs of the layers up to that one, by layer; of fewer, if one cannot be run without data."""
+    """Return the forms of each layer's inputs up to layer `end`; of fewer if a layer cannot run without data."""
 
     def outputs(walk: Walk, index: int, inputs: Parts) -> tuple[tuple[InputForm, ...], Parts]:
         layer = rounded(walk.layer(index), config.parameter_dtype)

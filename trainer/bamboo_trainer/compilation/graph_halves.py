@@ -1,8 +1,8 @@
-"""The graph of a backward in two: gradients of inputs first, and those of weights from what was found on the way.
+"""Halves of a backward's graph: gradients of inputs first, then those of weights from intermediate results.
 
-The first half is all that leads to the gradients of inputs, the second one is the rest. What the second half needs of
-the first one is handed on, but for what costs less to compute again than to keep: views, casts, and elementwise
-operations on nothing but what the backward is given, such as those that torch's partitioner has left to the backward.
+The first half has all operations that lead to the gradients of inputs, the second one the rest. The first half hands
+over the results that the second one needs, except those that are cheaper to compute again than to keep: views, casts,
+and elementwise operations on only the backward's inputs, such as those that torch's partitioner leaves to the backward.
 """
 
 import operator
@@ -13,12 +13,14 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 _CAST: Final = torch.ops.prims.convert_element_type.default
-_CONVOLUTION: Final = torch.ops.aten.convolution_backward.default  # its last argument says which gradients to compute
+_CONVOLUTION: Final = torch.ops.aten.convolution_backward.default  # its last argument selects the gradients to compute
 
 
 class GraphHalves(NamedTuple):
-    """first: is given what the backward is given, and gives the early gradients, then what it hands on. rest: is given
-    `taken`, by place in what the backward is given, then what is handed on, and gives the late gradients.
+    """The two graphs.
+
+    first: takes the backward's inputs, and returns the early gradients and the handed-over results. rest: takes
+    `taken`, by place among the backward's inputs, and the handed-over results, and returns the late gradients.
     """
 
     first: GraphModule
@@ -27,7 +29,7 @@ class GraphHalves(NamedTuple):
 
 
 def graph_halves(backward: GraphModule, late: Collection[int]) -> GraphHalves:
-    """late: places of weights' gradients in what the backward gives. Its operations must do nothing but compute."""
+    """Split a backward's graph without side effects. late: places of weights' gradients among its outputs."""
     outputs = outputs_of(backward)
     late_ones = [one for i, one in enumerate(outputs) if i in late]
     early_ones = [one for i, one in enumerate(outputs) if i not in late]
@@ -45,43 +47,43 @@ def graph_halves(backward: GraphModule, late: Collection[int]) -> GraphHalves:
 
 
 def outputs_of(graph: GraphModule) -> Sequence[Any]:
-    """What a graph gives: results of its operations, or None."""
+    """Return a graph's outputs: results of its operations, or None."""
     (outputs,) = graph.graph.output_node().args
     assert isinstance(outputs, Sequence)
     return outputs
 
 
 def effect_in(backward: GraphModule) -> str:
-    """An operation of the graph that does more than compute, or draws random numbers; "" if none does."""
+    """Return an operation of the graph with side effects or random numbers; "" if there is none."""
     computing = (node for node in backward.graph.nodes if node.op not in ("placeholder", "output"))
     return next((str(node.target) for node in computing if node.is_impure()), "")
 
 
 def _behind(ends: Iterable[Any], stop: Callable[[Node], bool] = lambda _: False) -> set[Node]:
-    """The operations that these depend on, and these. stop: what one depends on does not count."""
-    found, left = set[Node](), [end for end in ends if isinstance(end, Node)]
+    """Return the operations on which these depend, including these. stop: operations whose inputs do not count."""
+    behind, left = set[Node](), [end for end in ends if isinstance(end, Node)]
     while left:
         node = left.pop()
-        if node not in found:
-            found.add(node)
+        if node not in behind:
+            behind.add(node)
             left += () if stop(node) else node.all_input_nodes
-    return found
+    return behind
 
 
 def _with_all_results(graph: Graph, before: set[Node]) -> set[Node]:
-    """With the results of operations that have several. Those of a convolution are computed where they are needed."""
-    found = set(before)
+    """Add all results of operations with several results, but split convolutions so that each half computes its own."""
+    nodes = set(before)
     for node in before:
         others = [user for user in node.users if user.target is operator.getitem and user not in before]
         if node.target is _CONVOLUTION and others:
             _divide(graph, node, others)
         else:
-            found.update(others)
-    return found
+            nodes.update(others)
+    return nodes
 
 
 def _divide(graph: Graph, node: Node, others: Sequence[Node]) -> None:
-    """Make of a convolution's backward two: one that computes these results, and one for the other ones."""
+    """Split a convolution's backward in two: one that computes these results, and one for the others."""
     *rest, mask = node.args
     theirs = {user.args[1] for user in others}
     assert isinstance(mask, Sequence)
@@ -94,20 +96,20 @@ def _divide(graph: Graph, node: Node, others: Sequence[Node]) -> None:
 
 
 def _computed_again(graph: Graph) -> set[Node]:
-    """The operations that the second half computes by itself, where it needs them."""
-    found, simple = set[Node](), set[Node]()
+    """Return the operations that the second half repeats if it needs them."""
+    repeated, simple = set[Node](), set[Node]()
     for node in graph.nodes:
         tags, is_view = getattr(node.target, "tags", ()), getattr(node.target, "is_view", False)
         alone = simple.issuperset(node.all_input_nodes)
         if node.op == "get_attr" or is_view or node.target is _CAST or (alone and torch.Tag.pointwise in tags):
-            found.add(node)
-        if node.op == "placeholder" or (alone and node in found):
+            repeated.add(node)
+        if node.op == "placeholder" or (alone and node in repeated):
             simple.add(node)
-    return found
+    return repeated
 
 
 def _module(owner: GraphModule, given: Sequence[Node], nodes: Collection[Node], outputs: Sequence[Any]) -> GraphModule:
-    """What computes these outputs, with the operations among these nodes. owner: has the graphs' constants."""
+    """Return a graph of these operations that computes these outputs. owner: has the graph's constants."""
     graph, made = Graph(), dict[Node, Node]()
     for node in given:
         made[node] = graph.placeholder(node.name)
@@ -116,6 +118,6 @@ def _module(owner: GraphModule, given: Sequence[Node], nodes: Collection[Node], 
         if node in nodes and node not in made:
             made[node] = graph.node_copy(node, made.__getitem__)
     output = graph.output(tuple(made[one] if isinstance(one, Node) else one for one in outputs))
-    # Then the strides of what is given are those of the graph, whatever layouts are chosen inside.
+    # Keeps the strides of the outputs as in the graph, whatever layouts Inductor chooses inside.
     output.meta["user_visible_output_idxs"] = [i for i, one in enumerate(outputs) if isinstance(one, Node)]
     return GraphModule(owner, graph)

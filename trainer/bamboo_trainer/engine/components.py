@@ -104,19 +104,19 @@ class Components:
         return runner(assignment, layout, address.pipeline, address.microbatch) if layout else assignment.owner
 
     def _look_again(self) -> None:
-        """Look for other work than instructions again, after a change that is more than a boundary tensor."""
+        """Look again for work other than instructions, after a change that is more than a boundary tensor."""
         self._look_first = self._look_last = True
         self.executor.look_again()
 
     # on a plan
 
     def on_plan(self, plan: Plan, old: Plan | None, arrived: float, begun: float | None = None) -> None:
-        """Obey a plan from now on. old: the one before.
+        """Obey a plan from now on. old: the plan before it.
 
-        arrived: when it came; begun: since when it is obeyed, if that began before this call. Seconds of the clock.
+        arrived: when the plan came. begun: when obeying it began, if before this call. Seconds of the clock.
         """
         begun = self._clock() if begun is None else begun
-        self.outbox.finish()  # under the plan that it was made under
+        self.outbox.finish()  # sends what was made under the earlier plan
         self._look_again()
         self.plan.activate(plan)
         self._history.take_role(plan, self.committer.is_root)  # before it learns that the root's cell has finished
@@ -139,7 +139,7 @@ class Components:
         for stage in self.states:
             self.checks.look(stage)  # checksums of a state that a plan begins with count only from now on
         if old is None:
-            self.executor.report()  # what it has finished, after a checkpoint of the last step, counts only from now on
+            self.executor.report()  # cells finished by a restored last step count only from now on
         self._queue.extend(self.early_frames)
         self.early_frames.clear()
         facts = {"reason": plan.reason, "message": plan.message, "boundary": plan.boundary}
@@ -175,7 +175,7 @@ class Components:
         if kind not in BOUNDARY:
             self._look_again()
         elif not known:
-            self._keep_early(sender, frame)  # the plan on its way may let this worker repeat the work that takes it in
+            self._keep_early(sender, frame)  # a plan on its way may give this worker the part that needs it
         match kind:
             case (
                 FrameKind.ACTIVATION
@@ -211,7 +211,7 @@ class Components:
                 if self.executor.cells[cell].step == address.step and self.repeated.answered(sender, frame):
                     self._look_at_repeated()
             case FrameKind.SYNC | FrameKind.LAYER:
-                self._on_commits(frame)  # one of them may bring a plan that takes the part away
+                self._on_commits(frame)  # a commit may bring a plan into force that takes the part away
                 self._on_state(sender, frame)
             case FrameKind.SPOT_CHECK if known:
                 self.spots.asked(sender, frame)
@@ -294,7 +294,7 @@ class Components:
             return True
         if self._look_last and self._do_last():
             return True
-        self._look_last = self.committer.pauses  # whether it still does
+        self._look_last = self.committer.pauses  # in case a pause goes on
         if self.committer.cut is not None:
             return False
         if not self._is_idle:
@@ -365,7 +365,7 @@ class Components:
         self.checks.look(index)
 
     def _reached(self, index: int) -> None:
-        """Begin to copy, piece by piece, what is to be kept of a state's new version."""
+        """Start to copy, piece by piece, a state's new version if a checkpoint or cut needs it."""
         values = self.states[index]
         commit = self.committer.log.commits.get(values.version - 1)
         self._copies.reached(index, values, commit.checkpoint if commit else None, self.plan.current)
@@ -416,17 +416,17 @@ class Components:
     def _look_at_repeated(self) -> None:
         self.repeated.look(self.executor.repeated(), self.executor.since())
 
-    # what others ask
+    # queries
 
     def keep_last(self, wanted: KeepLastState) -> bool:
-        """Keep the state after the last step for the coordinator. Return False if it is not here any more."""
+        """Keep the state after the last step for the coordinator. Return False if it is no longer here."""
         self._look_again()
         found = self._copies.keep_last(wanted, self.states, self.plan.current)
         self._hand_over_copies()
         return found
 
     def report(self) -> None:
-        """Send the coordinator all that it has to know: it may have been restarted, or messages may be lost."""
+        """Send the coordinator everything that it must know: it may have restarted, or messages may be lost."""
         for peer in sorted(self.plan.links_down):
             self._coordinator.tell(PeerDown(peer=peer))
         self._coordinator.tell(PlanApplied(epoch=self.plan.current.epoch))

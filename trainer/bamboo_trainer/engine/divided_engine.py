@@ -56,15 +56,15 @@ class DividedEngine(Engine):
         parts = self.components
         if isinstance(message, PlanApplied) and parts:
             self._folding.keep(parts.plan.current.owned_by(parts.plan.worker), list(parts.states))
-        if (told := self._folding.fold(message)) is not None:
-            self._coordinator.tell(told)
+        if (folded := self._folding.fold(message)) is not None:
+            self._coordinator.tell(folded)
 
     @property
     def plan_told(self) -> Plan | None:
         newest = self.newest_plan
         return folded(newest, self._devices) if newest else None
 
-    # what others ask
+    # queries
 
     def times_due(self, now: float) -> tuple[StageTimes, ...] | None:
         due = super().times_due(now)

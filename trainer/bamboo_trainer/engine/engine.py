@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AwaitedLayers:
-    """A plan whose states consist of layers on their way. when: the plan came. stages: still without their state.
+    """A plan whose states consist of layers on their way. when: its arrival. stages: still without their state.
 
     owned: the stages that run here. kept: layers whose copies stay here, if the state is a checkpoint's.
     """
@@ -95,7 +95,7 @@ class Engine:
         self._take_in()
 
     def obey(self, plan: Plan, arrived: float | None = None) -> None:
-        """Obey the coordinator's plan. arrived: when it came, if it had to wait for an instruction to end."""
+        """Obey the coordinator's plan. arrived: when the plan came, if it had to wait for the end of an instruction."""
         when = self._ports.clock() if arrived is None else arrived
         newest, before = self.newest_plan, self.origin
         if plan.origin < before:
@@ -104,20 +104,20 @@ class Engine:
             self.copies.obeyed(plan)
         if newest is None or plan.origin > before:
             self.copies.goes_back(plan)
-            self.forget()  # before the new states are made: there may not be memory for both
+            self.forget()  # before the new states are built: memory may not suffice for both
             if plan.sources:
                 self._gather(plan, when)
             else:
                 self._begin(plan, when)
         elif self._beginning and plan.epoch > newest.epoch and not plan.owned_by(self._ports.worker):
-            self._beginning = None  # the others have begun: what it replicates comes from them
+            self._beginning = None  # the others have begun, and send the states to replicate
             self._begin(plan, when)
         elif self.components and (now := self.components.plan.offer(plan)):
             self.components.on_plan(now, self.components.plan.current, when)
         self._take_in()
 
     def forget(self) -> None:
-        """Drop all states and their parts: others will begin, and may need the memory."""
+        """Drop all states and what depends on them: others will be built, and may need the memory."""
         had = bool(self.components or self._beginning)  # holding them here would keep them alive
         self.components = self._beginning = None
         self._exchange.stop()
@@ -127,7 +127,7 @@ class Engine:
             release_cached()
 
     def _begin(self, plan: Plan, when: float) -> None:
-        """Begin with the plan's states: those of a checkpoint in the store, or those before the first step."""
+        """Start with the plan's states: those of a checkpoint in the store, or the initial ones."""
         begun, stages = self._ports.clock(), dict[int, Stage]()
         self.timer.begin(plan.stages)
         self._connect(plan)
@@ -143,7 +143,7 @@ class Engine:
         self.copies.report()  # layers read are kept as well
 
     def _begin_with(self, stages: Mapping[int, Stage], plan: Plan, when: float, begun: float) -> None:
-        """Begin with these stages, in the plan's states. begun: when making them began, seconds of the clock."""
+        """Start with these stages, in the plan's states. begun: when building them began, in seconds of the clock."""
         components = Components(self._ports, plan, self.timer, self._received, self.copies, stages)
         components.on_plan(plan, None, when, begun)
         self.components = components
@@ -222,7 +222,7 @@ class Engine:
             self.copies.report()
 
     def drop_copies(self, checkpoints: Sequence[CheckpointId]) -> None:
-        """Drop the copies of these checkpoints, which the coordinator does not need any more."""
+        """Drop the copies of these checkpoints, which the coordinator no longer needs."""
         self.copies.drop(checkpoints)
 
     def take_checkpoint(self, wanted: TakeCheckpoint) -> None:
@@ -251,10 +251,10 @@ class Engine:
         return busy
 
     def _take_in(self) -> None:
-        """Take in frames, one after the other, and only here, so that no work is interrupted.
+        """Take in frames one after the other, and only here, so that no other work is interrupted.
 
         A frame may arrive more than once. A frame of the wrong form is logged and dropped. A frame for the states of a
-        plan on its way waits for that plan, and a frame for states that are given up is dropped.
+        plan on its way waits for that plan, and a frame for abandoned states is dropped.
         """
         while self.components and self._received:
             sender, frame = self._received.popleft()
@@ -268,10 +268,10 @@ class Engine:
             except RefusedFrame as error:
                 logger.warning("refused a %s of %s: %s", frame.address.kind.name, sender, error)
 
-    # what others ask
+    # queries
 
     def report(self) -> None:
-        """Send the coordinator all that it has to know: it may have been restarted, or messages may be lost."""
+        """Send the coordinator everything that it must know: it may have restarted, or messages may be lost."""
         if self.components is None:
             self._ports.coordinator.tell(Report(committed=-1, held={}))  # the coordinator waits for every answer
         else:
@@ -280,7 +280,7 @@ class Engine:
 
     @property
     def plan_told(self) -> Plan | None:
-        """The newest plan, in the coordinator's form."""
+        """The newest plan, in the coordinator's form, with whole stages."""
         return self.newest_plan
 
     @property
@@ -332,7 +332,7 @@ class Engine:
         return {index: state.stage.compile_seconds for index, state in held if state.stage}
 
     def waits_for(self) -> str:
-        """Return why there is no work right now, for a person."""
+        """Return why there is no work right now, as text for the user."""
         if self._beginning:
             return f"layers from {', '.join(self._exchange.asked())}"
         return self.components.executor.waits_for() if self.components else "a part"

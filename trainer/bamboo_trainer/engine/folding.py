@@ -20,20 +20,22 @@ Writers = tuple[tuple[WorkerId, ...], ...]
 
 
 class Folding:
-    """devices: of the worker; each of its stages runs in as many device stages."""
+    """Folds messages. devices: number of the worker's devices; each of its stages runs as that many device stages."""
 
     def __init__(self, devices: int) -> None:
         self._devices = devices
-        self._takeovers: dict[Cell, dict[int, TakenOver]] = {}  # of device stages that have caught up, until all have
+        self._takeovers: dict[
+            Cell, dict[int, TakenOver]
+        ] = {}  # takeovers of device stages, until all of the cell's have caught up
         self._finished: dict[Cell, dict[int, CellFinished]] = {}
         self._sums: dict[int, dict[int, dict[int, StateSums]]] = {}  # by stage, version and device
 
     def forget(self) -> None:
-        """Drop waiting messages: they are about states that are given up."""
+        """Drop waiting messages about abandoned states."""
         self._takeovers, self._finished, self._sums = {}, {}, {}
 
     def keep(self, owned: Collection[Cell], held: Collection[int]) -> None:
-        """Keep only messages about these cells and states of device stages, as a plan is in force."""
+        """Keep only messages about these cells and device stages of the plan in force."""
         cells, stages = {self._cell(cell) for cell in owned}, {stage_of(part, self._devices) for part in held}
         self._takeovers = {cell: said for cell, said in self._takeovers.items() if cell in cells}
         self._finished = {cell: said for cell, said in self._finished.items() if cell in cells}
@@ -66,11 +68,11 @@ class Folding:
         return {stage: min(held[i] for i in mine) for stage, mine in parts.items() if held.keys() >= set(mine)}
 
     def _taken_over(self, message: TakenOver) -> TakenOver | None:
-        """Return the cell's takeover once its last part is taken over; each part ran every forward."""
+        """Return the cell's takeover once its last part is taken over. Each part ran every forward."""
         cell = self._cell(message.cell)
-        said = self._takeovers.setdefault(cell, {})
-        said[self._device(message.cell)] = message
-        if len(said) < self._devices:
+        by_device = self._takeovers.setdefault(cell, {})
+        by_device[self._device(message.cell)] = message
+        if len(by_device) < self._devices:
             return None
         parts = self._takeovers.pop(cell).values()
         return TakenOver(
@@ -95,17 +97,18 @@ class Folding:
         return StateSums(stage=stage, version=message.version, sums=sums)
 
     def unfolded_writers(self, writers: Writers, stages: Ranges) -> Writers:
-        """Return the writers of each device stage, turned so that everybody writes the same layers. stages: the layers
-        of device stages.
+        """Return the writers of each device stage, rotated so that layers keep their writers.
+
+        stages: the layers of device stages.
         """
-        found = []
+        unfolded = []
         for stage, names in enumerate(writers):
             parts = self._layers(stage, stages)
             for begin, _ in parts:
                 first = parts[0][0]
                 turned = (begin - first) % max(1, len(names))
-                found.append((*names[turned:], *names[:turned]))
-        return tuple(found)
+                unfolded.append((*names[turned:], *names[:turned]))
+        return tuple(unfolded)
 
     def times(self, times: Sequence[StageTimes], stages: Ranges) -> tuple[StageTimes, ...]:
         """Return the times of the stages whose parts have all been measured. stages: the layers of device stages."""

@@ -24,7 +24,7 @@ def is_exchanged(address: Address) -> bool:
 
 
 class LayerExchange:
-    """copies: those of this worker; received layers are added."""
+    """Requests and answers of layers. copies: those of this worker; received layers are added."""
 
     def __init__(self, worker: WorkerId, transport: Transport, copies: LayerCopies) -> None:
         self._worker, self._transport, self._copies = worker, transport, copies
@@ -41,9 +41,9 @@ class LayerExchange:
         return sorted(set(self._wanted.values()))
 
     def gather(self, plan: Plan, layers: Iterable[int]) -> None:
-        """Ask for those of these layers that are not here, and that others hold by the plan."""
+        """Ask for those of these layers that are missing here and that others hold according to the plan."""
         assert plan.restore is not None
-        mine = sorted(plan.worker_ids()).index(self._worker)  # so that not all ask the same one
+        mine = sorted(plan.worker_ids()).index(self._worker)  # so that not all workers ask the same one
         here = self._copies.of(plan.restore)
         self._plan, self._wanted = plan, {}
         for layer in layers:
@@ -76,7 +76,7 @@ class LayerExchange:
         elif self._plan is None or payload.checkpoint != self._plan.restore:
             return
         elif frame.address.kind is FrameKind.LAYERS_LACKED:
-            if not self._plan.moved:  # else another plan comes, or no worker has them
+            if not self._plan.moved:  # else another plan follows, or no worker has them
                 self._wanted = {k: w for k, w in self._wanted.items() if (w, k in payload.layers) != (sender, True)}
         elif self._wanted.get(layer) == sender:
             del self._wanted[layer]

@@ -19,13 +19,14 @@ from bamboo_trainer.transport.base import Transport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """What an engine uses. builder: makes stages. files: of checkpoints.
+    """The collaborators of an engine. builder: builds stages. files: of checkpoints.
 
-    new_id: of an attempt to write a checkpoint. host_memory: its size and use. copies: of what is sent, in host memory;
-    if they are made later, each leads to a `Copied` event. clock: seconds; work_clock: without those in which the
-    engine's thread waited for a processor. on_host: states kept only for others wait in host memory. policy: for steps
-    that are not finite. evaluations: of which states. history: told of commits. spots: which microbatches are checked;
-    None: none. deterministic: see `training.deterministic`. devices: of the worker; each stage runs in as many parts.
+    new_id: makes the id of an attempt to write a checkpoint. host_memory: size and use of it. copies: of tensors to
+    send, in host memory; each asynchronous one leads to a `Copied` event. clock: seconds. work_clock: without those in
+    which the engine's thread waited for a processor. on_host: states kept only for others stay in host memory. policy:
+    for steps that are not finite. evaluations: which states are evaluated. history: is told of commits. spots: which
+    microbatches are checked; None: none. deterministic: see `training.deterministic`. devices: of the worker; each
+    stage runs as that many parts.
     """
 
     worker: WorkerId

@@ -1,9 +1,9 @@
-"""Times of a microbatch of each stage that this worker runs, by which slow workers and heavy layers are found.
+"""Times of a microbatch in each stage that this worker runs, from which slow workers and heavy layers are detected.
 
-Medians, so that a hiccup does not count. Only the ordinary schedule's work counts: nothing that is repeated, no wait,
-and not the first calls. One forward in `PERIOD` is run layer by layer with a wait after each, which separates the
-layers; a backward is one call for the whole stage, and cannot be separated. Some rehearsals measure the next stage's
-layers in the same way, so that workers of one pipeline can be compared.
+They are medians, so a hiccup does not count. Only the ordinary schedule's work counts, without repetitions, waits and
+first calls. One forward in `PERIOD` runs layer by layer with a wait after each, which separates the layers' times; a
+backward is one call for the whole stage and cannot be separated. Some rehearsals measure the next stage's layers in the
+same way, so that workers of one pipeline can be compared.
 """
 
 from collections import deque
@@ -15,11 +15,13 @@ from typing import Final
 from bamboo_core.planning.schedule import Backward, BackwardRest, BackwardWeight, Forward, Instruction, ReportReady
 from bamboo_core.planning.splits.stage_times import LEAST_MICROBATCHES, MOST_MICROBATCHES, MOST_TIMES, StageTimes
 
-IGNORED: Final = 2  # the first ones of a stage, which take longer than later ones
+IGNORED: Final = 2  # first forwards of a stage, which take longer
 PERIOD: Final = 16
 KEPT_LAYERS: Final = 8  # forwards of each layer by itself
 TOLD_SECONDS: Final = 1.0
-FIRST_TOLD: Final = LEAST_MICROBATCHES + 2  # of a stage, after which its times are reported before the step is done
+FIRST_TOLD: Final = (
+    LEAST_MICROBATCHES + 2
+)  # microbatches of a stage after which its times are reported before the step ends
 
 
 def _kept(most: int) -> "Callable[[], deque[float]]":
@@ -28,7 +30,7 @@ def _kept(most: int) -> "Callable[[], deque[float]]":
 
 @dataclass(slots=True)
 class _ByLayer:
-    """One forward that was run layer by layer. after: the whole ones that followed it, until the next such forward."""
+    """One forward that ran layer by layer. after: the whole forwards that followed it, until the next such one."""
 
     layers: dict[int, float] = field(default_factory=dict)
     after: list[float] = field(default_factory=list)
@@ -36,8 +38,10 @@ class _ByLayer:
 
 @dataclass(slots=True)
 class _Stage:
-    """Seconds. weights: of postponed weight gradients. begun: forwards that the ordinary schedule has begun here.
-    layers: of rehearsals. by_layer: of the schedule's own.
+    """Times of a stage, in seconds.
+
+    weights: of postponed weight gradients. begun: number of forwards of the ordinary schedule begun here. layers: of
+    rehearsals. by_layer: of the schedule's own forwards.
     """
 
     forwards: deque[float] = field(default_factory=_kept(MOST_MICROBATCHES))
@@ -48,9 +52,10 @@ class _Stage:
     begun: int = 0
 
     def each(self, layers: Sequence[int]) -> tuple[float, ...]:
-        """Return the seconds of each layer's forward, in order; empty if one was not measured. Forwards that run layer
-        by layer are rare, so the newest may be from before a change for long. So each counts by its ratio to the whole
-        forwards after it, times what a whole forward takes now.
+        """Return the seconds of each layer's forward, in order; empty if one was not measured.
+
+        Forwards that run layer by layer are rare, so the newest may be outdated after a change. So each counts by its
+        ratio to the whole forwards after it, times the present time of a whole forward.
         """
         whole = [one for one in self.by_layer if one.layers.keys() >= set(layers)]
         if whole:
@@ -65,7 +70,7 @@ class _Stage:
 
 
 class StageTimer:
-    """Measures in the engine's thread; any one thread may call `due`.
+    """Measures times in the engine's thread; any one thread may call `due`.
 
     now: the clock, in seconds, which should not count waiting for a processor.
     """
@@ -75,7 +80,7 @@ class StageTimer:
         self._ranges: Sequence[tuple[int, int]] = ()
         self._stages: dict[int, _Stage] = {}
         self._latest: tuple[StageTimes, ...] = ()
-        self._due, self._asked = 0.0, True  # asked: the latest times were returned, or are of other stages
+        self._due, self._asked = 0.0, True  # asked: the newest times were returned, or are outdated
 
     def begin(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Start with a new split. ranges: the layers of each stage."""
@@ -92,7 +97,7 @@ class StageTimer:
         self._asked = True
 
     def begins_forward(self, stage: int) -> bool:
-        """Note that a forward of the ordinary schedule begins; return whether to run and measure it layer by layer."""
+        """Note that a forward of the ordinary schedule begins; return whether to run and time it layer by layer."""
         measured = self._of(stage)
         measured.begun += 1
         by_layer = measured.begun > IGNORED and (measured.begun - IGNORED) % PERIOD == 1
@@ -117,10 +122,10 @@ class StageTimer:
                 measured.backwards.append(seconds)
                 if len(measured.backwards) == FIRST_TOLD:
                     self._sum_up()
-            case BackwardRest():  # of the backward before, which is run bucket by bucket
+            case BackwardRest():  # part of the last backward, which runs bucket by bucket
                 if measured.backwards:
                     measured.backwards[-1] += seconds
-            case BackwardWeight():  # what a backward had postponed
+            case BackwardWeight():  # the postponed part of a backward
                 measured.weights.append(seconds)
 
     def ran_layer(self, stage: int, layer: int, seconds: float) -> None:

@@ -1,1 +1,1 @@
-"""What a worker keeps where: device and host memory, what backwards need, and how much a job will need in all."""
+"""Device and host memory of a worker: placement, copies, recomputation, and estimates of a job's need."""

@@ -1,7 +1,7 @@
-"""The host memory that this process may use: what its control groups allow, and what is used of that.
+"""The host memory that this process may use: limits of its control groups, and their use.
 
-A process that goes beyond is killed by the kernel. Limits are those of the group and of all above it that can be seen;
-in a container that is usually the container's own. Both versions of control groups are read.
+The kernel kills a process that exceeds them. The limits are those of the group and of all visible groups above it; in a
+container that is usually the container's own. Both versions of control groups are read.
 """
 
 from collections.abc import Iterator
@@ -11,26 +11,26 @@ from typing import Final, NamedTuple
 ROOT: Final = Path("/sys/fs/cgroup")
 GROUPS: Final = Path("/proc/self/cgroup")  # a line for each hierarchy: number:controllers:path; 0::path is version 2
 UNLIMITED: Final = 2**60  # version 1 writes a number near 2**63 for no limit
-USABLE: Final = 0.9  # of the limit: what is allocated between two looks needs room, too
+USABLE: Final = 0.9  # share of the limit, since allocations between two checks need room, too
 
 
 class HostMemory(NamedTuple):
     """The memory of a host, in bytes."""
 
     limit: int
-    used: int  # without the file cache that the kernel would give up at once
+    used: int  # without the file cache that the kernel can drop at once
 
     def has_room(self, more: int, freed: int = 0) -> bool:
-        """Whether there is room for so many bytes more, once `freed` bytes are free."""
+        """Return whether `more` bytes fit, once `freed` bytes are free."""
         return self.used - freed + more <= USABLE * self.limit
 
 
 class _Files(NamedTuple):
-    """How one version names things."""
+    """The names of one version's files."""
 
     limit: str
     used: str
-    cache: str  # the line of memory.stat with what can be given up
+    cache: str  # the line of memory.stat with reclaimable bytes
 
 
 _VERSION_2: Final = _Files("memory.max", "memory.current", "inactive_file")
@@ -38,15 +38,13 @@ _VERSION_1: Final = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "to
 
 
 def host_memory(root: Path = ROOT, groups: Path = GROUPS) -> HostMemory | None:
-    """The memory of the group that has least left; None if no limit is known. May be called in any thread."""
-    found = [memory for folder, files in _folders(root, groups) if (memory := _read(folder, files)) is not None]
-    return min(found, key=lambda memory: memory.limit - memory.used, default=None)
+    """Return the memory of the group with the least room; None if no limit is known. Safe in any thread."""
+    known = [memory for folder, files in _folders(root, groups) if (memory := _read(folder, files)) is not None]
+    return min(known, key=lambda memory: memory.limit - memory.used, default=None)
 
 
 def _folders(root: Path, groups: Path) -> Iterator[tuple[Path, _Files]]:
-    """The folders of this process's groups, and of those above. Some cannot be seen in a container, and lead
-    nowhere.
-    """
+    """Yield the folders of this process's groups and of those above; some do not exist inside a container."""
     try:
         lines = groups.read_text().splitlines()
     except OSError:

@@ -1,6 +1,6 @@
-"""How much memory a job's workers will need: counted from its layers without data, before anything runs.
+"""Estimates of a job's memory, counted from its layers without data, before anything runs.
 
-Layers are run forward (see `inspection.walk`), and what autograd would keep is added up.
+Layers run forward without data (see `inspection.walk`), and the tensors that autograd would keep are added up.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,16 +29,17 @@ from bamboo_trainer.tasks.ties import tied_groups
 from bamboo_trainer.tasks.user_code import task_loss
 from bamboo_trainer.training import TrainingConfig
 
-KEPT_STEPS = 2  # of frames in the message log
-Holds = Callable[[Tensor], bool]  # is it a parameter or a buffer?
-ADAM = 2  # tensors that an optimizer keeps for each parameter, if its step cannot be run without values
+KEPT_STEPS = 2  # steps of frames in the message log
+Holds = Callable[[Tensor], bool]  # whether a tensor is a parameter or a buffer
+ADAM = 2  # assumed tensors per parameter of an optimizer whose step needs values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSize:
-    """What a layer holds. parameters, tied: elements, and of them those that are another layer's, too, which counts
-    them. casts: bytes of parameters in the precision of the products, one for all microbatches. inputs: bytes of one
-    microbatch.
+    """The size of a layer.
+
+    parameters: number of elements. tied: number of these that belong to, and are counted for, another layer. casts:
+    bytes of parameters cast to the precision of products, shared by all microbatches. inputs: bytes of one microbatch.
     """
 
     parameters: int
@@ -50,16 +51,16 @@ class LayerSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryByKind:
-    """Bytes by kind. What belongs to two kinds counts once, with the first of them."""
+    """Bytes by kind. Memory of two kinds counts once, for the first of them."""
 
-    # parameters, optimizer: of the stages that the worker owns, frozen values and buffers included
+    # parameters, optimizer: of the worker's own stages, including frozen values and buffers
     parameters: int
     optimizer: int
-    replica: int  # the same of the stages that it keeps for others
-    gradients: int  # sums so far, and final ones not yet applied
-    log: int  # in host memory: what may have to be sent again, and sums of finished groups, also of the next stage
-    activations: int  # what the backwards of the microbatches in flight need
-    copies: int  # in host memory: of layers, for checkpoints; and optimizers' states that are on no device
+    replica: int  # the same of its replicas
+    gradients: int  # partial sums, and final gradients not yet applied
+    log: int  # in host memory: frames that may be sent again, and sums of finished groups, also of the next stage
+    activations: int  # tensors for the backwards of the microbatches in flight
+    copies: int  # in host memory: of layers for checkpoints, and optimizers' states that are on no device
 
     @property
     def total(self) -> int:
@@ -67,7 +68,7 @@ class MemoryByKind:
 
 
 def measure(task: Task, spec: JobSpec) -> tuple[LayerSize, ...]:
-    """Every layer's size. Raises TaskError for a layer, loss or optimizer that cannot be used."""
+    """Return each layer's size. Raises TaskError for a layer, loss or optimizer that cannot be used."""
     inputs, targets = first_batch(task, spec.training.micro_batch_size)
     return look(task, inputs, partial(_size, TrainingConfig.of(spec.training), targets))
 
@@ -98,18 +99,18 @@ def _size(config: TrainingConfig, targets: Parts, walk: Walk, index: int, inputs
             activations=0 if index in checkpointed else kept.bytes(boundary) + bool(checkpointed) * kept.cast_bytes(),
             boundary=sum(p.nbytes for p in passed),
         ),
-        casts=0 if checkpointed else kept.cast_bytes(),  # which forget those of all layers
+        casts=0 if checkpointed else kept.cast_bytes(),  # recomputation drops the casts of all layers
         inputs=sum(p.nbytes for p in inputs),
     )
     return size, parts
 
 
 class _Saved:
-    """What autograd keeps: storages, each once. own: of parameters and buffers, which do not count."""
+    """The storages that autograd keeps, each once. own: storages of parameters and buffers, which do not count."""
 
     def __init__(self, own: set[int]) -> None:
         self._own = own
-        self._tensors: dict[int, Tensor] = {}  # held, as the number of a storage that is freed is used again
+        self._tensors: dict[int, Tensor] = {}  # kept alive, since a freed storage's number is used again
         self._casts: dict[int, int] = {}
 
     def add(self, tensor: Tensor, holds: Holds) -> None:
@@ -129,7 +130,7 @@ class _Saved:
 
 
 def _is_cast(tensor: Tensor, holds: Holds) -> bool:
-    """Is it a parameter, cast to another type?"""
+    """Return whether a tensor is a parameter cast to another dtype."""
     whole = tensor if tensor._base is None else tensor._base
     made_by = whole.grad_fn
     if made_by is None or made_by.name() != CAST:
@@ -151,7 +152,7 @@ def _saved(own: set[int]) -> Iterator[_Saved]:
 
 
 def _optimizer_bytes(task: Task, index: int, layer: nn.Module) -> int:
-    """Return the bytes that the optimizer remembers of a layer after a step."""
+    """Return the bytes of the optimizer's state for a layer after a step."""
     trained = {f"{index}.{n}": nn.Parameter(p.to("meta")) for n, p in layer.named_parameters() if p.requires_grad}
     inner = ScheduledOptimizer(task, list(trained.items())).inner
     if inner is None:
@@ -160,8 +161,8 @@ def _optimizer_bytes(task: Task, index: int, layer: nn.Module) -> int:
         parameter.grad = torch.zeros_like(parameter)
     for group in inner.param_groups:
         if group.get("fused"):
-            group["fused"] = False  # what it remembers is the same, and its kernels want values
-    with suppress(Exception):  # an optimizer that looks at values, such as Adafactor
+            group["fused"] = False  # the state is the same, but fused kernels need values
+    with suppress(Exception):  # an optimizer that reads values, such as Adafactor
         inner.step()
         remembered = [t for state in inner.state.values() for t in state.values() if isinstance(t, Tensor)]
         return sum(t.nbytes for t in remembered)
@@ -176,10 +177,10 @@ def worker_memory(
     taken_over: bool,
     parts: Sequence[tuple[int, int]] = (),
 ) -> tuple[int | None, MemoryByKind]:
-    """The stage whose worker needs most, and how much: in calm, or while it runs all stages that it replicates, too.
+    """Return the stage whose worker needs the most memory, and its memory.
 
-    parts: the layers of each device stage, if workers have several devices; then it is how much the device that needs
-    most does.
+    taken_over: the worker also runs all stages that it replicates. parts: the layers of each device stage, if workers
+    have several devices; the result is then that of the largest device.
     """
     spec, devices = in_force(spec), spec.worker.devices
     accounts = [
@@ -187,13 +188,13 @@ def worker_memory(
         for one in worker_roles(spec, len(stages), taken_over=taken_over)
         for number in range(devices)
     ]
-    return max(accounts, key=lambda found: found[1].total)
+    return max(accounts, key=lambda account: account[1].total)
 
 
 def _account(
     sizes: Sequence[LayerSize], stages: Sequence[tuple[int, int]], spec: JobSpec, roles: Roles
 ) -> MemoryByKind:
-    """The memory of a worker's device where it needs most."""
+    """Return the memory of a worker's device at its peak."""
     depth, pipelines = len(stages), spec.topology.pipelines
     owned, kept = roles.owned, roles.kept
     microbatches = most_microbatches(spec.training, pipelines)
@@ -213,7 +214,7 @@ def _account(
         return KEPT_STEPS * (microbatches * boundary + shared)
 
     def finished_sums() -> int:
-        """Of the cells that are run here, and of the next stage's."""
+        """Return the bytes of finished groups' sums, of the cells run here and of the next stage's."""
         groups = -(-(spec.training.groups or 1) // pipelines)
         next_one = () if spec.worker.devices > 1 or roles.stage is None or depth == 1 else ((roles.stage + 1) % depth,)
         return (groups - 1).bit_length() * total(lambda layer: layer.gradients, *owned, *next_one)
@@ -241,10 +242,9 @@ def _copies(
     spec: JobSpec,
     held: tuple[Sequence[int], Sequence[int]],
 ) -> int:
-    """The bytes of layers that a worker writes of checkpoints, while one is being written. held: the stages it runs,
-    and keeps.
+    """Return the bytes of copies while a worker writes a checkpoint. held: the stages it runs, and its replicas.
 
-    A stage's layers are dealt in turn to its owners in all pipelines, then to those that keep its replicas.
+    A stage's layers are dealt in turn to its owners in all pipelines, then to its replicas.
     """
     if spec.checkpoint is None:
         return 0

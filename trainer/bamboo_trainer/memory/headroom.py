@@ -1,4 +1,4 @@
-"""How much memory a worker has taken, and how much more it could hold, so that nobody gets layers without room."""
+"""Headroom: a worker's memory use and how much more it could hold, so that it gets no layers without room."""
 
 import os
 import resource
@@ -10,24 +10,22 @@ import torch
 from bamboo_core.control.memory import Memory
 from bamboo_trainer.memory.cgroup import USABLE, HostMemory, host_memory
 
-USED = Path("/proc/self/statm")  # in pages; the second number is what is resident
+USED = Path("/proc/self/statm")  # in pages; the second number is resident memory
 
 
 def headroom(
     devices: Sequence[torch.device], memory: Callable[[], HostMemory | None] = host_memory, used: Path = USED
 ) -> float | None:
-    """How many times as much as now it could hold, of what is scarcest: a GPU's memory, or a container's host memory.
+    """Return the ratio of the usable to the used memory, of the scarcest: a GPU's, or a container's host memory.
 
-    What torch keeps cached on a GPU counts as used. None if no limit is known. May be called in any thread.
+    Memory that torch caches on a GPU counts as used. None if no limit is known. Safe in any thread.
     """
     known = [part for part in (*map(_on_gpu, devices), _on_host(memory(), used)) if part is not None]
     return min(known, default=None)
 
 
 def has_room(device: torch.device, size: int) -> bool:
-    """Could the device hold so many bytes more? What torch keeps cached there is free; a CPU has nowhere else to put
-    them.
-    """
+    """Return whether a device could hold `size` more bytes. torch's cache counts as free; on a CPU always true."""
     if device.type != "cuda":
         return True
     free, total = torch.cuda.mem_get_info(device)
@@ -36,10 +34,10 @@ def has_room(device: torch.device, size: int) -> bool:
 
 
 def memory_of(devices: Sequence[torch.device], memory: Callable[[], HostMemory | None] = host_memory) -> Memory:
-    """The peak so far and the limit of the GPU that has come closest to its own; without GPUs, of the host's memory.
+    """Return peak and limit of the GPU closest to its limit; without GPUs, of the host's memory.
 
-    What torch keeps cached on a GPU counts. The host's limit is its control group's, or else all that the machine has.
-    May be called in any thread.
+    Memory that torch caches on a GPU counts. The host's limit is that of its control group, or else all of the
+    machine's memory. Safe in any thread.
     """
     gpus = [
         Memory(peak=torch.cuda.max_memory_reserved(device), limit=torch.cuda.get_device_properties(device).total_memory)
@@ -54,7 +52,7 @@ def memory_of(devices: Sequence[torch.device], memory: Callable[[], HostMemory |
 
 
 def device_memory(devices: Sequence[torch.device], memory: Callable[[], HostMemory | None] = host_memory) -> int:
-    """Bytes that stages may take of the smallest of them; 0 if no limit is known."""
+    """Return the bytes that stages may use on the smallest device; 0 if no limit is known."""
     limits = [torch.cuda.get_device_properties(device).total_memory for device in devices if device.type == "cuda"]
     if not limits and (host := memory()) is not None:
         limits = [host.limit]

@@ -1,10 +1,8 @@
-"""Copies between a device and host memory, from where tensors are sent, and between the devices of one worker: the
-engine does not wait for them.
+"""Asynchronous copies of tensors between a device and host memory, from where they are sent, and between devices.
 
-On a CPU a tensor is its own copy. On a GPU copies have streams of their own and pinned memory, so that they are made
-while instructions run. Whoever started a copy to host memory asks now and then whether it is there; what is brought to
-the device is waited for by the device alone. What one device gives another takes the driver's direct way: over NVLink
-or PCIe where devices reach each other's memory, else as the driver stages it.
+On a CPU a tensor is its own copy. On a GPU, copies use their own streams and pinned memory, so that they run alongside
+instructions. The engine polls copies to host memory; only the device waits for copies to it. Copies between devices use
+the driver's direct way: NVLink or PCIe if the devices reach each other's memory, else staging by the driver.
 """
 
 import math
@@ -22,7 +20,7 @@ from bamboo_trainer.memory.marks import EventWatch, PassedMark, QueueMark, event
 from bamboo_trainer.memory.placement import wait_for
 from bamboo_trainer.transport.base import ordinary
 
-PINNED_BYTES: Final = 4 << 30  # beyond it copies go to ordinary memory, and the engine waits for them
+PINNED_BYTES: Final = 4 << 30  # beyond it, copies use ordinary memory and the engine waits for them
 
 CPU: Final = torch.device("cpu")
 
@@ -32,49 +30,48 @@ Bring = Callable[[Iterable[Tensor]], Parts]  # as `HostCopies.bring`
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A copy that was under way is there: what waits for it may be sent."""
+    """The event that a copy is complete, so that frames that wait for it may be sent."""
 
 
 class Copy(Protocol):
-    """A copy of some tensors."""
+    """A copy of some tensors, perhaps still in progress."""
 
     def ready(self) -> bool: ...
 
     def wait(self) -> Parts:
-        """The copies, once they are there. Their originals may not be written to before that."""
+        """Wait for the copies and return them. Until then, no code may write to the originals."""
         ...
 
 
 class HostCopies(Protocol):
-    """Used by the engine's thread only, but for `buffer`."""
+    """Copies for one device. Only the engine's thread may use it, except for `buffer`."""
 
     def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
-        """Starts to copy tensors to host memory. bulk: what is not urgent, and so large that what is may not be behind
-        it.
-        """
+        """Start to copy tensors to host memory. bulk: large and not urgent; urgent copies must not queue behind."""
         ...
 
     def bring(self, tensors: Iterable[Tensor]) -> Parts:
-        """Copies of these tensors on the device: what is started there from now on may use them."""
+        """Return copies of these tensors on the device; work started there from now on may use them."""
         ...
 
     def hand_over(self, tensors: Iterable[Tensor]) -> Parts:
-        """These tensors, for who brings them to any device of this worker: they are as what has been started so far
-        makes them, and nobody may write to them any more.
+        """Return these tensors for another device of this worker.
+
+        They are complete once the work started so far is done; no code may write to them any more.
         """
         ...
 
     def mark(self) -> QueueMark:
-        """A mark behind what the device has been given to compute."""
+        """Return a mark behind the work that the device has been given so far."""
         ...
 
     def buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Host memory without values, for what will be brought to the device. Any thread may ask."""
+        """Return uninitialized host memory for tensors that will be copied to the device. Safe in any thread."""
         ...
 
 
-class _There:
-    """A copy that is made."""
+class _Finished:
+    """A finished copy."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -87,13 +84,13 @@ class _There:
 
 
 class AtOnce:
-    """The copies for tensors in host memory, which need none; all others are waited for."""
+    """Synchronous copies; tensors in host memory are their own copies."""
 
     def __init__(self, device: torch.device = CPU) -> None:
         self._device = device
 
     def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
-        return _There(tuple([tensor if tensor.is_cpu else tensor.cpu() for tensor in tensors]))
+        return _Finished(tuple([tensor if tensor.is_cpu else tensor.cpu() for tensor in tensors]))
 
     def bring(self, tensors: Iterable[Tensor]) -> Parts:
         return tuple([tensor.to(self._device) for tensor in tensors])
@@ -109,7 +106,7 @@ class AtOnce:
         return ordinary(shape, dtype)
 
 
-class _UnderWay:
+class _InProgress:
     def __init__(self, parts: Parts, event: torch.cuda.Event) -> None:
         self._parts, self._event = parts, event
 
@@ -122,7 +119,7 @@ class _UnderWay:
 
 
 class _All:
-    """A copy of the tensors of several devices. places: where each tensor is, in which of the copies."""
+    """A copy of tensors of several devices. places: for each tensor, the copy that has it."""
 
     def __init__(self, copies: Sequence[Copy], places: Sequence[int]) -> None:
         self._copies, self._places = copies, places
@@ -136,58 +133,60 @@ class _All:
 
 
 def pinned_size(size: int) -> int:
-    """What torch takes of pinned memory for so many bytes: its allocator makes blocks of powers of two."""
+    """Return the pinned memory that torch uses for `size` bytes: its allocator makes blocks of powers of two."""
     return 1 << (size - 1).bit_length() if size else 0
 
 
 class HandedOver:
-    """The events after which tensors that devices of this worker have handed over are made."""
+    """Events after which the tensors that devices of this worker have handed over are complete."""
 
     def __init__(self) -> None:
         self._made: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def add(self, tensors: Iterable[Tensor], device: torch.device) -> None:
-        """Record that what has been started on the device so far makes these tensors of it."""
+        """Record that the work started on the device so far completes these tensors."""
         made = torch.cuda.Event()  # type: ignore[no-untyped-call]
         made.record(torch.cuda.current_stream(device))
         for tensor in tensors:
             self._made[tensor] = made
 
     def wait(self, stream: torch.cuda.Stream, tensor: Tensor) -> None:
-        """Let a stream wait until the tensor is made, and for nothing that its device was given after it."""
+        """Let a stream wait until the tensor is complete, but for no later work of its device."""
         stream.wait_event(self._made[tensor])
 
 
 class CudaCopies:
-    """The copies between a GPU and host memory, and to it from other GPUs. told: called when a copy is ready, by a
-    thread of its own, so that the engine need not ask all the time. handed_over: what all devices of the worker have.
+    """Copies between a GPU and host memory, and from other GPUs.
+
+    notify: called by another thread when a copy is ready, so that the engine need not poll. handed_over: shared by all
+    devices of the worker.
     """
 
     def __init__(
         self,
         device: torch.device,
-        told: Callable[[], None],
+        notify: Callable[[], None],
         pinned_bytes: int = PINNED_BYTES,
         handed_over: HandedOver | None = None,
     ) -> None:
         self._device, self._room = device, pinned_bytes
         self._handed_over = handed_over or HandedOver()
         self._inward, self._urgent, self._bulk = (torch.cuda.Stream(device) for _ in range(3))  # type: ignore[no-untyped-call]
-        self._across: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}  # there and here, by device
-        self._watch = EventWatch("host-copies", told)
-        self._lock = threading.Lock()  # over the room: tensors are freed by any thread
+        self._across: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}  # streams there, here
+        self._watch = EventWatch("host-copies", notify)
+        self._lock = threading.Lock()  # of the room, since any thread frees tensors
 
     def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
         tensors, stream = tuple(tensors), self._bulk if bulk else self._urgent
         if not tensors or all(tensor.is_cpu for tensor in tensors):
-            return _There(tensors)
+            return _Finished(tensors)
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             parts = tuple(tensor if tensor.is_cpu else self._copy(tensor.detach(), stream) for tensor in tensors)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(stream)
         self._watch.add(event)
-        return _UnderWay(parts, event)
+        return _InProgress(parts, event)
 
     def _copy(self, tensor: Tensor, stream: torch.cuda.Stream) -> Tensor:
         copy = self.buffer(tensor.shape, tensor.dtype)
@@ -209,13 +208,15 @@ class CudaCopies:
 
     def _bring_from_host(self, tensors: Sequence[Tensor]) -> Parts:
         with torch.cuda.stream(self._inward):
-            there = tuple(tensor.to(self._device, non_blocking=True) for tensor in tensors)
-        return self._after(self._inward, there)
+            copies = tuple(tensor.to(self._device, non_blocking=True) for tensor in tensors)
+        return self._after(self._inward, copies)
 
     def _bring_across(self, device: torch.device, tensors: Sequence[Tensor]) -> Parts:
-        """Copies from another device. torch makes them on the stream of the device that has them, with peer access
-        where there is any, and lets the stream of this one wait for them. Both are streams of their own, so that they
-        wait for the tensors alone, and not for what either device computes meanwhile.
+        """Return copies from another device.
+
+        torch copies on a stream of the source device, with peer access if possible, and lets a stream of this device
+        wait for it. Both streams serve only copies, so that they wait for the tensors alone, not for other work of
+        either device.
         """
         if device not in self._across:
             self._across[device] = (torch.cuda.Stream(device), torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
@@ -229,7 +230,7 @@ class CudaCopies:
         return self._after(here, brought)
 
     def _after(self, stream: torch.cuda.Stream, brought: Parts) -> Parts:
-        """What a stream has brought, for the one that computes."""
+        """Let the computing stream wait for the tensors that another stream copies, and return them."""
         current = torch.cuda.current_stream(self._device)
         current.wait_stream(stream)
         for tensor in brought:
@@ -245,7 +246,7 @@ class CudaCopies:
         return event_mark(self._device)
 
     def buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A buffer in pinned memory, as long as there is room there."""
+        """Return a buffer, in pinned memory as long as there is room."""
         size = pinned_size(math.prod(shape) * dtype.itemsize)
         pinned = self._take(size)
         buffer = torch.empty(shape, dtype=dtype, pin_memory=pinned)
@@ -265,8 +266,9 @@ class CudaCopies:
 
 
 class CopiesOfDevices:
-    """The copies for tensors of several devices, each with its own streams. What is brought goes to the first device; a
-    device stage has the copies of its own.
+    """Copies for tensors of several devices, each with its own streams.
+
+    `bring` copies to the first device; a device stage uses the copies of its own device.
     """
 
     def __init__(self, by_device: Mapping[torch.device, HostCopies]) -> None:
@@ -275,12 +277,12 @@ class CopiesOfDevices:
 
     def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
         tensors = tuple(tensors)
-        found = list(dict.fromkeys(t.device for t in tensors if t.device in self._by_device))
-        if len(found) < 2:
+        devices = list(dict.fromkeys(t.device for t in tensors if t.device in self._by_device))
+        if len(devices) < 2:
             return self._of(tensors).start(tensors, bulk=bulk)
-        places = [found.index(t.device) if t.device in found else 0 for t in tensors]
+        places = [devices.index(t.device) if t.device in devices else 0 for t in tensors]
         copies = []
-        for number, device in enumerate(found):
+        for number, device in enumerate(devices):
             mine = [tensor for tensor, place in zip(tensors, places, strict=True) if place == number]
             copies.append(self._by_device[device].start(mine, bulk=bulk))
         return _All(copies, places)
@@ -289,7 +291,7 @@ class CopiesOfDevices:
         return self._first.bring(tensors)
 
     def hand_over(self, tensors: Iterable[Tensor]) -> Parts:
-        """They are all of one device, but for those in host memory: a device stage has made them."""
+        """Return these tensors, all of one device stage, hence of one device or in host memory, for another device."""
         tensors = tuple(tensors)
         return self._of(tensors).hand_over(tensors)
 
@@ -297,7 +299,7 @@ class CopiesOfDevices:
         return self._first.mark()
 
     def _of(self, tensors: Parts) -> HostCopies:
-        """The copies of the device that some of these tensors are on."""
+        """Return the copies of the first of these tensors' devices."""
         return next((self._by_device[t.device] for t in tensors if t.device in self._by_device), self._first)
 
     def buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -306,20 +308,20 @@ class CopiesOfDevices:
 
 def host_copies(
     device: torch.device,
-    told: Callable[[], None],
+    notify: Callable[[], None],
     pinned_bytes: int = PINNED_BYTES,
     handed_over: HandedOver | None = None,
 ) -> HostCopies:
-    """The copies for that device."""
-    return CudaCopies(device, told, pinned_bytes, handed_over) if device.type == "cuda" else AtOnce(device)
+    """Return the copies for a device."""
+    return CudaCopies(device, notify, pinned_bytes, handed_over) if device.type == "cuda" else AtOnce(device)
 
 
-def copies_by_device(devices: Iterable[torch.device], told: Callable[[], None]) -> dict[torch.device, HostCopies]:
-    """The copies for each of these devices, which share the pinned memory and what is handed over."""
+def copies_by_device(devices: Iterable[torch.device], notify: Callable[[], None]) -> dict[torch.device, HostCopies]:
+    """Return the copies for each device; they share the pinned memory and the handed-over tensors."""
     each, handed_over = tuple(dict.fromkeys(devices)), HandedOver()
-    return {device: host_copies(device, told, PINNED_BYTES // len(each), handed_over) for device in each}
+    return {device: host_copies(device, notify, PINNED_BYTES // len(each), handed_over) for device in each}
 
 
 def together(by_device: Mapping[torch.device, HostCopies]) -> HostCopies:
-    """The copies for tensors of any of these devices."""
+    """Return the copies for tensors of any of these devices."""
     return next(iter(by_device.values())) if len(by_device) == 1 else CopiesOfDevices(by_device)

@@ -1,4 +1,4 @@
-"""Marks behind what a device has been given to do: afterwards they say when it got there, and nobody waits for them."""
+"""Marks behind the work of a device, which later tell when the device got there, without waiting."""
 
 import queue
 import threading
@@ -10,24 +10,24 @@ from weakref import finalize
 
 import torch
 
-END_SECONDS: Final = 5.0  # for what was given to a GPU before the process ends
+END_SECONDS: Final = 5.0  # limit for a GPU's work at the end of the process
 
 
 class QueueMark(Protocol):
-    """A point in what a device is given to do."""
+    """A point in a device's queue of work."""
 
     def done(self) -> bool:
-        """Whether the device has got there."""
+        """Return whether the device has got there."""
         ...
 
     def since(self, earlier: Any) -> float:
-        """The seconds from an earlier mark of the same device to this one. Both are done."""
+        """Return the seconds from an earlier mark of the same device to this one. Both must be done."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PassedMark:
-    """A mark behind what was waited for. at: when it was made, seconds."""
+    """A mark behind finished work. at: its time in seconds."""
 
     at: float = field(default_factory=time.monotonic)
 
@@ -40,7 +40,7 @@ class PassedMark:
 
 @dataclass(frozen=True, slots=True)
 class EventMark:
-    """A mark of a GPU."""
+    """A mark in a GPU's stream."""
 
     event: torch.cuda.Event
 
@@ -52,16 +52,16 @@ class EventMark:
 
 
 class EventWatch:
-    """Tells of events of a GPU when they are passed, in the order in which they are added, by a thread of its own.
+    """A thread that notifies of passed events of a GPU, in the order in which they were added.
 
-    That ends with the watch. The end of the process waits for it: a thread that is in torch then would abort.
+    The thread ends with the watch. The end of the process waits for it, because a thread inside torch would then abort.
     """
 
-    def __init__(self, name: str, told: Callable[[], None]) -> None:
+    def __init__(self, name: str, notify: Callable[[], None]) -> None:
         self._events: queue.SimpleQueue[torch.cuda.Event | None] = queue.SimpleQueue()
         ended = threading.Event()
-        thread = threading.Thread(target=_tell, args=(self._events, told, ended), name=name, daemon=True)
-        finalize(thread, ended.wait, END_SECONDS)  # at the end of the process what is registered last is called first
+        thread = threading.Thread(target=_tell, args=(self._events, notify, ended), name=name, daemon=True)
+        finalize(thread, ended.wait, END_SECONDS)  # finalizers run last registered, first called
         finalize(self, self._events.put, None)
         thread.start()
 
@@ -70,18 +70,18 @@ class EventWatch:
 
 
 def _tell(
-    events: "queue.SimpleQueue[torch.cuda.Event | None]", told: Callable[[], None], ended: threading.Event
+    events: "queue.SimpleQueue[torch.cuda.Event | None]", notify: Callable[[], None], ended: threading.Event
 ) -> None:
     try:
         while (event := events.get()) is not None:
             event.synchronize()
-            told()
+            notify()
     finally:
         ended.set()
 
 
 def event_mark(device: torch.device) -> EventMark:
-    """Return a mark behind what was given to the device so far, on the stream on which it computes."""
+    """Return a mark behind the work of the device's computing stream so far."""
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return EventMark(event)

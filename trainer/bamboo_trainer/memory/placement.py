@@ -1,4 +1,4 @@
-"""The choice where a worker computes, and of what it keeps in host memory instead of there."""
+"""Placement: the device where a worker computes, and the tensors that it keeps in host memory instead."""
 
 import os
 import re
@@ -16,13 +16,13 @@ _CPU = torch.device("cpu")
 
 
 class DeviceError(ValueError):
-    """The device that was asked for is not there; the text is a sentence for the user."""
+    """The requested device does not exist; the text is a sentence for the user."""
 
 
 def choose_device(worker: str) -> torch.device:
-    """BAMBOO_DEVICE ("cpu", "cuda", "cuda:1"), or else a GPU if there is one. Of several GPUs each worker takes one.
+    """Return the device in BAMBOO_DEVICE ("cpu", "cuda", "cuda:1"), else a GPU if there is one, else the CPU.
 
-    Raises DeviceError.
+    Each worker takes another one of several GPUs. Raises DeviceError.
     """
     wanted = os.environ.get(ENV_DEVICE) or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -39,28 +39,30 @@ def choose_device(worker: str) -> torch.device:
 
 
 def choose_devices(worker: str, count: int) -> tuple[torch.device, ...]:
-    """The devices for `count` device stages of a worker: GPUs next to each other, or the CPU as often.
+    """Return the devices for `count` device stages of a worker: adjacent GPUs, or the CPU as often.
 
-    BAMBOO_DEVICE may name the first one; else workers of one machine take turns. Raises DeviceError.
+    BAMBOO_DEVICE may name the first one; otherwise workers of one machine take turns. Raises DeviceError.
     """
     first = choose_device(worker)
     if count == 1 or first.type == "cpu":
         return (first,) * count
-    there = torch.cuda.device_count()
-    index = _first_of(worker, count, there) if _is_free() else first.index
-    if index + count > there:
-        raise DeviceError(f"spec.worker.devices: expected at most the {there - index} GPUs that are here, got {count}")
-    found = tuple(torch.device("cuda", index + i) for i in range(count))
-    names = sorted({torch.cuda.get_device_name(device) for device in found})
+    available = torch.cuda.device_count()
+    index = _first_of(worker, count, available) if _is_free() else first.index
+    if index + count > available:
+        raise DeviceError(
+            f"spec.worker.devices: expected at most the {available - index} GPUs that are here, got {count}"
+        )
+    devices = tuple(torch.device("cuda", index + i) for i in range(count))
+    names = sorted({torch.cuda.get_device_name(device) for device in devices})
     if len(names) > 1:
         raise DeviceError(f"spec.worker.devices: expected GPUs of one model for a worker, got {', '.join(names)}")
-    return found
+    return devices
 
 
 def require_gpus(spec: JobSpec, devices: Sequence[torch.device]) -> None:
-    """Raise DeviceError if a job asks for GPUs, and a worker in a pod would compute on the CPU all the same.
+    """Raise DeviceError if a job asks for GPUs and a worker in a pod would compute on the CPU.
 
-    devices: those that were chosen. BAMBOO_DEVICE=cpu asks for the CPU.
+    devices: the chosen ones. BAMBOO_DEVICE=cpu permits the CPU.
     """
     asks = asking_for_gpus(spec)
     if asks and devices[0].type == "cpu" and not os.environ.get(ENV_DEVICE):
@@ -72,13 +74,13 @@ def require_gpus(spec: JobSpec, devices: Sequence[torch.device]) -> None:
 
 
 def _is_free() -> bool:
-    """Does nobody say which GPU?"""
+    """Return whether BAMBOO_DEVICE leaves the choice of the GPU open."""
     return os.environ.get(ENV_DEVICE) in (None, "", "cuda")
 
 
-def _first_of(worker: str, count: int, there: int) -> int:
-    """The first of a worker's GPUs, which are divided among as many workers as have all of theirs."""
-    return _number(worker) % max(1, there // count) * count
+def _first_of(worker: str, count: int, available: int) -> int:
+    """Return the index of a worker's first GPU, dividing the GPUs among as many workers as get all of theirs."""
+    return _number(worker) % max(1, available // count) * count
 
 
 def _number(worker: str) -> int:
@@ -86,10 +88,10 @@ def _number(worker: str) -> int:
 
 
 def use(device: torch.device, *, deterministic: bool = True) -> None:
-    """Make this process compute there, with the same bits each time where torch knows how.
+    """Let this process compute on a device, with the same bits each time where torch supports that.
 
-    deterministic: else kernels are those that are fastest, which cuDNN finds out by trying. On a CPU nothing is
-    switched: on one thread torch gives the same bits each time.
+    deterministic: otherwise cuDNN tries which kernels are fastest. On a CPU nothing changes: on one thread torch gives
+    the same bits each time.
     """
     if device.type != "cuda":
         return
@@ -99,17 +101,17 @@ def use(device: torch.device, *, deterministic: bool = True) -> None:
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing here reads what was not written
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # no code reads uninitialized memory
 
 
 def wait_for(device: torch.device) -> None:
-    """Waits until what was started on the device is done."""
+    """Wait until the work started on the device is done."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
 
 def release_cached() -> None:
-    """Give memory of a GPU, and pinned one, that nobody uses any more back to whoever needs another size of it."""
+    """Release unused cached memory of a GPU, and pinned memory, for other sizes."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
         torch.accelerator.empty_host_cache()
@@ -118,33 +120,33 @@ def release_cached() -> None:
 def apart_from_others(
     layers: Mapping[int, nn.Module], device: torch.device, *, rounds: bool = False
 ) -> dict[int, nn.Module]:
-    """The layers, or copies of those that share modules, buffers or frozen parameters with layers on another device:
-    `Module.to` would move them away from there. rounds: frozen parameters are given another type, so that they are
-    apart from all others.
+    """Return the layers, or copies of those that share constants or modules with another device's layers.
 
-    What these share with each other they still do; parameters that are trained are no copies.
+    `Module.to` would move what they share away from there: modules, buffers and frozen parameters. rounds: frozen
+    parameters change their dtype, so they are copied from all other layers. Copies keep what they share among
+    themselves; trained parameters are not copied.
     """
     memo: dict[int, object] = {}
-    found = {}
+    apart = {}
     for number, layer in layers.items():
         parameters = list(layer.parameters())
         frozen = [one for one in parameters if not one.requires_grad]
         constants = [*frozen, *layer.buffers()]
-        found[number] = layer
+        apart[number] = layer
         if (rounds and frozen) or any(one.device not in (_CPU, device) for one in constants):
             memo |= {id(one): one for one in parameters if one.requires_grad}
             with torch.no_grad():
                 memo |= {id(one): _moved(one, device) for one in constants if id(one) not in memo}
-            found[number] = deepcopy(layer, memo)
-    return found
+            apart[number] = deepcopy(layer, memo)
+    return apart
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    there = tensor.to(device)
-    return nn.Parameter(there, requires_grad=False) if isinstance(tensor, nn.Parameter) else there
+    moved = tensor.to(device)
+    return nn.Parameter(moved, requires_grad=False) if isinstance(tensor, nn.Parameter) else moved
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """A copy in host memory; of a GPU's tensor in pinned memory, in the order of the GPU's stream."""
+    """Return a copy in host memory; of a GPU's tensor in pinned memory, in the order of the GPU's stream."""
     copy = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
     return copy.copy_(tensor, non_blocking=tensor.is_cuda)

@@ -1,4 +1,4 @@
-"""Layers that keep nothing but their inputs for the backward, and are run once more in it."""
+"""Recomputation: layers that keep only their inputs for the backward, and run again in it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from bamboo_trainer.tasks.task_errors import TaskError
 
 
 def checkpointed_layers(task: Task) -> frozenset[int]:
-    """The layers that the task marks. Raises TaskError for what is no layer of it."""
+    """Return the layers that the task marks for recomputation. Raises TaskError for a wrong number."""
     expected = f"task.checkpointed must be a collection of layer numbers from 0 to {len(task.layers) - 1}"
     try:
         marked = list(task.checkpointed)
@@ -24,10 +24,9 @@ def checkpointed_layers(task: Task) -> frozenset[int]:
 
 
 def recomputing(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A call of a layer that does what this one does, and is repeated in the backward. Its graph stays the same, and so
-    do the gradients' bits.
+    """Return a call of a layer that is repeated in the backward, with the same graph and the same bits of gradients.
 
-    The call seeds the generators and enters autocast by itself, so there is no state to keep for the repetition.
+    The call seeds the generators and enters autocast itself, so no state is kept for the repetition.
     """
 
     def checkpointed(given: Tensor | tuple[Tensor, ...]) -> Any:

@@ -1,1 +1,1 @@
-"""What a worker shows of itself: its log, the trace of its instructions, and what its time goes to."""
+"""Telemetry of a worker: its log, the trace of its instructions, and its use of time."""

@@ -1,8 +1,8 @@
-"""What a worker writes for people: its log, and what the task prints.
+"""The log of a worker, and the output of its task.
 
-Every line of the log has time, worker and step: so many are committed, and the next one is in progress. Local workers
-share one file, so there what the task prints has them, too; a pod's log has one writer, and what the task prints there
-stays as it is, for whatever reads it.
+Each line of the log has time, worker, and step: the number of committed steps, so the next one is in progress. Local
+workers share one file, so there the task's output has these, too. A pod's log has one writer, and the task's output
+stays unchanged for other readers.
 """
 
 import faulthandler
@@ -17,15 +17,15 @@ from typing import TextIO
 from bamboo_core.complaints import SilentErrorsNamed
 
 FORMAT = "%(asctime)s %(levelname)s %(worker)s step %(step)s %(name)s: %(message)s"
-LONGEST_LINE = 1 << 16  # characters without a line break after which one is made
+LONGEST_LINE = 1 << 16  # characters after which a line break is inserted
 
 Step = Callable[[], int | None]
 
 
 def begin(worker: str, step: Step, *, shared: bool) -> None:
-    """Makes this process's log that of the worker. step: the newest that is committed; None before training.
+    """Set up this process's log for the worker. step: returns the newest committed step; None before training.
 
-    shared: others write to the same file.
+    shared: other workers write to the same file.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(FORMAT))
@@ -33,15 +33,15 @@ def begin(worker: str, step: Step, *, shared: bool) -> None:
     handler.addFilter(SilentErrorsNamed())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("bamboo_trainer").setLevel(logging.WARNING if shared else logging.INFO)
-    if not faulthandler.is_enabled():  # whoever forked this process may want to hear of a crash itself
-        faulthandler.enable(sys.stderr, all_threads=False)  # the user's frames first, and no others' after them
+    if not faulthandler.is_enabled():  # a parent that forked this process may have enabled it
+        faulthandler.enable(sys.stderr, all_threads=False)  # only the thread that crashed
     if shared:
         sys.stdout = Printed(sys.stdout, worker, step)
         sys.stderr = Printed(sys.stderr, worker, step)
 
 
 def end() -> None:
-    """This process ends soon: what was printed without the end of a line is a line."""
+    """Write incomplete lines, because this process ends soon."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, Printed):
             stream.close()
@@ -53,7 +53,7 @@ def _shown(step: Step) -> str:
 
 
 class _Context(logging.Filter):
-    """Adds worker and step to every record."""
+    """A filter that adds worker and step to every record."""
 
     def __init__(self, worker: str, step: Step) -> None:
         super().__init__()
@@ -65,14 +65,14 @@ class _Context(logging.Filter):
 
 
 class Printed(io.TextIOBase):
-    """A text stream whose whole lines go to another one, each with time, worker and step, at once and in one piece."""
+    """A text stream that passes whole lines on to another one, each with time, worker and step, in one piece."""
 
     def __init__(self, stream: TextIO, worker: str, step: Step) -> None:
         self._stream, self._worker, self._step = stream, worker, step
-        self._partial: dict[int, str] = {}  # by thread: what one prints does not end up in another one's line
+        self._partial: dict[int, str] = {}  # by thread, so that threads do not mix their lines
 
     def write(self, text: str) -> int:
-        """A progress bar goes back to the start of its line; only what is left there at the end is a line."""
+        """Write text. Of a progress bar, which returns to the start of its line, only its last state becomes a line."""
         thread = threading.get_ident()
         *lines, partial = (self._partial.pop(thread, "") + text).split("\n")
         partial = partial.rpartition("\r")[2] if partial[:-1].count("\r") else partial
@@ -85,11 +85,11 @@ class Printed(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """A line that is not complete waits for its end."""
+        """Flush the other stream; incomplete lines wait for their end."""
         self._stream.flush()
 
     def close(self) -> None:
-        """The last lines may have no end. The other stream stays open."""
+        """Write incomplete lines. The other stream stays open."""
         while self._partial:
             self._put(self._partial.popitem()[1])
 
@@ -108,7 +108,7 @@ class Printed(io.TextIOBase):
 
     @property
     def buffer(self) -> object:
-        """The stream for who writes bytes, which stay as they are."""
+        """The stream for bytes, which are passed on unchanged."""
         return self._stream.buffer
 
     def _put(self, line: str) -> None:

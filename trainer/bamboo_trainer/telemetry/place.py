@@ -1,6 +1,4 @@
-"""The place where the task's code is just now, in the thread that works or in one that works for it: asked by another
-thread.
-"""
+"""The place where the task's code is now, in the engine's thread or a helper, as another thread sees it."""
 
 import sys
 import threading
@@ -12,15 +10,16 @@ from bamboo_trainer.tasks.user_code import named_layer, run_layer
 
 
 def place_of(thread: int) -> str:
-    """The layer that it is inside, and file, line and function of the innermost frame of the user's code; "" if none.
+    """Return the layer in progress, and file, line and function of the innermost frame of user code; "" if none.
 
-    If the thread waits for another one, as for a batch of data, it is that one's frame. thread: its identifier.
+    If the thread waits for another one, such as for a batch of data, that thread's frame counts. thread: its
+    identifier.
     """
     stacks = sys._current_frames()
     own = stacks.pop(thread, None)
     layer = _layer(own)
     others = (stacks[t.ident] for t in threading.enumerate() if t.ident in stacks and t.ident != threading.get_ident())
-    frame = next((found for found in map(_users, (own, *others)) if found is not None), None)
+    frame = next((user_frame for user_frame in map(_users, (own, *others)) if user_frame is not None), None)
     at = f"{shown(frame.f_code.co_filename)} line {frame.f_lineno}, in {frame.f_code.co_name}" if frame else ""
     return ", ".join(filter(None, (layer, at)))
 

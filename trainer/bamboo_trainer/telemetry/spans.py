@@ -1,4 +1,4 @@
-"""What the engine's thread does and waits for, as spans of time: one stream for traces, metrics and heartbeats."""
+"""Spans of time in which the engine's thread works or waits: one stream for traces, metrics and heartbeats."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -7,15 +7,17 @@ from typing import Any, Final, NamedTuple
 from bamboo_core.metrics.time_use import TIME_USE_OF_SPAN, TimeUse
 from bamboo_core.planning.plan import Cell
 
-# These fill a wait; what is waited for comes after them.
+# These fill a wait; the awaited instruction comes after them.
 IN_ADVANCE: Final = {"Rehearsal", "SpotCheck"}
-NEVER_AWAITED: Final = IN_ADVANCE | {"ReplicaUpdate"}  # after these the worker is as idle as before
-FIRST_CALLS: Final = {"Rehearsal"}  # what they take says nothing
+NEVER_AWAITED: Final = IN_ADVANCE | {"ReplicaUpdate"}  # after these the worker is still idle
+FIRST_CALLS: Final = {"Rehearsal"}  # their durations are not typical
 
 
 class Span(NamedTuple):
-    """An instruction, or a wait for one, which has its place. cell: None if it is not known what a wait was for.
-    awaited: of a wait, the name of the instruction. begin, end: seconds of the clock; end is 0 while it goes on.
+    """An instruction, or a wait for one, at the instruction's place.
+
+    cell: None if a wait's instruction is unknown. awaited: for a wait, the name of the instruction. begin, end: seconds
+    of the clock; end is 0 while it goes on.
     """
 
     name: str
@@ -28,32 +30,32 @@ class Span(NamedTuple):
 
 
 class Follower:
-    """Follows the stream; a subclass overrides what it needs. All is called by the engine's thread."""
+    """A follower of the stream; subclasses override what they need. Called only by the engine's thread."""
 
     def begins(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
-        """An instruction is about to begin."""
+        """Note that an instruction is about to begin."""
 
     def ended(self, span: Span) -> None:
-        """An instruction has ended; the waits for it come first."""
+        """Note that an instruction, or before it a wait for it, has ended."""
 
     def event(self, name: str, now: float, facts: Mapping[str, Any]) -> None:
-        """Epoch, Takeover or Move. See `Observer`."""
+        """Note an Epoch, a Takeover or a Move. See `Observer`."""
 
     def close(self) -> None:
-        """The worker ends."""
+        """End with the worker."""
 
 
 class Spans:
-    """The engine's observer. Adds up what the time goes to: plain numbers, no locks, a few additions an instruction."""
+    """The engine's observer, which adds up the use of time: plain numbers, no locks, a few additions at each call."""
 
     def __init__(self, *followers: Follower, clock: Callable[[], float] = time.monotonic) -> None:
         self._followers, self._clock = followers, clock
         self._current: Span | None = None
         self._idle_since: float | None = None
         self._was_idle = False
-        self._waits: list[tuple[float, float]] = []  # begin and end; what they were for is not known yet
+        self._waits: list[tuple[float, float]] = []  # begin and end of waits whose instruction is not known yet
         self._seconds = dict.fromkeys(TimeUse, 0.0)
-        self._told = dict.fromkeys(TimeUse, 0.0)
+        self._reported = dict.fromkeys(TimeUse, 0.0)
 
     def started(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
         for follower in self._followers:
@@ -81,7 +83,7 @@ class Spans:
         if name == "Idle":
             self._idle_since = now
             return
-        if name == "Epoch" and self._idle_since is not None:  # to obey a plan is no wait
+        if name == "Epoch" and self._idle_since is not None:  # obeying a plan is no wait
             self._wait_until(max(self._idle_since, now - facts["seconds"]))
             self._idle_since = now
         for follower in self._followers:
@@ -93,9 +95,9 @@ class Spans:
             follower.close()
 
     def now(self) -> tuple[str, float]:
-        """The instruction in progress in words, and its seconds so far; nothing and 0 if none is. Any thread may ask.
+        """Return the instruction in progress in words and its seconds so far, or "" and 0. Any thread may call.
 
-        A dataset that hangs, or a kernel that never ends, holds up the engine's thread and not the heartbeats.
+        A data set that hangs or a kernel that never ends blocks the engine's thread, but not the heartbeats.
         """
         span = self._current
         if span is None or span.cell is None or span.name in FIRST_CALLS:
@@ -105,14 +107,15 @@ class Spans:
         return text, max(0.0, self._clock() - span.begin)
 
     def seconds(self) -> Mapping[TimeUse, float]:
-        """The seconds by kind, the wait in progress included; one other thread may ask. None ever falls, though they
-        are read while the engine writes.
+        """Return the seconds by kind, including the wait in progress, for one other thread.
+
+        They never fall, although they are read while the engine writes.
         """
-        found, since = dict(self._seconds), self._idle_since
+        seconds, since = dict(self._seconds), self._idle_since
         if since is not None:
-            found[TimeUse.IDLE] += max(0.0, self._clock() - since)
-        self._told = {kind: max(told, found[kind]) for kind, told in self._told.items()}
-        return self._told
+            seconds[TimeUse.IDLE] += max(0.0, self._clock() - since)
+        self._reported = {kind: max(reported, seconds[kind]) for kind, reported in self._reported.items()}
+        return self._reported
 
     def _wait_until(self, now: float) -> None:
         if self._idle_since is not None:

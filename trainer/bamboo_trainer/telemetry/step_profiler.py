@@ -1,7 +1,7 @@
 """torch.profiler in chosen steps of a local run's workers (`bamboo run --profile`), with instructions as spans.
 
-Each step is a file of its own, `WORKER.STEP.pt.trace.json.gz`, written between two steps: TensorBoard's plugin takes
-the folder, and Perfetto opens a file. A worker that is lost loses the step in progress.
+Each step has its own file, `WORKER.STEP.pt.trace.json.gz`, written between two steps: TensorBoard's plugin reads the
+folder, and Perfetto opens a file. A lost worker loses the step in progress.
 """
 
 import logging
@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 
 
 class StepProfiler(Follower):
-    """A follower of spans. first, last: steps, from 1 on.
+    """A follower of spans that profiles steps `first` to `last`, counted from 1.
 
-    A profiler that cannot be started, ended or written is logged, and not tried again.
+    If the profiler cannot be started, ended or written, it logs that and does not try again.
     """
 
     def __init__(self, worker: str, first: int, last: int, folder: Path) -> None:
@@ -30,20 +30,20 @@ class StepProfiler(Follower):
         self._activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available() and ProfilerActivity.CUDA in supported_activities():  # type: ignore[no-untyped-call]
             self._activities.append(ProfilerActivity.CUDA)
-        self._newest = 0  # step of which a recording was begun
+        self._newest = 0  # the last step that was recorded
         self._recorded: profile | None = None
-        self._step: record_function | None = None  # the span of the whole step, by the name that TensorBoard looks for
+        self._step: record_function | None = None  # the whole step's, with the name that TensorBoard expects
         self._span: record_function | None = None  # of an instruction
         self._try(self._warm_up)
 
     @classmethod
     def of(cls, worker: str, wanted: str) -> Self:
-        """wanted: FIRST:LAST:FOLDER."""
+        """Create a profiler from FIRST:LAST:FOLDER."""
         first, last, folder = wanted.split(":", 2)
         return cls(worker, int(first), int(last), Path(folder))
 
     def begins(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
-        if name not in NEVER_AWAITED and step + 1 > self._newest:  # one of a step before may be repeated meanwhile
+        if name not in NEVER_AWAITED and step + 1 > self._newest:  # an instruction of an earlier step may be repeated
             self._end()
             if self._first <= step + 1 <= self._last:
                 self._newest = step + 1
@@ -79,7 +79,7 @@ class StepProfiler(Follower):
             span.__exit__(None, None, None)
 
     def _end(self) -> None:
-        """End the recording in progress, if there is one, and write its file."""
+        """End the recording in progress, if any, and write its file."""
         if self._recorded is not None:
             self._end_span()
             self._try(self._write)

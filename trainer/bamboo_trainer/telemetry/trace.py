@@ -1,4 +1,4 @@
-"""A Chrome/Perfetto trace of what the engine did and of when it had nothing to do."""
+"""A Chrome/Perfetto trace of the engine's instructions and waits."""
 
 import json
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ FLUSH_SECONDS = 0.5
 
 
 class TraceFile(Follower):
-    """Appends events (one JSON object and a comma a line); a killed worker loses at most the last half second.
+    """A trace file with one JSON object and a comma per line; a killed worker loses at most the last half second.
 
-    The worker is a process of the trace, every cell that it runs or shadows a thread of it. Waits are spans of the
-    category Wait, in the thread of the instruction that ended them; plans in force and takeovers are instants.
-    Times are microseconds of the machine's monotonic clock, which all local workers share.
+    The worker is a process of the trace, and each cell that it runs or replicates a thread. Waits are spans of the
+    category Wait, in the thread of the instruction that ended them; plans in force and takeovers are instants. Times
+    are microseconds of the machine's monotonic clock, which all local workers share.
     """
 
     def __init__(self, path: Path, worker: str, pid: int) -> None:
@@ -45,7 +45,7 @@ class TraceFile(Follower):
             self._take_over(name, now, **facts)
 
     def _take_over(self, name: str, now: float, cell: Cell, **facts: Any) -> None:
-        """An instant when it is over, and both of its phases: up to the plan being applied, and from then on."""
+        """Write the instant of a takeover's end, and its two phases, before and after the plan was applied."""
         thread, applied = self._thread(cell), now - facts["recompute_ms"] / 1e3
         args = {"pipeline": cell.pipeline, "stage": cell.stage, **facts, "step": facts["step"] + 1}
         self._write("i", name, name, thread, now, s="p", args=args)

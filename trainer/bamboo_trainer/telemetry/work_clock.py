@@ -1,9 +1,8 @@
 """A clock that stands still while its thread waits for a processor.
 
-What a worker takes for its layers is compared with what others take. On a machine with more to do than processors a
-process is now and then kept waiting, for longer than a small layer takes; that says nothing about the worker's speed,
-and another one in its place would wait as long. Sleeping, waiting for data or for a device, and a slow processor count
-as before.
+Workers' times for layers are compared. On a machine with more processes than processors, a process sometimes waits
+longer than a small layer takes, which tells nothing about the worker's speed: a replacement would wait as long.
+Sleeping, waiting for data or for a device, and a slow processor count as usual.
 """
 
 import math
@@ -20,15 +19,15 @@ MOST_BYTES: Final = 128
 
 
 class WorkClock:
-    """Seconds of `clock` less those that the calling thread has waited for a processor, by the kernel's account.
+    """Seconds of `clock`, minus those for which the calling thread has waited for a processor, by the kernel's account.
 
-    It never goes back, though the thread may wait between the readings of the two. Only the thread that makes it may
-    ask. Where the kernel keeps no such account it is `clock`.
+    It never goes back, though the thread may wait between reading the two. Only the thread that creates it may read it.
+    Without the kernel's account it is `clock`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, account: Path = SCHEDSTAT) -> None:
         self._clock, self._thread = clock, threading.get_ident()
-        self._newest = -math.inf  # seconds that were told last
+        self._newest = -math.inf  # the last reading
         try:
             self._account: int | None = os.open(account, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -42,7 +41,7 @@ class WorkClock:
         return self._newest
 
     def _waited(self) -> float:
-        """Seconds since the thread began."""
+        """Return the seconds that the thread has waited for a processor since its start."""
         if self._account is None:
             return 0.0
         return int(os.pread(self._account, MOST_BYTES, 0).split()[1]) * 1e-9

@@ -12,15 +12,15 @@ class LinkStates:
 
     def __init__(self) -> None:
         self._broken: set[tuple[WorkerId, Lane]] = set()
-        self._told: set[WorkerId] = set()
+        self._reported: set[WorkerId] = set()
 
     def broke(self, peer: WorkerId, lane: Lane) -> bool:
         """Record a break; return whether a LinkDown is due."""
         if (peer, lane) in self._broken:
             return False
         self._broken.add((peer, lane))
-        due = peer not in self._told
-        self._told.add(peer)
+        due = peer not in self._reported
+        self._reported.add(peer)
         return due
 
     def stands(self, peer: WorkerId, lane: Lane) -> bool:
@@ -28,9 +28,9 @@ class LinkStates:
         if (peer, lane) not in self._broken:
             return False
         self._broken.discard((peer, lane))
-        self._told.discard(peer)
+        self._reported.discard(peer)
         return True
 
     def forget(self, peer: WorkerId) -> None:
-        self._told.discard(peer)
+        self._reported.discard(peer)
         self._broken = {(other, lane) for other, lane in self._broken if other != peer}

@@ -41,7 +41,7 @@ def simulate(
     Example: bamboo simulate job.yaml --profile profile.json --preempt-rate 0.1 --preempt-rate 0.5 --plot runs.png
     """
     from bamboo.jobs.errors import InvalidRequest
-    from bamboo.jobs.simulating import money_told, simulated
+    from bamboo.jobs.simulating import simulated, spent_text
     from bamboo.simulation.figures import SimulationError, spread
     from bamboo.terminal.simulation_table import over_time_document
 
@@ -68,7 +68,7 @@ def simulate(
         for text in sorted({run.message for run in one.runs if run.outcome not in ("cut", "Complete")}):
             ended = sum(run.message == text for run in one.runs)
             print(f"{one.name}: {ended} of {len(one.runs)} ended: {text}", file=sys.stderr)
-        if text := money_told(found.spec, one.runs):
+        if text := spent_text(found.spec, one.runs):
             print(f"{one.name}: {text}", file=sys.stderr)
 
 

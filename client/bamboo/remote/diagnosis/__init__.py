@@ -1,1 +1,1 @@
-"""What may keep a job from starting: facts that are read from a cluster, and what follows from them."""
+"""Diagnosis of what may keep a job from starting: facts read from a cluster, and checks of them."""

@@ -1,4 +1,4 @@
-"""What a diagnosis knows of a cluster, as it was read at one moment."""
+"""The facts of a diagnosis, read from a cluster at one moment."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,17 +12,18 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """In place of what could not be read. why: a sentence, such as that permission is denied."""
+    """A fact that could not be read. why: a sentence, such as that permission is denied."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFacts:
-    """namespace: where jobs are, or are to be. operators: the pods of all operators that could be found. lease: that of
-    the namespace's operator, None if it uses none. rights: whether the caller has each verb on jobs that submitting
-    needs. spec: the job's, None if none was named. queue: the LocalQueue that the job names. Of objects None: there is
-    none.
+    """The facts of a cluster; None: the object does not exist.
+
+    namespace: of the jobs. operators: pods of all operators that were found. lease: of the namespace's operator, None
+    if it uses none. rights: whether the caller has each verb on jobs that submitting needs. spec: of the job; None
+    without one. queue: the job's LocalQueue.
     """
 
     namespace: str
@@ -37,5 +38,5 @@ class ClusterFacts:
 
     @property
     def operator_pod(self) -> Object | None:
-        """The running pod of the namespace's operator; None if there is none, or none is known."""
+        """Return the running pod of the namespace's operator; None if there is none, or none is known."""
         return None if isinstance(self.operators, Unreadable) else running_operator(self.operators, self.namespace)

@@ -1,12 +1,12 @@
-"""What a diagnosis says: one sentence for each thing that was looked at, and what to do about it."""
+"""Findings of a diagnosis: one sentence for each check, and what to do about it."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """OK: as it should be. UNKNOWN: it could not be looked at. WARNING: jobs train, but not as well as they could.
-    PROBLEM: jobs do not train, or not this one.
+    """OK: all is well. UNKNOWN: it could not be checked. WARNING: jobs train, but not as well as they could. PROBLEM:
+    jobs, or this job, do not train.
     """
 
     OK = "ok"
@@ -17,7 +17,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """subject: what was looked at, such as operator. advice: what to do, "" where nothing is to be done."""
+    """The result of a check. subject: what was checked, such as operator. advice: what to do, "" if nothing."""
 
     severity: Severity
     subject: str

@@ -1,4 +1,4 @@
-"""What follows from the facts about the installation: CRD, operator, and the caller's rights. Pure."""
+"""Checks of the installation: CRD, operator, and the caller's rights. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -14,7 +14,7 @@ from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import GROUP, PLURAL, VERSION
 from bamboo_core.text import count
 
-LEASE_SECONDS = 60.0  # twice the time after which another operator may take a Lease that is not renewed
+LEASE_SECONDS = 60.0  # twice the duration of the operator's Lease
 MOST_NAMED = 6
 INSTALL = "install Bamboo with its chart (docs/install.md)"
 
@@ -28,7 +28,7 @@ def installation(facts: ClusterFacts, now: datetime) -> Iterator[Finding]:
 def _crd(crd: Object | Unreadable | None) -> Iterator[Finding]:
     name = f"{PLURAL}.{GROUP}"
     if isinstance(crd, Unreadable):
-        yield unknown("CRD", crd.why, "who administers the cluster can run `bamboo doctor`, too")
+        yield unknown("CRD", crd.why, "an administrator of the cluster can run `bamboo doctor`")
         return
     if crd is None:
         yield problem("CRD", f"the cluster has no {name}", INSTALL)
@@ -52,7 +52,7 @@ def _crd(crd: Object | Unreadable | None) -> Iterator[Finding]:
 
 
 def fields_of(kind: type, before: str = "spec") -> Iterator[str]:
-    """The paths of a type's fields, such as spec.topology.stages; those of lists' elements follow the list's name."""
+    """Yield the paths of a type's fields, such as spec.topology.stages; those of list elements follow the list."""
     for one in api_fields(kind):
         yield f"{before}.{one.name}"
         if isinstance(one.form, InnerObject | ObjectList):
@@ -131,11 +131,11 @@ def _rights(facts: ClusterFacts) -> Finding:
     subject = "your rights"
     if isinstance(facts.rights, Unreadable):
         return unknown(subject, facts.rights.why)
-    if missing := [f"{verb} {PLURAL}.{GROUP}" for verb, there in facts.rights.items() if not there]:
+    if missing := [f"{verb} {PLURAL}.{GROUP}" for verb, granted in facts.rights.items() if not granted]:
         return warning(
             subject,
             f"in {facts.namespace} you may not {_named(missing)}, which submit needs",
-            "ask who administers the cluster for the role edit in that namespace",
+            "ask an administrator of the cluster for the role edit in that namespace",
         )
     return ok(subject, f"all that submit needs in {facts.namespace}")
 

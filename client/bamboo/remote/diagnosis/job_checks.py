@@ -1,4 +1,4 @@
-"""What follows from the facts about a job: room in quotas, its queue, and whether a node fits a worker. Pure."""
+"""Checks for a job: room in quotas, its queue, and whether a node fits a worker. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,7 +15,7 @@ KEEPS_OFF = ("NoSchedule", "NoExecute")
 
 
 def job(facts: ClusterFacts) -> Iterator[Finding]:
-    """Quotas and nodes are looked at without a job, too."""
+    """Yield the findings for a job; without one, of quotas and nodes only."""
     yield from _quotas(facts)
     if facts.spec is not None and facts.spec.queue is not None:
         yield _queue(f"queue {facts.spec.queue.name}", facts)
@@ -91,24 +91,25 @@ def _usable(node: Object) -> bool:
 
 
 def _fits(node: Object, spec: JobSpec, pool: NodePool | None) -> bool:
-    """Whether the node, if it were empty, takes a worker: by node selector, taints and allocatable resources.
-    Affinities and the pods that run there are not looked at.
+    """Return whether the empty node would take a worker, by node selector, taints and allocatable resources.
+
+    Affinities and running pods do not count.
     """
     labels = node["metadata"].get("labels") or {}
     taints = [one for one in (node.get("spec") or {}).get("taints") or () if one["effect"] in KEEPS_OFF]
-    there = (node.get("status") or {}).get("allocatable") or {}
+    free = (node.get("status") or {}).get("allocatable") or {}
     selector, tolerations = asked_of_nodes(spec, pool)
     return (
         all(labels.get(key) == value for key, value in selector.items())
         and all(any(_tolerates(one, taint) for one in tolerations) for taint in taints)
         and all(
-            quantity(there.get(name, "0")) >= quantity(amount) for name, amount in worker_resources(spec, pool).items()
+            quantity(free.get(name, "0")) >= quantity(amount) for name, amount in worker_resources(spec, pool).items()
         )
     )
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
-    """As Kubernetes does: an empty key with Exists tolerates everything, an empty effect every effect."""
+    """Return whether a toleration matches a taint, by Kubernetes' rules for an empty key or effect."""
     exists = toleration.get("operator") == "Exists"
     key = toleration.get("key") or ""
     return (

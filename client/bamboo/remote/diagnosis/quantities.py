@@ -1,4 +1,4 @@
-"""Kubernetes' quantities as numbers."""
+"""Kubernetes quantities as numbers."""
 
 import re
 from decimal import Decimal
@@ -10,11 +10,11 @@ _BINARY: Final = "KMGTPE"
 
 
 def quantity(text: str | int) -> Decimal:
-    """In units: 500m is 0.5, and 2Ki is 2048. Raises ValueError if it is none."""
-    found = _FORM.fullmatch(str(text))
-    if found is None:
+    """Parse a quantity: 500m is 0.5, and 2Ki is 2048. Raises ValueError."""
+    match = _FORM.fullmatch(str(text))
+    if match is None:
         raise ValueError(f'expected a Kubernetes quantity, such as 1, 500m or 16Gi, got "{text}"')
-    number, exponent, suffix = found.groups()
+    number, exponent, suffix = match.groups()
     if exponent:
         return Decimal(f"{number}{exponent}")
     if suffix and suffix.endswith("i"):

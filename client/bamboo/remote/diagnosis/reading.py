@@ -1,4 +1,4 @@
-"""Reads from a cluster what a diagnosis is made of. What may not be looked at becomes Unreadable, and ends nothing."""
+"""Reading the facts of a diagnosis from a cluster. A fact without permission becomes Unreadable."""
 
 from collections.abc import Awaitable
 from typing import Final, TypeVar
@@ -18,7 +18,7 @@ SUBMITTING: Final = ("get", "create", "patch")  # verbs on jobs
 async def read_facts(
     api: KubeApi, namespace: str, operator_namespace: str | None = None, spec: JobSpec | None = None
 ) -> ClusterFacts:
-    """Raises ClusterUnreachable if nothing can be read, ApiError if the credentials are not accepted."""
+    """Read the facts. Raises ClusterUnreachable if nothing can be read, ApiError if the credentials are rejected."""
     operators = await _read(operator_pods(api, operator_namespace))
     pod = None if isinstance(operators, Unreadable) else running_operator(operators, namespace)
     return ClusterFacts(
@@ -46,7 +46,7 @@ async def _read(asked: Awaitable[T]) -> T | Unreadable:
 
 
 async def _lease(api: KubeApi, pod: Object | None) -> Object | Unreadable | None:
-    """The operator's lease; None if it was told of none."""
+    """Return the operator's Lease; None if its arguments name none."""
     names = arguments(pod, "--lease") if pod is not None else set()
     if not names:
         return None
@@ -55,13 +55,13 @@ async def _lease(api: KubeApi, pod: Object | None) -> Object | Unreadable | None
 
 
 async def _rights(api: KubeApi, namespace: str) -> dict[str, bool]:
-    """Whether the caller has each verb that submitting needs."""
+    """Return whether the caller has each verb that submitting needs."""
     job = {"group": GROUP, "resource": PLURAL, "namespace": namespace}
     return {verb: await api.may({"verb": verb, **job}) for verb in SUBMITTING}
 
 
 async def _queue(api: KubeApi, namespace: str, spec: JobSpec | None) -> Object | Unreadable | None:
-    """The LocalQueue of Kueue that the job names."""
+    """Return the job's LocalQueue of Kueue."""
     if spec is None or spec.queue is None:
         return None
     return await _read(api.find(f"/apis/{KUEUE}/v1beta2/namespaces/{namespace}/localqueues/{spec.queue.name}"))

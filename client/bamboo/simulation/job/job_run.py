@@ -32,7 +32,7 @@ from bamboo_core.coordinator.events import (
     Finish,
     Interrupted,
     PreemptionNotice,
-    PricesTold,
+    PricesReported,
     RemoveWorker,
     RequestsWithdrawn,
     Send,
@@ -119,7 +119,7 @@ class _Simulation:
         self._by_node: defaultdict[str, list[WorkerId]] = defaultdict(list)
         self._waiting: list[float] = []  # when each missing worker was requested
         self._sent: tuple[Plan, float, list[WorkerId]] | None = None  # the newest plan, when it was sent, to whom
-        self._prices: PricesTold | None = None  # as last sent to the coordinator
+        self._prices: PricesReported | None = None  # as last sent to the coordinator
         self._ticking, self._tick_seconds = False, SHORTEST_TICK
         self._finish: Finish | None = None
         self._over = self._is_spent = False
@@ -323,7 +323,7 @@ class _Simulation:
             return
         prices = self._supply.worker_prices(self._clock.now)
         there = {w: prices[r.node.name] for w, r in self._workers.items() if r.alive and r.node.name in prices}
-        prices_now = PricesTold(there, self._supply.next_prices(self._clock.now))
+        prices_now = PricesReported(there, self._supply.next_prices(self._clock.now))
         if prices_now != self._prices:
             self._prices = prices_now
             self._coordinate(prices_now)

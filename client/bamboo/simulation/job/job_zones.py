@@ -36,12 +36,12 @@ def _named_zones(spec: JobSpec, pool: NodePool | None) -> list[str]:
 
 
 def zone_allowed(spec: JobSpec, zone: str) -> bool:
-    """Whether a pod of the job may be in that zone. An unknown zone ("") is assumed to be allowed."""
+    """Return whether a pod of the job may be in that zone. An unknown zone ("") is assumed to be allowed."""
     return any(pool_allows(spec, pool, zone) for pool in spec.node_pools or (None,))
 
 
 def pool_allows(spec: JobSpec, pool: NodePool | None, zone: str) -> bool:
-    """Whether a pod of that pool may be in that zone."""
+    """Return whether a pod of that pool may be in that zone."""
     selected, terms = _selected(spec, pool), node_terms(spec, pool)
     if not zone:
         return True

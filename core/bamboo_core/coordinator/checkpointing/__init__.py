@@ -1,1 +1,1 @@
-"""What becomes of a job's states: checkpoints, copies of them in host memory, and going on from one."""
+"""Checkpoints, their copies in host memory, and restoring from them."""

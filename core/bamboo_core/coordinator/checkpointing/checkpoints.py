@@ -1,7 +1,8 @@
-"""Checkpoints: when one is taken, who writes what of it, and when it is one. `restoring` goes on from one.
+"""Checkpoints: when the coordinator takes one, which worker writes which layers, and when the checkpoint is complete.
 
-The root marks the commit after which the state is kept; whoever is named as a writer copies its layers of that state
-and writes them while training goes on; when all are durable, one worker writes the manifest. See docs/checkpoints.md.
+The root marks the commit after which the state is saved. Each worker named as a writer copies its layers of that state
+and writes them while training goes on. When all layers are durable, one worker writes the manifest. `restoring` goes
+back to checkpoints. See docs/checkpoints.md.
 """
 
 from hashlib import sha256
@@ -21,26 +22,29 @@ from bamboo_core.planning.plan import ROOT, Plan, WorkerId
 from bamboo_core.planning.shares import share
 from bamboo_core.text import one_line
 
-AHEAD_STEPS: Final = 2  # before its step a checkpoint is asked for, so that the root knows in time
-AGAIN_SECONDS: Final = 5.0  # after which a worker is asked again, as a message may have been lost
-WRITE_SECONDS: Final = 1800.0  # for all parts of a checkpoint
-STOP_SECONDS: Final = 120.0  # and two steps: for the checkpoint with which a job is to end
-FIRST_PART_SECONDS: Final = 60.0  # for the first part of a writer that has no stage any more
-TIDY_SECONDS: Final = 30.0  # for which a job that ends waits until what is not to be kept any longer is removed
+AHEAD_STEPS: Final = 2  # steps before a checkpoint's step at which the root is asked for it
+AGAIN_SECONDS: Final = 5.0  # until a worker is asked again, since a message may have been lost
+WRITE_SECONDS: Final = 1800.0  # limit for writing all parts of a checkpoint
+STOP_SECONDS: Final = 120.0  # plus two steps: limit for the checkpoint with which a job ends
+FIRST_PART_SECONDS: Final = 60.0  # limit for the first part of a writer that no longer holds a stage
+TIDY_SECONDS: Final = 30.0  # for which a job that ends waits until a worker has removed old checkpoints
 MOST_WRITERS: Final = 16  # of a stage
 
 
 def first_number(secret: str, now: float) -> int:
-    """The number at which a coordinator's wishes begin. Another coordinator's is another one, so that workers do not
-    take its wishes for those of the one before it.
+    """Return the first number of a coordinator's checkpoint requests.
+
+    Each coordinator starts at another number, so that workers do not take its requests for those of an earlier
+    coordinator.
     """
     return int.from_bytes(sha256(f"{secret} {now}".encode()).digest()[:5], "big")
 
 
 def next_one(state: CoordinatorState) -> int | None:
-    """The step of the next checkpoint: a multiple of everySteps, or the last step; None if there is to be none.
-    Without everySteps it comes an interval after the one before.
-    If the best state is to be kept, each that is evaluated is.
+    """Return the step of the next checkpoint, or None if there will be none.
+
+    The step is a multiple of everySteps or the last step. Without everySteps, one `interval` separates checkpoints. If
+    the job keeps the best state, each evaluated step gets a checkpoint.
     """
     c, spec, steps = state.checkpoints, state.spec.checkpoint, state.spec.training.steps
     if spec is None or state.step >= steps:
@@ -57,18 +61,18 @@ def next_one(state: CoordinatorState) -> int | None:
 
 
 def look_after(turn: Turn) -> None:
-    """While the job trains: begin a checkpoint that is due, and bring the one in progress to its end."""
+    """Begin a checkpoint that is due, and drive the one in progress to its end, while the job trains."""
     keeps = turn.state.spec.checkpoint is not None or turn.state.checkpoints.writers
     if not keeps or turn.state.plan is None:
         return
     if turn.state.splits.resplit or (turn.state.plan.sources and turn.state.step == turn.state.plan.first_step):
-        return  # no step is committed meanwhile
+        return  # no step is committed until the layers have moved
     _keep_the_endangered(turn)
     state = turn.state
     c = state.checkpoints
     if not c.writers:
         if state.roster.lost(state.current_plan):
-            return  # first the plan gets over that
+            return  # first a new plan replaces the lost workers
         at = next_one(state)
         if at is not None and state.step + AHEAD_STEPS >= at:
             _wish(turn, at)
@@ -84,7 +88,7 @@ def look_after(turn: Turn) -> None:
     elif c.writing is not None and turn.now - c.since > WRITE_SECONDS:
         _abandon(turn, AbandonReason.TOO_SLOW, f"it is not written after {WRITE_SECONDS:g} s")
     elif _lacks_pause(state):
-        _wish(turn, state.step + 1)  # it was asked for before, without a pause
+        _wish(turn, state.step + 1)  # the root was asked before the job had to end, so without a pause
     elif c.writing is None:
         if c.asked != state.current_plan.at(ROOT).owner or turn.now - c.asked_at > AGAIN_SECONDS:
             _ask_root(turn)
@@ -93,10 +97,11 @@ def look_after(turn: Turn) -> None:
 
 
 def stop(turn: Turn, reason: str, message: str) -> None:
-    """End the job, with a checkpoint of what it has trained if it keeps any and is training.
+    """End the job, with a checkpoint of its newest state if the job keeps checkpoints and is training.
 
-    No step is committed after that one, so that none is repeated. If the root is lost while it is written, its heir
-    goes on: few steps are repeated then. A coordinator that has just been restarted hears first what is trained.
+    No step is committed after that checkpoint, so none is repeated. If the root is lost while workers write it, its
+    heir goes on, and a resumed job repeats a few steps. A coordinator that has just restarted first waits for its
+    workers.
     """
     state = turn.state
     unheard = state.phase == "Recovering"
@@ -111,20 +116,20 @@ def stop(turn: Turn, reason: str, message: str) -> None:
 
 
 def _has_unkept(state: CoordinatorState) -> bool:
-    """Is there more than the newest checkpoint has, or may there be, as no commit was heard since a restart?"""
+    """Return whether steps after the newest checkpoint exist, or may exist after a restart of the coordinator."""
     newest = max((one.step for one in state.checkpoints.kept), default=0)
     return state.step > newest or not state.progress.counting
 
 
 def stop_if_kept(turn: Turn) -> None:
-    """If the job is to end: with the checkpoint in progress, or the next one; not for ever."""
+    """Finish a job that is to end once its last checkpoint is complete, was abandoned, or takes too long."""
     state, c, stopping = turn.state, turn.state.checkpoints, turn.state.ending.stopping
     if stopping is None:
         return
     late = turn.now - stopping.since > STOP_SECONDS + 2 * (state.usual_step or 0.0)
     if state.phase == "Recovering" and not late:
         return
-    if state.phase == "Running" and stopping.unheard:  # the workers are back
+    if state.phase == "Running" and stopping.unheard:  # the workers have returned
         stop(turn, stopping.reason, stopping.message)
         return
     kept = bool(c.kept) and c.kept[0].step >= stopping.step
@@ -134,14 +139,14 @@ def stop_if_kept(turn: Turn) -> None:
 
 
 def _lacks_pause(state: CoordinatorState) -> bool:
-    """Was the checkpoint that no commit has carried yet asked for before the job was to end with one?"""
+    """Return whether the root was asked before the job had to end and no commit has carried the checkpoint yet."""
     c, stopping = state.checkpoints, state.ending.stopping
     asked_before = stopping is not None and c.writing is None and c.since < stopping.since
     return asked_before and state.step < state.spec.training.steps
 
 
 def _keep_the_endangered(turn: Turn) -> None:
-    """If all who hold a stage are to be taken away, one is taken before they are; again if more are."""
+    """Take a checkpoint if preemption notices cover all holders of a stage, and again when they cover more workers."""
     state, c = turn.state, turn.state.checkpoints
     noticed = frozenset(state.noticed)
     if c.writers or c.retry or not noticed - c.endangered or state.plan is None:
@@ -151,14 +156,14 @@ def _keep_the_endangered(turn: Turn) -> None:
 
 
 def _came_too_late(turn: Turn) -> bool:
-    """All steps are committed, and the root, asked again, does not say that one of the commits has carried the wish."""
+    """Return whether all steps are committed and the root, asked twice, reports no commit with the checkpoint."""
     state = turn.state
     over = state.step >= state.spec.training.steps
     return over and turn.now - state.progress.last_at > 2 * AGAIN_SECONDS
 
 
 def _writers(state: CoordinatorState, plan: Plan) -> tuple[tuple[WorkerId, ...], ...]:
-    """All who hold a stage for certain share its layers; who is to leave writes only if all are."""
+    """Return each stage's writers: its certain holders, without those under notice unless all of them are."""
     writers = []
     for holders in state.certain_holders(plan):
         staying = [w for w in holders if w in state.workers and state.stays(w)]
@@ -175,7 +180,7 @@ def _ask_root(turn: Turn) -> None:
 
 
 def _wish(turn: Turn, at: int) -> None:
-    """For a checkpoint of that step, or of the next one, by all who hold a stage now."""
+    """Request a checkpoint at step `at`, or at the next step, from all workers that hold a stage now."""
     c, plan = turn.state.checkpoints, turn.state.current_plan
     writers = _writers(turn.state, plan)
     dealt = {
@@ -189,7 +194,7 @@ def _wish(turn: Turn, at: int) -> None:
 
 
 def _lost_writers(turn: Turn, plan: Plan) -> list[WorkerId]:
-    """Those that are gone, or that do not hold the stage any more that they should write; not who has written it."""
+    """Return the writers that are gone, or no longer hold their stage, before they have written it."""
     state, c, lost = turn.state, turn.state.checkpoints, set()
     for stage, writers in enumerate(c.writers):
         layers = plan.stages[stage]
@@ -204,15 +209,16 @@ def _lost_writers(turn: Turn, plan: Plan) -> list[WorkerId]:
 
 
 def is_writing(turn: Turn, worker: WorkerId) -> bool:
-    """Does a worker that is to leave still write its share, from copies that it took while it held the stages?"""
+    """Return whether a worker under notice still writes its share, from copies taken while it held the stages."""
     plan = turn.state.plan
     return plan is not None and any(_writes_on(turn, worker, layers) for layers in plan.stages)
 
 
 def _writes_on(turn: Turn, worker: WorkerId, layers: tuple[int, int]) -> bool:
-    """Does a worker that is to leave still write its share of these layers of a stage, from copies? Whether it has a
-    copy is certain only once a part of them is durable; without that it is not waited for for long. It may have one of
-    another stage, and none of this one.
+    """Return whether a worker under notice still writes its share of a stage's layers from copies.
+
+    The copy is certain only once one of its parts is durable: the worker may have copied another stage and not this
+    one. Without a durable part the coordinator waits FIRST_PART_SECONDS. layers: first and end of the stage's range.
     """
     c = turn.state.checkpoints
     if worker not in turn.state.noticed or c.writing is None or not _unwritten(c, worker, layers):
@@ -222,25 +228,26 @@ def _writes_on(turn: Turn, worker: WorkerId, layers: tuple[int, int]) -> bool:
 
 
 def _unwritten(c: CheckpointState, worker: WorkerId, layers: tuple[int, int]) -> list[int]:
-    """The layers in this range that this worker is to write and that are not known to be durable."""
+    """Return the layers in this range that this worker is to write and that are not known to be durable."""
     return [layer for layer in range(*layers) if c.dealt.get(layer) == worker and layer not in c.parts]
 
 
 def _missing(c: CheckpointState, plan: Plan) -> frozenset[int]:
-    """Layers whose files are not known to be durable."""
+    """Return the layers whose files are not known to be durable."""
     return frozenset(range(plan.stages[-1][1])) - c.parts.keys()
 
 
 def _commit(turn: Turn) -> None:
-    """Have the manifest written, by one worker after the other if need be; by the root first, who has the history of
-    the steps before it written.
+    """Ask one worker to write the manifest, and another one after AGAIN_SECONDS.
+
+    The root is asked first, because it also has the history of the steps up to the checkpoint written.
     """
     c, state = turn.state.checkpoints, turn.state
     assert c.writing is not None
     if _awaits_evaluation(state, c.writing.step):
-        return  # a step more, and it is known how good it is
+        return  # the score follows within a step
     if not _is_compared(state, c):
-        return  # only what its holders agree on is kept
+        return  # only a state on which its holders agree is saved
     staying = [w for w in state.ready if state.stays(w) and w != c.asked] or list(state.ready)
     if not staying:
         return
@@ -255,7 +262,7 @@ def _commit(turn: Turn) -> None:
 
 
 def _is_compared(state: CoordinatorState, c: CheckpointState) -> bool:
-    """Whether all who hold a stage and were to write of it have told equal sums of the state in question."""
+    """Return whether all writers that hold a stage have reported equal sums of the checkpoint's state."""
     plan = state.current_plan
     if c.writing is None or not state.spec.training.deterministic:
         return True
@@ -272,7 +279,7 @@ def _score(state: CoordinatorState, c: CheckpointState) -> float | None:
 
 
 def _awaits_evaluation(state: CoordinatorState, step: int) -> bool:
-    """Is the state of that step to be kept if it is the best one, and not evaluated yet?"""
+    """Return whether the job keeps the best state and has not evaluated the state of this step yet."""
     evaluation, spec = state.spec.training.evaluation, state.spec.checkpoint
     if evaluation is None or spec is None or not spec.keep_best or state.ending.stopping is not None:
         return False
@@ -281,7 +288,7 @@ def _awaits_evaluation(state: CoordinatorState, step: int) -> bool:
 
 
 def evaluated(turn: Turn) -> None:
-    """A state was: a checkpoint may have waited for that."""
+    """Commit a checkpoint that waited for the evaluation of its state."""
     _commit_if_written(turn)
 
 
@@ -317,7 +324,7 @@ def leave_behind(turn: Turn) -> None:
 
 
 def never_restore(turn: Turn, newest_good: int) -> None:
-    """The checkpoints after that version, of which one may be in the making, may be of wrong states."""
+    """Rule out checkpoints after step `newest_good`, including one in progress: their states may be wrong."""
     c = turn.state.checkpoints
     begun = (*c.kept, *((c.writing,) if c.writing else ()))
     bad = tuple(one for one in begun if one.step > newest_good and one not in c.bad)
@@ -329,9 +336,10 @@ def never_restore(turn: Turn, newest_good: int) -> None:
 
 
 def committed(turn: Turn, message: protocol.StepCommitted) -> None:
-    """A commit says that the state after it is kept.
+    """Record that a commit carried a checkpoint.
 
-    If a new root has committed the same step without saying so, all who knew are gone, and nobody else will write.
+    If a new root has committed the same step without it, all workers that knew of the checkpoint are gone and nobody
+    else will write it, so the coordinator abandons it.
     """
     c = turn.state.checkpoints
     if message.checkpoint is not None:
@@ -345,7 +353,7 @@ def checkpoint_begun(turn: Turn, worker: WorkerId, message: protocol.CheckpointB
 
 
 def _carried(turn: Turn, number: int, checkpoint: CheckpointId) -> None:
-    """A commit has carried the wish of that number."""
+    """Record that a commit has carried the checkpoint request of that number."""
     c = turn.state.checkpoints
     if number != c.number or not c.writers or c.writing is not None:
         return
@@ -406,16 +414,14 @@ def checkpoint_committed(turn: Turn, worker: WorkerId, message: protocol.Checkpo
 
 
 def _heard_again(turn: Turn, checkpoint: CheckpointId) -> None:
-    """A checkpoint is reported again. If it is the last state's, a restarted coordinator need not have it kept once
-    more.
-    """
+    """Record a checkpoint of the last state that a restarted coordinator does not know, instead of taking another."""
     c = turn.state.checkpoints
     if checkpoint.step >= turn.state.spec.training.steps and checkpoint not in (*c.kept, *c.bad) and c.writing is None:
         turn.put(replace(c, kept=(checkpoint, *c.kept)[:MOST_KEPT]))
 
 
 def is_tidying(turn: Turn) -> bool:
-    """Is a worker removing what is not to be kept beside the newest one? A job that ends waits a while for that."""
+    """Return whether a worker is still removing old checkpoints; a job that ends waits up to TIDY_SECONDS for that."""
     c = turn.state.checkpoints
     if c.tidying is None or c.kept_at is None:
         return False

@@ -1,7 +1,7 @@
-"""Who has copies of a checkpoint's layers in host memory: a job that goes back to it reads only what is lacking.
+"""Copies of a checkpoint's layers in workers' host memory: a restore reads from storage only the layers without one.
 
-Workers say what they keep (CopiesHeld), and are told of what use it is no more (DropCopies). A plan that goes back to a
-checkpoint names who has which layer; see docs/design/checkpoints.md.
+Workers report their copies (CopiesHeld) and are told which ones to drop (DropCopies). A plan that goes back to a
+checkpoint names a holder for each layer; see docs/design/checkpoints.md.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from bamboo_core.planning.splits.resplit import Sources, holders_of
 
 
 def copies_held(turn: Turn, worker: WorkerId, message: protocol.CopiesHeld) -> None:
-    """A worker keeps copies of these layers, instead of what it has said of that checkpoint before."""
+    """Replace a worker's earlier report of its copies of this checkpoint."""
     state = turn.state
     layers = (
         len(state.profile.costs)
@@ -35,12 +35,12 @@ def copies_held(turn: Turn, worker: WorkerId, message: protocol.CopiesHeld) -> N
 
 
 def committed(turn: Turn, newest: CheckpointId) -> None:
-    """There is a newer checkpoint than those that copies were of use for."""
+    """Drop copies of older checkpoints."""
     _drop(turn, tuple(one for one in turn.state.copies.held if one != newest))
 
 
 def given_up(turn: Turn, checkpoint: CheckpointId | None) -> None:
-    """That checkpoint will not be one. Its writers stop, too, and remove what they have written of it."""
+    """Drop copies of an abandoned checkpoint. Its writers stop, too, and remove the files that they have written."""
     if checkpoint is not None:
         _drop(turn, (checkpoint,), frozenset(turn.state.checkpoints.dealt.values()))
 
@@ -54,14 +54,14 @@ def _drop(turn: Turn, useless: tuple[CheckpointId, ...], others: frozenset[Worke
 
 
 def begun(turn: Turn, checkpoint: CheckpointId | None) -> None:
-    """All workers go back to that one, and keep copies of no other."""
+    """Forget the copies of all other checkpoints: all workers go back to this one and drop the rest."""
     turn.put(turn.state.copies.without([one for one in turn.state.copies.held if one != checkpoint]))
 
 
 def sources(
     state: CoordinatorState, checkpoint: CheckpointId | None, layers: int, live: Mapping[WorkerId, Peer]
 ) -> Sources:
-    """Who of these workers has a copy of each of a checkpoint's layers; empty if nobody has one of any."""
+    """Return which of these workers have a copy of each of a checkpoint's layers; empty if no layer has a copy."""
     held = state.copies.held.get(checkpoint, {}) if checkpoint else {}
-    found = holders_of(held, layers, live)
-    return found if any(found) else ()
+    holders = holders_of(held, layers, live)
+    return holders if any(holders) else ()

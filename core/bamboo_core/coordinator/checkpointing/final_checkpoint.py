@@ -54,7 +54,7 @@ def begin(turn: Turn) -> bool:
 
 
 def is_missing(state: CoordinatorState) -> bool:
-    """Should there be a checkpoint of the last state, and is none known?"""
+    """Return whether the job keeps checkpoints and none of its last state is known."""
     return (state.spec.checkpoint is not None or state.terms.last_state != "") and known(state) is None
 
 
@@ -65,7 +65,7 @@ def known(state: CoordinatorState) -> CheckpointId | None:
 
 
 def look_after(turn: Turn) -> None:
-    """While parts are missing: ask again, since a message may have been lost."""
+    """Ask the writers again while parts are missing, since a message may have been lost."""
     c = turn.state.checkpoints
     if c.final and c.writing and c.dealt.keys() - c.parts.keys() and turn.now - c.asked_at > AGAIN_SECONDS:
         _ask(turn)
@@ -81,7 +81,7 @@ def _ask(turn: Turn) -> None:
 
 
 def _finishers(state: CoordinatorState) -> tuple[tuple[WorkerId, ...], ...]:
-    """For each stage, the workers who have finished it and are there; who is to leave is named only if all are."""
+    """Return the connected workers that finished each stage, without those under notice unless all of them are."""
     found = []
     plan = state.current_plan
     for number in range(len(plan.stages)):

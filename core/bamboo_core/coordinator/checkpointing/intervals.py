@@ -1,7 +1,7 @@
-"""How many steps there are from one checkpoint to the next, if the manifest does not say it. Pure.
+"""The number of steps between checkpoints, if the manifest does not set it. Pure functions.
 
-What a checkpoint costs is weighed against the steps that are done again if the job goes back to it: the interval of
-Young (1974) and Daly (2006), sqrt(2 x cost x time between losses that make a job go back). Both are those of this job.
+The interval of Young (1974) and Daly (2006) balances a checkpoint's cost with the steps repeated after a restore:
+sqrt(2 x cost x time between losses that make a job go back), both as observed in this job.
 """
 
 from math import ceil, sqrt
@@ -12,18 +12,19 @@ from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.job.spec import USUAL_STEPS, CheckpointSpec
 from bamboo_core.planning.plan import Cell
 
-USUAL_SECONDS: Final = 600.0  # from one to the next at most
-LEAST_SECONDS: Final = 30.0  # and at least, so that a store is not asked all the time
-MOST_WRITING: Final = 0.25  # of the time, in which something is written
-WRITING_COST: Final = 0.25  # of training, while a checkpoint is written beside it; measured, docs/benchmarks.md
-USUAL_COST: Final = 1.0  # second, of a checkpoint as long as none is saved
-CALM_SECONDS: Final = 4 * 3600.0  # that any job is taken to have trained with a single loss before it began
-CALM_WITHOUT_COPIES: Final = 3600.0  # the same of losses of a worker
+USUAL_SECONDS: Final = 600.0  # the longest interval
+LEAST_SECONDS: Final = 30.0  # the shortest interval, which spares the store
+MOST_WRITING: Final = 0.25  # largest share of time in which a checkpoint is being written
+WRITING_COST: Final = 0.25  # share of training lost while a checkpoint is written; measured, docs/benchmarks.md
+USUAL_COST: Final = 1.0  # seconds that a checkpoint costs, until one is saved
+CALM_SECONDS: Final = 4 * 3600.0  # prior: training time with one loss that made the job go back
+CALM_WITHOUT_COPIES: Final = 3600.0  # prior: training time with one lost worker, for stages with a single holder
 
 
 def interval(state: CoordinatorState, spec: CheckpointSpec) -> int:
-    """Steps: the manifest's, else as many as `best_seconds` allow, and USUAL_STEPS at most; but so many that writing
-    takes no more than MOST_WRITING of the time.
+    """Return the steps between checkpoints: the manifest's, else those of `best_seconds`.
+
+    The result is at most USUAL_STEPS, unless writing would then take more than MOST_WRITING of the time.
     """
     if spec.every_steps is not None:
         return spec.every_steps
@@ -39,16 +40,19 @@ def interval(state: CoordinatorState, spec: CheckpointSpec) -> int:
 
 
 def best_seconds(cost: float, writing: float, between_losses: float) -> float:
-    """From one checkpoint to the next. cost: seconds of training that one costs; writing: seconds until it is there;
-    between_losses: seconds from one loss that makes the job go back to the next.
+    """Return the seconds from one checkpoint to the next.
+
+    cost: seconds of training that a checkpoint costs. writing: seconds until it is complete. between_losses: seconds
+    from one loss that makes the job go back to the next.
     """
     least = max(LEAST_SECONDS, writing / MOST_WRITING)
     return max(least, min(USUAL_SECONDS, sqrt(2 * cost * between_losses)))
 
 
 def seconds_between_losses(state: CoordinatorState, step: float) -> float:
-    """Seconds of training from one loss that nobody can take over to the next, as far as the job's history tells.
-    While a stage has a single holder any loss may be one. step: seconds of a usual one.
+    """Return the expected seconds of training between losses that make the job go back, from its history.
+
+    While a stage has a single holder, any lost worker may cause one. step: seconds of a usual step.
     """
     counts = state.checkpoints.counts
     trained = step * (state.progress.trained + counts.repeated)
@@ -60,13 +64,13 @@ def seconds_between_losses(state: CoordinatorState, step: float) -> float:
 
 
 def has_copies(state: CoordinatorState) -> bool:
-    """Whether each stage is held by two workers in step."""
+    """Return whether each stage is held by two workers in step."""
     plan = state.plan
     return plan is not None and all(_is_held_twice(state, Cell(0, stage)) for stage in range(len(plan.stages)))
 
 
 def _is_held_twice(state: CoordinatorState, cell: Cell) -> bool:
-    """Looks no further than the first other holder: this is asked after each event."""
+    """Return whether a cell's stage has a second holder. It stops at the first, because it runs after each event."""
     plan = state.current_plan
     if any((cell, worker) in state.plans.synced for worker in plan.at(cell).replicas):
         return True

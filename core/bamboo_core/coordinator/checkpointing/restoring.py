@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: from which one, after what, and what is repeated. `checkpoints` makes them."""
+"""Restoring a job from a checkpoint: which checkpoint, after which losses, and which steps are repeated."""
 
 from typing import Final
 
@@ -16,17 +16,18 @@ from bamboo_core.planning.plan import WorkerId
 from bamboo_core.text import count, one_line
 
 BEGIN_ANEW: Final = "with another spec.checkpoint.storage the job begins at step 0"
-RESTORE_SECONDS: Final = 24 * 3600.0  # from a loss until a step is committed again: nodes may be scarce for a night
+RESTORE_SECONDS: Final = 24 * 3600.0  # limit from a loss until the next commit: nodes may be scarce for a night
 
 
 def can_restore(state: CoordinatorState) -> bool:
-    """Is it worth looking for a checkpoint to go back to?"""
+    """Return whether the job keeps checkpoints, so that one may exist."""
     return state.spec.checkpoint is not None
 
 
 def lost(turn: Turn, reason: str, message: str) -> None:
-    """Redundancy and peers do not cover what is lost: go back to a checkpoint, to the beginning if nothing has been
-    trained yet, or end the job.
+    """Handle a loss that replicas and peers do not cover.
+
+    The job goes back to a checkpoint, begins again if no step is committed yet, or else ends.
     """
     if turn.state.phase == "Restoring":
         return
@@ -38,7 +39,7 @@ def lost(turn: Turn, reason: str, message: str) -> None:
 
 
 def go_back(turn: Turn, reason: str, message: str) -> None:
-    """To a checkpoint, or to the beginning if there is none and that is the reason's way (`may_begin_again`)."""
+    """Go back to a checkpoint, or to step 0 if there is none and `may_begin_again` allows it."""
     back = "the job goes back to a checkpoint"
     then = "no step is committed yet, and the job begins anew" if nothing_trained(turn.state) else back
     turn.do(Emit("Restoring", f"{message}; {then}", True))
@@ -47,7 +48,7 @@ def go_back(turn: Turn, reason: str, message: str) -> None:
 
 
 def _begin_to_look(turn: Turn, reason: str = "", message: str = "", *, pausing: bool = False) -> None:
-    """pausing: what has just failed would fail again at once."""
+    """Start the search for a checkpoint. pausing: wait first, because what has just failed would fail again."""
     state, back_since = turn.state, turn.state.restoring.back_since
     turn.put(
         replace(state.checkpoints, asked=None, writers=(), writing=None, parts={}, early={}, final=False),
@@ -67,17 +68,17 @@ def _begin_to_look(turn: Turn, reason: str = "", message: str = "", *, pausing: 
 
 
 def may_begin_again(state: CoordinatorState) -> bool:
-    """Is it right to begin with the first step if there is no checkpoint to go back to?
+    """Return whether the job may start at the first step if it has no checkpoint to go back to.
 
-    Yes, if none was due yet. Not if those that there are cannot be used, or the job keeps none: a user may have a
-    better idea then.
+    It may if no checkpoint was due yet. It may not if the existing ones cannot be used or the job keeps none: the user
+    may know a better way then.
     """
     none_yet = state.spec.checkpoint is not None and not (state.checkpoints.bad or state.restoring.spoiled)
     return nothing_trained(state) or none_yet
 
 
 def nothing_trained(state: CoordinatorState) -> bool:
-    """Is it known that no step has been committed, and that the job began with none?"""
+    """Return whether it is certain that no step has been committed and that the job began at step 0."""
     begun_with = state.plan.first_step if state.plan else 0
     return state.progress.counting and not (
         state.step or state.progress.furthest or state.progress.earlier.step or begun_with
@@ -85,7 +86,7 @@ def nothing_trained(state: CoordinatorState) -> bool:
 
 
 def check_deadline(turn: Turn) -> None:
-    """Waiting for nodes is no stall of the training, but it has an end, and so have attempts that all fail."""
+    """Fail a job that could not go on from a checkpoint within RESTORE_SECONDS, for lack of nodes or otherwise."""
     state, c = turn.state, turn.state.restoring
     if state.phase != "Restoring" or c.back_since is None or turn.now - c.back_since <= RESTORE_SECONDS:
         return
@@ -95,7 +96,7 @@ def check_deadline(turn: Turn) -> None:
 
 
 def restore_failed(turn: Turn, worker: WorkerId, message: protocol.RestoreFailed) -> None:
-    """A worker cannot begin with the checkpoint of the plan in force: with an older one, or with the same once more."""
+    """Handle a worker that cannot read the checkpoint of the plan in force: try an older one, or the same one again."""
     state, c = turn.state, turn.state.checkpoints
     plan = state.plan
     if state.phase != "Running" or plan is None or (plan.origin, plan.restore) != (message.origin, message.checkpoint):
@@ -114,7 +115,7 @@ def restore_failed(turn: Turn, worker: WorkerId, message: protocol.RestoreFailed
 
 
 def is_known(turn: Turn) -> bool:
-    """Is it known with which state the job begins? If not, somebody is asked who can look."""
+    """Return whether the state from which the job begins is known; if not, ask a worker to look in the store."""
     state, c = turn.state, turn.state.restoring
     if state.spec.checkpoint is None or c.looked:
         return True
@@ -144,14 +145,14 @@ def checkpoint_found(turn: Turn, worker: WorkerId, message: protocol.CheckpointF
         turn.do(Emit("CheckpointUnusable", one_line(text), True))
     newest = message.checkpoint.step if message.checkpoint else -1
     known = turn.state.checkpoints
-    left = known.keeping(one for one in known.kept if one.step <= newest)  # it has passed over those after that
+    left = known.keeping(one for one in known.kept if one.step <= newest)  # the worker passed over newer ones
     spoiled = bool(message.passed) and message.checkpoint is None
     looked = replace(c, looked=True, found=message.checkpoint, asked=None, problem="", spoiled=spoiled)
     turn.put(left, looked)
 
 
 def repeats(turn: Turn, first: int) -> None:
-    """The job goes on from that step without a checkpoint, and does again what was committed after it."""
+    """Count the committed steps that the job repeats from step `first`, to which it goes back without a checkpoint."""
     state = turn.state
     turn.put(
         replace(state.progress, furthest=max(state.progress.furthest, state.step)),
@@ -160,7 +161,7 @@ def repeats(turn: Turn, first: int) -> None:
 
 
 def begun(turn: Turn) -> None:
-    """A plan has been made that begins with the checkpoint found."""
+    """Record that the new plan begins with the checkpoint found."""
     c, state = turn.state.restoring, turn.state
     first = c.found.step if c.found else 0
     repeated = max(0, max(state.step, state.progress.earlier.step) - first)

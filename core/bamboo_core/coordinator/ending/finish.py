@@ -1,4 +1,4 @@
-"""When a job that has done all its steps is over, and what is said of it."""
+"""The completion of a job that has done all its steps."""
 
 from bamboo_core.coordinator.checkpointing import checkpoints, final_checkpoint
 from bamboo_core.coordinator.events import Outcome
@@ -8,26 +8,26 @@ from bamboo_core.text import count
 
 
 def finish_if_done(turn: Turn) -> None:
-    """The job is done when every cell of a layout that may be in force has finished."""
+    """Finish the job when all cells of a layout have finished and the last state is evaluated, compared and saved."""
     state = turn.state
     if state.plan is None or not state.ending.finished or state.checkpoints.writing or checkpoints.is_tidying(turn):
-        return  # a state is still being kept
+        return  # a checkpoint is still being written
     if state.step < state.spec.training.steps:
-        return  # a decision has ended training, and the root has yet to say so
+        return  # a decision has ended training, but the root has not reported it yet
     evaluated = state.terms.early_stop is not None or state.spec.training.steps in state.progress.evaluations
     if state.spec.training.evaluation and not evaluated:
-        return  # all have done their part in it, and the root has yet to say what it came to
+        return  # the root has not reported the last evaluation yet
     finished, stages = dict(state.ending.finished), len(state.plan.stages)
     if not any(finished.keys() >= set(layout.cells(stages)) for layout in state.plan.layouts):
         return
     if not _is_compared(state):
-        return  # not all who hold the last state have told its sums
+        return  # not all holders of the last state have reported its sums
     if not final_checkpoint.begin(turn):
         _complete(turn)
 
 
 def _is_compared(state: CoordinatorState) -> bool:
-    """Whether all who hold the last state have told equal sums of it."""
+    """Return whether all holders of the last state have reported equal sums of it."""
     plan, training = state.current_plan, state.spec.training
     holders = [set(workers) & state.workers.keys() for workers in state.certain_holders(plan)]
     return not training.deterministic or state.guard.are_equal(plan.origin, training.steps, holders)

@@ -34,4 +34,3 @@ class Ending:
     def with_finished(self, cell: Cell, digest: str, worker: WorkerId) -> "Ending":
         finished = {**dict(self.finished), cell: digest}
         return replace(self, finished=tuple(sorted(finished.items())), finishers={**self.finishers, cell: worker})
-

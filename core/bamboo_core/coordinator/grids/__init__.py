@@ -1,1 +1,1 @@
-"""The grid that the job runs: which one the workers of the moment are worth, and when it changes."""
+"""The grid that the job runs: its choice for the available workers, and its changes."""

@@ -1,9 +1,8 @@
-"""Choosing the grid: what is known of the job's steps, which grid is the fastest for some workers, and whether it pays
-to change to it. Pure functions of the state.
+"""Choosing the grid: measured step times, the fastest grid for a number of workers, and whether a change pays. Pure.
 
-Layers count by what they were measured to take, the median of the newest looks. What a step took on a grid that was
-run counts before what the model of a step says of it, the less the older it is, and tells how good links are: a step
-that is longer than its computing explains makes them slower. See docs/design/grids.md.
+A layer's time is the median of its newest measurements. On a grid that was run, the measured step time counts more than
+the model's, less so the older it is. A step longer than its computation explains lowers the estimated link speed. See
+docs/design/grids.md.
 """
 
 from collections.abc import Callable
@@ -27,24 +26,25 @@ from bamboo_core.planning.splits.uneven_split import Ranges
 from bamboo_core.planning.steps.grid_rates import ALIKE, GridRate, GridRates, may_do_without
 from bamboo_core.planning.steps.layer_bytes import LayerBytes
 
-SECONDS_PER_OPERATION: Final = 1e-13  # a device's, until layers are measured
-FORWARD_SHARE: Final = 1 / 3  # of what a layer takes there and back, until that is measured
+SECONDS_PER_OPERATION: Final = 1e-13  # of a device, until layers are measured
+FORWARD_SHARE: Final = 1 / 3  # share of the forward pass in a layer's time, until that is measured
 ASSUMED: Final = Network(flow=6.25e8, machine=1.25e9, latency=1e-3)  # 10 Gb/s, half of it for one connection
-NETWORK_FACTORS: Final = tuple(2.0**n for n in range(-8, 7))  # by which links are found to be faster or slower
+NETWORK_FACTORS: Final = tuple(2.0**n for n in range(-8, 7))  # candidate factors between real and assumed link speeds
 UNKNOWN_BYTES: Final = LayerBytes(parameters=0, optimizer=0, gradients=0, activations=0, boundary=0)
-FAMILIAR_STEPS: Final = 5  # on a grid, without the first ones, before what its steps take is known,
-FAMILIAR_SECONDS: Final = 60.0  # or two that take as long together
-WORTH: Final = 0.02  # of a step: by which it must be shorter on another grid, beside what is uncertain
+FAMILIAR_STEPS: Final = 5  # on a grid, without the first ones, before its step time counts as known,
+FAMILIAR_SECONDS: Final = 60.0  # or two steps that take this long together
+WORTH: Final = 0.02  # share by which a step must be shorter on another grid, in addition to the uncertainty
 LEAST_OUTLOOK, USUAL_OUTLOOK, MOST_OUTLOOK = 60.0, 600.0, 3600.0  # seconds until the workers change again
-USUAL_REFILL: Final = 60.0  # seconds until a worker comes for one that was lost, before any has
-GATHERING: Final = 5.0  # seconds at least that are waited for more workers, which often come together
-SOON: Final = 30.0  # seconds, in which a worker that comes is waited for before a job begins again
-LEAST_PAUSE: Final = 1.0  # seconds of splitting layers anew, beside what moves
+USUAL_REFILL: Final = 60.0  # seconds until a lost worker is replaced, before any was
+GATHERING: Final = 5.0  # seconds: shortest wait for more workers, which often come together
+SOON: Final = 30.0  # seconds: longest usual refill for which a restore waits
+LEAST_PAUSE: Final = 1.0  # seconds of a new split, in addition to the transfer of layers
 
 
 def rates_of(state: CoordinatorState, network: float | None = None) -> GridRates | None:
-    """What steps take on grids, as far as is known now; None if nothing is known of the layers. network: by which
-    factor links are faster than is assumed; None: as they have seemed until now.
+    """Return the estimates of step times by grid, or None while the layers are unknown.
+
+    network: factor by which links are faster than assumed; None: the current estimate.
     """
     figures = _figures(state, state.grids.network if network is None else network)
     if figures is None:
@@ -58,19 +58,19 @@ def rates_of(state: CoordinatorState, network: float | None = None) -> GridRates
 
 
 def lacks_room(state: CoordinatorState, plan: Plan) -> bool:
-    """Are there to be fewer replicas of stages than are asked for, since workers are known to have no room for them?"""
+    """Return whether stages get fewer replicas than requested because workers lack the memory."""
     wanted = state.spec.redundancy.on(plan.target.pipelines, apart=are_owners_apart(state, plan)).kept
     return state.profile.costs is not None and redundancy(state, plan).kept < wanted
 
 
 def redundancy(state: CoordinatorState, plan: Plan) -> RedundancySpec:
-    """How stages are to be protected on the plan's grid with the workers that run it: with a mode that is not Auto."""
+    """Return the redundancy that fits the plan's grid and its workers, with a mode other than Auto."""
     asked = spec_on(state, grid_of(plan), plan.stages).redundancy
     return asked.on(plan.target.pipelines, apart=are_owners_apart(state, plan))
 
 
 def are_owners_apart(state: CoordinatorState, plan: Plan) -> bool:
-    """Are the owners of each stage apart enough to hold each other's copies, if that makes a difference?"""
+    """Return whether each stage's owners are spread enough to replace replicas, or whether that makes no difference."""
     asked = state.spec.redundancy
     if asked.on(plan.target.pipelines) == asked.on(plan.target.pipelines, apart=False):
         return True
@@ -78,8 +78,9 @@ def are_owners_apart(state: CoordinatorState, plan: Plan) -> bool:
 
 
 def spec_on(state: CoordinatorState, grid: Grid, split: Ranges | None = None) -> JobSpec:
-    """The job's specification, with the redundancy for which there is room on that grid, and with these layers of each
-    stage; None: with those that it would get, which heed memory.
+    """Return the job's spec with the redundancy that fits in memory on this grid.
+
+    split: layers of each stage; None: the split that the grid would get, which heeds memory.
     """
     asked, copies = state.spec.redundancy, _copies(state, grid, split)
     if copies == asked.kept:
@@ -89,10 +90,10 @@ def spec_on(state: CoordinatorState, grid: Grid, split: Ranges | None = None) ->
 
 
 def _copies(state: CoordinatorState, grid: Grid, split: Ranges | None) -> int:
-    """Replicas of each stage: those that are asked for, or as many as there is room for.
+    """Return the replicas of each stage: as requested, or as many as fit in memory.
 
-    As long as a restarted coordinator does not know how large layers are, a job without any goes on as it does. A job
-    that has some and may not do without keeps them.
+    Until a restarted coordinator knows the size of the layers, a job without replicas stays without. A job that has
+    some and may not do without keeps them.
     """
     asked = state.spec.redundancy.kept
     if not asked or not (state.spec.elastic or state.spec.redundancy.mode is RedundancyMode.AUTO):
@@ -110,23 +111,25 @@ def _copies(state: CoordinatorState, grid: Grid, split: Ranges | None) -> int:
 
 
 def keeps_split(state: CoordinatorState, rates: GridRates, grid: Grid) -> bool:
-    """May the job change to that grid with the layers split as they are? There are as many stages, and workers have
-    room for them, with the copies that there are to be and with those that there are.
+    """Return whether the job can change to this grid without splitting layers anew.
+
+    It can if the number of stages stays the same and workers have room for the stages with at least the present
+    replicas.
     """
     plan = state.current_plan
     if grid.stages != len(plan.stages):
         return False
-    there = _copies(state, grid_of(plan), plan.stages)
-    return rates.as_run(grid).has_room(grid, plan.stages) and rates.copies(grid, plan.stages) >= there
+    present = _copies(state, grid_of(plan), plan.stages)
+    return rates.as_run(grid).has_room(grid, plan.stages) and rates.copies(grid, plan.stages) >= present
 
 
 def is_familiar(state: CoordinatorState) -> bool:
-    """Is it known what steps take on the grid that runs?"""
+    """Return whether the step time on the current grid was measured."""
     return state.plan is not None and grid_of(state.plan) in state.grids.measured
 
 
 def is_measured(state: CoordinatorState) -> bool:
-    """Is it known what layers take?"""
+    """Return whether the times of layers were measured."""
     return bool(state.grids.costs)
 
 
@@ -141,7 +144,7 @@ def _figures(state: CoordinatorState, network: float) -> ModelFigures | None:
 
 @lru_cache(maxsize=64)
 def _figures_of(costs: tuple[float, ...], sizes: tuple[LayerBytes, ...], share: float, factor: float) -> ModelFigures:
-    """Asked for after every event, and seldom of other numbers."""
+    """Build the model's figures. Cached, because each event asks for them and the arguments seldom change."""
     layers = tuple(
         Layer(
             forward=max(0.0, seconds) * share,
@@ -155,7 +158,7 @@ def _figures_of(costs: tuple[float, ...], sizes: tuple[LayerBytes, ...], share: 
 
 
 def is_undisturbed(state: CoordinatorState) -> bool:
-    """Do steps take what they do on the grid of the plan, with all workers, and nothing on its way?"""
+    """Return whether steps run at the plan's normal speed: with all workers, in one layout, without moving layers."""
     plan = state.plan
     if plan is None or state.phase != "Running" or len(plan.layouts) > 1 or plan.sources or is_short(state):
         return False
@@ -163,21 +166,21 @@ def is_undisturbed(state: CoordinatorState) -> bool:
 
 
 def measured(state: CoordinatorState) -> float | None:
-    """Seconds of an undisturbed step on the grid of the plan, if it has been run for long enough."""
+    """Return the seconds of an undisturbed step on the plan's grid, or None until enough steps were timed."""
     taken = state.grids.taken
     known = len(taken) >= FAMILIAR_STEPS or (len(taken) > 1 and sum(taken) >= FAMILIAR_SECONDS)
     return median(taken) if known and is_undisturbed(state) else None
 
 
 def is_short(state: CoordinatorState) -> bool:
-    """Does a worker run several stages, or one for which it is about to leave?"""
+    """Return whether a worker runs several stages or an owner is lost or under notice."""
     plan = state.current_plan
     absent = state.roster.lost(plan).union(state.noticed)
     return plan.is_doubled or not absent.isdisjoint(plan.target_owners)
 
 
 def calibrated(state: CoordinatorState, rates: GridRates) -> float:
-    """By which factor links are faster than assumed, so that the model gives the step that was measured."""
+    """Return the factor by which links are faster than assumed, such that the model gives the measured step time."""
     seconds, plan = measured(state), state.plan
     if seconds is None or plan is None or not is_measured(state):
         return state.grids.network
@@ -193,43 +196,39 @@ def calibrated(state: CoordinatorState, rates: GridRates) -> float:
 
 
 def _nearest(modelled: Callable[[float], float], seconds: float) -> float:
-    """The factor with which the model comes closest, to a hundredth, of equals the one next to 1.
-
-    Faster links make no step longer: so factors are tried from 1 on, in the direction that comes closer, up to the
-    first one with which the model is on the other side.
-    """
+    """Return the factor for which the modelled step time is closest to `seconds`; on a tie the one nearest to 1."""
     slower, faster = (tuple(f for f in NETWORK_FACTORS if f < 1), tuple(f for f in NETWORK_FACTORS if f > 1))
-    found = {1.0: modelled(1.0)}
-    too_slow = found[1.0] > seconds
+    tried = {1.0: modelled(1.0)}
+    too_slow = tried[1.0] > seconds
     for factor in faster if too_slow else reversed(slower):
-        found[factor] = modelled(factor)
-        if (found[factor] > seconds) != too_slow:
+        tried[factor] = modelled(factor)
+        if (tried[factor] > seconds) != too_slow:
             break
-    return min(found, key=lambda factor: (round(abs(found[factor] / seconds - 1), 2), abs(factor - 1)))
+    return min(tried, key=lambda factor: (round(abs(tried[factor] / seconds - 1), 2), abs(factor - 1)))
 
 
 def best(state: CoordinatorState, rates: GridRates, workers: int) -> GridRate | None:
-    """The grid that so many workers run fastest, as far as that is known; None if they can run none.
+    """Return the fastest grid for a number of workers, or None if they can run none.
 
-    What was measured on a grid counts instead of what the model says of it, and all others are taken to be as much
-    slower than modelled as the grid that runs now.
+    Measured step times take the place of modelled ones. The ratio of measured to modelled time on the current grid
+    scales the times of all other grids.
     """
-    found = ranked(state, rates, workers, 1)
-    return found[0] if found else None
+    fastest = ranked(state, rates, workers, 1)
+    return fastest[0] if fastest else None
 
 
 def ranked(state: CoordinatorState, rates: GridRates, workers: int, most: int) -> tuple[GridRate, ...]:
-    """The best grid of each of so many numbers of stages, by the same seconds, the best first."""
+    """Return the best grid for each number of stages, fastest first, at most `most` of them."""
     return rates.ranked(workers, most, known_steps(state, rates), scale(state, rates))
 
 
 def rate(state: CoordinatorState, rates: GridRates, grid: Grid) -> GridRate | None:
-    """What a step takes on that grid, by the same seconds; None if workers have no room for it."""
+    """Return the expected step time on a grid, scaled like `best`; None if workers have no room for it."""
     return rates.rate(grid, known_steps(state, rates), scale(state, rates))
 
 
 def scale(state: CoordinatorState, rates: GridRates) -> float:
-    """By how much a step takes longer than modelled: as on the grid that was measured last."""
+    """Return the ratio of measured to modelled step time on the grid that was measured last."""
     if not state.grids.measured:
         return 1.0
     grid, newest = max(state.grids.measured.items(), key=lambda one: one[1].at)
@@ -237,19 +236,20 @@ def scale(state: CoordinatorState, rates: GridRates) -> float:
 
 
 def known_steps(state: CoordinatorState, rates: GridRates) -> dict[Grid, float]:
-    """Seconds of a step on the grids that were run: as measured, if layers took then what they take now, and the older
-    the more as on the grid that was measured last.
+    """Return the step time in seconds of each grid that was run, adjusted to the present times of layers.
+
+    With age, a measurement gives way to the model's time, scaled by the newest measurement.
     """
     known = state.grids.measured
     newest = max((one.at for one in known.values()), default=0.0)
-    found = {}
+    by_grid = {}
     for grid, one in known.items():
         seconds, weight = _seconds_now(one, rates), noise.weight(newest - one.at)
         if weight < 1:
             modelled = scale(state, rates) * rates.seconds(grid)
             seconds = modelled * (seconds / modelled) ** weight
-        found[grid] = seconds
-    return found
+        by_grid[grid] = seconds
+    return by_grid
 
 
 def _seconds_now(one: StepTime, rates: GridRates) -> float:
@@ -257,10 +257,10 @@ def _seconds_now(one: StepTime, rates: GridRates) -> float:
 
 
 def now_expected(state: CoordinatorState, rates: GridRates) -> float:
-    """Seconds of a step under the plan in force, with workers that run several stages as they do.
+    """Return the expected seconds of a step under the plan in force, including workers that run several stages.
 
-    What pipelines of several stages share does not count: a worker that took a stage over holds two stages' states, and
-    a grid without holes is worth more than its steps say.
+    Portions, which speed up a doubled stage, are left out: such a worker holds the states of two stages, and a complete
+    grid is worth more than its step time alone.
     """
     plan = state.current_plan
     if not is_short(state) and (seconds := known_steps(state, rates).get(grid_of(plan))):
@@ -269,8 +269,10 @@ def now_expected(state: CoordinatorState, rates: GridRates) -> float:
 
 
 def left(state: CoordinatorState, rates: GridRates, now: float) -> float:
-    """Seconds until the step in progress is done under the plan in force: the share that is not done, of what the whole
-    step would take with the workers that are left. About a group of microbatches is run again.
+    """Return the seconds until the step in progress ends under the plan in force.
+
+    That is the unfinished share of the whole step's time with the remaining workers; about one group of microbatches is
+    computed again.
     """
     plan, since, known = state.current_plan, state.progress.last_at, rate(state, rates, grid_of(state.current_plan))
     if not is_short(state) or known is None:
@@ -283,7 +285,7 @@ def left(state: CoordinatorState, rates: GridRates, now: float) -> float:
 
 
 def outlook(state: CoordinatorState, now: float) -> float:
-    """Seconds for which the workers are expected to stay as many as they are: as the newest changes were apart."""
+    """Return the seconds for which the number of workers is expected to stay the same, from the newest changes."""
     changes = state.grids.changes
     if len(changes) < 2:
         return USUAL_OUTLOOK
@@ -291,7 +293,7 @@ def outlook(state: CoordinatorState, now: float) -> float:
 
 
 def pause(state: CoordinatorState, rates: GridRates, grid: Grid) -> float:
-    """Seconds in which no step begins if the grid changes: none if the layers stay split as they are."""
+    """Return the seconds in which no step begins when the grid changes; 0 if the layers stay split as they are."""
     if keeps_split(state, rates, grid):
         return 0.0
     whole = sum(layer.parameters + layer.optimizer for layer in rates.figures.layers)
@@ -301,8 +303,9 @@ def pause(state: CoordinatorState, rates: GridRates, grid: Grid) -> float:
 
 
 def pays(now_seconds: float, then_seconds: float, stopped: float, until: float, margin: float = WORTH) -> bool:
-    """Are more steps done within that time, although none is in the pause? margin: the share by which a step has to be
-    shorter; with workers that run several stages none at all, as a grid without holes is worth more.
+    """Return whether a change of the grid completes more steps within `until` seconds despite its pause of `stopped`.
+
+    margin: share by which a step must be shorter; 0 if workers run several stages, since a complete grid is worth more.
     """
     if then_seconds >= (1 - margin) * now_seconds:
         return False
@@ -310,11 +313,11 @@ def pays(now_seconds: float, then_seconds: float, stopped: float, until: float, 
 
 
 def wait(state: CoordinatorState, then: GridRate, now_seconds: float, stopped: float, now: float) -> float:
-    """Seconds for which another grid must have been better before it is taken.
+    """Return the seconds for which another grid must have been better before the job changes to it.
 
-    To grow, as long as the change takes to bring in its pause, since more may come (so waiting costs no more than a
-    change too many would), and `elastic.stabilizationSeconds` at most. With workers that run several stages none at
-    all, unless workers are on their way that come before the change has brought in its pause.
+    To grow, that is the time in which the change earns back its pause, because more workers may come: waiting then
+    costs no more than one change too many. It is at most `elastic.stabilizationSeconds`. If workers run several stages,
+    the change waits only for a worker that is expected before it would earn back its pause.
     """
     brought_in = stopped * now_seconds / max(1e-9, now_seconds - then.seconds)
     if not is_short(state):
@@ -325,15 +328,15 @@ def wait(state: CoordinatorState, then: GridRate, now_seconds: float, stopped: f
 
 
 def restart_wait(state: CoordinatorState) -> float:
-    """Seconds for which more workers are waited for before a job goes on from a checkpoint with those that are there.
+    """Return the seconds for which a restore waits for more workers.
 
-    Those that usually come soon are; else it begins with few, and grows.
+    It waits for workers that usually come soon; otherwise the job starts small and grows.
     """
     usual = _usual_refill(state)
     return min(stabilization_seconds(state.spec), usual if GATHERING < usual <= SOON else GATHERING)
 
 
 def _usual_refill(state: CoordinatorState) -> float:
-    """Seconds until a worker comes for one that was lost."""
+    """Return the usual seconds until a lost worker is replaced."""
     refills = state.grids.refills
     return median(refills) if refills else USUAL_REFILL

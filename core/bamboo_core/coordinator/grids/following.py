@@ -1,4 +1,4 @@
-"""The grid follows the workers: kept in view while the job trains, and chosen when it begins."""
+"""Following the workers with the grid: its choice at the start, and its changes while the job trains."""
 
 from functools import lru_cache
 from typing import Final
@@ -26,12 +26,12 @@ from bamboo_core.planning.steps.grid_rates import (
 from bamboo_core.text import count
 
 SHOWN: Final = 4  # grids in a sentence
-AGAIN_STEPS: Final = 32  # after which what steps take counts as new, though it is about the same
+AGAIN_STEPS: Final = 32  # after which a step time is recorded again, even if it is about the same
 NO_ROOM: Final = ", without copies of stages, for which no grid has room"
 
 
 def watch(turn: Turn) -> None:
-    """Note since when another grid than the plan's has been worth a change, if the job has one that is chosen."""
+    """Record since when another grid has been worth a change, for a job whose grid the coordinator chooses."""
     state = turn.state
     if state.spec.elastic is None:
         if state.spec.redundancy.mode is RedundancyMode.AUTO and state.grids.rates is None:
@@ -52,13 +52,13 @@ def watch(turn: Turn) -> None:
 
 
 def keep_rates(turn: Turn) -> None:
-    """Keep what is computed of grids, which is looked at often."""
+    """Cache the estimates for grids, which later decisions use often."""
     grids = turn.state.grids
     turn.put(replace(grids, rates=choosing.rates_of(turn.state)))
 
 
 def _best_measured(turn: Turn, rates: GridRates) -> GridRate | None:
-    """The grid to which a change pays, by what layers were measured to take; None if there is none."""
+    """Return the grid to which a change pays, by measured times of layers, or None."""
     state = turn.state
     assert state.spec.elastic is not None
     if gives_back(state.spec) and choosing.is_familiar(state):
@@ -73,7 +73,7 @@ def _best_measured(turn: Turn, rates: GridRates) -> GridRate | None:
 
 
 def _best_guess(state: CoordinatorState, rates: GridRates) -> GridRate | None:
-    """The grid with another number of pipelines that the workers fill, before it is measured what layers take."""
+    """Return the grid whose pipelines the workers fill, until layers are measured; None if it runs already."""
     grid = grid_of(state.current_plan)
     found = _guess(state, rates, holding.counted(state, state.staying))
     if found is None or found.pipelines == grid.pipelines:
@@ -82,8 +82,9 @@ def _best_guess(state: CoordinatorState, rates: GridRates) -> GridRate | None:
 
 
 def _guess(state: CoordinatorState, rates: GridRates, workers: int) -> Grid | None:
-    """As many pipelines of the given number of stages as the workers fill: the best guess before layers are measured.
-    None if the job has no given number of stages, or no grid for so many workers.
+    """Return the grid with as many pipelines of the manifest's stages as the workers fill, until layers are measured.
+
+    None if the manifest leaves the number of stages open or no grid fits.
     """
     if state.spec.topology.chooses_stages:
         return None
@@ -95,7 +96,7 @@ def _guess(state: CoordinatorState, rates: GridRates, workers: int) -> Grid | No
 
 
 def _note(turn: Turn, staying: int) -> None:
-    """Who is there, and how many."""
+    """Record which workers are present, and how many."""
     state = turn.state
     there = [w for w in state.holding.there if w in state.noticed]
     spared = sum(1 for w in there if state.membership.leaving[w].spared and state.workers[w].ready)
@@ -105,15 +106,17 @@ def _note(turn: Turn, staying: int) -> None:
 
 
 def _has_to_change(state: CoordinatorState) -> bool:
-    """Is the grid that runs left whether or not another one is faster? It is if an edit has put it out of bounds, if
-    some who run stages are to be given back, or if there is only room for what is asked for with another split.
+    """Return whether the job must leave its grid even for a slower one.
+
+    It must if an edit excludes the grid, if workers that run stages are given back, or if the requested replicas fit
+    only with another split.
     """
     outside = not is_within_bounds(state.spec, grid_of(state.current_plan))
     return outside or holding.is_too_large(state) or _is_split_too_large(state)
 
 
 def _is_split_too_large(state: CoordinatorState) -> bool:
-    """Have workers no room for the layers as they are split, with the copies for which the grid has room otherwise?"""
+    """Return whether the present split does not fit in memory with the replicas that another split has room for."""
     plan = state.current_plan
     return not has_room(state, grid_of(plan), plan.stages)
 
@@ -130,7 +133,7 @@ def _better(turn: Turn, then: GridRate, seconds: float) -> GridRate | None:
 
 
 def _learn(turn: Turn) -> None:
-    """What layers and steps take on this grid, and by that on others."""
+    """Record the present times of layers and steps, and calibrate the estimates with them."""
     state, plan = turn.state, turn.state.current_plan
     known = state.grids.on(grid_of(plan), plan.origin, state.step, turn.now)
     due = state.step > known.heard and state.step >= known.looked + _steps_apart(state)
@@ -158,9 +161,7 @@ def _learn(turn: Turn) -> None:
 
 
 def _look(state: CoordinatorState) -> tuple[float, ...] | None:
-    """What each layer takes now, by what workers say, each as soon as it has timed some microbatches. None if not all
-    layers are timed.
-    """
+    """Return the present time of each layer in seconds, from workers' reports; None until all layers are timed."""
     plan = state.current_plan
     if state.phase != "Running" or len(plan.layouts) > 1 or plan.sources:
         return None
@@ -169,7 +170,7 @@ def _look(state: CoordinatorState) -> tuple[float, ...] | None:
 
 
 def _steps_apart(state: CoordinatorState) -> int:
-    """Steps in which all microbatches become others of which a worker tells the median."""
+    """Return the number of steps after which a worker's median covers only new microbatches."""
     training = state.spec.training
     return -(-MOST_MICROBATCHES // most_microbatches(training, grid_of(state.current_plan).pipelines))
 
@@ -179,19 +180,19 @@ def _is_old(known: StepTime, state: CoordinatorState) -> bool:
 
 
 def is_due(state: CoordinatorState, now: float) -> bool:
-    """Has another grid been worth a change for long enough? Nothing is waited for where an edit asks for it."""
+    """Return whether another grid has been worth a change for long enough; an edit's change is due at once."""
     grids, rates = state.grids, state.grids.rates
     if grids.resize is None or rates is None or grids.expected is None:
         return False
     if _has_to_change(state):
-        return True  # nothing is to be waited for: an edit has said it, or too many workers were waited for
+        return True  # an edit asks for it, or the choice of workers has waited already
     stopped = choosing.pause(state, rates, grids.expected.grid)
     seconds = choosing.now_expected(state, rates)
     return now - grids.resize[1] >= choosing.wait(state, grids.expected, seconds, stopped, now)
 
 
 def splits_anew(state: CoordinatorState) -> bool:
-    """Are layers split anew although the stages may stay as many?"""
+    """Return whether the change of the grid also splits layers anew."""
     rates = choosing.rates_of(state)
     if state.grids.resize is None or rates is None:
         return False
@@ -200,7 +201,7 @@ def splits_anew(state: CoordinatorState) -> bool:
 
 
 def next_grid(state: CoordinatorState, workers: int) -> Grid:
-    """What so many workers are to run from a cut on."""
+    """Return the grid for a number of workers after a cut."""
     grid = grid_of(state.current_plan)
     balances = state.splits.resplit is not None and state.splits.resplit.stages is not None
     rates = choosing.rates_of(state)
@@ -210,17 +211,17 @@ def next_grid(state: CoordinatorState, workers: int) -> Grid:
 
 
 def first_grid(state: CoordinatorState, workers: int) -> Grid | None:
-    """What a job begins with that has so many; None if they can run none of its grids.
+    """Return the grid with which a job starts on a number of workers; None if they can run none of its grids.
 
-    As long as no layer is measured, layers count by their operations; if the number of stages is given, the job begins
-    with as many pipelines as the workers fill.
+    Until layers are measured, their operations count. If the manifest sets the number of stages, the job starts with as
+    many pipelines as the workers fill.
     """
     rates = choosing.rates_of(state)
     return _grid_for(state, rates, workers) if rates is not None else None
 
 
 def _grid_for(state: CoordinatorState, rates: GridRates, workers: int) -> Grid | None:
-    """What so many workers are to run, by all that is known."""
+    """Return the best grid for a number of workers, by everything known now."""
     counted = holding.counted(state, workers)
     if not choosing.is_measured(state) and not state.spec.topology.chooses_stages:
         return _guess(state, rates, counted)
@@ -229,9 +230,7 @@ def _grid_for(state: CoordinatorState, rates: GridRates, workers: int) -> Grid |
 
 
 def tell_why_none(turn: Turn, workers: int) -> None:
-    """Why the job does not begin with those that are there, for whom there is no first grid. It ends if it could not
-    with as many as it may have.
-    """
+    """Report why the job does not start with its workers, and fail it if no permitted number of them has a grid."""
     state, rates = turn.state, choosing.rates_of(turn.state)
     if rates is None:
         return
@@ -244,7 +243,7 @@ def tell_why_none(turn: Turn, workers: int) -> None:
 
 
 def _tell_if_none_fits_an_edit(turn: Turn, rates: GridRates, workers: int, found: GridRate | None) -> None:
-    """Says why the job stays on a grid that an edit does not want any more, as long as that is so."""
+    """Report, once, why the job stays on a grid that an edit excludes."""
     state = turn.state
     if found is not None or is_within_bounds(state.spec, grid_of(state.current_plan)):
         turn.put(replace(state.grids, unmet=""))
@@ -260,7 +259,7 @@ def _tell_if_none_fits_an_edit(turn: Turn, rates: GridRates, workers: int, found
 
 @lru_cache(maxsize=16)
 def _why_none(rates: GridRates, workers: int) -> tuple[str, int | None]:
-    """Why no grid of so many workers can run, and a number of more, if there is one, of which one can."""
+    """Return why no grid of this many workers can run, and a larger number of workers that has one, if any."""
     spec, layers = rates.spec, len(rates.figures.layers)
     most = whole_workers(spec)
     tried = [min(workers << doubled, most) for doubled in range(1, most.bit_length() + 1)]
@@ -273,19 +272,19 @@ def _why_none(rates: GridRates, workers: int) -> tuple[str, int | None]:
 
 
 def split_of(state: CoordinatorState, grid: Grid) -> Ranges | None:
-    """The layers of each stage of a grid that is chosen; None if nothing is known of them, or of no split that fits."""
+    """Return the layers of each stage of a chosen grid; None if the layers are unknown or no split fits."""
     rates = choosing.rates_of(state) if state.spec.elastic else None
     return rates.as_run(grid).split(grid) if rates is not None else None
 
 
 def has_room(state: CoordinatorState, grid: Grid, split: Ranges) -> bool:
-    """Do workers have the memory for that split? As far as that is known, which it is where the grid is chosen."""
+    """Return whether workers have the memory for a split; True if that is unknown."""
     rates = choosing.rates_of(state) if state.spec.elastic else None
     return rates is None or rates.as_run(grid).has_room(grid, split)
 
 
 def tell(turn: Turn, grid: Grid) -> None:
-    """Why it is this one: what is expected of it, and of others."""
+    """Report why a grid was chosen, with the expected speed of it and of others."""
     state, rates = turn.state, choosing.rates_of(turn.state)
     workers = state.staying
     text = f"{_told(grid, state)} for {count(workers, 'worker')}"
@@ -311,7 +310,7 @@ def _told(grid: Grid, state: CoordinatorState) -> str:
     """With the schedule if there was a choice of it, or an edit wants another one."""
     allowed = schedules(state.spec)
     chosen = grid.stages > 1 and (len(allowed) > 1 or grid.schedule not in allowed)
-    return f"{grid.told} by {grid.schedule}" if chosen else grid.told
+    return f"{grid.name} by {grid.schedule}" if chosen else grid.name
 
 
 def _chosen(turn: Turn, text: str) -> None:

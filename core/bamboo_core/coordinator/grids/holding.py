@@ -1,6 +1,6 @@
-"""Which number of workers is worth its price (`elastic.objective: Value`), and which of them go. Pure.
+"""The number of workers worth their price (`elastic.objective: Value`), and which workers the job gives back. Pure.
 
-A worker that adds less than it costs is given back, and no other is asked for in its place. See docs/design/grids.md.
+A worker that adds less than it costs is given back and not replaced. See docs/design/grids.md.
 """
 
 import math
@@ -22,44 +22,44 @@ from bamboo_core.planning.splits.resplit import Grid, grid_of
 from bamboo_core.planning.steps.grid_rates import GridRates
 from bamboo_core.text import count
 
-LOOK_SECONDS: Final = 1.0  # from one choice to the next
-AS_FAST: Final = 0.95  # of what all workers that the job may have would train: so fast is what is chosen, at least
-TOO_SLOW: Final = 0.88  # of that: more are asked for again below it, since estimates of grids are off by as much
-LEAST_CHANCE: Final = 1e-3  # of a number of missing workers that is looked at
-SPREAD: Final = 4.0  # standard deviations, within which numbers of missing workers are looked at
-LEAST_LOSSES: Final = 1e-6  # of a worker, until another one has come
-MOST_COMPARED: Final = 24  # numbers of workers
-UNLIKE: Final = 0.05  # of a price: by which others differ from it
-USUAL_LOSSES, USUAL_HOURS = 1.0, 20.0  # of a zone's workers, before any are counted
-LEAST_SPAN: Final = 0.1  # seconds, of a pause or an outlook
-UNPRICED: Final = 1.0  # money an hour of all workers if nobody says what they cost
+LOOK_SECONDS: Final = 1.0  # between choices
+AS_FAST: Final = 0.95  # share of the full number's speed that a choice must reach
+TOO_SLOW: Final = 0.88  # share below which more workers are requested again; estimates of grids err by that much
+LEAST_CHANCE: Final = 1e-3  # smallest chance of a number of missing workers that counts
+SPREAD: Final = 4.0  # standard deviations around the mean of missing workers that count
+LEAST_LOSSES: Final = 1e-6  # smallest expected losses of a worker until its replacement
+MOST_COMPARED: Final = 24  # numbers of workers compared in a choice
+UNLIKE: Final = 0.05  # share by which prices must differ to matter
+USUAL_LOSSES, USUAL_HOURS = 1.0, 20.0  # prior for the workers of each zone
+LEAST_SPAN: Final = 0.1  # seconds: shortest pause or outlook
+UNPRICED: Final = 1.0  # price per hour of each worker if none is known
 
 
-# what is known
+# observations
 
 
 def priced(turn: Turn, prices: Mapping[WorkerId, float], more: tuple[tuple[float, int], ...]) -> None:
-    """The shell says what workers cost."""
+    """Record the prices that the shell reports."""
     known = turn.state.holding
     if (prices, more) != (known.prices, known.more):
         turn.put(replace(known, prices=dict(prices), more=more))
 
 
 def edited(turn: Turn) -> None:
-    """All workers may be held from now on, whatever they are worth."""
+    """Forget the target number of workers if an edit has ended `objective: Value`."""
     if not gives_back(turn.state.spec):
         known = turn.state.holding
         turn.put(Holding(prices=known.prices, more=known.more, zones=known.zones))
 
 
 def _each(more: tuple[tuple[float, int], ...], number: int) -> list[float]:
-    """The prices of so many that would come."""
+    """Return the prices of the next `number` workers that would come."""
     found = [price for price, count in more for _ in range(min(count, number))][:number]
     return found + [more[-1][0]] * (number - len(found))
 
 
 def seen(state: CoordinatorState, now: float) -> Holding:
-    """With who is there now, and what became of those who are not any more."""
+    """Return the record updated with the present workers, and with the fate of those that are gone."""
     known = state.holding
     staying = {w: r.peer.zone for w, r in state.workers.items() if state.stays(w)}
     if staying.keys() == known.there.keys():
@@ -75,15 +75,13 @@ def seen(state: CoordinatorState, now: float) -> Holding:
 
 
 def _was_lost(state: CoordinatorState, worker: WorkerId) -> bool:
-    """Not given back, and not replaced. How it ended does not count: that is often known only later, or never."""
+    """Return whether a worker was lost, not given back or replaced. How it ended may never be known."""
     notice = state.membership.leaving.get(worker)
     return notice is None or not (notice.spared or notice.replaced)
 
 
 def hazard(state: CoordinatorState, zone: str, now: float) -> float:
-    """Return how many of a zone's workers the job loses in a worker's hour there: with few hours seen about what is
-    usual, with many what the job has seen.
-    """
+    """Return a zone's expected losses per worker and hour: near the prior at first, then near what the job has seen."""
     known = state.holding
     was = known.zones.get(zone, Exposure())
     hours = was.hours + sum(now - since for place, since in known.there.values() if place == zone) / 3600
@@ -91,8 +89,9 @@ def hazard(state: CoordinatorState, zone: str, now: float) -> float:
 
 
 def missing_share(state: CoordinatorState, now: float) -> float:
-    """The share, from 0 to 1, of the workers that are wanted and are missing, because no others have come in their
-    place yet. It goes in steps, so that it does not become another one all the time.
+    """Return the expected share, 0 to 1, of wanted workers that are lost and not replaced yet.
+
+    It is rounded to steps, so that it does not change all the time.
     """
     refills = state.grids.refills
     zones = Counter(zone for zone, _ in state.holding.there.values()) or Counter([""])
@@ -103,9 +102,7 @@ def missing_share(state: CoordinatorState, now: float) -> float:
 
 
 def _missing(held: int, share: float) -> Iterator[tuple[int, float]]:
-    """How many of so many workers may be missing at a time, and with which chance each; without those that are next to
-    impossible.
-    """
+    """Yield numbers of workers that may be missing at a time, each with its chance; negligible ones are left out."""
     mean = held * share
     around = 1 + SPREAD * math.sqrt(mean * (1 - share))
     fewest, most = max(0, math.floor(mean - around)), min(held, math.ceil(mean + around))
@@ -116,11 +113,11 @@ def _missing(held: int, share: float) -> Iterator[tuple[int, float]]:
             yield lost, chance
 
 
-# how many are worth their price
+# the number worth its price
 
 
 def to_have(state: CoordinatorState) -> int:
-    """As many as the job asks for, and one more while that is to take the place of a slow one."""
+    """Return the number of workers that the job requests, plus one while it replaces a straggler."""
     wanted, target = wanted_workers(state.spec), state.holding.target
     if gives_back(state.spec) and target is not None:
         wanted = min(wanted, target + state.spec.standby.workers)
@@ -128,7 +125,7 @@ def to_have(state: CoordinatorState) -> int:
 
 
 def fewest_to_begin(state: CoordinatorState) -> int:
-    """Workers of the smallest grid that has room, as far as that is known."""
+    """Return the number of workers of the smallest grid that fits in memory, as far as that is known."""
     spec = state.spec
     fewest = fewest_workers(spec)
     rates = choosing.rates_of(state) if spec.elastic else None
@@ -139,12 +136,12 @@ def fewest_to_begin(state: CoordinatorState) -> int:
 
 
 class Worth:
-    """What so many workers are expected to train, and to cost."""
+    """Expected speed and price of numbers of workers."""
 
     def __init__(self, state: CoordinatorState, rates: GridRates, now: float) -> None:
         self._state, self._rates = state, rates
         self._share = missing_share(state, now)
-        self._speeds: dict[int, float] = {}  # of so many that are all there
+        self._speeds: dict[int, float] = {}  # samples/s by number of present workers
         known, spec = state.holding, state.spec
         there = sorted(known.prices[w] for w in known.there if w in known.prices)
         more = known.more or ((there[len(there) // 2] if there else UNPRICED, 1),)
@@ -152,7 +149,7 @@ class Worth:
         self._more = list(accumulate(_each(more, wanted_workers(spec)), initial=0.0))
         self.batch = spec.training.global_batch_size
         self.most, self.held = whole_workers(spec), known.target
-        # what a choice depends on; times in steps, so that they do not become others all the time
+        # inputs of a choice; times are rounded to steps, so that the key does not change all the time
         spans = (choosing.outlook(state, now), state.splits.pause or 0.0)
         steps = tuple(round(2 * math.log2(max(LEAST_SPAN, span))) for span in spans)
         self.key = (
@@ -170,7 +167,7 @@ class Worth:
         )
 
     def speed(self, held: int) -> float:
-        """Samples a second, with as many missing at a time as losses and the time until others come let expect."""
+        """Return the expected samples per second, given the workers that are missing until their replacements come."""
         chances = dict(_missing(held, self._share))
         return sum(chance * self._undisturbed(held - lost) for lost, chance in chances.items()) / sum(chances.values())
 
@@ -181,17 +178,17 @@ class Worth:
         return self._speeds[workers]
 
     def price(self, held: int) -> float:
-        """Money an hour, with those on standby: of the cheapest that are there, and of others that would come."""
+        """Return the price per hour, with standbys: of the cheapest present workers and the next that would come."""
         held += self._state.spec.standby.workers
         here = min(held, len(self._sums) - 1)
         return self._sums[here] + self._more[held - here]
 
     def least(self) -> float:
-        """Samples a second, at least, of what is chosen."""
+        """Return the samples per second that a choice must reach."""
         return AS_FAST * self.speed(self.most)
 
     def suffices(self, held: int) -> bool:
-        """Is what is held fast enough to stay, as estimates are off by as much?"""
+        """Return whether the held number is fast enough to stay, within the error of the estimates."""
         return self.speed(held) >= TOO_SLOW * self.speed(self.most)
 
     def value(self, held: int) -> float:
@@ -200,8 +197,9 @@ class Worth:
 
 
 def worth_most(state: CoordinatorState, worth: Worth, rates: GridRates, now: float) -> int | None:
-    """How many workers, without those on standby, train the most for their price, of all numbers that are about as
-    fast as the most; the number that is held as long as no other is better by enough. None if no grid fits.
+    """Return the number of workers, without standbys, with the best speed for its price; None if no grid fits.
+
+    Only numbers nearly as fast as the largest count. The held number stays until another one is clearly better.
     """
     most, held, top = worth.most, worth.held, worth.speed(worth.most)
     if not top:
@@ -215,7 +213,7 @@ def worth_most(state: CoordinatorState, worth: Worth, rates: GridRates, now: flo
 
 
 def _fewest(worth: Worth, most: int, speed: float) -> int:
-    """Workers that train so much."""
+    """Return the smallest number of workers that reaches this speed."""
     fewer, enough = 0, most
     while enough - fewer > 1:
         middle = (fewer + enough) // 2
@@ -227,9 +225,7 @@ def _fewest(worth: Worth, most: int, speed: float) -> int:
 
 
 def _compared(worth: Worth, fewest: int, most: int, top: float) -> Iterator[int]:
-    """Numbers of workers from `fewest` to `most` that could be worth more than the fewest: all, or some if they are
-    many.
-    """
+    """Yield the numbers of workers that could be worth more than the fewest, thinned to about MOST_COMPARED."""
     least = worth.value(fewest)
     able = [n for n in range(fewest, most + 1) if top >= least * worth.price(n)] or [fewest]
     yield from able[:: -(-len(able) // MOST_COMPARED)]
@@ -242,14 +238,14 @@ def _pause_of(state: CoordinatorState, rates: GridRates, workers: int) -> float:
 
 
 def resume(turn: Turn) -> None:
-    """After our own restart: as many as run stages, until it is measured anew how many are worth their price."""
+    """Hold, after a restart of the coordinator, as many workers as run stages, until a new choice."""
     known, plan = turn.state.holding, turn.state.plan
     if gives_back(turn.state.spec) and plan is not None:
         turn.put(replace(known, target=grid_of(plan).cells))
 
 
 def aim(turn: Turn, rates: GridRates) -> None:
-    """Hold another number of workers if that has been better for a while."""
+    """Change the number of workers to hold if another one has been better for `stabilizationSeconds`."""
     state, known = turn.state, turn.state.holding
     if turn.now < known.looked_at + LOOK_SECONDS:
         return
@@ -278,16 +274,16 @@ def _told(worth: Worth, number: int) -> str:
 
 
 def counted(state: CoordinatorState, workers: int) -> int:
-    """The number of workers, out of so many, for whom a grid is chosen: the others are given back, or stand by."""
+    """Return how many of these workers a grid is chosen for; the others are given back or stand by."""
     target = state.holding.target
     return workers if target is None or not gives_back(state.spec) else min(workers, target)
 
 
-# which go
+# which workers to give back
 
 
 def _order(state: CoordinatorState, worker: WorkerId, now: float) -> tuple[float, float, int, str]:
-    """The last ones go first: those that cost more, then those in zones from which more are taken away."""
+    """Return a worker's sort key; the last are given back first: the most expensive, then those in risky zones."""
     known = state.holding
     price = known.prices.get(worker, known.more[0][0] if known.more else UNPRICED)
     zone = state.workers[worker].peer.zone if worker in state.workers else ""
@@ -295,13 +291,13 @@ def _order(state: CoordinatorState, worker: WorkerId, now: float) -> tuple[float
 
 
 def is_too_large(state: CoordinatorState) -> bool:
-    """Do some run stages who are to be given back?"""
+    """Return whether some workers that run stages are to be given back."""
     cells = grid_of(state.current_plan).cells
     return cells > counted(state, cells)
 
 
 def kept(state: CoordinatorState, peers: list[Peer], grid: Grid, now: float) -> list[Peer]:
-    """Those that stages of that grid are given to, if some are to go: who runs some now, then by price."""
+    """Return the workers that get stages of a grid if some are given back: owners of stages first, then by price."""
     number = max(grid.cells, counted(state, len(peers)))
     if number >= len(peers) or state.plan is None:
         return peers
@@ -312,7 +308,7 @@ def kept(state: CoordinatorState, peers: list[Peer], grid: Grid, now: float) -> 
 
 
 def picks(state: CoordinatorState, then: Grid) -> bool:
-    """Are some given back, and does it matter which ones? Then layers are split anew, whatever its stages."""
+    """Return whether a smaller grid gives back workers of different prices; layers are then split anew."""
     known = state.holding
     prices = [known.prices[w] for w in known.there if w in known.prices]
     if not is_too_large(state) or then.cells >= grid_of(state.current_plan).cells or len(prices) < 2:
@@ -321,7 +317,7 @@ def picks(state: CoordinatorState, then: Grid) -> bool:
 
 
 def give_back_surplus(turn: Turn) -> bool:
-    """Let those go that are more than are held and run nothing. Did any?"""
+    """Give back idle workers beyond the number to hold. Return whether there were idle workers."""
     state, plan = turn.state, turn.state.plan
     if not gives_back(state.spec) or state.holding.target is None or plan is None:
         return False

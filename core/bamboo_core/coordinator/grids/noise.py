@@ -1,4 +1,4 @@
-"""What measurements with noise say: how far they are believed, and for how long. Pure functions of values."""
+"""Noisy measurements: how far they are trusted, and for how long. Pure functions of values."""
 
 import math
 from collections.abc import Sequence
@@ -8,25 +8,27 @@ from typing import Final
 from bamboo_core.planning.steps.grid_rates import ALIKE
 
 KEPT: Final = 24  # measurements of one kind
-PRIOR: Final = 6  # measurements for which all that were made on another grid count
+PRIOR: Final = 6  # measurements for which all those on another grid count
 HALF_LIFE: Final = 1800.0  # seconds in which a measurement loses half of its weight
 LEAST_WEIGHT: Final = 0.1  # of a measurement; one that has less is forgotten
-FREE_CHANGES: Final = 2  # of the grid, which do not wait for the ones before
-REST: Final = 3600.0  # seconds from the last of these to the next change; twice as long before each further one
+FREE_CHANGES: Final = 2  # changes of the grid without a rest before them
+REST: Final = 3600.0  # seconds between the last free change and the next one, doubled with each further one
 NORMAL: Final = 1.4826  # median deviations in a standard deviation
 OF_MEDIAN: Final = 1.2533  # the standard error of a median over that of a mean
 
-Looks = tuple[tuple[float, ...], ...]  # what each layer takes, as it was found at several moments, oldest first
+Looks = tuple[tuple[float, ...], ...]  # measured seconds of each layer at several moments, oldest first
 
 
 def usual(looks: Looks) -> tuple[float, ...]:
-    """What each layer takes: the median of what was found."""
+    """Return each layer's time: the median of its measurements."""
     return tuple(map(median, zip(*looks, strict=True)))
 
 
 def have_changed(looks: Looks) -> bool:
-    """Do layers take longer, or less, than they did, by more than the noise? So it is if the newer half of all looks
-    found more than each of the older half, or less: noise alone does that once in a million times.
+    """Return whether the time of all layers has changed by more than the noise.
+
+    It has if every newer measurement is above, or below, every older one; noise alone does that once in a million
+    times.
     """
     works = [sum(costs) for costs in looks]
     older, newer = works[: KEPT // 2], works[KEPT // 2 :]
@@ -35,7 +37,7 @@ def have_changed(looks: Looks) -> bool:
 
 
 def doubt(seconds: Sequence[float]) -> float:
-    """The share by which the median of these is uncertain: two standard errors. 0 of fewer than two."""
+    """Return the relative uncertainty of the median: two standard errors; 0 for fewer than two values."""
     if len(seconds) < 2:
         return 0.0
     middle = median(seconds)
@@ -44,13 +46,14 @@ def doubt(seconds: Sequence[float]) -> float:
 
 
 def weight(age: float) -> float:
-    """How much a measurement counts, from 1 to 0, so many seconds before the newest one. It falls in steps, so that
-    what depends on it stays the same for a while.
+    """Return the weight, 0 to 1, of a measurement this many seconds older than the newest one.
+
+    It falls in steps, so that results which depend on it stay the same for a while.
     """
-    found = math.exp2(-(age // HALF_LIFE))
-    return found if found >= LEAST_WEIGHT else 0.0
+    share = math.exp2(-(age // HALF_LIFE))
+    return share if share >= LEAST_WEIGHT else 0.0
 
 
 def rest(changes: int) -> float:
-    """Seconds from the newest change of the grid to the next one, after so many with the same workers and layers."""
+    """Return the seconds until the next change of the grid, after this many with the same workers and layers."""
     return REST * 2.0 ** (changes - FREE_CHANGES) if changes >= FREE_CHANGES else 0.0

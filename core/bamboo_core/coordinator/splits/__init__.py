@@ -1,1 +1,1 @@
-"""How the layers are split over stages while the job runs: who is how fast, and which split is faster."""
+"""The split of layers over stages while the job runs: speeds of workers, and faster splits."""

@@ -1,8 +1,8 @@
-"""Layers split anew over the same workers for the sake of speed, when measured times say so.
+"""Balancing: a new split of the layers over the same workers, when measured times promise shorter steps.
 
-It is done if a step is expected to become shorter by `WORTH` for long enough, if that brings the pause in, and if
-workers have room for it. It is not done again for the same workers for `REST_SECONDS`, so speeds that change all the
-time are not chased. See docs/design/stragglers.md.
+The coordinator splits anew if steps are expected to become shorter by `WORTH` for long enough, if that earns back the
+pause, and if the split fits in memory. It waits REST_SECONDS before the next split for the same workers, so that it
+does not chase speeds that change all the time. See docs/design/stragglers.md.
 """
 
 from collections.abc import Sequence
@@ -22,16 +22,16 @@ from bamboo_core.planning.splits.resplit import balanced, grid_of, keeps_its_sea
 from bamboo_core.planning.splits.speeds import WorkEstimate
 from bamboo_core.planning.splits.uneven_split import Ranges, step_seconds
 
-LEAST_STEPS: Final = 10  # for which something must have lasted, beside stabilizationSeconds
-WORTH: Final = 0.1  # of a step: by which it must become shorter for something to be done about speeds
-REST_SECONDS: Final = 1200.0  # until the same is done again for the same workers
-BYTES_PER_SECOND: Final = 1e8  # at which layers are taken to move, until one move has been seen
+LEAST_STEPS: Final = 10  # for which a difference must have lasted, in addition to stabilizationSeconds
+WORTH: Final = 0.1  # share by which a step must become shorter for a new split or a replacement
+REST_SECONDS: Final = 1200.0  # between two splits for the same workers
+BYTES_PER_SECOND: Final = 1e8  # assumed speed of moving layers, until one move was timed
 
 
 def look_after(turn: Turn, *, suspected: bool, slow: Sequence[str]) -> None:
-    """Note since when another split is expected to be faster, and ask for it once that lasts.
+    """Record since when another split is expected to be faster, and request it once that lasts.
 
-    suspected: somebody may be slow, which may be over soon, or be met by a replacement. slow: who is, for a person.
+    suspected: a worker may be slow, which may pass or be met by a replacement. slow: descriptions of the slow workers.
     """
     state, known = turn.state, turn.state.splits
     split = _faster(state, slow, turn.now)
@@ -44,15 +44,15 @@ def look_after(turn: Turn, *, suspected: bool, slow: Sequence[str]) -> None:
 
 
 def places(state: CoordinatorState) -> tuple[WorkerId, ...]:
-    """Who runs which cell, in their order."""
+    """Return the owner of each cell, in the order of the cells."""
     plan = state.current_plan
     return tuple(plan.at(cell).owner for cell in plan.cells())
 
 
 def lasts(state: CoordinatorState, since: tuple[float, int], now: float, at_most: float = inf) -> bool:
-    """Has it been so for `elastic.stabilizationSeconds`, or for at_most seconds if that is less, and for some steps?
+    """Return whether something has lasted some steps and `elastic.stabilizationSeconds`, at most `at_most` seconds.
 
-    since: when, and at which step.
+    since: its beginning: time in seconds, and step.
     """
     seconds, step = since
     wanted = min(at_most, stabilization_seconds(state.spec))
@@ -60,7 +60,7 @@ def lasts(state: CoordinatorState, since: tuple[float, int], now: float, at_most
 
 
 def is_free(state: CoordinatorState) -> bool:
-    """Is nothing going on, and is the job not about to end?"""
+    """Return whether no other change is going on and the job is not about to end."""
     plan = state.current_plan
     ending = state.step + 2 * AHEAD_STEPS >= state.spec.training.steps
     leaving = any(not state.workers[w].released for w in state.noticed)
@@ -70,8 +70,10 @@ def is_free(state: CoordinatorState) -> bool:
 
 
 def _faster(state: CoordinatorState, slow: Sequence[str], now: float) -> FasterSplit | None:
-    """The best split for these workers; None if it is not worth its pause, if there is no memory for it, or if the
-    layers were split for these workers lately.
+    """Return the best split for these workers.
+
+    None if it does not earn back its pause, does not fit in memory, or if the layers were split for these workers
+    recently.
     """
     plan, work, evened = state.current_plan, state.stragglers.estimate, state.splits.evened
     rests = evened is not None and evened[0] == places(state) and now - evened[1] < REST_SECONDS
@@ -86,12 +88,12 @@ def _faster(state: CoordinatorState, slow: Sequence[str], now: float) -> FasterS
     if gain < WORTH * before or not pays(state, gain) or not _has_memory(state, stages):
         return None
     why = "; ".join(slow) or "layers take other times than their counted costs say"
-    told = f"a step is expected to take {before - gain:.3g} s instead of {before:.3g} s: {why}"
-    return FasterSplit(stages=stages, why=f"the layers are split anew: {told}")
+    expected = f"a step is expected to take {before - gain:.3g} s instead of {before:.3g} s: {why}"
+    return FasterSplit(stages=stages, why=f"the layers are split anew: {expected}")
 
 
 def _can_move(state: CoordinatorState) -> bool:
-    """May layers move at all, is everybody in a place of its own, and has everybody said what it takes?"""
+    """Return whether layers may move, each worker keeps its seat, and every owner has reported its times."""
     plan = state.current_plan
     live = state.live(plan)
     places, layers = len(plan.stages) * state.spec.worker.devices, plan.stages[-1][1]
@@ -102,7 +104,7 @@ def _can_move(state: CoordinatorState) -> bool:
 
 
 def _least(state: CoordinatorState, work: WorkEstimate) -> float:
-    """Seconds of a step's computing that no split can go below: as if each layer could be cut."""
+    """Return the seconds of computation per step that no split can go below, as if each layer could be cut."""
     shares = [len(part) for part in state.current_plan.target.split]
     stages = range(len(state.current_plan.stages))
     weights = (max(share * _slowness(state, work, d, s) for d, share in enumerate(shares)) for s in stages)
@@ -110,8 +112,8 @@ def _least(state: CoordinatorState, work: WorkEstimate) -> float:
 
 
 def _has_memory(state: CoordinatorState, stages: Ranges) -> bool:
-    """Can each worker that knows its limit hold what it would have with that split? As if all layers took the same,
-    and, where the grid is chosen, by what is counted of each layer.
+    """Return whether each worker has memory for a split: by its headroom, with layers taken as equal, and by the known
+    sizes of layers where the coordinator chooses the grid.
     """
     plan = state.current_plan
     if not following.has_room(state, grid_of(plan), stages):
@@ -125,7 +127,7 @@ def _has_memory(state: CoordinatorState, stages: Ranges) -> bool:
 
 
 def _computing(state: CoordinatorState, work: WorkEstimate, stages: Ranges) -> float:
-    """Seconds of a step's computing with that split, by the same workers."""
+    """Return the seconds of computation per step with a split, on the same workers."""
     plan = state.current_plan
     fixed = work.fixed(len(stages))
     seconds = [fixed[s] + sum(work.costs[first:end]) for s, (first, end) in enumerate(stages)]
@@ -138,13 +140,13 @@ def _slowness(state: CoordinatorState, work: WorkEstimate, pipeline: int, stage:
 
 
 def pays(state: CoordinatorState, gain: float) -> bool:
-    """Is the pause of a measure brought in until the next one, or the end, if steps are shorter by so many seconds?"""
+    """Return whether steps shorter by `gain` seconds earn back the pause before the next split or the job's end."""
     left = state.spec.training.steps - state.step
     return gain * min(left, REST_SECONDS / (state.usual_step or REST_SECONDS)) >= _pause(state)
 
 
 def _pause(state: CoordinatorState) -> float:
-    """Seconds for which a split stops the job: as long as the last one did, else by what memory workers take."""
+    """Return the seconds for which a split stops the job, as the last one did or estimated from workers' memory."""
     if state.splits.pause is not None:
         return state.splits.pause
     held = [record.memory.peak for record in state.workers.values() if record.memory]

@@ -1,8 +1,8 @@
-"""Newcomers get copies of stages before the layers are split anew, so that little has to move while nobody trains.
+"""Filling new workers with copies of stages before a cut, so that few layers move while training stands still.
 
-When a cut for another number of stages is due, workers that run nothing become replicas, beside training, of the stages
-whose layers they will mostly need; the cut is wished for when they are in step. A job that is short of workers does not
-wait for that. See docs/design/resplit.md.
+When a cut for another number of stages is due, idle workers become replicas of the stages whose layers they will mostly
+need, while training goes on. The cut is requested when they are in step. A job that is short of workers does not wait
+for that. See docs/design/resplit.md.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from bamboo_core.planning.steps.worker_memory import spare_bytes
 
 
 def watch(turn: Turn) -> None:
-    """Decide who is filled. What was decided holds for the same workers and grid, and while a cut is asked for."""
+    """Decide which workers to fill. The decision stays for the same workers and grid, and while a cut is requested."""
     state = turn.state
     if state.splits.resplit is not None:
         return
@@ -39,7 +39,7 @@ def watch(turn: Turn) -> None:
 
 
 def replicas(state: CoordinatorState) -> Mapping[Cell, tuple[WorkerId, ...]]:
-    """Who is to keep replicas of which cells until the layers are split anew, beside those that always do."""
+    """Return the extra replicas of cells to keep until the layers are split anew."""
     return state.splits.filling.replicas if state.splits.filling is not None else {}
 
 
@@ -79,6 +79,6 @@ def _decided(state: CoordinatorState, now: float) -> dict[Cell, tuple[WorkerId, 
 
 
 def _kept_anyway(state: CoordinatorState, spare: Sequence[WorkerId]) -> dict[WorkerId, set[int]]:
-    """The stages of which each spare worker keeps replicas, without those of which it does for a while only."""
+    """Return the stages that each spare worker replicates anyway, without temporary replicas."""
     plan, filled = state.current_plan, replicas(state)
     return {w: {c.stage for c in plan.replicated_by(w) if w not in filled.get(c, ())} for w in spare}

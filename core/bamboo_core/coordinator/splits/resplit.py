@@ -1,10 +1,10 @@
-"""Splitting the layers anew over another number of stages, while the job runs.
+"""Resplitting: a new split of the layers over stages while the job runs.
 
-The root marks a commit after which nobody begins another step (the cut); each worker copies the layers that it holds of
-that state to host memory, and says so (StateHeld). When all layers are held by live workers, a plan of a new origin
-names who holds what, and each worker begins with the layers that it needs, its own or from others. Until all have
-begun, nobody gives up what it holds: whoever is lost on the way, the job goes on from the cut, on whatever grid fits.
-See docs/design/resplit.md.
+The root marks a commit after which no worker begins another step (the cut). Each worker copies its layers of that state
+to host memory and reports them (StateHeld). When live workers hold all layers, a plan of a new origin names the
+holders, and each worker starts with the layers that it needs, its own or received ones. Until all have started, every
+worker keeps its copies, so after any loss the job goes on from the cut on whatever grid fits. See
+docs/design/resplit.md.
 """
 
 from functools import partial
@@ -23,25 +23,28 @@ from bamboo_core.planning.plan import ROOT, Plan, WorkerId
 from bamboo_core.planning.splits.resplit import Beginning, Sources, moved_plan, resplit_plan, sources_of
 from bamboo_core.planning.splits.speeds import WorkEstimate
 
-AHEAD_STEPS: Final = 1  # from the last commit to the one that carries a cut at the earliest
-AGAIN_SECONDS: Final = 5.0  # after which the root is asked again
-COPIES_SECONDS: Final = 60.0  # for which copies of all who hold a stage are waited for, if there is one of each layer
+AHEAD_STEPS: Final = 1  # from the last commit to the earliest one that may carry a cut
+AGAIN_SECONDS: Final = 5.0  # until the root is asked again
+COPIES_SECONDS: Final = 60.0  # wait for the copies of all holders, once each layer has one
 
 
 def is_cut(state: CoordinatorState) -> bool:
-    """Has a commit carried the wish, so that no further step begins in this split?"""
+    """Return whether a commit has carried the request, so that no further step begins with this split."""
     cut = state.splits.resplit.cut if state.splits.resplit else None
     return cut is not None and (state.plan is None or state.plan.restore != cut)
 
 
 def is_moving(state: CoordinatorState) -> bool:
-    """Do workers still wait for layers of a cut, so that a loss can only be met by going on from it in another way?"""
+    """Return whether workers still wait for layers of a cut, so that a loss requires another plan from the cut."""
     plan = state.plan
     return state.phase == "Running" and plan is not None and bool(plan.sources) and not has_begun(state)
 
 
 def has_begun(state: CoordinatorState) -> bool:
-    """Has everybody begun who has a part, or every owner, as a commit proves? Then losses are met by takeovers."""
+    """Return whether all workers of the plan, or by the proof of a commit all owners, have started from the cut.
+
+    From then on takeovers handle losses.
+    """
     plan = state.plan
     if plan is None or not plan.sources:
         return False
@@ -49,27 +52,25 @@ def has_begun(state: CoordinatorState) -> bool:
 
 
 def wants(state: CoordinatorState, now: float) -> bool:
-    """Have there been workers for another number of stages for a while, or is another split of the layers better, and
-    is nothing else going on?
-    """
+    """Return whether a cut is due: another grid or a faster split is, and nothing else is going on."""
     plan = state.current_plan
     if not is_possible(state) or not (is_resized(state, now) or state.splits.faster) or state.checkpoints.writers:
         return False
-    # what is lost with one worker until the cut could not be moved any more
+    # a loss before the cut could take the only copy of a stage
     return all((cell, replica) in state.plans.synced for cell in plan.cells() for replica in plan.at(cell).replicas)
 
 
 def is_possible(state: CoordinatorState) -> bool:
     """Is nothing else going on that a new split of the layers would disturb, and is it known what layers take?"""
-    ending = state.step + 4 >= state.spec.training.steps  # which is to have a checkpoint, too
+    ending = state.step + 4 >= state.spec.training.steps  # the last step also needs a checkpoint
     busy = ending or state.ending.stopping is not None or len(state.current_plan.layouts) > 1
     return not (busy or _somebody_leaves(state) or known_work(state) is None)
 
 
 def is_resized(state: CoordinatorState, now: float) -> bool:
-    """Have there been workers for a while for another grid that only other states can follow?
+    """Return whether a grid that needs a new split has been worth a change for long enough.
 
-    That is another number of stages, or one for which their memory takes another split.
+    Such a grid has another number of stages, or needs another split to fit in memory.
     """
     if state.plan is None or state.grids.resize is None:
         return False
@@ -77,7 +78,7 @@ def is_resized(state: CoordinatorState, now: float) -> bool:
 
 
 def known_work(state: CoordinatorState) -> WorkEstimate | None:
-    """What layers and workers take: as measured, else as counted; None if neither is known."""
+    """Return the times of layers and workers: measured, else from counted operations; None if neither is known."""
     if state.stragglers.estimate is not None:
         return state.stragglers.estimate
     costs = state.grids.costs or state.profile.costs
@@ -85,9 +86,9 @@ def known_work(state: CoordinatorState) -> WorkEstimate | None:
 
 
 def withdraw(turn: Turn) -> None:
-    """There is something more urgent than the cut that is asked for, or there are workers for this split again.
+    """Withdraw a requested cut, because something more urgent came up or the present split suits the workers again.
 
-    A wish that is never fulfilled takes its place with the root.
+    A request for a step that never comes replaces it at the root.
     """
     state, resplit = turn.state, turn.state.splits.resplit
     if resplit is None or resplit.cut is not None or state.plan is None:
@@ -99,19 +100,19 @@ def withdraw(turn: Turn) -> None:
 
 
 def is_untimely(state: CoordinatorState) -> bool:
-    """Should a cut that is asked for not be made now?"""
+    """Return whether a requested cut should not be made now."""
     balances = state.splits.resplit is not None and state.splits.resplit.stages is not None
     return _somebody_leaves(state) or state.ending.stopping is not None or (state.grids.resize is None and not balances)
 
 
 def _somebody_leaves(state: CoordinatorState) -> bool:
-    """Has a worker notice that still has a part? Who has none waits only until its log is not needed any more."""
+    """Return whether a worker under notice still has a part. One without only waits until its log is not needed."""
     parts = state.current_plan.holders()
     return any(not state.workers[w].released and w in parts for w in state.noticed)
 
 
 def wish(turn: Turn) -> None:
-    """Ask for a cut soon."""
+    """Request a cut soon."""
     state, wish = turn.state, turn.state.checkpoints.numbered()
     faster = None if is_resized(state, turn.now) else state.splits.faster
     stages = faster.stages if faster else None
@@ -123,7 +124,7 @@ def wish(turn: Turn) -> None:
 
 
 def look_after(turn: Turn) -> None:
-    """While no commit has carried the wish: ask the root again, or another one; at the end of the job, forget it."""
+    """Ask the root, or its successor, again until a commit carries the request; drop the request when the job ends."""
     state, resplit = turn.state, turn.state.splits.resplit
     if resplit is None or state.plan is None:
         return
@@ -167,26 +168,26 @@ def _ask(turn: Turn) -> None:
 
 
 def carried(turn: Turn, number: int, cut: CheckpointId) -> None:
-    """A commit has carried the wish of that number."""
+    """Record that a commit has carried the request of that number."""
     resplit = turn.state.splits.resplit
     if resplit is not None and resplit.number == number and resplit.cut is None and not _is_end(turn.state, cut):
         turn.put(replace(turn.state.splits, resplit=replace(resplit, cut=cut, since=turn.now)))
 
 
 def _is_end(state: CoordinatorState, cut: CheckpointId) -> bool:
-    """With the last step the job ends as it is."""
+    """Return whether the cut falls on the job's last step; the job then ends with its present split."""
     return cut.step >= state.spec.training.steps
 
 
 def state_held(turn: Turn, worker: WorkerId, message: protocol.StateHeld) -> None:
-    """A worker has copies of these layers of a cut's state; it may be heard of here before the commit is."""
+    """Record a worker's copies of layers of a cut's state. The report may arrive before that of the commit."""
     state, plan, cut = turn.state, turn.state.plan, message.checkpoint
     if _is_end(state, cut):
         return
     if plan is None or any(layer >= plan.stages[-1][1] for layer in message.layers):
         return
     if not plan.sources and (state.workers[worker].origin != plan.origin or cut == plan.restore):
-        return  # of a split that is over
+        return  # copies of an earlier split
     if plan.sources and cut != plan.restore:
         return
     known = state.splits.resplit
@@ -199,9 +200,9 @@ def state_held(turn: Turn, worker: WorkerId, message: protocol.StateHeld) -> Non
 
 
 def next_plan(turn: Turn) -> Plan | None:
-    """The plan with which the job goes on from the cut; None as long as that cannot be.
+    """Return the plan with which the job goes on from the cut, or None until one is possible.
 
-    While workers move: another one if one of them is lost.
+    While layers move, only the loss of a worker leads to another plan.
     """
     plan = turn.state.current_plan
     if plan.sources and plan.worker_ids() <= turn.state.workers.keys():
@@ -210,7 +211,7 @@ def next_plan(turn: Turn) -> Plan | None:
 
 
 def last_plan(turn: Turn) -> Plan | None:
-    """The plan with which nobody has to hold copies any more, once all have begun."""
+    """Return the plan that lets workers drop their copies once all have started."""
     state, plan = turn.state, turn.state.plan
     if plan is None or not has_begun(state) or not plan.worker_ids() <= state.workers.keys():
         return None
@@ -222,13 +223,13 @@ def last_plan(turn: Turn) -> Plan | None:
 
 
 def is_lost(turn: Turn) -> bool:
-    """While workers move: is a layer of the cut gone with those that held it?"""
+    """Return whether a layer of the cut was lost with its holders while layers move."""
     plan = turn.state.current_plan
     return not plan.worker_ids() <= turn.state.workers.keys() and _sources(turn.state, plan) is None
 
 
 def _sources(state: CoordinatorState, plan: Plan) -> Sources | None:
-    """Who holds each layer of the cut, or of the checkpoint; None if one of the cut's is lost."""
+    """Return the holders of each layer of the cut or checkpoint; None if a layer of the cut is lost."""
     if plan.sources and not plan.moved:
         live = {w: r.peer for w, r in state.workers.items()}
         return copies.sources(state, plan.restore, len(plan.sources), live)
@@ -237,7 +238,7 @@ def _sources(state: CoordinatorState, plan: Plan) -> Sources | None:
 
 
 def _held(state: CoordinatorState, plan: Plan) -> dict[WorkerId, set[int]]:
-    """The layers that workers say they have of the cut, or that the plan says they have of what it begins with."""
+    """Return the layers of the cut that each worker has reported, or that it holds according to the plan."""
     held = {w: set(layers) for w, layers in state.splits.resplit.held.items()} if state.splits.resplit else {}
     for layer, workers in enumerate(plan.sources):
         for worker in workers:
@@ -257,7 +258,7 @@ def _switch(turn: Turn, plan: Plan) -> Plan | None:
     ready = list(state.ready.values())
     staying = [r.peer for w, r in state.ready.items() if state.stays(w)] or [r.peer for r in ready]
     if not staying or any(r.cut_since is not None for r in ready):
-        return None  # who is cut off comes back soon, or is declared lost
+        return None  # a worker that is cut off returns soon or is declared lost
     live = tuple(state.live(plan).values())
     stages = resplit.stages if resplit and not plan.sources else None
     moved = plan.moved or not plan.sources
@@ -270,14 +271,14 @@ def _switch(turn: Turn, plan: Plan) -> Plan | None:
 
 
 def state_bytes(state: CoordinatorState) -> tuple[int, ...]:
-    """The bytes of each layer's state, with what the optimizer remembers; empty if that is not known."""
+    """Return the bytes of each layer's state including the optimizer's; empty if unknown."""
     layers = state.profile.layers
     known = state.profile.costs is not None and len(layers) == len(state.profile.costs)
     return tuple(layer.parameters + layer.optimizer for layer in layers) if known else ()
 
 
 def _all_hold(state: CoordinatorState, plan: Plan) -> bool:
-    """Has everybody who holds a stage for certain a copy of it?"""
+    """Return whether each certain holder of a stage has copied all its layers."""
     assert state.splits.resplit is not None
     held = state.splits.resplit.held
     return all(

@@ -1,4 +1,4 @@
-"""What the workers' own measurements say of their speeds, and of the layers. Pure functions of the state."""
+"""Speeds of workers and times of layers, from the workers' own measurements. Pure functions of the state."""
 
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
@@ -11,56 +11,57 @@ from bamboo_core.planning.plan import Cell, Plan, WorkerId
 from bamboo_core.planning.splits.speeds import Layers, Measurement, Speeds, WorkEstimate
 from bamboo_core.planning.splits.stage_times import LEAST_MICROBATCHES, StageTimes
 
-OWN_LOOKS: Final = 5  # figures of a worker, from as many looks, that say what is usual for it
-EARLIER: Final = " earlier"  # after a worker's name: as it was
+OWN_LOOKS: Final = 5  # measurements of a worker that define its usual time
+EARLIER: Final = " earlier"  # suffix for the name of a worker's earlier self
 
 
 def owned_times(state: CoordinatorState) -> dict[Cell, StageTimes]:
-    """The times of each cell whose owner has measured them with the cell's layers as they are now."""
+    """Return the times of each cell whose owner has measured the cell's present layers."""
     plan = state.current_plan
-    found = {}
+    by_cell = {}
     for cell in plan.cells():
         record = state.workers.get(plan.at(cell).owner)
         times = _of(record.times if record else (), plan.stages[cell.stage])
         if times and times.microbatches >= LEAST_MICROBATCHES and min(times.forward, times.backward) > 0:
-            found[cell] = times
-    return found
+            by_cell[cell] = times
+    return by_cell
 
 
 def seconds_of(times: StageTimes) -> float:
-    """For a microbatch, there and back."""
+    """Return the seconds of a microbatch, forward and backward."""
     return times.forward + times.backward
 
 
 def measurements(state: CoordinatorState) -> list[Measurement]:
-    """The measurements of owners, and of those who have timed forwards of a stage whose replica they hold.
-    Such a forward is compared with the owner's, both layer by layer, and counts as if the backward were slower or
-    faster by the same factor.
+    """Return the measurements of owners, and of replicas that have timed forwards of their stage.
+
+    A replica's forward is compared with the owner's layer by layer; its backward counts as slower or faster by the same
+    factor.
     """
     plan, owned = state.current_plan, owned_times(state)
-    found = [Measurement(plan.at(c).owner, plan.stages[c.stage], seconds_of(t)) for c, t in owned.items()]
-    known = {(m.worker, m.layers) for m in found}
+    measured = [Measurement(plan.at(c).owner, plan.stages[c.stage], seconds_of(t)) for c, t in owned.items()]
+    known = {(m.worker, m.layers) for m in measured}
     for stage, layers in enumerate(plan.stages):
         owner = next((t for c, t in owned.items() if c.stage == stage and sum(t.each) > 0), None)
         for worker, record in state.workers.items() if owner else ():
             times = _of(record.times, layers)
             if owner and times and sum(times.each) > 0 and (worker, layers) not in known:
-                found.append(Measurement(worker, layers, seconds_of(owner) * sum(times.each) / sum(owner.each)))
-    return found
+                measured.append(Measurement(worker, layers, seconds_of(owner) * sum(times.each) / sum(owner.each)))
+    return measured
 
 
 def of_replaced(state: CoordinatorState) -> list[Measurement]:
-    """The measurements of workers that were replaced and had run the layers of a stage as it is now."""
+    """Return the measurements of replaced workers that had run the layers of a present stage."""
     plan, replaced = state.current_plan, state.stragglers.replaced.items()
     return [Measurement(worker, layers, seconds) for (worker, layers), seconds in replaced if layers in plan.stages]
 
 
 def own_paces(state: CoordinatorState) -> dict[tuple[WorkerId, Layers], OwnPace]:
-    """What owners take for their layers, with this look's figures. What was known of other layers is dropped.
+    """Return each owner's times for its layers, with this measurement. Times of other layers are dropped.
 
-    What is usual for a worker is not learned while it is slow: it would seem to have recovered.
+    A slow worker's usual time is not learned, since it would seem to have recovered.
     """
-    plan, known, found = state.current_plan, state.stragglers.paces, {}
+    plan, known, paces = state.current_plan, state.stragglers.paces, {}
     for cell, times in owned_times(state).items():
         key = plan.at(cell).owner, plan.stages[cell.stage]
         before = known.get(key, OwnPace())
@@ -68,16 +69,15 @@ def own_paces(state: CoordinatorState) -> dict[tuple[WorkerId, Layers], OwnPace]
         usual = [before.usual] if before.usual is not None else []
         if len(newest) == OWN_LOOKS and (before.usual is not None or key[0] not in state.stragglers.slow):
             usual.append(median(newest))
-        found[key] = OwnPace(newest=newest, usual=min(usual, default=None))
-    return found
+        paces[key] = OwnPace(newest=newest, usual=min(usual, default=None))
+    return paces
 
 
 def of_earlier(paces: Mapping[tuple[WorkerId, Layers], OwnPace], alone: Collection[WorkerId]) -> list[Measurement]:
-    """What those workers took before, who run layers that nobody else runs: each is compared with itself.
+    """Return the earlier times of workers whose layers no other worker runs: each is compared with itself.
 
-    What changes for all, such as longer samples, is no worker's doing: the past is scaled by the middle one of the
-    factors by which owners take longer now, of two the smaller one. Empty with one worker, of which nobody can say
-    whether it or its layers have changed.
+    A change that affects all workers, such as longer samples, is no worker's fault: earlier times are scaled by the
+    lower median of the owners' slowdowns. Empty for a single worker, where the cause may be the worker or its layers.
     """
     factors = [pace.newest[-1] / pace.usual for pace in paces.values() if pace.usual]
     if len(factors) < 2:
@@ -90,30 +90,31 @@ def of_earlier(paces: Mapping[tuple[WorkerId, Layers], OwnPace], alone: Collecti
     ]
 
 
-def estimate(state: CoordinatorState, found: Speeds) -> WorkEstimate | None:
-    """What each layer takes a worker of usual speed, and how slow each worker is; None if a stage is not measured yet.
+def estimate(state: CoordinatorState, measured: Speeds) -> WorkEstimate | None:
+    """Return each layer's time on a worker of usual speed, and workers' slowness; None until all stages are timed.
 
-    What the first stage and the last one take for their data stays with them, wherever layers are. Within a stage the
-    layers share its seconds as their forwards do, or, where these are not known one by one, as their counted costs say.
-    A backward cannot be told apart by layers; it takes a nearly constant multiple of the forward.
+    The first and last stage keep the time they spend on data, whatever layers they have. Within a stage, layers share
+    its seconds like their forwards, or like their counted costs if these are not timed one by one. Backwards are not
+    timed by layer; each takes a nearly constant multiple of the forward.
     """
     plan, owned = state.current_plan, owned_times(state)
     costs: list[float] = []
     reading: list[float] = []
     for stage, layers in enumerate(plan.stages):
         shares = _shares(plan, owned, stage, state.profile.costs)
-        if layers not in found.seconds or shares is None:
+        if layers not in measured.seconds or shares is None:
             return None
         is_end = stage in (0, len(plan.stages) - 1)
-        reading.append(_reading(owned, stage) * found.seconds[layers] if is_end else 0.0)
-        costs += (share * (found.seconds[layers] - reading[-1]) for share in shares)
+        reading.append(_reading(owned, stage) * measured.seconds[layers] if is_end else 0.0)
+        costs += (share * (measured.seconds[layers] - reading[-1]) for share in shares)
     ends = (reading[0], reading[-1] if len(reading) > 1 else 0.0)
-    return WorkEstimate(tuple(costs), dict(found.slowness), ends)
+    return WorkEstimate(tuple(costs), dict(measured.slowness), ends)
 
 
 def _reading(owned: Mapping[Cell, StageTimes], stage: int) -> float:
-    """The part, from 0 to 1, of what the first or last stage takes for a microbatch that goes to its data.
-    It is in a whole forward, and in none of its layers. 0 if layers are not known one by one.
+    """Return the share, 0 to 1, of the first or last stage's time per microbatch that it spends on data.
+
+    It is the part of a whole forward outside its layers; 0 if layers are not timed one by one.
     """
     known = [t for c, t in owned.items() if c.stage == stage and t.each]
     parts = [max(0.0, t.forward - sum(t.each)) / seconds_of(t) for t in known]
@@ -123,7 +124,7 @@ def _reading(owned: Mapping[Cell, StageTimes], stage: int) -> float:
 def _shares(
     plan: Plan, owned: Mapping[Cell, StageTimes], stage: int, counted: tuple[float, ...] | None
 ) -> list[float] | None:
-    """The share of each of a stage's layers in what the stage takes; they add up to 1. None if nothing tells them."""
+    """Return each layer's share of its stage's time; they add up to 1. None if nothing is known."""
     first, end = plan.stages[stage]
     rows = [t.each for c, t in owned.items() if c.stage == stage and len(t.each) == end - first and sum(t.each) > 0]
     if rows:
@@ -137,9 +138,9 @@ def _shares(
 
 
 def by_counted_costs(state: CoordinatorState) -> dict[WorkerId, float]:
-    """By which factor each owner takes longer for its layers' counted cost than the median of the others.
+    """Return each owner's time per counted cost of its layers, relative to the median of the others.
 
-    For those who cannot be compared otherwise. Empty if too few are measured to say what is usual.
+    This is for workers without another comparison. Empty if too few are measured.
     """
     plan, costs = state.current_plan, state.profile.costs
     if costs is None or len(costs) != plan.stages[-1][1]:
@@ -156,7 +157,7 @@ def by_counted_costs(state: CoordinatorState) -> dict[WorkerId, float]:
 
 
 def _median_of_others(ordered: Sequence[float], one: float) -> float:
-    """The median of these numbers, which ascend, without one of them."""
+    """Return the median of these ascending numbers without one of them."""
     left_out, others = bisect_left(ordered, one), len(ordered) - 1
 
     def other(index: int) -> float:
@@ -166,7 +167,7 @@ def _median_of_others(ordered: Sequence[float], one: float) -> float:
     return upper if others % 2 else (other(others // 2 - 1) + upper) / 2
 
 
-LEAST_WORKERS: Final = 3  # to compare by counted costs: of two nobody can say which is the unusual one
+LEAST_WORKERS: Final = 3  # to compare by counted costs; with two, either may be the unusual one
 
 
 def _of(times: tuple[StageTimes, ...], layers: tuple[int, int]) -> StageTimes | None:

@@ -1,1 +1,1 @@
-"""Workers that are slow, not dead: found, shown with their figures, replaced or given fewer layers."""
+"""Slow workers: their detection and display, and their replacement or a new split of layers."""

@@ -1,7 +1,7 @@
-"""Which workers are slow, by what each says that it takes for a microbatch of its layers (waits are not in that).
+"""Detection of slow workers, from the time that each reports for a microbatch of its layers, without waits.
 
-A straggler takes longer by a factor than others would, for `elastic.stabilizationSeconds` and some steps, and holds the
-job up by that. See docs/design/stragglers.md.
+A straggler takes longer than others by a factor, for `elastic.stabilizationSeconds` and some steps, and thereby delays
+the job. See docs/design/stragglers.md.
 """
 
 from collections.abc import Mapping
@@ -25,19 +25,19 @@ from bamboo_core.coordinator.stragglers.record import Straggler
 from bamboo_core.planning.plan import WorkerId
 from bamboo_core.planning.splits.speeds import Speeds, speeds
 
-FAMILIAR_STEPS: Final = 3  # committed under a plan before anything is judged
-SETTLING_STEPS: Final = 40  # committed under a plan, in which who could be compared before can be again
-LOOK_SECONDS: Final = 1.0  # from one look to the next, at least
-SLOWER: Final = 1.3  # than others, from which factor on it is a straggler,
+FAMILIAR_STEPS: Final = 3  # committed under a plan before workers are judged
+SETTLING_STEPS: Final = 40  # committed under a plan until earlier comparisons are possible again
+LOOK_SECONDS: Final = 1.0  # at least, between judgements
+SLOWER: Final = 1.3  # factor from which a worker is a straggler,
 STILL_SLOWER: Final = 1.15  # and down to which it stays one
-SLOWER_BY_COSTS: Final = 2.0  # than the counted costs of its layers say, if there is nobody with the same work
+SLOWER_BY_COSTS: Final = 2.0  # the same by the counted costs of its layers, if no worker has the same work
 STILL_SLOWER_BY_COSTS: Final = 1.5
-TOLD_SECONDS: Final = 15.0  # for which a straggler must have been slow to be told of, if less than is waited to act
-ALIKE: Final = 1.2  # figures that differ by less are not told anew
+SHOWN_AFTER_SECONDS: Final = 15.0  # of slowness until a straggler is shown, if shorter than the wait to act
+ALIKE: Final = 1.2  # factor below which changed figures are not shown anew
 
 
 def judge(turn: Turn) -> bool:
-    """After a commit: judge anew who is slow, and tell of those who are new. False if it is not time for that."""
+    """Judge after a commit which workers are slow, and report new ones. Return False if it is not time for that."""
     state = turn.state
     known = state.stragglers
     if turn.now < known.looked_at + LOOK_SECONDS or not _is_familiar(state):
@@ -47,16 +47,16 @@ def judge(turn: Turn) -> bool:
     alone = [worker for worker, _ in paces if not among_others.others.get(worker)]
     earlier = of_earlier(paces, alone)
     measured += earlier
-    found = speeds(measured) if earlier or before else among_others
-    slow = _judged(state, speeds([*measured, *before]) if before else found, turn.now)
-    work = estimate(state, found) or known.estimate  # None if it does not cover all layers
+    all_speeds = speeds(measured) if earlier or before else among_others
+    slow = _judged(state, speeds([*measured, *before]) if before else all_speeds, turn.now)
+    work = estimate(state, all_speeds) or known.estimate  # None if it does not cover all layers
     turn.put(replace(known, slow=slow, paces=paces, estimate=work, looked_at=turn.now))
     _tell(turn, known.slow)
     return True
 
 
 def _is_familiar(state: CoordinatorState) -> bool:
-    """Does the job train under a plan that is some steps old, with nothing on its way?"""
+    """Return whether the job trains undisturbed under a plan that is some steps old."""
     plan = state.plan
     if state.phase != "Running" or plan is None or state.usual_step is None or state.step >= state.spec.training.steps:
         return False
@@ -65,17 +65,17 @@ def _is_familiar(state: CoordinatorState) -> bool:
 
 
 def _is_settling(state: CoordinatorState) -> bool:
-    """Is the plan so new that forwards of replicas may not have been timed yet?"""
+    """Return whether the plan is so new that forwards of replicas may not be timed yet."""
     return state.step < state.plans.since_step + SETTLING_STEPS
 
 
-def _judged(state: CoordinatorState, found: Speeds, now: float) -> dict[WorkerId, Straggler]:
-    """Those who are, and since when. Who has not measured its stage yet, or cannot be compared yet, is what it was."""
+def _judged(state: CoordinatorState, all_speeds: Speeds, now: float) -> dict[WorkerId, Straggler]:
+    """Return the slow workers, and since when. A worker not measured or comparable yet keeps its earlier judgement."""
     plan, before, times = state.current_plan, state.stragglers.slow, owned_times(state)
     by_costs, slow = by_counted_costs(state), {}
     for cell in plan.cells():
         worker = plan.at(cell).owner
-        excess = found.excess(worker)
+        excess = all_speeds.excess(worker)
         earlier = before.get(worker)
         if cell not in times or (excess is None and earlier and earlier.compared and _is_settling(state)):
             slow.update({worker: earlier} if earlier else {})
@@ -91,7 +91,7 @@ def _judged(state: CoordinatorState, found: Speeds, now: float) -> dict[WorkerId
 
 
 def _is_slow(state: CoordinatorState, seen: Straggler, *, known: bool) -> bool:
-    """Is it slower by enough, and does it hold the job up by that? Somewhat less is enough for one that was."""
+    """Return whether a worker is slow enough and delays the job; less suffices for a known straggler."""
     assert state.usual_step is not None
     if seen.compared:
         limit = STILL_SLOWER if known else SLOWER
@@ -102,11 +102,11 @@ def _is_slow(state: CoordinatorState, seen: Straggler, *, known: bool) -> bool:
 
 
 def _grown(state: CoordinatorState, seen: Straggler, before: Straggler | None, now: float) -> Straggler:
-    """What is known of it by now, if something was before."""
+    """Return the straggler with its earlier history."""
     if before is None:
         return seen
     since = (before.since, before.step)
-    found = before.found or lasts(state, since, now, TOLD_SECONDS)
+    found = before.found or lasts(state, since, now, SHOWN_AFTER_SECONDS)
     lasting = before.lasting or lasts(state, since, now)
     alike = before.cell == seen.cell and _is_alike(before.seconds, seen.seconds, before.usual, seen.usual)
     figures = before if before.found and alike else replace(seen, since=before.since, step=before.step)
@@ -114,9 +114,7 @@ def _grown(state: CoordinatorState, seen: Straggler, before: Straggler | None, n
 
 
 def _is_alike(*figures: float) -> bool:
-    """Is each of these figures nearly as the one that it is paired with? Figures come in pairs, one after the other.
-    Then what people are told does not change all the time.
-    """
+    """Return whether consecutive pairs of figures are nearly equal, so that the shown text stays the same."""
     pairs = zip(figures[::2], figures[1::2], strict=True)
     return all(max(pair) <= ALIKE * min(pair) for pair in pairs)
 
@@ -125,14 +123,14 @@ def _tell(turn: Turn, before: Mapping[WorkerId, Straggler]) -> None:
     slow, plan = turn.state.stragglers.slow, turn.state.current_plan
     for worker, seen in slow.items():
         if seen.found and not (worker in before and before[worker].found):
-            turn.do(Emit("StragglerFound", told(worker, seen), True))
+            turn.do(Emit("StragglerFound", describe(worker, seen), True))
     for worker, known in before.items():
         if known.found and worker not in slow and worker in turn.state.workers and plan.owned_by(worker):
-            turn.do(Emit("StragglerRecovered", f"{worker} is not slower than others any more"))
+            turn.do(Emit("StragglerRecovered", f"{worker} is no longer slower than others"))
 
 
-def told(worker: WorkerId, seen: Straggler) -> str:
-    """With its figures, for a person."""
+def describe(worker: WorkerId, seen: Straggler) -> str:
+    """Describe a straggler and its times."""
     d, s = seen.cell
     whose = "others would take" if seen.compared else "by the counted cost of its layers others would take"
     own, usual = (f"{seconds * 1e3:.3g} ms" for seconds in (seen.seconds, seen.usual))

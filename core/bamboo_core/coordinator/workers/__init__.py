@@ -1,1 +1,1 @@
-"""Which workers belong to the job, which are refused, and what follows when one ends."""
+"""The job's workers: which belong to it, which are refused, and what follows when one ends."""

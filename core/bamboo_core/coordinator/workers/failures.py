@@ -1,7 +1,7 @@
-"""What follows from how workers ended: nothing, a failure that counts, or the end of the job.
+"""Consequences of how workers ended: none, a failure that counts, or the end of the job.
 
-That a worker is lost and how it ended are heard of in any order: a closed link races its process's exit code. What is
-decided here does not depend on which of them comes first.
+The loss of a worker and how it ended become known in any order: a closed link races its process's exit code. The
+decisions here do not depend on that order.
 """
 
 from bamboo_core.coordinator.events import Emit, Outcome
@@ -16,25 +16,25 @@ LEAST_PATIENCE = 10  # workers lost without a commit, beyond all that the job ha
 
 
 def most_losses(spec: JobSpec) -> int:
-    """So many workers may be lost without a committed step in between, however they end: all of them, and some more."""
+    """Return how many workers may be lost between two committed steps, however they end: all of them and some more."""
     return wanted_workers(spec) + max(LEAST_PATIENCE, spec.backoff_limit)
 
 
 def note_end(turn: Turn, worker: WorkerId, how: str, *, disrupted: bool) -> None:
-    """Remember that the worker has gone, until the next commit. disrupted: it was taken away."""
+    """Remember a worker's end until the next commit. disrupted: it was taken away."""
     ends, end = turn.state.ends, WorkerEnd(how=how, disrupted=disrupted)
     turn.put(replace(ends, since_commit={**ends.since_commit, worker: end}))
 
 
 def note_exit(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None, *, removed: bool) -> None:
-    """A lost worker's end is known, which is often only after its neighbours have missed it."""
+    """Record how a lost worker ended, which is often known only after its neighbours have missed it."""
     state = turn.state
     if worker not in state.ends.unexplained:
         return
     turn.put(replace(state.ends, unexplained=state.ends.unexplained - {worker}))
     before = state.ends.since_commit.get(worker)
     if exit_code is None:
-        if before and not removed:  # that we ended it does not say why it had been missed
+        if before and not removed:  # its removal by the shell does not tell why it had been missed
             note_end(turn, worker, detail, disrupted=True)
         return
     if exit_code == EXIT_OK and (before is None or before.disrupted):
@@ -47,12 +47,12 @@ def note_exit(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None, 
 
 
 def by_itself(exit_code: int | None) -> bool:
-    """Did it end for reasons of its own? Nobody had told such a worker to stop, so 0 is one of its codes, too."""
+    """Return whether a worker ended for its own reasons. It had no order to stop, so exit code 0 counts, too."""
     return exit_code is not None and exit_code >= 0 and exit_code != EXIT_FENCED
 
 
 def judge_end(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None) -> None:
-    """Count the failure of a worker that ended for reasons of its own; end the job where backoffLimit is exceeded."""
+    """Count the failure of a worker that ended for its own reasons; end the job if backoffLimit is exceeded."""
     if turn.is_over:
         return
     if by_itself(exit_code):
@@ -73,9 +73,9 @@ def _count(turn: Turn, failure: str) -> None:
 
 
 def stop_without_progress(turn: Turn) -> None:
-    """End a job that loses workers again and again and commits no step, also if no loss of them counts as a failure.
+    """End a job that keeps losing workers without committing a step, even if no loss counts as a failure.
 
-    Workers that were taken away do not speak against the job; for those it has its progress deadline.
+    Workers that were taken away do not count; the progress deadline covers these.
     """
     lost = [f"{worker}: {end.how}" for worker, end in turn.state.ends.since_commit.items() if not end.disrupted]
     if len(lost) > most_losses(turn.state.spec):

@@ -1,4 +1,4 @@
-"""Who belongs to the job: joining, notices, and the declaration that a worker is lost."""
+"""Membership in the job: joining, notices, and declaring workers lost."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -22,13 +22,13 @@ from bamboo_core.names import (
 )
 from bamboo_core.planning.plan import Peer, Plan, WorkerId, plan_misfits
 
-SAME_SECONDS = 1.0  # by which a notice that is heard again may seem to end sooner
+SAME_SECONDS = 1.0  # by which a repeated notice may end sooner without being new
 LEAST_SECONDS = 5.0  # an old notice alone must not end a worker that has just joined
 EARLY_SECONDS = 10.0  # after the end of its notice a worker that has not joined counts as lost
 
 
 def joined(turn: Turn, hello: protocol.Hello) -> None:
-    """A channel was opened: by a new worker, after a cut, or after our own restart."""
+    """Handle an opened channel: of a new worker, after a cut channel, or after a restart of the coordinator."""
     state, worker, plan = turn.state, hello.worker, hello.plan
     if worker in state.membership.gone:
         turn.refuse(worker, "DeclaredLost", f"{worker} was declared lost and cannot rejoin")
@@ -61,12 +61,12 @@ def joined(turn: Turn, hello: protocol.Hello) -> None:
 
 
 def _where(peer: Peer) -> str:
-    """For a person."""
+    """Describe a worker's node and zone."""
     return (f" on node {peer.node}" if peer.node else "") + (f" in zone {peer.zone}" if peer.zone else "")
 
 
 def _returned(turn: Turn, worker: WorkerId, peer: Peer) -> None:
-    """After a cut: messages may be lost in both directions, so both say everything again that still matters."""
+    """Handle a reconnected worker. Messages may be lost in both directions, so both sides repeat what still matters."""
     state = turn.state
     back = replace(state.workers[worker], peer=peer, seen=turn.now, busy=0.0, cut_since=None, released=False)
     links = {pair: since for pair, since in state.liveness.links.items() if pair[0] != worker}
@@ -84,11 +84,11 @@ def _returned(turn: Turn, worker: WorkerId, peer: Peer) -> None:
 
 
 def _found(turn: Turn, plan: Plan) -> None:
-    """A worker brings a plan that this coordinator does not know: it has been restarted itself."""
+    """Record a plan that a worker brings to a restarted coordinator."""
     old = turn.state.plan
     if turn.state.phase == "Pending" or old is None:
-        turn.enter("Recovering")  # the others' time begins with the first that returns
-    turn.put(turn.state.plans.found(plan))
+        turn.enter("Recovering")  # the time limit for the others starts with the first worker that returns
+    turn.put(turn.state.plans.brought(plan))
 
 
 def declare_lost(
@@ -102,9 +102,9 @@ def declare_lost(
 ) -> None:
     """Declare a worker lost, for good.
 
-    known: the shell says that it is gone, so that without an exit code it was taken away; else it was only missed.
-    exit_code: if it ended by itself; below 0, a signal's, as if there were none. removed: the shell has ended it
-    because it had been declared lost.
+    known: the shell reports that it is gone, so without an exit code it was taken away; otherwise it was only missed.
+    exit_code: its exit code; a negative one (a signal's) counts as None. removed: the shell ended it after it had been
+    declared lost.
     """
     state, exit_code = turn.state, None if exit_code is not None and exit_code < 0 else exit_code
     if worker in state.membership.gone:
@@ -117,7 +117,7 @@ def declare_lost(
     had_part = state.plan is not None and worker in state.plan.holders()
     turn.put(
         state.workers.without({worker}),
-        state.membership.losing(worker, taken=not noticed),  # whether its end is known yet is chance
+        state.membership.losing(worker, taken=not noticed),  # also if its end is not known yet
         state.liveness.losing(worker, turn.now if record.cut_since is None else record.cut_since),
         state.profile.not_asked_of(worker),
         replace(state.plans, applied=state.plans.applied - {worker}),
@@ -156,7 +156,7 @@ def _lost_early(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None
 
 
 def absent(turn: Turn, workers: Collection[WorkerId], detail: str) -> None:
-    """After our own restart: workers of the plan that cannot come back."""
+    """Record workers of the plan that cannot return after a restart of the coordinator."""
     state = turn.state
     new = frozenset(workers) - state.workers.keys() - state.membership.gone
     turn.put(state.membership.absent(new))
@@ -217,8 +217,9 @@ def _announce(turn: Turn, worker: WorkerId, seconds: float) -> None:
 
 
 def replace_worker(turn: Turn, worker: WorkerId) -> None:
-    """Let it leave when another one has taken its place, as if it had a notice without a deadline. Only `keep_worker`
-    takes that back.
+    """Let a worker leave once another one has taken its place, like under a notice without a deadline.
+
+    Only `keep_worker` takes that back.
     """
     turn.put(turn.state.membership.with_notice(worker, Notice(final=True, replaced=True)))
 
@@ -229,7 +230,7 @@ def keep_worker(turn: Turn, worker: WorkerId) -> None:
 
 
 def notice_withdrawn(turn: Turn, worker: WorkerId) -> None:
-    """The worker may stay after all, unless it has been told to leave."""
+    """Withdraw a worker's notice, unless the worker has been told to leave."""
     record, known = turn.state.workers.get(worker), turn.state.membership.leaving.get(worker)
     if known is None or known.final or (record is not None and record.released):
         return
@@ -239,7 +240,7 @@ def notice_withdrawn(turn: Turn, worker: WorkerId) -> None:
 
 
 def channel_closed(turn: Turn, worker: WorkerId) -> None:
-    """A cut channel alone is forgiven for a while; with a broken link beside it the worker is gone."""
+    """Record a closed channel, which is tolerated for a while; a worker with a broken link as well is lost."""
     record = turn.state.workers.get(worker)
     if record is None:
         return
@@ -267,7 +268,7 @@ def peer_up(turn: Turn, reporter: WorkerId, message: protocol.PeerUp) -> None:
 
 
 def check_deadlines(turn: Turn) -> None:
-    """Declare lost whoever has been silent, cut off or unreachable for too long, or whose notice has run out."""
+    """Declare workers lost that were silent, cut off or unreachable for too long, or whose notice has expired."""
     now, limit = turn.now, turn.state.terms.heartbeat_timeout
     silent = [w for w, r in turn.state.workers.items() if r.cut_since is not None or now - r.seen - limit > 0]
     missed = {worker: late for worker in silent if (late := _missed(turn, worker)) > 0}
@@ -288,9 +289,9 @@ def check_deadlines(turn: Turn) -> None:
 
 
 def _missed(turn: Turn, worker: WorkerId) -> float:
-    """Seconds by which a worker is later to be heard than it may be.
+    """Return the seconds by which a worker's sign of life is overdue.
 
-    A commit speaks for all owners: without each of them there would have been none.
+    A commit counts for all owners, since it needs each of them.
     """
     state, record = turn.state, turn.state.workers[worker]
     cut = record.cut_since is not None
@@ -303,10 +304,10 @@ def _missed(turn: Turn, worker: WorkerId) -> float:
 
 
 def _patience(turn: Turn) -> float:
-    """Seconds more to wait. If most workers are not heard at once, it may be us whom nobody can reach.
+    """Return the extra seconds to wait if most workers are silent at once: the coordinator itself may be unreachable.
 
-    Then their channels close one after the other, and one after the other they come back: so it counts who is not
-    heard now, due or not, and our patience outlasts the first that returns.
+    Their channels then close and reopen one by one. So the coordinator counts the workers that are silent now, overdue
+    or not, and stays patient for a while after the first ones return.
     """
     state, latest = turn.state, turn.now - 2 * HEARTBEAT_SECONDS
     silent = sum(record.cut_since is not None or record.seen < latest for record in state.workers.values())
@@ -320,13 +321,13 @@ def _patience(turn: Turn) -> float:
 
 
 def worker_to_blame(broken: Iterable[tuple[WorkerId, WorkerId]], part: Counter[WorkerId]) -> WorkerId:
-    """Which worker has to go so that the others can talk: the one with most broken links, then the smallest part."""
+    """Return the worker whose removal mends most links: most broken links first, then the smallest part."""
     degree = Counter(worker for pair in broken for worker in pair)
     return min(degree, key=lambda w: (-degree[w], part[w], w))
 
 
 def _part(turn: Turn) -> Counter[WorkerId]:
-    """How many cells each worker owns, and, weighing less, how many it replicates."""
+    """Return how many cells each worker owns, and, with less weight, replicates."""
     part: Counter[WorkerId] = Counter()
     if plan := turn.state.plan:
         for cell in plan.cells():
@@ -336,11 +337,11 @@ def _part(turn: Turn) -> Counter[WorkerId]:
 
 
 def request_workers(turn: Turn) -> None:
-    """Ask for the workers that are missing, and for the profile once there is a worker."""
+    """Request missing workers, and the model's layers once a worker is ready."""
     state = turn.state
     if state.phase not in ("Pending", "Running", "Restoring"):
         return
-    missing = 0 if state.ending.stopping else _missing(state)  # none begins for a job that is about to end
+    missing = 0 if state.ending.stopping else _missing(state)  # a job about to end needs no new worker
     if missing > 0 and turn.now >= state.admission.ask_at:
         turn.put(replace(state.membership, requested=state.membership.requested + missing))
         turn.do(AddWorkers(missing))
@@ -358,8 +359,9 @@ def request_workers(turn: Turn) -> None:
 
 
 def _may_choose(state: CoordinatorState) -> bool:
-    """Are there other workers than those for whom the grid was chosen, or no copies yet for which there may be room?
-    Else nobody who trains is disturbed for it.
+    """Return whether the grid or the replicas may change, because workers have changed or stages lack replicas.
+
+    Otherwise no training worker is asked for the model's layers.
     """
     plan, auto = state.plan, state.spec.redundancy.mode is RedundancyMode.AUTO
     if plan is None or (state.spec.elastic is None and not auto):
@@ -370,14 +372,14 @@ def _may_choose(state: CoordinatorState) -> bool:
 
 
 def surplus_requests(state: CoordinatorState) -> int:
-    """How many of the workers that were asked for are not wanted any more: after an edit, or if another one stays.
+    """Return how many requested workers are no longer wanted, after an edit or because another worker stays.
 
-    A shell that could not bring some of them yet lets so many of those go, and says so (RequestsWithdrawn).
+    A shell that could not start some of them yet drops that many and reports it (RequestsWithdrawn).
     """
     return min(state.membership.requested, max(0, -_missing(state)))
 
 
 def _missing(state: CoordinatorState) -> int:
-    """Workers to ask for; below 0 if there are more than are wanted, or will be."""
+    """Return the number of workers to request; negative if there are, or will be, too many."""
     staying = len(state.workers) - len(state.noticed)
     return to_have(state) - staying - state.membership.requested

@@ -1,4 +1,4 @@
-"""Which workers are refused because they would give other bits than the job's other workers, or not understand them."""
+"""Refusal of workers that would compute other bits than the job's other workers, or run another data plane version."""
 
 from collections.abc import Iterable, Mapping
 
@@ -18,9 +18,9 @@ _NAMED = 3  # workers in a sentence
 
 
 def refuse_misfits(turn: Turn) -> None:
-    """Let those go that do not fit to the workers that train, or, when the job begins, to most of the workers.
+    """Dismiss workers that do not match those that train, or, when the job begins, most of the workers.
 
-    When the job begins, refuse no worker as long as there are too few workers for its grid.
+    When the job begins, no worker is refused until there are enough for its grid.
     """
     state, holders = turn.state, _holders(turn.state)
     begins = state.phase in ("Pending", "Restoring")
@@ -43,12 +43,12 @@ def _named(workers: Iterable[WorkerId]) -> str:
 
 
 def _platforms(workers: Mapping[WorkerId, WorkerRecord], state: CoordinatorState) -> dict[WorkerId, Platform]:
-    """What decides their bits in this job."""
+    """Return the properties of each worker that decide its bits in this job."""
     return {w: deciding(r.platform, compiled=state.spec.training.compile) for w, r in workers.items()}
 
 
 def fitting(state: CoordinatorState) -> set[WorkerId]:
-    """The workers with which a job can begin: those that fit to what most of them are."""
+    """Return the workers with which a job can begin: those that match most of them."""
     ready = _platforms(state.ready, state)
     if not ready:
         return set()
@@ -61,16 +61,15 @@ def _holders(state: CoordinatorState) -> set[WorkerId]:
     return set(plan.holders() & state.workers.keys()) if plan else set()
 
 
-def refuse_other_data(turn: Turn, worker: WorkerId, said: protocol.WorkerReady) -> bool:
-    """Refuse a worker whose data are not those of the first worker, as the job would train on other samples. Return
-    whether it was refused.
+def refuse_other_data(turn: Turn, worker: WorkerId, report: protocol.WorkerReady) -> bool:
+    """Refuse a worker whose data differ from the first worker's; return whether it was refused.
 
-    Before the job has begun, the user has to say which data are right, and the job ends. Later the others train on
-    without the worker; the job ends only if it cannot train, and one new worker after the other is refused.
+    Before the job has begun, the job fails, because only the user knows which data are right. Later the others train on
+    without the worker; the job fails only if it cannot train and refuses too many new workers in a row.
     """
     state = turn.state
-    first, known = state.admission.data or (worker, said)
-    other = _other_data(known, said)
+    first, known = state.admission.data or (worker, report)
+    other = _other_data(known, report)
     if other is None:
         return False
     text = f"{worker} has data with {other[1]}, and those of {first} have {other[0]}"
@@ -87,13 +86,13 @@ def refuse_other_data(turn: Turn, worker: WorkerId, said: protocol.WorkerReady) 
     return True
 
 
-def _other_data(known: protocol.WorkerReady, said: protocol.WorkerReady) -> tuple[str, str] | None:
-    """What the first worker has and what another one has, if that matters."""
-    if not said.samples:
+def _other_data(known: protocol.WorkerReady, report: protocol.WorkerReady) -> tuple[str, str] | None:
+    """Return the difference between the first worker's data and another's, as (first, other); None if they match."""
+    if not report.samples:
         return None
-    if (known.samples, known.steps) != (said.samples, said.steps):
-        return count(known.samples, "sample"), count(said.samples, "sample")
-    return difference(known.data, said.data) if known.data and said.data else None
+    if (known.samples, known.steps) != (report.samples, report.steps):
+        return count(known.samples, "sample"), count(report.samples, "sample")
+    return difference(known.data, report.data) if known.data and report.data else None
 
 
 def _dismiss(turn: Turn, worker: WorkerId, why: str) -> None:
@@ -104,9 +103,7 @@ def _dismiss(turn: Turn, worker: WorkerId, why: str) -> None:
 
 
 def _let_go(turn: Turn, worker: WorkerId, text: str) -> None:
-    """Not as a failure: there is nothing wrong with it but that it is here. Another one is asked for, the sooner the
-    fewer in a row had to go.
-    """
+    """Dismiss a worker without counting a failure, and request another one; the more in a row, the later."""
     state = turn.state
     turn.put(
         state.workers.without({worker}),

@@ -1,4 +1,4 @@
-"""After the coordinator's own restart: until when it waits for the workers, which train on meanwhile, to reconnect."""
+"""Reconnection after a restart of the coordinator: how long it waits for its workers, which train on meanwhile."""
 
 import math
 
@@ -14,7 +14,7 @@ from bamboo_core.text import count
 
 
 def recovered(turn: Turn) -> bool:
-    """After our own restart: has everyone in the newest plan come back, or had the time to?"""
+    """Return whether all workers of the newest plan have reconnected, or had the time to."""
     state, plan = turn.state, turn.state.plan
     if plan is None:
         _await_the_first(turn)
@@ -37,14 +37,14 @@ def recovered(turn: Turn) -> bool:
     holding.resume(turn)
     turn.do(*(RemoveWorker(w) for w in sorted(absent)))
     turn.do(Emit("Recovered", f"the job continues with {count(len(turn.state.workers), 'worker')}, epoch {plan.epoch}"))
-    if not missing:  # else a plan without them follows at once
+    if not missing:  # else a plan without the missing workers follows at once
         newest = protocol.SendPlan(plan=plan)
         turn.do(*(Send(w, newest) for w in turn.state.ready))
     return True
 
 
 def _await_the_first(turn: Turn) -> None:
-    """Workers that live train on, and find the way back; whether they do it in vain is for the user to say."""
+    """Wait for the first worker, up to the progress deadline: live workers train on and will reconnect."""
     state = turn.state
     patience = (state.spec.progress_deadline_seconds or math.inf) if state.membership.requested else RECOVERY_SECONDS
     waited = turn.now - state.course.since
@@ -58,13 +58,13 @@ def _await_the_first(turn: Turn) -> None:
 
 
 def _nobody_came_back(turn: Turn, message: str) -> None:
-    """All that they held is gone with them; others begin, with what the store has."""
+    """Replace all workers, whose states are lost, and go back to a checkpoint."""
     turn.put(turn.state.membership.withdrawing(turn.state.membership.requested))
     restoring.lost(turn, "WorkersGone", message)
 
 
 def _patience(turn: Turn, plan: Plan, missing: frozenset[WorkerId]) -> float:
-    """Seconds for which a restarted coordinator waits for these. If steps are committed, their owners live."""
+    """Return the seconds to wait for these workers after a restart; new commits show that owners live."""
     state, owners = turn.state, {plan.at(cell).owner for cell in plan.cells()}
     if state.step > 0 and turn.now - state.progress.last_at < RECOVERY_SECONDS and missing & owners:
         return ALONE_SECONDS

@@ -37,7 +37,7 @@ class Grid(NamedTuple):
         return self.stages * self.pipelines
 
     @property
-    def told(self) -> str:
+    def name(self) -> str:
         return f"{count(self.pipelines, 'pipeline')} of {count(self.stages, 'stage')}"
 
 
@@ -118,7 +118,7 @@ def resplit_plan(
         sources=beginning.sources,
         workers=tuple(live),
         reason="Resplitting" if moved else "RollingBack",
-        message=f"{note}, for {grid.told}",
+        message=f"{note}, for {grid.name}",
     )
 
 
@@ -179,7 +179,7 @@ def moved_plan(plan: Plan, live: Sequence[Peer], stopped: float | None) -> Plan:
     """Return the plan once every worker has the layers that it needs, without sources. stopped: seconds during which no
     step could begin; None if unknown.
     """
-    message = f"the job runs {grid_of(plan).told}"
+    message = f"the job runs {grid_of(plan).name}"
     if not plan.moved:
         here, layers = sum(1 for holders in plan.sources if holders), len(plan.sources)
         message += f" with the checkpoint of step {plan.first_step}: {here} of {count(layers, 'layer')} from memory"

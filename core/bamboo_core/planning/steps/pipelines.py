@@ -211,7 +211,7 @@ class _Cell:
         return not any(one.microbatch >= self.left for one in self.program[self.done :])
 
     def makes(self, frame: Frame) -> bool:
-        """Whether a remaining instruction produces the frame."""
+        """Return whether a remaining instruction produces the frame."""
         kind = Forward if frame[0] else Backward
         return any(isinstance(one, kind) and one.microbatch == frame[1] for one in self.program[self.done :])
 

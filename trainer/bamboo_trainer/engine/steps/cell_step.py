@@ -60,7 +60,7 @@ class TakeoverProgress:
 
 @dataclass(frozen=True, slots=True)
 class Evaluating:
-    """batches: of the evaluation with which a step begins; 0 if it has none. only: the step trains nothing."""
+    """The evaluation with which a step begins. batches: their number, 0 if none. only: the step trains nothing."""
 
     batches: int = 0
     only: bool = False
@@ -68,11 +68,12 @@ class Evaluating:
 
 @dataclass(slots=True)
 class CellStep:
-    """predecessor: the live worker that ran the cell before and still owes its last gradients.
+    """A cell's work on one step.
 
-    inputs: for each of the program's instructions, its input frames. since: the step with which this worker began to
-    run the cell. in_midstep: it began in the middle of a step, so others wait for what it repeats. evaluations:
-    instructions at the program's beginning that evaluate the state, before the step itself.
+    predecessor: the live worker that ran the cell before and still owes its last gradients. inputs: the input frames of
+    each of the program's instructions. since: the step with which this worker began to run the cell. in_midstep: it
+    began in the middle of a step, so others wait for what it repeats. evaluations: instructions at the program's
+    beginning that evaluate the state, before the step itself.
 
     figures: reported results of the step, once computed: the final gradient's squared norms, and the losses.
     contributions: of other pipelines to the stage's running buffers, by microbatch. portions: of the cell, if others
@@ -118,10 +119,11 @@ class CellStep:
         kept: Sequence[Frame],
         again: Collection[int],
     ) -> Self:
-        """Return the step that the stage's version is ready for, of a portion of a cell, whoever owns the cell.
+        """Return the step for which the stage's version is ready, of a portion of a cell, whichever worker owns the
+        cell.
 
-        left: the first microbatch whose gradient is to be summed. kept: sums of those before it; none if the owner has
-        the whole sum. again: those of them that run nevertheless, for neighbouring stages.
+        left: the first microbatch whose gradient is to be summed. kept: sums of the microbatches before it; none if the
+        owner has the whole sum. again: those of them that run nevertheless, for neighbouring stages.
         """
         step, order = stage.values.version, StageOrder(layout.schedule)
         program: list[Instruction] = [*portion_program(cell.stage, stages, portion, order, left, again)]
@@ -143,7 +145,7 @@ class CellStep:
         tied_to: Sequence[int],
         evaluating: Evaluating,
     ) -> None:
-        """Begin the step that the stage's version is ready for, with nothing done yet. No layout: wait for it.
+        """Start the step for which the stage's version is ready, with nothing done yet; without a layout, wait for it.
 
         tied_to: the other stages that share parameters with this one.
         """
@@ -181,7 +183,7 @@ class CellStep:
                 del self.inbox[address]
 
     def await_sums(self, microbatches: Sequence[Range], stages: int) -> None:
-        """Make the sum of a shared cell of these parts, which cover its microbatches, unless it is made already."""
+        """Compose a shared cell's sum of these parts, which cover its microbatches, unless it is computed already."""
         place = next((i for i, one in enumerate(self.program) if isinstance(one, AddPartialSums)), -1)
         if self.layout and place >= self.done:
             self.program[place] = one = AddPartialSums(tuple(microbatches))
@@ -193,7 +195,7 @@ class CellStep:
 
     @property
     def awaits_gradients(self) -> bool:
-        """Whether a part of the cell's own gradients is not computed, or not here yet."""
+        """Return whether a part of the cell's own gradients is not computed, or not received yet."""
         return any(isinstance(i, Computed | AddPartialSums) for i in self.program[self.done :])
 
     def skip_evaluation(self) -> None:
@@ -222,11 +224,11 @@ class CellStep:
 
     @property
     def has_inputs(self) -> bool:
-        """Whether all input frames of the next instruction are here."""
+        """Return whether all input frames of the next instruction have arrived."""
         return self._has_inputs_of(self.done)
 
     def _has_inputs_of(self, place: int) -> bool:
-        """Return whether all input frames of the program's instruction at that place are here."""
+        """Return whether all input frames of the program's instruction at this place have arrived."""
         return all(address in self.inbox for address in self.inputs[place])
 
     def take_input(self) -> Parts | None:
@@ -244,11 +246,11 @@ class CellStep:
 
     @property
     def urgency(self) -> tuple[int, bool, int, int]:
-        """Return the rank among the cells of this worker, the smallest first: the oldest step, a portion of a cell, a
+        """Return the rank among this worker's cells, the smallest first: the oldest step, a portion of a cell, a
         backward before a forward, the later stage.
 
         No other stage waits for weight gradients, so they rank last, unless the work behind them in the program has its
-        inputs: then they rank as that work, which they hold up.
+        inputs: then they rank like that work, which they delay.
         """
         place, end = self.done, len(self.program)
         while place < end and isinstance(self.program[place], BackwardWeight):

@@ -1,7 +1,7 @@
-"""Measures when this worker's devices are busy, and with what, where they work asynchronously.
+"""Times of this worker's devices: when each is busy, and with which work, on asynchronous devices.
 
-The host only queues work. Marks between its pieces tell afterwards what each took; no thread waits for them, as one
-thread serves all devices.
+The host only queues work. Marks between the pieces tell afterwards how long each took; no thread waits for them, since
+one thread serves all devices.
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ class _Measured:
 
 @dataclass(slots=True)
 class _Device:
-    """anchor: a mark made while the device was idle, and the time of that. last: behind all work queued."""
+    """A device. anchor: a mark made while it was idle, with its time. last: the mark behind all queued work."""
 
     anchor: tuple[QueueMark, float] | None = None
     last: QueueMark | None = None
@@ -38,7 +38,7 @@ class _Device:
 
     @property
     def freed(self) -> float | None:
-        """When it finished all queued work; None if it has not, or had none."""
+        """Return when the device finished all queued work; None if it has not, or had none."""
         if self.anchor is None or self.last is None or not self.last.done():
             return None
         mark, at = self.anchor
@@ -80,9 +80,7 @@ class DeviceTimes:
     def forward_by_layer(
         self, stage: Stage, work: Work, place: tuple[int, int], inputs: Parts | None, timer: StageTimer
     ) -> Parts:
-        """Run a forward as `Stage.forward` does, with the same bits, and tell the timer each layer's seconds. place:
-        step and microbatch.
-        """
+        """Run a forward with the bits of `Stage.forward`, and report each layer's seconds. place: step, microbatch."""
         forwarding = stage.start(*place, inputs)
         while not forwarding.done:
             with self._measuring(stage, timer.now, partial(timer.ran_layer, stage.values.index, forwarding.layer)):
@@ -102,7 +100,7 @@ class DeviceTimes:
         self._of(stage.values.index).measured.append(_Measured(begin, stage.mark(), took))
 
     def collect(self) -> None:
-        """Report the pieces of work that are done by now."""
+        """Report the finished pieces of work."""
         for device in self._devices:
             while device.measured and device.measured[0].end.done():
                 piece = device.measured.popleft()

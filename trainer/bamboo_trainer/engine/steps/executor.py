@@ -1,4 +1,4 @@
-"""Runs the cells that this worker owns, instruction by instruction: the most urgent one that is ready."""
+"""Execution of this worker's cells, instruction by instruction: always the most urgent one that is ready."""
 
 from collections.abc import Container, Iterator
 from dataclasses import replace
@@ -34,7 +34,7 @@ from bamboo_trainer.stage.stage_states import StageStates
 
 
 class Executor:
-    """cells: the current step of each cell of this worker. handed_over: the last gradients of cells that moved away."""
+    """Runs cells. cells: the current step of each of them. handed_over: last gradients of cells that moved away."""
 
     def __init__(
         self,
@@ -97,9 +97,7 @@ class Executor:
                 cell_step.predecessor = None
 
     def _keep_finished(self, one: CellStep) -> None:
-        """Keep the finished groups' sums of a cell, or of a portion of it, for the worker that continues with it
-        (`_give_kept`).
-        """
+        """Keep finished groups' sums of a cell or portion for the worker that continues with it (`_give_kept`)."""
         cell, layout, work = one.cell, one.layout, one.work
         if layout is None or cell.pipeline >= layout.pipelines or one.step <= self._committer.log.newest:
             return
@@ -135,9 +133,7 @@ class Executor:
         self._give_kept()
 
     def _ask_beside(self, cell_step: CellStep, beside: Container[Cell], *, again: bool = False) -> None:
-        """Tell the runners of these cells from which microbatch on the step lacks their frames. again: they are also to
-        send what their logs have.
-        """
+        """Tell the runners of these cells from which microbatch on the step lacks frames. again: also of their logs."""
         plan, (d, s), step, layout = self._plan.current, cell_step.cell, cell_step.step, cell_step.layout
         if layout is None or d >= layout.pipelines or step <= self._committer.log.newest:
             return
@@ -172,7 +168,7 @@ class Executor:
         return True
 
     def _share(self, cell_step: CellStep) -> None:
-        """Adjust to the new portions of a plan, in the middle of a step, or at its begin with nothing run yet."""
+        """Adjust to a plan's new portions, in the middle of a step or at its start."""
         portions = self._plan.current.at(cell_step.cell).portions
         if portions and cell_step.portions:
             cell_step.portions = portions
@@ -209,9 +205,7 @@ class Executor:
                     self._outbox.post(receiver, frame.address, frame.tensors, frame.payload)
 
     def _gather_sums(self, cell_step: CellStep) -> None:
-        """Add the available sums of a shared cell that this worker owns; send them to its keeper, and tell the runners
-        of these portions.
-        """
+        """Add the available sums of this worker's shared cell; send them to its keeper, and inform the runners."""
         cell, step, layout = cell_step.cell, cell_step.step, cell_step.layout
         if not cell_step.portions or layout is None or step <= self._committer.log.newest:
             return
@@ -327,13 +321,13 @@ class Executor:
         cell_step.start(stage, self._plan.stages, layout, tied_to, evaluating)
 
     def _run_alone(self, cell_step: CellStep) -> None:
-        """Run the whole step from its begin: no other worker continues it, or can send all its results."""
+        """Run the whole step from its start: no other worker continues it, or can send all its results."""
         self._start(cell_step, self._states.running(cell_step.cell))
         cell_step.since = cell_step.step
         self._outbox.resend(cell_step.cell, self._plan.worker)  # others send what they have when they are asked
 
     def _evaluating(self, step: int) -> Evaluating:
-        """Return the evaluation that the step begins with: none if the step is committed, when it is not needed."""
+        """Return the evaluation with which the step begins; none if the step is committed and needs none."""
         if self._evaluations is None:
             return Evaluating()
         over = step in self._committer.log.commits
@@ -557,7 +551,7 @@ class Executor:
                 self._coordinator.tell(CellFinished(cell=cell_step.cell, digest=held.share_of_digest()))
 
     def waits_for(self) -> str:
-        """Return why there is no work right now, for a person."""
+        """Return why there is no work right now, as text for the user."""
         if self._committer.is_cut(self._committer.log.newest + 1):
             return "the layers to be split anew"
         for cell_step in self.cells.values():

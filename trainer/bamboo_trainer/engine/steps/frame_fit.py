@@ -66,12 +66,12 @@ def check_sum(frame: Frame, form: FinalGradients | None, layout: Layout) -> None
         _check_contributed(Contributed(microbatches=frame.payload.contributed), microbatches, form)
 
 
-def _check_contributed(told: Contributed, microbatches: Sequence[int], form: FinalGradients) -> None:
-    found, expected = sorted(told.microbatches), sorted(microbatches)
+def _check_contributed(contributed: Contributed, microbatches: Sequence[int], form: FinalGradients) -> None:
+    found, expected = sorted(contributed.microbatches), sorted(microbatches)
     if found != expected:
         raise RefusedFrame(f"contributions of microbatches {found[:8]}, expected {expected[:8]}")
     try:
-        form.check_contributed(told)
+        form.check_contributed(contributed)
     except ValueError as error:
         raise RefusedFrame(str(error)) from error
 

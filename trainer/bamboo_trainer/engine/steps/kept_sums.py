@@ -1,7 +1,7 @@
-"""Sums of finished groups of microbatches, received from the workers that ran them, for the cell's next owner.
+"""Kept sums of finished groups of microbatches, from the workers that ran them, for a cell's next owner.
 
-An owner sends each sum as soon as it is finished, or the larger one that it has become part of, as often as that takes
-no more than half of the time (`Pace`). After a loss the worker that keeps them goes on behind them.
+An owner sends each sum as soon as it is finished, or a larger one that includes it, as often as that takes no more than
+half of the time (`Pace`). After a loss, the worker that keeps the sums continues behind them.
 """
 
 from bamboo_core.planning.plan import Cell
@@ -10,13 +10,13 @@ from bamboo_trainer.frames.frame import Address, Frame
 
 
 class KeptSums:
-    """The frames of one step of each cell: none is part of another one."""
+    """The kept frames of one step of each cell, none of which is part of another one."""
 
     def __init__(self) -> None:
         self._frames: dict[Cell, list[Frame]] = {}
 
     def keep(self, frame: Frame) -> None:
-        """Keep a sum in the place of the sums that are part of it, unless it is itself part of a known one."""
+        """Keep a sum instead of the sums that are part of it, unless it is itself part of a known one."""
         address = frame.address
         known = [one for one in self._frames.get(address.cell, ()) if one.address.step >= address.step]
         if any(one.address.step > address.step or _is_part(address, one.address) for one in known):
@@ -29,7 +29,7 @@ class KeptSums:
         return [frame for frame in self._frames.get(cell, ()) if frame.address.step == step]
 
     def of(self, cell: Cell, step: int, microbatches: Range) -> list[Frame]:
-        """Return the frames of the first of these microbatches, half-open, without a gap."""
+        """Return the frames of the first of these microbatches (a half-open range) up to a gap."""
         found, (at, end) = list[Frame](), microbatches
         for frame in self.all_of(cell, step):
             if frame.address.microbatch == at and frame.address.part <= end:
@@ -48,7 +48,7 @@ def _is_part(one: Address, other: Address) -> bool:
 
 
 class Pace:
-    """Decides when sums are sent: not while one is in transit, nor for as many microbatches as that took."""
+    """The pace of sending sums: not while one is in transit, nor for as many microbatches as that took."""
 
     def __init__(self) -> None:
         self._rests = 0

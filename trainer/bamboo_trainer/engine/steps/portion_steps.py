@@ -17,12 +17,12 @@ from bamboo_trainer.stage.stage_states import StageStates
 
 
 class PortionSteps:
-    """steps: by cell and microbatches. A portion that has begun continues as long as the plan leaves it to this worker.
+    """Steps of portions, by cell and microbatches. A portion that has begun continues while the plan allows it.
 
     The new owner of a lost cell waits for the sums that the keeper gives it, and runs the rest alone: the frames of
     kept groups have reached the neighbouring stages. No worker runs a portion whose sum the owner has. If a
-    neighbouring stage changes hands and lacks frames that no log has, their microbatches are run again, for their
-    frames alone: finished sums survive any number of losses.
+    neighbouring stage changes hands and lacks frames that no log has, their microbatches run again, only for these
+    frames: finished sums survive any number of losses.
     """
 
     def __init__(self, plan: PlanState, states: StageStates, committer: Committer, log: MessageLog) -> None:
@@ -40,7 +40,8 @@ class PortionSteps:
         self._early: dict[Address, Frame] = {}  # boundary tensors of portions that have not begun
 
     def await_kept(self, old: Plan | None, changed: Set[Cell]) -> None:
-        """Wait for the sums of cells that this worker owns from now on, if others have them, or give them (`gives`).
+        """Wait for other workers' sums of cells that this worker owns from now on, or give sums away (`gives`).
+
         changed: cells that a plan in the middle of a step has given to others. old: the plan before it.
         """
         plan, step = self._plan.current, self._committer.log.newest + 1
@@ -75,10 +76,9 @@ class PortionSteps:
             yield cell, step, first, [frame for frame in kept if not any(frame is one for one in first)]
 
     def covered(self, owned: CellStep) -> tuple[list[Range], list[Frame], list[tuple[WorkerId, Range]]]:
-        """Divide a shared cell's microbatches into parts, so that this worker, its owner, has the sums of as many as it
-        can.
+        """Divide a shared cell's microbatches into parts that use as many known sums as possible.
 
-        Returns the microbatches of each part, the sums that are here, and the plan's portions that these cover.
+        Return the microbatches of each part, the sums that are here, and the plan's portions that these cover.
         """
         assert owned.layout is not None
         shared, place = list(ranges(owned.layout, owned.cell.pipeline, owned.portions)), 0
@@ -98,8 +98,9 @@ class PortionSteps:
         return parts, here, done
 
     def summed(self, cell: Cell, step: int, microbatches: Range) -> bool:
-        """Record that a cell's owner has the sum of a portion. Returns whether this worker was running it: then it is
-        dropped, and the next `refresh` begins it again for the frames that neighbouring stages lack.
+        """Record that a cell's owner has the sum of a portion, and return whether this worker was running it.
+
+        If so it is dropped, and the next `refresh` begins it again for the frames that neighbouring stages lack.
         """
         self._summed.add((cell, step, microbatches))
         one = self.steps.get((cell, microbatches))
@@ -115,7 +116,7 @@ class PortionSteps:
     def want(self, address: Address) -> list[CellStep]:
         """Record that a neighbouring stage lacks a cell's frames from a microbatch of a step on.
 
-        Returns the steps of portions here that lack some of them in the log, and will not make these: they are dropped,
+        Return the steps of portions here that lack some of them in the log and will not make them: they are dropped,
         and begin again with the next `refresh`.
         """
         cell, source = address.cell, address.part
@@ -141,7 +142,7 @@ class PortionSteps:
     def refresh(self, before: int) -> list[Frame]:
         """Begin and drop portions for a new plan or version. before: the first step after the job's last one.
 
-        Returns the kept boundary tensors, for the workers that run their microbatches now.
+        Return the kept boundary tensors, for the workers that now run their microbatches.
         """
         plan = self._plan.current
         old, self.steps = self.steps, {}

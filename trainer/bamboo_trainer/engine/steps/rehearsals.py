@@ -1,8 +1,8 @@
-"""Rehearsals: runs of stages that a worker holds replicas of, while it has nothing else to do.
+"""Rehearsals: runs of stages that a worker replicates, while it has nothing else to do.
 
-Once, a forward and a backward: the first run is slow, which it must not be in a takeover. Then, in one step of
-`PERIOD`, a forward whose layers are timed: workers of one pipeline run different layers, and are compared by layers
-that two of them have run (see `bamboo_core.planning.splits.speeds`).
+The first rehearsal is a forward and a backward, because first runs are slow and would delay a takeover. Later, in one
+step of `PERIOD`, it is a forward with timed layers: workers of one pipeline run different layers, and are compared by
+layers that two of them have run (see `bamboo_core.planning.splits.speeds`).
 
 A worker has made the inputs of the stage behind its own. With several devices it has, for each part of its own stage,
 the part of the next one on the same device: these parts take each other's outputs from rehearsals.
@@ -52,9 +52,7 @@ class Rehearsals:
         self._timed.clear()
 
     def turn(self, active: Sequence[CellStep]) -> bool:
-        """Rehearse one of the stages that this worker holds replicas of; return False if none is due. active: the one
-        stage that runs here, in its parts.
-        """
+        """Rehearse a replicated stage; return False if none is due. active: the one stage run here, in its parts."""
         self._devices.collect()
         return any(self._rehearse_behind(one) for one in reversed(active))
 

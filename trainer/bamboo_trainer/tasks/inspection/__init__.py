@@ -1,1 +1,1 @@
-"""What is looked at in a task before it trains: what its layers cost and share, and whether they are repeatable."""
+"""Inspection of a task before it trains: costs of its layers, shared parameters, and repeatability."""

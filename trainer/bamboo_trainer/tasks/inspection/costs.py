@@ -1,7 +1,7 @@
-"""What a task's layers cost, so that its stages cost the same: counted, not timed, and without computing anything.
+"""Costs of a task's layers, for splitting them evenly over stages: counted, not timed, and without computing.
 
-A layer runs without data (see `walk`), forward and backward. One whose way depends on values cannot be run so; it runs
-for real, on the CPU, forward only, and so do those before it, whose outputs it needs.
+A layer runs without data (see `walk`), forward and backward. A layer whose control flow depends on values cannot: it
+runs for real, on the CPU, forward only, and so do the layers before it, whose outputs it needs.
 """
 
 import logging
@@ -22,22 +22,22 @@ from bamboo_trainer.tasks.user_code import run_layer
 
 logger = logging.getLogger(__name__)
 
-MOST_COST: Final = 1e24  # what the control channel takes
-GRADIENT_TRAFFIC: Final = 3 * 4  # bytes for each parameter: a microbatch's gradient and the sum are read, it is written
-BACKWARD: Final = 2  # times a forward, where only that was run
+MOST_COST: Final = 1e24  # limit of the control channel
+GRADIENT_TRAFFIC: Final = 3 * 4  # bytes per parameter: reads of a microbatch's gradient and of the sum, and its write
+BACKWARD: Final = 2  # cost of a backward in forwards, where only the forward was run
 
 
 def profile(task: Task, spec: JobSpec) -> tuple[float, ...]:
-    """What the coordinator splits the layers by. If the manifest says how to split them, only their number matters."""
+    """Return the costs by which the coordinator splits the layers; only their number counts if the split is given."""
     if spec.topology.split is not None:
         return (1.0,) * len(task.layers)
     return layer_costs(task, spec.training.micro_batch_size)
 
 
 def layer_costs(task: Task, micro_batch_size: int) -> tuple[float, ...]:
-    """Each layer's operations in one microbatch's forward and backward, at least 1; or what the task says.
+    """Return each layer's operations in one microbatch's forward and backward, at least 1, or the task's own costs.
 
-    The same for every worker that asks. Raises TaskError if a layer cannot be run at all.
+    Equal for every worker. Raises TaskError if a layer cannot run at all.
     """
     if task.costs is not None:
         return stated_costs(task, task.costs)
@@ -58,7 +58,7 @@ def layer_costs(task: Task, micro_batch_size: int) -> tuple[float, ...]:
 
 
 def stated_costs(task: Task, costs: Sequence[float]) -> tuple[float, ...]:
-    """What `Task.costs` says; TaskError if it is not one number for each layer."""
+    """Return the costs in `Task.costs`. Raises TaskError unless they are one number for each layer."""
     if isinstance(costs, str) or not isinstance(costs, Sequence) or len(costs) != len(task.layers):
         found = f"{len(costs)}" if isinstance(costs, Sequence) else type(costs).__name__
         raise TaskError(f"Task.costs: expected one number for each of the {len(task.layers)} layers, got {found}")
@@ -79,7 +79,7 @@ def _cost(walk: Walk, index: int, inputs: Parts) -> tuple[float, Parts]:
 
 
 def _real_cost(walk: Walk, index: int, inputs: Parts) -> tuple[tuple[float, Parts], Parts]:
-    """And the inputs of the next layer, with marks of those that have a gradient."""
+    """Return the cost, and twice the inputs of the next layer, which are marked if they have a gradient."""
     layer = walk.layer(index)
     with torch.no_grad(), Operations() as operations:
         outputs = run_layer(layer, index, inputs)
@@ -89,6 +89,6 @@ def _real_cost(walk: Walk, index: int, inputs: Parts) -> tuple[tuple[float, Part
 
 
 def _gradients(layer: nn.Module) -> int:
-    """What it costs to add up gradients."""
+    """Return the cost of adding up gradients."""
     trained = sum(p.numel() for p in layer.parameters() if p.requires_grad)
     return OPERATIONS_PER_BYTE * GRADIENT_TRAFFIC * trained

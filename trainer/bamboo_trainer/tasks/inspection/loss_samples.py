@@ -1,4 +1,4 @@
-"""A check that a task's loss counts all samples of a microbatch, and not the first or the last one alone."""
+"""A check that a task's loss counts all samples of a microbatch, not only the first or the last."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,24 +12,24 @@ from bamboo_trainer.tasks.losses import Weighted
 from bamboo_trainer.tasks.task_errors import TaskError
 
 SAMPLES: Final = 2
-DRAWS: Final = 3  # of made-up outputs that are compared, for each order of the samples
+DRAWS: Final = 3  # compared draws of made-up outputs, for each order of the samples
 MOST_VALUES: Final = 1 << 24  # in the outputs for two samples: the loss of larger ones would take too long
 
 
 def require_all_samples(task: Task, forms: Parts, targets: Parts) -> None:
-    """Raise TaskError if the loss takes the first or the last sample of a microbatch for the whole.
+    """Raise TaskError if the loss depends only on the first or the last sample of a microbatch.
 
-    The loss is computed of made-up outputs for two samples, in both orders of their targets. It is refused if it always
-    follows one sample's outputs and never the other's. What cannot be tried so is not judged.
+    The loss is computed from made-up outputs for two samples, in both orders of their targets. It is refused if it
+    always follows one sample's outputs and never the other's. A loss that cannot be tried is accepted.
 
-    forms: tensors of the shapes and types of the last layer's outputs; their values are not used.
+    forms: tensors with the shapes and dtypes of the last layer's outputs; their values are not used.
     """
     samples = min((len(part) for part in (*forms, *targets) if part.dim()), default=0)
     rows = all(part.dim() and len(part) == samples for part in (*forms, *targets))
     if samples < SAMPLES or not rows or sum(part[:SAMPLES].numel() for part in forms) > MOST_VALUES:
         return
     followed: set[str | None] = {None}
-    with suppress(Exception), torch.no_grad():  # made-up outputs may be none that the loss takes
+    with suppress(Exception), torch.no_grad():  # the loss may not accept made-up outputs
         followed = {_followed_alone(task, *made) for made in _made(forms, targets)}
     if None not in followed and len(followed) == 1:
         raise TaskError(
@@ -39,7 +39,7 @@ def require_all_samples(task: Task, forms: Parts, targets: Parts) -> None:
 
 
 def _made(forms: Parts, targets: Parts) -> Iterator[tuple[Parts, Parts, Parts]]:
-    """Outputs, other outputs, and targets, each for two samples."""
+    """Yield outputs, other outputs, and targets, each for two samples."""
     draw = torch.Generator().manual_seed(0)
 
     def outputs() -> Parts:
@@ -52,7 +52,7 @@ def _made(forms: Parts, targets: Parts) -> Iterator[tuple[Parts, Parts, Parts]]:
 
 
 def _followed_alone(task: Task, outputs: Parts, others: Parts, targets: Parts) -> str | None:
-    """Return "first" or "last" for the one sample whose outputs the loss follows, None if it is not one."""
+    """Return "first" or "last" if the loss follows the outputs of only that sample, else None."""
     value = _total(task, outputs, targets)
     without_last = tuple(torch.cat([a[:1], b[1:]]) for a, b in zip(outputs, others, strict=True))
     without_first = tuple(torch.cat([b[:1], a[1:]]) for a, b in zip(outputs, others, strict=True))

@@ -1,4 +1,4 @@
-"""Building layers to look at them, not to train them: then nobody needs their first values."""
+"""Building layers to inspect them, without the initial values that only training needs."""
 
 import logging
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _DRAWS: Final = (Tensor.normal_, Tensor.uniform_)
 
 
 class NoValues(TorchFunctionMode):
-    """Leaves out what gives parameters their first values. Memory that nobody writes to is not even taken."""
+    """A mode that skips the initialization of parameters. Memory without writes is not even allocated."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _DRAWS or getattr(func, "__module__", "") == nn.init.__name__:
@@ -23,7 +23,7 @@ class NoValues(TorchFunctionMode):
 
 
 def values_wanted() -> bool:
-    """False while a layer is built that is only looked at. A factory that reads files may then leave that out."""
+    """Return False while a layer is built only for inspection. A factory that reads files may then skip that."""
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     if any(isinstance(mode, NoValues) for mode in modes):
         return False
@@ -32,8 +32,9 @@ def values_wanted() -> bool:
 
 @contextmanager
 def failing_quietly() -> Iterator[None]:
-    """A block for what is tried on tensors without data, and done with data if that fails: torch prints a traceback of
-    its own before it raises, which would look like an error of the job.
+    """Silence torch's own traceback while layers are tried without data; if that fails, they run with data.
+
+    The traceback would look like an error of the job.
     """
     torchs = logging.getLogger(FakeTensorMode.__module__)
     level = torchs.level

@@ -1,8 +1,8 @@
-"""How much work torch does: floating point operations, and memory traffic in their terms.
+"""Counts of torch's work: floating point operations, with memory traffic converted into them.
 
-An operation costs the larger of what it computes and what it moves, as in the roofline model. Torch's own counter
-(`torch.utils.flop_counter`) knows products and convolutions; what it lacks is here. What only reads and writes (an
-embedding, an activation, a norm) counts by its bytes.
+An operation costs the larger of its computation and its traffic, as in the roofline model. torch's own counter
+(`torch.utils.flop_counter`) knows products and convolutions; this module adds what it lacks. Operations that only read
+and write (an embedding, an activation, a norm) count by their bytes.
 """
 
 from collections import Counter
@@ -24,19 +24,19 @@ aten = torch.ops.aten
 
 
 def _attention(query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
-    """Shapes [batch, heads, length, size]: a product of queries with keys, and one of the weights with values."""
+    """Return the operations of an attention: queries with keys, weights with values. [batch, heads, length, size]."""
     batch, heads, length, size = query
     return 2 * batch * heads * length * key[2] * (size + value[3])
 
 
 def _attention_backward(_: Shape, query: Shape, key: Shape, value: Shape, *__: object, **___: object) -> int:
-    """The weights once more, and two products for each of the forward's."""
+    """Return the operations of the backward: the weights once more, and two products for each of the forward's."""
     batch, heads, length, size = query
     return 2 * batch * heads * length * key[2] * (3 * size + 2 * value[3])
 
 
 def _lstm(given: Shape, of_input: Shape, of_hidden: Shape, *_: object, **__: object) -> int:
-    """One layer in one direction; given: [length, batch, size] in any order of the first two."""
+    """Return the operations of one layer in one direction. given: [length, batch, size], the first two in any order."""
     return 2 * given[0] * given[1] * (of_input[0] * of_input[1] + of_hidden[0] * of_hidden[1])
 
 
@@ -53,9 +53,7 @@ def _added_vector(_: Shape, matrix: Shape, *__: object, **___: object) -> int:
 
 
 def _bilinear(one: Shape, weight: Shape, *_: object, **__: object) -> int:
-    """The operations of `torch.bilinear`. one: [batch, 1, in, 1] or so, weight: [1, out, in, in], as `torch.bilinear`
-    calls it.
-    """
+    """Return the operations of `torch.bilinear`. one: [batch, 1, in, 1] or similar. weight: [1, out, in, in]."""
     return 2 * one[0] * weight[0] * weight[1] * weight[2] * (weight[3] if len(weight) > 3 else 1)
 
 
@@ -79,7 +77,7 @@ UNCOUNTED: Final[Mapping[Any, Callable[..., int]]] = {  # by FlopCounterMode
     aten._cdist_forward: _distances,
 }
 
-_LOOKUPS: Final = frozenset(  # they read no more of a table than what they return
+_LOOKUPS: Final = frozenset(  # they read only the returned part of a table
     {aten.embedding, aten.index_select, aten.index, aten.gather, aten.take, aten._unsafe_index, aten._embedding_bag}
 )
 _ALLOCATIONS: Final = frozenset(
@@ -88,28 +86,29 @@ _ALLOCATIONS: Final = frozenset(
 
 
 class _NoModules(nullcontext[None]):
-    """What stands in the place of the counter's hooks, by which it counts for each module: without gradients they fail
-    behind one that returns a part of a parameter.
+    """An empty replacement of the counter's hooks for modules.
+
+    Without gradients the hooks fail after a module that returns a view of a parameter.
     """
 
     parents = frozenset({"Global"})
 
 
 class Kernel(NamedTuple):
-    """One operation that a device runs by itself."""
+    """One operation that a device runs separately."""
 
     number: str  # the format of its products (NUMBERS, or TF32)
     flops: int
-    bytes: int  # that it reads and writes
+    bytes: int  # read and written
 
 
-NUMBERS: Final = {torch.float16: "fp16", torch.bfloat16: "bf16"}  # all else is as fast as fp32, or slower
-TF32: Final = "tf32"  # products of convolutions in fp32, which cuDNN rounds to TF32 unless it is told not to
+NUMBERS: Final = {torch.float16: "fp16", torch.bfloat16: "bf16"}  # all others are as fast as fp32, or slower
+TF32: Final = "tf32"  # convolutions in fp32, which cuDNN rounds to TF32 by default
 _CONVOLUTIONS: Final = frozenset({aten.convolution, aten.convolution_backward})
 
 
 class Operations(TorchDispatchMode):
-    """Counts what is run inside it, on tensors with or without data. kernels: how often each was run."""
+    """Counts the operations run inside it, on tensors with or without data. kernels: how often each was run."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -119,7 +118,7 @@ class Operations(TorchDispatchMode):
 
     @property
     def total(self) -> int:
-        """Operations, and traffic in their terms."""
+        """Return the operations, including traffic converted into them."""
         return sum(n * max(one.flops, OPERATIONS_PER_BYTE * one.bytes) for one, n in self.kernels.items())
 
     def __enter__(self) -> "Operations":
@@ -143,7 +142,7 @@ class Operations(TorchDispatchMode):
 
 
 def _number(func: Any, given: Iterable[Any]) -> str:
-    """The format of an operation's products, by its first operand."""
+    """Return the format of an operation's products, by its first operand."""
     operands = (value.dtype for value in given if isinstance(value, Tensor) and value.is_floating_point())
     number = NUMBERS.get(next(operands, torch.float32), "fp32")
     convolves = isinstance(func, torch._ops.OpOverload) and func.overloadpacket in _CONVOLUTIONS
@@ -151,7 +150,7 @@ def _number(func: Any, given: Iterable[Any]) -> str:
 
 
 def _moved(func: Any, given: Iterable[Any], result: Iterable[Any]) -> int:
-    """Bytes that the operation reads and writes."""
+    """Return the bytes that the operation reads and writes."""
     if isinstance(func, torch._ops.OpOverload) and (_is_view(func) or func.overloadpacket in _ALLOCATIONS):
         return 0
     read, written = _bytes(given), _bytes(result)
@@ -174,10 +173,10 @@ def _bytes(values: Iterable[Any]) -> int:
 
 
 class AllStepsAtOnce(TorchFunctionMode):
-    """Recurrent layers as one product over all steps: as many operations, counted in no time.
+    """Runs a recurrent layer as one product over all steps: as many operations, counted in hardly any time.
 
-    Only for tensors without data: a step needs the one before it. On such tensors each step of the loop that torch
-    runs takes milliseconds, and there may be thousands.
+    Only for tensors without data, since a step needs the one before it. On such tensors each step of torch's loop takes
+    milliseconds, and there may be thousands.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -188,11 +187,11 @@ class AllStepsAtOnce(TorchFunctionMode):
 
 
 class RecurrentRefused(TorchFunctionMode):
-    """Raises RuntimeError where a recurrent layer is run: without data it seems to keep nothing for its backward."""
+    """Refuses recurrent layers with RuntimeError: without data they seem to keep nothing for their backward."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in _GATES:
-            raise RuntimeError("what a recurrent layer keeps for its backward shows only with data")
+            raise RuntimeError("the memory of a recurrent layer's backward shows only with data")
         return func(*args, **(kwargs or {}))
 
 
@@ -211,9 +210,10 @@ def _recurrent(
     both_ways: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """What `torch.gru` and the like return, in shape; the gates of all steps come from a hidden state that is made up.
+    """Return tensors with the shapes of `torch.gru`'s and similar results; made-up hidden states feed the gates of all
+    steps.
 
-    weights: for each layer and direction two matrices, two biases if there are any, and a projection if there is one.
+    weights: for each layer and direction two matrices, two biases if any, and a projection if any.
     """
     states = hidden if isinstance(hidden, tuple | list) else (hidden,)
     directions = 2 if both_ways else 1

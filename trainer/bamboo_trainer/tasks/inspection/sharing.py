@@ -1,9 +1,9 @@
-"""Parameters that layers share without a word in `Task.tied`: tied as well, or refused with their names.
+"""Parameters that layers share without an entry in `Task.tied`: they become tied too, or the task is refused.
 
-In one process layers that share a parameter train one object. Spread over workers each would train its own, so what is
-shared has to be known before the layers are: every worker looks for it at its start, the same way. One layer after the
-other is made, and dropped, without its first values, which takes next to no time; in a child process, so that no
-factory remembers such a layer. If a factory needs the values, layers are made with them.
+In one process, layers that share a parameter train one object. Spread over workers, each would train its own, so
+sharing must be known before the layers are placed: every worker searches for it at its start, in the same way. The
+search builds one layer after the other without initial values, which takes hardly any time, and in a child process, so
+that no factory remembers such a layer. If a factory needs the values, layers are built with them.
 """
 
 import logging
@@ -35,19 +35,19 @@ Names = tuple[str, ...]
 
 
 class Shared(NamedTuple):
-    """What layers share, and what goes along with them."""
+    """The parameters that layers share."""
 
-    groups: tuple[Names, ...]  # names of one and the same parameter, one of each layer
-    aliases: dict[str, str]  # its further names in a layer, with that one
-    handed_out: tuple[int, ...]  # layers whose factories do not make all their parameters anew at each call
-    overlaps: tuple[Names, ...]  # names of two tensors that are not one, but lie in the same memory
+    groups: tuple[Names, ...]  # names of the same parameter, one of each layer
+    aliases: dict[str, str]  # further names of a parameter in a layer, with its first name
+    handed_out: tuple[int, ...]  # layers whose factories do not create all parameters anew at each call
+    overlaps: tuple[Names, ...]  # names of two different tensors in the same memory
     running: tuple[Names, ...]  # names of one buffer that the forwards of two layers update
 
 
 def settled(task: Task, seed: int) -> Task:
-    """The task with all that its layers share tied, and with factories that make a layer of its own at each call.
+    """Return the task with all shared parameters tied, and with factories that create a separate layer at each call.
 
-    Raises TaskError for what cannot be tied.
+    Raises TaskError for sharing that cannot be tied.
     """
     shared = _look(task, seed)
     if shared.overlaps:
@@ -69,11 +69,11 @@ def settled(task: Task, seed: int) -> Task:
 
 
 class HandedOut:
-    """Layers whose factories hand out what they, or others, have handed out before.
+    """Layers whose factories return objects that they, or others, have returned before.
 
-    They are made once, at once and in order, and stay as they are: each stage of a worker gets copies. So their first
-    values depend neither on which of them a worker makes first nor on what it has trained meanwhile. A layer or loss
-    that uses one of these, and not a copy, is refused by name as soon as it does.
+    They are built once, at once and in order, and stay unchanged: each stage of a worker gets copies. So their initial
+    values depend neither on which of them a worker builds first nor on what it has trained meanwhile. A layer or loss
+    that uses one of these instead of a copy is refused by name as soon as it does.
     """
 
     def __init__(self, task: Task, seed: int, layers: Sequence[int]) -> None:
@@ -91,7 +91,7 @@ class HandedOut:
 
 
 def merged(tied: Iterable[Names], shared: Iterable[Names]) -> tuple[Names, ...]:
-    """One group for all groups that have a name in common; the first name of the first one stays the first."""
+    """Merge groups with a name in common; the first name of the first one stays first."""
     groups: list[list[str]] = [list(names) for names in tied]
     for names in shared:
         joined = [group for group in groups if set(group) & set(names)]
@@ -105,7 +105,7 @@ def merged(tied: Iterable[Names], shared: Iterable[Names]) -> tuple[Names, ...]:
     return tuple(tuple(group) for group in groups)
 
 
-# looking
+# the search
 
 
 def _look(task: Task, seed: int) -> Shared:
@@ -118,13 +118,13 @@ def _look(task: Task, seed: int) -> Shared:
 
 
 def _without_values(task: Task, seed: int) -> Iterator[Shared]:
-    warnings.simplefilter("ignore")  # of values that are not kept
+    warnings.simplefilter("ignore")  # about discarded values
     yield from Search(task, seed, NoValues).layers()
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The memory in which a tensor lies."""
+    """The memory of a tensor."""
 
     name: str
     tensor: "weakref.ref[Tensor]"
@@ -149,10 +149,10 @@ class _Place:
 
 
 class Search:
-    """Makes every layer twice. Nothing but what the factories themselves keep outlives its turn."""
+    """A search that builds every layer twice. Only objects that the factories themselves keep outlive their turn."""
 
     def __init__(self, task: Task, seed: int, within: Callable[[], AbstractContextManager[object]] = nullcontext):
-        """within: makes what is entered around each factory."""
+        """within: returns a context to enter around each factory."""
         self._task, self._seed, self._within = task, seed, within
         self._first: dict[int, tuple[weakref.ref[Tensor], int, str]] = {}  # by id: a tensor, its layer and name
         self._places: dict[int, list[_Place]] = {}  # by storage
@@ -163,7 +163,7 @@ class Search:
         self._running: list[Names] = []
 
     def layers(self) -> Iterator[Shared]:
-        """What is found so far, after each layer."""
+        """Yield the findings so far after each layer."""
         for again in (False, True):
             for layer in range(len(self._task.layers)):
                 module = build_layer(self._task, self._seed, layer, self._within())
@@ -201,7 +201,7 @@ class Search:
             self._running.append((known[1], name))
 
     def _before(self, layer: int, name: str, tensor: Tensor, again: bool) -> tuple[int, str] | None:
-        """The layer and name under which that very tensor was seen before, if it was."""
+        """Return the layer and name under which this very tensor was seen before, or None."""
         known = self._first.get(id(tensor))
         if known is None or known[0]() is not tensor:
             if not again:
@@ -218,7 +218,7 @@ class Search:
                 self._aliases[f"{layer}.{name}"] = f"{layer}.{names[id(parameter)]}"
 
     def _lay(self, layer: int, module: nn.Module) -> None:
-        """Note where the layer's tensors lie, and which lie where another one does that is trained."""
+        """Record where the layer's tensors lie, and overlaps with other tensors if one of the two is trained."""
         named: Iterable[tuple[str, Tensor]] = [*module.named_parameters(), *module.named_buffers()]
         for name, tensor in named:
             if tensor.layout is not torch.strided or is_lazy(tensor) or not tensor.numel():
@@ -243,7 +243,7 @@ class Search:
 
 
 def _overlap(a: _Place, b: _Place) -> bool:
-    """Have two tensors of one storage an element in common?"""
+    """Return whether two tensors of one storage have an element in common."""
     if a.dtype != b.dtype:
         return True
     first, end = max(a.offset, b.offset), min(a.end, b.end)

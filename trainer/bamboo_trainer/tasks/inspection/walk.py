@@ -1,8 +1,8 @@
-"""One walk along a task's layers, each on the outputs of the one before, to see what they are: costs, sizes, forms.
+"""A walk along a task's layers, each on the outputs of the one before, to find their costs, sizes and forms.
 
-The layers run on tensors that have a form and no data (torch's FakeTensorMode), which takes no memory and next to no
-time, however large they are. They do so in a child process: what a layer's code remembers in passing, as a table in a
-cache, would have no data. If one cannot be run so, as its way depends on values, all are run for real, on the CPU.
+The layers run on tensors without data (torch's FakeTensorMode), which takes no memory and hardly any time, however
+large they are. They run in a child process, because objects that a layer's code keeps, such as a table in a cache,
+would have no data. If one cannot run so, because its control flow depends on values, all run for real, on the CPU.
 """
 
 import logging
@@ -27,32 +27,32 @@ from bamboo_trainer.training import TrainingConfig
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-# (walk, number of a layer, its inputs) -> what is seen of it, and its outputs. Inputs may also be tuples of `Parts`.
+# (walk, number of a layer, its inputs) -> finding, and the outputs. Inputs may also be tuples of `Parts`.
 Visit = Callable[["Walk", int, Any], tuple[T, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """A way to run a task's layers: without data, within `mode`, or with them."""
+    """A way to run a task's layers: without data, within `mode`, or with data."""
 
     task: Task
     mode: FakeTensorMode | None = None
 
     @property
     def within(self) -> AbstractContextManager[object]:
-        """To be entered around what is run of a layer."""
+        """The context in which to run a layer."""
         return self.mode or nullcontext()
 
     @property
     def quickly(self) -> AbstractContextManager[object]:
-        """To be entered for recurrent layers to take no time, where only the number of operations matters."""
+        """The context in which recurrent layers take hardly any time, if only the number of operations matters."""
         return AllStepsAtOnce() if self.mode else nullcontext()
 
     def layer(self, index: int) -> nn.Module:
         return layer_without_values(self.task, index, self.mode) if self.mode else build_layer(self.task, 0, index)
 
     def given(self, parts: Any) -> Any:
-        """Leaves with the form of these tensors, as they are given to layers of this walk."""
+        """Return leaves with the form of these tensors, as inputs of this walk's layers."""
         return tree_map(self._leaf, parts)
 
     def _leaf(self, part: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class Walk:
         return (self.mode.from_tensor(leaf) if self.mode else leaf).requires_grad_(part.requires_grad)
 
     def visits(self, visit: Visit[T], inputs: Any, layers: range) -> Iterator[T]:
-        """What is seen of these layers. Raises whatever a layer raises because there are no data, or anyway."""
+        """Yield the findings of these layers. Raises a layer's own errors, including those for lack of data."""
         with failing_quietly():
             parts = self.given(inputs)
             for index in layers:
@@ -70,7 +70,7 @@ class Walk:
 
 
 def look(task: Task, inputs: Any, visit: Visit[T]) -> tuple[T, ...]:
-    """What is seen of every layer. inputs: of the first one. Raises TaskError."""
+    """Return the finding of every layer. inputs: of the first one. Raises TaskError."""
     seen, problem = look_without_data(task, inputs, visit, range(len(task.layers)))
     if not problem:
         return tuple(seen)
@@ -80,29 +80,29 @@ def look(task: Task, inputs: Any, visit: Visit[T]) -> tuple[T, ...]:
 
 
 def look_without_data(task: Task, inputs: Any, visit: Visit[T], layers: range) -> tuple[list[T], str]:
-    """What is seen of the first of these layers, and why the others cannot be run so; "" if all can.
+    """Return the findings of the first of these layers, and why the others cannot run without data; "" if all can.
 
     inputs: of the first of them, with data.
     """
-    walk = Walk(task, FakeTensorMode(allow_non_fake_inputs=True))  # made here, because it takes a second of imports
+    walk = Walk(task, FakeTensorMode(allow_non_fake_inputs=True))  # created here, because its imports take a second
     return from_child(walk.visits(visit, inputs, layers))
 
 
 def first_batch(task: Task, samples: int) -> tuple[Parts, Parts]:
-    """Inputs and targets of the first samples of the data, which are taken again if there are fewer."""
+    """Return inputs and targets of the first samples of the data, repeated if there are fewer."""
     length = len(task.dataset)
     return load_batch(task, [i % length for i in range(samples)])
 
 
 def forward(task: Task, config: TrainingConfig, index: int, layer: nn.Module, inputs: Parts) -> Parts:
-    """The layer's outputs in the job's precision, as the next layer is given them."""
+    """Return the layer's outputs in the job's precision, as inputs of the next layer."""
     with autocast(torch.device("cpu"), config.precision):
         outputs = run_layer(layer, index, inputs)
     return outputs if index == len(task.layers) - 1 else passed_on(outputs, config.boundary_dtype)
 
 
 def layer_without_values(task: Task, index: int, mode: FakeTensorMode) -> nn.Module:
-    """The layer without memory, if it can be made so; a factory that reads values from a file has to be let do so."""
+    """Return the layer without memory if possible; a factory that reads values from a file must be allowed to."""
     try:
         return build_layer(task, 0, index, mode)
     except Exception as error:
