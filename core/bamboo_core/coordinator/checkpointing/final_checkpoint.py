@@ -6,37 +6,28 @@ Then those who have finished the stages, and keep them until they are told to le
 """
 
 from hashlib import sha256
-from typing import Final
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
 from bamboo_core.coordinator.checkpoint_counts import AbandonReason
 from bamboo_core.coordinator.checkpointing.checkpoints import AGAIN_SECONDS, MOST_WRITERS
+from bamboo_core.coordinator.checkpointing.record import MOST_FAILURES
 from bamboo_core.coordinator.events import Emit, Send
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.planning.plan import WorkerId
 from bamboo_core.planning.shares import share
 
-FINAL_SECONDS: Final = 1200.0  # after the last step, in which keeping its state is tried, and twice at least
-
 
 def begin(turn: Turn) -> bool:
-    """Begin to keep the last state once all have finished, and again if that fails: a full disk may be emptied. Return
-    False if it is kept, or given up.
-    """
+    """All have finished: is the last state to be kept yet? Then it is begun. False if it is kept, or given up."""
     state, c, plan = turn.state, turn.state.checkpoints, turn.state.plan
-    if plan is None or not is_missing(state):
+    if plan is None or not is_missing(state) or c.final_failures >= MOST_FAILURES:
         return False
-    if c.final_failures:
-        if c.final_failures > 1 and turn.now - state.progress.last_at > FINAL_SECONDS:
-            return False
-        if turn.now - c.since < AGAIN_SECONDS * 2**c.final_failures:
-            return True
     steps, writers = state.spec.training.steps, _finishers(state)
     if not all(writers):
         counts = c.counts.abandoning(AbandonReason.WRITER_LOST)
-        turn.put(replace(c, counts=counts, writers=(), retry=False))
+        turn.put(replace(c, final_failures=MOST_FAILURES, counts=counts, writers=(), retry=False))
         text = f"the state of step {steps} gets no checkpoint: stage {writers.index(())} ended on workers that are gone"
         turn.do(Emit("CheckpointAbandoned", text, True))
         return False

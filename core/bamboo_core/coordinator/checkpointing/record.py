@@ -13,6 +13,7 @@ from bamboo_core.planning.plan import WorkerId
 MOST_KEPT: Final = 100
 MOST_EARLY: Final = 4  # checkpoints whose parts are heard of before their commit
 MOST_COPIED: Final = 4  # checkpoints of which it is known who has copies
+MOST_FAILURES: Final = 2  # of the last state's checkpoints; each has as long as any other one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
