@@ -72,7 +72,6 @@ ANSWER_SECONDS = 30.0  # for the root of a complete job to say whether it waits 
 LOGGER_SECONDS = 75.0  # for those whose loggers are waited for; they say themselves when a minute is over
 PROFILER_FOLDER = "profiler"  # in the output
 EXPORT = "bamboo_trainer.checkpoint.export:export_weights"
-EXPORT_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -440,7 +439,7 @@ class _LocalRun:
     async def _exported(self, arguments: dict[str, Any]) -> str:
         """Write the weights in a process of the launcher. Return why that failed; "" if it did not."""
         try:
-            answer = await self._pool.call(EXPORT, arguments, EXPORT_SECONDS)
+            answer = await self._pool.call(EXPORT, arguments)
         except ForkServerError as error:
             return said_by(error)
         return str(answer.get("problem", ""))

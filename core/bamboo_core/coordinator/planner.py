@@ -313,7 +313,7 @@ def _forget_what_was(turn: Turn, step: int, since: float, *, keep_ends: bool) ->
         replace(state.plans, newest=None, applied=frozenset(), synced=frozenset(), in_force=None),
         replace(state.moves, recoveries=()),
         state.inquiry.over(),
-        replace(state.ending, finished=(), finishers={}, saving=None),
+        replace(state.ending, finished=(), finishers={}),
     )
     if not keep_ends:
         turn.put(replace(state.ends, since_commit={}))

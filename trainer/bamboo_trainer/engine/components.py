@@ -7,8 +7,9 @@ a frame, a link.
 from collections import deque
 from collections.abc import Mapping
 
+from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control.protocol import KeepLastState, PeerDown, PlanApplied, ReplicaSynced, Report
-from bamboo_core.planning.plan import ROOT, Cell, CheckpointId, Plan, WorkerId
+from bamboo_core.planning.plan import ROOT, Cell, Plan, WorkerId
 from bamboo_core.planning.portions import changed_cells, runner
 from bamboo_core.planning.schedule import Computed, Evaluate, ReportReady
 from bamboo_trainer.commit.committer import Committer

@@ -161,7 +161,7 @@ def restore(
             if name.startswith("constant:") and _same_bits(tensor, given[name]):
                 continue  # another stage may share this tensor, and would take a write to it for the task's
             tensor.copy_(given[name])
-    optimizer.set_scalars(scalars, versions[0])
+    optimizer.set_scalars(scalars)
     return versions[0]
 
 

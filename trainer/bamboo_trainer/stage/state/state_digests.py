@@ -9,7 +9,6 @@ from torch import Tensor
 from bamboo_core.control.digests import add_digests
 from bamboo_trainer.frames.tensors import unsendable
 from bamboo_trainer.stage.checksums import checksum, checksum_of
-from bamboo_trainer.stage.state import early_stop
 from bamboo_trainer.stage.state.optimizer_state import OptimizerState
 from bamboo_trainer.stage.state.parameters import FlatParameters
 from bamboo_trainer.tasks.task_errors import TaskError
@@ -35,7 +34,7 @@ def digest(parameters: FlatParameters, optimizer: OptimizerState, without: Colle
             sha.update((ctypes.c_char * data.nbytes).from_address(data.data_ptr()) if data.nbytes else b"")
             digests.append(sha.hexdigest())
     for name, scalar in optimizer.scalars().items():
-        if _slot(name) not in without and not early_stop.is_of(name):
+        if _slot(name) not in without:
             digests.append(hashlib.sha256(f"{name} {scalar!r}".encode()).hexdigest())
     return add_digests(digests)
 
@@ -43,7 +42,7 @@ def digest(parameters: FlatParameters, optimizer: OptimizerState, without: Colle
 def checksums(parameters: FlatParameters, optimizer: OptimizerState) -> dict[str, int]:
     """Return 64-bit checksums of all tensors, by name, computed on their device, and of all numbers."""
     sums = {name: checksum(tensor) for name, tensor in _named(parameters, optimizer)}
-    scalars = sorted((name, repr(value)) for name, value in optimizer.scalars().items() if not early_stop.is_of(name))
+    scalars = sorted((name, repr(value)) for name, value in optimizer.scalars().items())
     return {**sums, NUMBERS: checksum_of((), scalars)}
 
 
