@@ -60,7 +60,7 @@ class RestartedRun:
             "every": every,
         }
         self.ranks = [
-            asyncio.ensure_future(place.pool.call("_pipelining:run", {**arguments, "rank": r}, seconds=600.0))
+            asyncio.ensure_future(place.pool.call("_pipelining:run", {**arguments, "rank": r}))
             for r in range(self.progress.world)
         ]
         for rank in self.ranks:

@@ -117,8 +117,7 @@ async def pipelining(place: Lab, document: Any, *, schedule: TorchSchedule = Tor
     steps = spec["training"]["steps"]
     arguments = {"manifest": document, "steps": steps, "folder": str(folder), "schedule": str(schedule)}
     ranks = [
-        place.pool.call("_pipelining:run", {**arguments, "rank": rank}, seconds=600.0)
-        for rank in range(spec["topology"]["stages"])
+        place.pool.call("_pipelining:run", {**arguments, "rank": rank}) for rank in range(spec["topology"]["stages"])
     ]
     results = await asyncio.gather(*ranks)
     losses = next(r["losses"] for r in results if r["losses"])

@@ -167,7 +167,7 @@ async def real(place: Lab, point: MeasuredCase, step_seconds: float) -> tuple[Jo
 
 async def measured(place: Lab, document: dict[str, Any]) -> ModelProfile:
     """Measure the profile as `bamboo profile` does."""
-    answer = await place.pool.call(PROFILE, {"manifest": document, "repeats": REPEATS}, LIMIT_SECONDS)
+    answer = await place.pool.call(PROFILE, {"manifest": document, "repeats": REPEATS})
     if answer.get("problem"):
         raise RuntimeError(answer["problem"])
     return profile_of(parse_manifest(document), answer, REPEATS, MachineOverrides())
