@@ -1,13 +1,10 @@
 """Two operators at the same time on a real control plane: one works, the other waits; a job trains on meanwhile."""
 
-import json
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-import yaml
 
 from cluster.client import Json
 from cluster.handle import Cluster
@@ -39,7 +36,7 @@ def second(operator: Operator) -> Iterator[Operator]:
 
 
 def test_the_second_waits_until_the_first_is_gone(
-    installed: Cluster, namespace: str, operator: Operator, second: Operator, tmp_path: Path
+    installed: Cluster, namespace: str, operator: Operator, second: Operator
 ) -> None:
     pod = stand_in(installed, namespace, operator.identity)
     job = Job(installed.api, namespace, small("two"))
@@ -64,20 +61,3 @@ def test_the_second_waits_until_the_first_is_gone(
     assert second.said.count("waiting for the lease") == 1
     held = lease(installed, namespace)
     assert (held.get("holderIdentity", ""), held["leaseTransitions"]) == ("", 1)
-
-    # outside of the cluster, where operators have no pods; they log in by a plugin
-    _log_in_by_a_plugin(tmp_path / "operator.kubeconfig")
-    operator.start()
-    until_step(operator, reached + 6)
-    second.start()
-    until_ready(second, (503, f"waiting for the lease held by {operator.identity}"))
-    assert operator.kill(signal.SIGTERM) == 0, operator.said
-    until_ready(second)
-
-
-def _log_in_by_a_plugin(config: Path) -> None:
-    document = yaml.safe_load(config.read_text())
-    version = "client.authentication.k8s.io/v1beta1"
-    given = {"apiVersion": version, "kind": "ExecCredential", "status": document["users"][0]["user"]}
-    document["users"][0]["user"] = {"exec": {"apiVersion": version, "command": "echo", "args": [json.dumps(given)]}}
-    config.write_text(yaml.safe_dump(document))
