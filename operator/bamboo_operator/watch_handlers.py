@@ -93,7 +93,7 @@ class HandledGenerations(kopf.DiffBaseStorage):
         return {"spec": body.metadata.get("generation")} if body.get("kind") == KIND else {}
 
     def fetch(self, *, body: kopf.Body) -> Any:
-        generation = self._jobs.handled_generation(body)
+        generation = self._jobs.handled_generation(body) if body.get("kind") == KIND else None
         return None if generation is None else {"spec": generation}
 
     def store(self, *, body: kopf.Body, patch: Any, essence: Any) -> None:

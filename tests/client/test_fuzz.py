@@ -79,6 +79,7 @@ BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     str: st.text(max_size=3),
     type(None): st.none(),
+    Any: SCALARS,
     CheckpointId: CHECKPOINTS,
 }
 DIGESTS = st.from_regex(r"[0-9a-f]{64}", fullmatch=True)

@@ -166,7 +166,7 @@ def test_where_the_grid_is_chosen_no_other_one_is_missed(objective, topology):
 
 
 def test_a_job_of_which_no_grid_fits_says_so():
-    why = "no grid of 2 workers has room in devices with 16.0 GB; of 4 workers there is one"
+    why = "no grid of 2 workers fits in devices with 16.0 GB; a grid of 4 workers fits"
     found = conditions(seen(replace(PENDING, grid_choice=why), spec=job(elastic={"maxWorkers": 8})))
     assert (found["Running"]["status"], found["Running"]["reason"], found["Running"]["message"]) == (
         "False",

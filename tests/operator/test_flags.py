@@ -21,7 +21,7 @@ def start(folder: Path, *flags: str) -> Result:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--label-active"], "--label-active: expected --lease with it"),
+        (["--label-active"], "--label-active: expected --lease as well"),
         (["--lease", "bamboo-operator"], '--lease: expected NAMESPACE/NAME, got "bamboo-operator"'),
     ],
 )

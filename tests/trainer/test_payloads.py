@@ -405,7 +405,7 @@ def misfits(node: Any, step: int) -> list[Frame]:
 @pytest.mark.parametrize("early", [0, 1])
 def test_a_share_that_does_not_fit_the_step_is_refused(early: int, caplog: pytest.LogCaptureFixture) -> None:
     """Nobody fails in the middle of a reduction; also if it comes before the step has begun. The right ones follow."""
-    undisturbed, told = normed(until=-1), normed(until=1)
+    undisturbed, told = normed(until=-1), normed(until=2)
     node = told.nodes["w0"]
     wrong = misfits(node, node.engine.step + early)
     with caplog.at_level(logging.WARNING):

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from prometheus_kit import promtool
 
 from bamboo_core.checkpoint.data_record import DataRecord
 from bamboo_core.checkpoint.layout import CheckpointId
@@ -69,12 +68,6 @@ def test_a_worker_serves_its_engines_numbers(agent: WorkerAgent, port: int) -> N
     agent.checkpoints.keep(CheckpointId(step=1, id="a"), {}, 0.25)
     text = scrape(port)
     check_page(Exporter.WORKER, text, complete=True)
-    assert (
-        promtool(
-            "check", "metrics", stdin="\n".join(line for line in text.splitlines() if "process_" not in line) + "\n"
-        )
-        == ""
-    )
     lines = text.splitlines()
     assert 'bamboo_worker_stages{role="owner"} 1.0' in lines
     assert "bamboo_worker_step_duration_seconds_count 5.0" in lines

@@ -159,7 +159,7 @@ def _changes(report: PlanReport) -> list[str]:
     assert report.found.chosen is not None
     changes = edits(report.found.chosen.candidate, report.world.spec)
     if not changes:
-        return ["The manifest says so already."]
+        return ["The manifest already has this plan."]
     told = [f"  {_path(path)}: {value}" for path, value in changes.items()]
     return ["To change in the manifest:", *told]
 

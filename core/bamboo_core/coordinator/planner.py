@@ -89,15 +89,21 @@ def replan(turn: Turn) -> None:
 
 
 def _is_sooner_anew(state: CoordinatorState, now: float) -> bool:
-    """Would the step in progress be done sooner if it began anew on the grid to which the job changes after it? The
-    layers move either way. A step begins anew once, so that it comes to its end.
+    """Return whether the step in progress would be done sooner if it began anew on the grid to which the job changes
+    after it.
+
+    The layers move either way. A step begins anew once, so that it comes to its end.
     """
     plan, grids, rates = state.current_plan, state.grids, state.grids.rates
     if state.phase != "Running" or rates is None or grids.expected is None or state.splits.resplit is not None:
         return False
     if plan.sources or (plan.moved and plan.first_step == state.step) or not resplit.is_possible(state):
         return False
-    return resplit.is_resized(state, now) and ANEW * grids.expected.seconds < choosing.left(state, rates, now)
+    if not resplit.is_resized(state, now):
+        return False
+    if state.ready.keys() - plan.owners() and not restoring.nothing_trained(state):
+        return False  # new workers are filled while the step goes on
+    return ANEW * grids.expected.seconds < choosing.left(state, rates, now)
 
 
 def _better_plan(view: PlanningView) -> Plan | None:

@@ -227,7 +227,7 @@ def _straggling(given: RuleInput) -> ConditionResult:
         return given.previous["Straggling"]
     slow = [one.sentence for one in status.slow] if status else []
     if not slow:
-        return ConditionResult(False, "NoStraggler", "no worker is known to hold the others up")
+        return ConditionResult(False, "NoStraggler", "no worker is known to delay the others")
     more = f"; and {len(slow) - 3} more" if len(slow) > 3 else ""
     return ConditionResult(True, "StragglerFound", "; ".join(slow[:3]) + more)
 

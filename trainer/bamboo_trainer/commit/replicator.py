@@ -9,7 +9,7 @@ from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.commit.replica_progress import Owed, ReplicaProgress
 from bamboo_trainer.frames.frame import Address, Frame, FrameKind
-from bamboo_trainer.frames.payloads import Announce, Commits, Filling, RefusedFrame
+from bamboo_trainer.frames.payloads import Announce, Commits, RefusedFrame, ReplicaStart
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
@@ -170,7 +170,7 @@ class Replicator:
     def send_state(self, cell: Cell, worker: WorkerId) -> None:
         held = self._states[cell.stage]
         states = held.layer_states(held.layers_needed(), shown=False)
-        filling = Filling(
+        filling = ReplicaStart(
             layers=len(states),
             generation=self._committer.generation(held.version),
             commits=self._committer.log.latest(),

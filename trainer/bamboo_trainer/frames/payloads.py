@@ -186,7 +186,7 @@ class LayersWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     layers: Annotated[tuple[int, ...], msgspec.Meta(max_length=MOST_LAYERS)]
 
 
-class Filling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReplicaStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a replica needs in addition to a stage's layers: how many they are, the layout's generation at their
     version, and the newest commits.
     """
@@ -204,7 +204,7 @@ class LayerPayload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     names: dict[str, str]
     common: CommonState
     checkpoint: CheckpointId | None = None
-    filling: Filling | None = None
+    filling: ReplicaStart | None = None
 
 
 class PayloadForm(NamedTuple):

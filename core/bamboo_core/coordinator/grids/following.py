@@ -237,7 +237,7 @@ def tell_why_none(turn: Turn, workers: int) -> None:
     why, enough = _why_none(rates, workers)
     if enough is None:
         turn.finish(Outcome.FAILED, "NoGridFits", why)
-    elif (text := f"{why}; of {count(enough, 'worker')} there is one") != state.grids.told:
+    elif (text := f"{why}; a grid of {count(enough, 'worker')} fits") != state.grids.told:
         turn.put(replace(state.grids, told=text))
         turn.do(Emit("NoGridFits", text, warning=True))
 
@@ -251,7 +251,7 @@ def _tell_if_none_fits_an_edit(turn: Turn, rates: GridRates, workers: int, found
     why, enough = _why_none(rates, workers)
     text = f"after the edit {why}; the job stays on {_told(grid_of(state.current_plan), state)}"
     if enough is not None:
-        text += f", and of {count(enough, 'worker')} there is one"
+        text += f", and a grid of {count(enough, 'worker')} fits"
     if text != state.grids.unmet:
         turn.put(replace(state.grids, unmet=text))
         turn.do(Emit("NoGridFits", text, warning=True))
@@ -268,7 +268,7 @@ def _why_none(rates: GridRates, workers: int) -> tuple[str, int | None]:
     if next(bounded_grids(spec, layers, held), None) is None:
         return f"a model of {count(layers, 'layer')} has no grid of {held} workers within the bounds of elastic", enough
     room = f"{(rates.memory or 0) / 1e9:.1f} GB"
-    return f"no grid of {count(held, 'worker')} has room in devices with {room}", enough
+    return f"no grid of {count(held, 'worker')} fits in devices with {room}", enough
 
 
 def split_of(state: CoordinatorState, grid: Grid) -> Ranges | None:

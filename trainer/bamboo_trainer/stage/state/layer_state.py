@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_trainer.frames.frame import Frame
-from bamboo_trainer.frames.payloads import CommonState, Filling, LayerPayload
+from bamboo_trainer.frames.payloads import CommonState, LayerPayload, ReplicaStart
 from bamboo_trainer.stage.state.group_numbers import Scalar
 from bamboo_trainer.stage.state.optimizer_state import OptimizerState
 from bamboo_trainer.stage.state.parameters import FlatParameters
@@ -52,7 +52,7 @@ class LayerState:
             common=held.common,
         )
 
-    def payload(self, *, checkpoint: CheckpointId | None = None, filling: Filling | None = None) -> LayerPayload:
+    def payload(self, *, checkpoint: CheckpointId | None = None, filling: ReplicaStart | None = None) -> LayerPayload:
         """Return the payload of the frame that has this state's tensors. checkpoint, filling: what it is sent for."""
         return LayerPayload(
             tensors=tuple(self.tensors),

@@ -9,7 +9,7 @@ import msgspec
 from bamboo_core.control.protocol import HistoryEvents
 from bamboo_core.history.records import EvaluationRecord, EventRecord, Record, StepRecord
 from bamboo_core.planning.plan import Plan
-from bamboo_trainer.frames.payloads import Commit, Commits, HistoryMark
+from bamboo_trainer.frames.payloads import Commit, Commits, CommonState, HistoryMark
 
 MOST_KEPT: Final = 10_000  # commits, and as many events; beyond that, the oldest are dropped
 SENT_AT_ONCE: Final = 1000  # commits, in one frame
@@ -58,7 +58,7 @@ class HistoryBuffer:
         """Keep commits that another worker does not know to be in the history."""
         for step, commit in commits:
             if commit.history is not None and step >= self.written:
-                self._commits.setdefault(step, msgspec.structs.replace(commit, decided=None))
+                self._commits.setdefault(step, msgspec.structs.replace(commit, common=CommonState()))
         while len(self._commits) > MOST_KEPT:
             del self._commits[min(self._commits)]
 
