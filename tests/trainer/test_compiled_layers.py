@@ -216,7 +216,7 @@ def test_inputs_of_ever_new_forms_are_refused(monkeypatch: pytest.MonkeyPatch) -
     compiled = compiled_layers.CompiledLayers({0: nn.Tanh()}, deterministic=True)
     for rows in (2, 3):
         compiled.call(0, torch.ones(rows, 2))
-    with pytest.raises(TaskError, match=r"layer 0 \(Tanh\) .* inputs of more than 2 forms"):
+    with pytest.raises(TaskError, match=r"layer 0 \(Tanh\) .* inputs have more than 2 forms"):
         compiled.call(0, torch.ones(99, 2))
 
 
