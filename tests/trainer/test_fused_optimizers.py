@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from bamboo_core.control.digests import add_digests
-from bamboo_core.coordinator.events import Outcome
-from bamboo_core.planning.plan import Cell
 from bamboo_trainer.checkpoint.layer_file import decode
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.optimizers import Combined
@@ -21,10 +19,8 @@ from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.scheduled_optimizer import fuse
 from bamboo_trainer.tasks.user_code import build_layer
-from manifest_kit import bamboojob, training
 from split_state_kit import LAYERS, SPLITS, files_of
 from stage_kit import CONFIG, chain, one_step, small_task, state_of, whole_state
-from training_job import Fault, Job, MemoryStore
 
 Named = Iterable[tuple[str, nn.Parameter]]
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -246,34 +242,3 @@ def test_a_task_that_now_names_a_kernel_has_it_whatever_was_kept(says: dict[str,
 
 def build_open(config: Mapping[str, Any]) -> Task:
     return _of(_open)
-
-
-def build_unfused(config: Mapping[str, Any]) -> Task:
-    return _of(_unfused)
-
-
-def _manifest(build: str, stages: int, pipelines: int, steps: int = 4, **spec: Any) -> dict[str, Any]:
-    return bamboojob(
-        task={"entrypoint": f"test_fused_optimizers:{build}"},
-        training=training(steps, 8, 2, maxGradientNorm=1.0),
-        topology={"stages": stages, "pipelines": pipelines},
-        **spec,
-    )
-
-
-@cache
-def _undisturbed() -> Job:
-    return Job(_manifest("build_unfused", 1, 1, 6)).run()
-
-
-@pytest.mark.parametrize(("grid", "faults"), [((3, 1), ()), ((2, 2), (Fault("OptimizerStep", Cell(0, 1), 4),))])
-def test_a_job_goes_on_from_an_older_checkpoint_with_the_bits_that_it_would_have_had(
-    grid: tuple[int, int], faults: tuple[Fault, ...]
-) -> None:
-    store = MemoryStore()
-    kept = {"checkpoint": {"storage": "memory://x", "everySteps": 3}}
-    Job(_manifest("build_unfused", 2, 1, 3, **kept), store=store).run()
-    job = Job(_manifest("build_open", *grid, 6, **kept), faults, store=store).run()
-    assert job.outcome is Outcome.COMPLETE
-    assert bool(faults) == bool(job.state.moves.takeovers)
-    assert add_digests(job.digests) == add_digests(_undisturbed().digests)

@@ -105,13 +105,6 @@ def test_fewer_workers_than_stages_train_on_with_fewer_stages_and_the_same_bits(
     assert {f.step for f in forwards} == set(range(STEPS))
 
 
-def test_stages_do_not_become_fewer_than_they_may() -> None:
-    shortage = Shortage()
-    job = _job(manifest(MLP, minStages=4), decide=shortage).run()
-    assert shortage.stages == [4]
-    assert result(job) == undisturbed()
-
-
 @pytest.mark.parametrize("strike", [3, 8])
 def test_when_all_are_lost_meanwhile_the_job_goes_back_to_its_checkpoint(strike: int) -> None:
     shortage = Shortage()

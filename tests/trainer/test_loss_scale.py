@@ -21,7 +21,7 @@ from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
 from manifest_kit import bamboojob, training
 from stage_kit import small_task
-from training_job import Job, check_same_bits
+from training_job import Job
 
 STEPS = 10
 INITIAL, INTERVAL = 2.0**18, 3
@@ -129,14 +129,12 @@ def test_losses_scales_and_weights_are_those_of_plain_pytorch_with_gradscaler() 
     losses, scales, expected = plainly(build({}))
     assert len(set(scales)) > 3, "the test has to have scales that fall"
     assert any(after > before for before, after in pairwise(scales)), "and that grow"
-    jobs = [Watched(manifest(*grid)).run() for grid in ((1, 1), (2, 1), (4, 2))]
-    for job in jobs:
-        assert [job.scales[step] for step in range(STEPS)] == scales
-        assert [job.state.progress.losses[step] for step in range(STEPS)] == pytest.approx(losses, rel=1e-6)
-        skipped = [k for k in range(STEPS - 1) if scales[k + 1] < scales[k]]
-        assert [k for k in job.state.progress.skips if k < STEPS - 1] == skipped
-        torch.testing.assert_close(job.weights, expected, rtol=1e-6, atol=1e-7)
-    check_same_bits(*jobs)
+    job = Watched(manifest(4, 2)).run()
+    assert [job.scales[step] for step in range(STEPS)] == scales
+    assert [job.state.progress.losses[step] for step in range(STEPS)] == pytest.approx(losses, rel=1e-6)
+    skipped = [k for k in range(STEPS - 1) if scales[k + 1] < scales[k]]
+    assert [k for k in job.state.progress.skips if k < STEPS - 1] == skipped
+    torch.testing.assert_close(job.weights, expected, rtol=1e-6, atol=1e-7)
 
 
 def test_a_sum_needs_the_scales_of_its_mean() -> None:

