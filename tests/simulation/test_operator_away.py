@@ -4,9 +4,8 @@ The real operator in virtual time is killed there, and another one begins a few 
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -149,94 +148,6 @@ class OutOfMoney(Suspended):
         spec["budget"] = {"money": "1000000"}
 
 
-class Late(Away):
-    """It will not be done by its date: there is one event, though the operator ends before it or after."""
-
-    def __init__(self, of: ClusterScenario, edit: Callable[[Object], None], kill_at: float) -> None:
-        super().__init__(of, edit, kill_at)
-        self.posted: list[str] = []
-        act = self.server.act
-
-        def noting(method: str, place: str, body: Object | None, query: Mapping[str, str]) -> Object:
-            if method != "GET" and "/events" in place and body is not None and body.get("reason") == "DateMissed":
-                self.posted.append(str(body["message"]))
-            return act(method, place, body, query)
-
-        self.server.act = noting  # type: ignore[method-assign]
-
-    async def course(self) -> None:
-        await self.edit_and_kill()
-        await asyncio.sleep(150.0)
-        found = next(c for c in job_conditions(self) if c["type"] == "BudgetShort")
-        if (found["reason"], found["status"]) != ("DateMissed", "True"):
-            raise Failure(f"it does not say that it will be late: {found}")
-        if len(self.posted) != 1 or "at the present rate the job is not done by" not in self.posted[0]:
-            raise Failure(f"its user was told: {self.posted}")
-
-
-class Dearer(Away):
-    """The price is edited while it trains: what was paid stays, and what follows costs more."""
-
-    async def course(self) -> None:
-        before = await self._paid()
-        self.price(7200)
-        await asyncio.sleep(60.0)
-        after = await self._paid()
-        if not 215 <= after - before <= 265:  # of two workers, of which each costs 2 in a second, for a minute
-            raise Failure(f"a minute after {before} it has cost {after}")
-        self.price(3600)
-        await asyncio.sleep(60.0)
-        again = await self._paid()
-        if not 105 <= again - after <= 145:
-            raise Failure(f"a minute after {after} it has cost {again}")
-
-    async def _paid(self) -> float:
-        """The cost that the status has, which is written at most every 15 s, and at once if the price for the hour
-        changes.
-        """
-        assert self.controller is not None
-        known = self.controller.known(JOB)
-        assert known is not None
-        return float(known.facts.total_cost)
-
-    def price(self, spot: int) -> None:
-        def edited(spec: Object) -> None:
-            spec["nodePools"][0]["pricePerHour"] = str(spot)
-
-        self.user.edit(edited)
-
-
-class DearerByValue(Dearer):
-    """The price is edited while the coordinator goes by what workers are worth: it learns what they cost now."""
-
-    async def course(self) -> None:
-        def by_value(spec: Object) -> None:
-            spec["elastic"]["objective"] = "Value"
-
-        self.user.edit(by_value)
-        for spot in (3600, 7200):
-            self.price(spot)
-            await self._until(partial(self._unlike, spot), 60.0)
-
-    def _unlike(self, spot: int) -> str | None:
-        known = self.runner.state.holding if self.runner else None
-        if known is None or set(known.prices.values()) != {spot} or {price for price, _ in known.more} != {spot}:
-            return f"the coordinator does not know that workers cost {spot}: {known}"
-        return None
-
-
-class SuspendedTwiceAway(Suspended):
-    """The second operator ends as long after its beginning as the first one did after the edit."""
-
-    async def course(self) -> None:
-        await self.edit_and_kill()
-        await asyncio.sleep(abs(self.kill_at))
-        await self.stop_operator()
-        await asyncio.sleep(AWAY_SECONDS)
-        self.start_operator()
-        await self.resume()
-
-
 class SuspendedWhileTakenOver(Suspended):
     """The edit comes when another operator has begun, and may not have heard all workers yet."""
 
@@ -247,20 +158,6 @@ class SuspendedWhileTakenOver(Suspended):
         await asyncio.sleep(self.kill_at)
         self.ask()
         await self.resume()
-
-
-class SuspendedAfterALoss(Suspended):
-    """A node went while there was no operator."""
-
-    async def course(self) -> None:
-        self.loop.call_later(max(0.0, self.kill_at) + 1.0, self.lose_node)
-        await self.edit_and_kill()
-        await self.resume()
-
-    def lose_node(self) -> None:
-        running = [pod for pod in self.living_pods() if pod["metadata"]["uid"] in self.kubelets.processes]
-        if running:
-            self.kubelets.vanish(running[0])
 
 
 class TrainsOn(Away):
@@ -360,11 +257,6 @@ def small_budget(spec: Object) -> None:
     spec["budget"] = {"money": str(MONEY)}
 
 
-def early_date(spec: Object) -> None:
-    """Ten minutes after the beginning, for a thousand steps of a second."""
-    spec["budget"] = {"doneBy": "2026-03-01T00:10:00Z"}
-
-
 def new_image(spec: Object) -> None:
     spec["worker"] = {"image": "good:1"}
 
@@ -394,36 +286,11 @@ def test_a_job_whose_budget_is_spent_is_suspended_and_goes_on_with_a_larger_one(
     assert OutOfMoney(priced, small_budget, kill_at).run().problem is None
 
 
-def test_a_user_is_told_once_that_the_date_will_be_missed() -> None:
-    assert Late(job_of(14, steps=1000), early_date, 90.0).run().problem is None
-
-
-def test_what_was_paid_stays_when_prices_change() -> None:
-    pool = {"name": "spot", "pricePerHour": "3600"}
-    assert Dearer(job_of(15, steps=1000, pools=(pool,)), nothing, 0.0).run().problem is None
-
-
-def test_a_coordinator_that_goes_by_value_learns_of_an_edited_price() -> None:
-    pool = {"name": "spot", "pricePerHour": "3600"}
-    priced = job_of(16, steps=1000, pools=(pool,), chooses=True)
-    assert DearerByValue(priced, nothing, 0.0).run().problem is None
-
-
-@pytest.mark.parametrize("kill_at", SOON)
-def test_it_does_so_if_the_next_operator_ends_as_well(kill_at: float) -> None:
-    assert SuspendedTwiceAway(job_of(3), suspend, kill_at).run().problem is None
-
-
 @pytest.mark.parametrize(
     "after", [0.6, *(pytest.param(more, marks=pytest.mark.slow) for more in (0.0, 0.02, 0.1, 2.0))]
 )
 def test_it_does_so_if_the_next_operator_has_not_heard_its_workers_yet(after: float) -> None:
     assert SuspendedWhileTakenOver(job_of(4), suspend, after).run().problem is None
-
-
-@pytest.mark.parametrize("kill_at", some([0.2]))
-def test_it_does_so_if_a_worker_is_lost_meanwhile(kill_at: float) -> None:
-    assert SuspendedAfterALoss(job_of(5), suspend, kill_at).run().problem is None
 
 
 @pytest.mark.parametrize("kill_at", SOON)

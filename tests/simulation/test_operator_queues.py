@@ -190,25 +190,6 @@ def test_two_equal_jobs_whose_pods_are_admitted_in_turn_do_not_block_each_other(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_job_that_is_preempted_before_it_begins_begins_later(seed: int) -> None:
-    class Early(Queued):
-        async def course(self) -> None:
-            assert self.queue is not None
-            self.make("one")
-            await self._until(lambda: None if self.holding() else "it has nothing", 60.0)
-            name = self.queue.compete(2)
-            await self.until_holding()
-            await self.restart()
-            await asyncio.sleep(20.0)
-            assert self.waiting() == {"one": 2}
-            assert self.condition("one", "Failed")[0] == "False"
-            self.queue.withdraw(name)
-            await self.complete("one")
-
-    Early({"one": (of_two_stages(seed, steps=30), {"name": "queue"})}, 2).succeed()
-
-
-@pytest.mark.parametrize("seed", SEEDS)
 def test_a_job_that_loses_all_its_workers_goes_on_from_a_checkpoint_when_it_has_quota_again(seed: int) -> None:
     """Also if the operator that sees it come back is another one than the one that saw it go."""
 
