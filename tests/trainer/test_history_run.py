@@ -202,34 +202,3 @@ def test_ctrl_c_ends_the_wait_for_a_logger_and_the_job_is_complete(tmp_path: Pat
         watchdog.cancel()
     assert code == 0, said
     assert any("LoggerIncomplete" in line and "as you asked" in line for line in said), said
-
-
-UNWRITABLE = "/proc/nowhere/store"  # it can be read as an empty one
-IMPATIENT = """\
-from bamboo_trainer.models.gpt import build
-from bamboo_trainer.worker.history import history_keeper
-
-history_keeper.HELD_SECONDS = 3.0  # instead of 30, for what waits until the history is written
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("store", ["blocked", UNWRITABLE])
-def test_the_output_has_the_history_of_every_step_whatever_the_store_is(tmp_path: Path, store: str) -> None:
-    """One in which the history's place is taken by a file, so that workers cannot write it; an unwritable one. The
-    tests above have none.
-    """
-    url = str(tmp_path / store) if store == "blocked" else store
-    task = gpt_task(dModel=16, context=8)
-    if store == "blocked":
-        (tmp_path / store).mkdir()
-        (tmp_path / store / "history").touch()
-        (tmp_path / "impatient.py").write_text(IMPATIENT)
-        task["entrypoint"] = "impatient:build"
-    records = run(tmp_path, "--checkpoints", url, training=training(6, 8, 2), task=task)
-    steps = [record for record in records if isinstance(record, StepRecord)]
-    assert [(record.attempt, record.step, record.samples) for record in steps] == [(1, n, 8 * n) for n in range(1, 7)]
-    assert all(record.loss and record.gradient_norm and record.learning_rate for record in steps)
-    reasons = [record.reason for record in records if isinstance(record, EventRecord)]
-    assert reasons[-1] == "Complete", "nothing is waited for where there is no logger"
-    assert ("CheckpointStoreNotWritable" in reasons) is (store == UNWRITABLE)
