@@ -27,7 +27,7 @@ from bamboo_trainer.frames.frame import Frame
 from bamboo_trainer.memory.host_copies import AtOnce, Copied, Copy, Parts
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.worker.history.history_buffer import Rates
-from history_keeper_kit import HistoryWorker, Steps
+from history_worker import HistoryWorker, Steps
 from sim_arithmetic import Oracle
 from sim_clock import Clock
 from sim_control import Channel

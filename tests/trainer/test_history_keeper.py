@@ -15,7 +15,8 @@ from bamboo_core.storage.errors import StoreUnavailable
 from bamboo_trainer.worker.history.followers import Followers
 from bamboo_trainer.worker.history.history_buffer import Rates
 from bamboo_trainer.worker.history.history_keeper import HistoryKeeper
-from history_keeper_kit import CHECKPOINT, FACTS, Job, first, plan
+from history_keeper_kit import CHECKPOINT, Job, first, plan
+from history_worker import FACTS
 
 pytest_plugins = ["history_keeper_fixtures"]
 

@@ -14,7 +14,8 @@ from bamboo_core.history.files import HistoryFiles
 from bamboo_core.history.merge import merged, newest
 from bamboo_core.history.records import Record, StepRecord
 from bamboo_trainer.worker.history import history_buffer, history_keeper
-from history_keeper_kit import HistoryWorker, Job, Steps
+from history_keeper_kit import Job
+from history_worker import HistoryWorker, Steps
 
 KINDS = ("train", "write", "join", "join late", "lose", "lose root", "freeze root", "go back", "move", "end")
 Step = tuple[int, float]  # its number, and when it was committed

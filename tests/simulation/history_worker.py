@@ -1,0 +1,85 @@
+"""A worker's part in the history, without threads, and a callback that notes what it hears."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from bamboo_core.control.protocol import Message
+from bamboo_core.history.files import HistoryFiles
+from bamboo_core.history.records import StepRecord
+from bamboo_trainer.callbacks import Callback, MakeCallback
+from bamboo_trainer.loggers.interface import LoggerFacts
+from bamboo_trainer.worker.history.followers import Followers
+from bamboo_trainer.worker.history.history_buffer import Rates
+from bamboo_trainer.worker.history.history_keeper import HistoryKeeper
+
+FACTS = LoggerFacts(job="job", run="r")
+
+
+class TestTurns:
+    """See `Turns`."""
+
+    __test__ = False
+
+    def __init__(self, turn: Callable[[bool], None], seconds: float, name: str) -> None:
+        self._turn, self.due, self.begun = turn, False, False
+
+    def wake(self) -> None:
+        self.due = self.begun = True
+
+    def end(self) -> None:
+        self.take(last=True)
+
+    def join(self, seconds: float) -> None:
+        """The last turn is over."""
+
+    def take(self, *, last: bool = False) -> None:
+        self.due = False
+        if self.begun:
+            self._turn(last)
+
+
+class HistoryWorker:
+    """A worker's keeper and followers. A killed one takes no more turns."""
+
+    def __init__(
+        self,
+        files: HistoryFiles,
+        rates: Rates,
+        callbacks: Mapping[str, MakeCallback],
+        tell: Callable[[Message], None],
+    ) -> None:
+        self.turns: list[TestTurns] = []
+        followers = Followers({}, callbacks, FACTS, files, tell, self._made)
+        self.keeper = HistoryKeeper(files, rates, tell, followers, self._made)
+
+    def _made(self, turn: Callable[[bool], None], seconds: float, name: str) -> TestTurns:
+        self.turns.append(TestTurns(turn, seconds, name))
+        return self.turns[-1]
+
+    def turn(self) -> None:
+        """Take the keeper's turn, then the followers'."""
+        for turns in reversed(self.turns):
+            turns.take()
+
+
+class Steps(Callback):
+    """Keeps attempt, step and loss of each call, and the steps it was told of at the end. heard: by all of them."""
+
+    heard: ClassVar[list[tuple[int, int]]] = []
+
+    def __init__(self, facts: LoggerFacts) -> None:
+        super().__init__(facts)
+        self.called: list[Any] = []
+
+    def on_step(self, step: StepRecord) -> None:
+        self.called.append([step.attempt, step.step, step.loss])
+        self.heard.append((step.attempt, step.step))
+
+    def on_end(self, steps: int) -> None:
+        self.called.append(steps)
+
+    def state_dict(self) -> Any:
+        return self.called
+
+    def load_state_dict(self, state: Any) -> None:
+        self.called = list(state)
