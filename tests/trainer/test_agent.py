@@ -48,8 +48,6 @@ class Own(BaseException):
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    if code := config.get("exit"):
-        raise SystemExit(code)
     if kind := config.get("raises"):
         raise {"KeyboardInterrupt": KeyboardInterrupt, "GeneratorExit": GeneratorExit, "Own": Own}[kind]("mine")
     if config.get("broken"):
@@ -184,15 +182,6 @@ def test_a_real_interrupt_is_none(agent: WorkerAgent, said: list[Message]) -> No
     finally:
         signal.signal(signal.SIGINT, before)
     assert said == []
-
-
-def test_a_task_that_would_end_the_process_has_failed(agent: WorkerAgent, said: list[Message]) -> None:
-    """`build` must return a task."""
-    code = run(agent, welcome(exit=3))
-    (failed,) = said
-    assert isinstance(failed, WorkerFailed)
-    assert code == EXIT_FAILED
-    assert "SystemExit" in failed.message or "sys.exit" in failed.message
 
 
 def test_a_signal_is_a_notice_that_is_told_again_to_the_next_coordinator(agent: WorkerAgent, channel: Channel) -> None:

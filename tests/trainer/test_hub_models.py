@@ -7,7 +7,6 @@ import shutil
 import threading
 import urllib.parse
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -160,24 +159,6 @@ def test_a_model_is_fetched_once_and_no_file_that_is_not_needed(
     before = len(hub.asked)
     load_task(ENTRYPOINT, config())
     assert len(hub.asked) == before, "what the cache has is not asked for"
-
-
-def test_workers_of_a_node_that_begin_together_fetch_each_file_once(hub: Hub) -> None:
-    with ThreadPoolExecutor(3) as workers:
-        folders = set(workers.map(lambda _: model_folder(MODEL, COMMIT, weights=True), range(3)))
-    assert len(folders) == 1
-    assert len(hub.files) == len(set(hub.files))
-
-
-def test_what_was_fetched_in_part_is_completed(hub: Hub) -> None:
-    folder = Path(model_folder(MODEL, COMMIT, weights=False))
-    assert "config.json" in hub.files
-    assert not list(folder.glob("*.safetensors"))
-    whole = Path(model_folder(MODEL, COMMIT, weights=True))
-    assert whole == folder
-    lost = max(whole.glob("model-*.safetensors"))
-    lost.unlink()
-    assert (Path(model_folder(MODEL, COMMIT, weights=True)) / lost.name).exists()
 
 
 def test_a_model_of_random_values_needs_no_weights(hub: Hub) -> None:

@@ -149,23 +149,6 @@ def test_a_missing_module_says_where_it_was_looked_for(tmp_path, monkeypatch):
         load_task("tokenize:build", {})
 
 
-@pytest.mark.parametrize("layers", [(nn.Tanh, nn.Linear(2, 2)), nn.ModuleList([nn.Tanh(), nn.Linear(2, 2)])])
-def test_a_module_instead_of_a_factory_is_named_when_the_task_is_loaded(layers, monkeypatch) -> None:
-    monkeypatch.setattr(reference, "build_modules", lambda config: small_task(layers=layers), raising=False)
-    with pytest.raises(TaskError, match=r"layers\[\d\] is a module \((Tanh|Linear)\), expected a function without"):
-        load_task("reference:build_modules", {})
-
-
-@pytest.mark.parametrize("where", ["import", "build"])
-def test_a_task_that_exits_is_a_faulty_task(where, tmp_path, monkeypatch):
-    exits = "raise SystemExit(5)"
-    text = exits if where == "import" else f"def build(config):\n    {exits}"
-    (tmp_path / f"leaves_at_{where}.py").write_text(text)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(TaskError, match="SystemExit: 5"):
-        load_task(f"leaves_at_{where}:build", {})
-
-
 def test_a_task_of_too_many_layers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The coordinator takes no more costs than that in one message."""
     task = small_task(layers=(nn.Identity,) * 10_001)

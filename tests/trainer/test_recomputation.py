@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from bamboo_trainer.loading import load_task
 from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.task_errors import TaskError
@@ -106,13 +105,3 @@ def test_a_layer_that_cannot_be_repeated_is_told_by_name() -> None:
 def test_what_is_no_layer_cannot_be_marked(wrong: Any) -> None:
     with pytest.raises(TaskError, match=r"task\.checkpointed must be a collection of layer numbers from 0 to 2, got"):
         chain(small_task(checkpointed=wrong), [(0, 3)])
-
-
-def test_a_wrong_mark_is_told_when_the_task_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "from stage_kit import small_task\n\n\ndef build(config):\n    return small_task(checkpointed=[7])\n"
-    (tmp_path / "wrongly_marked.py").write_text(text)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(TaskError, match="from 0 to 2, got 7"):
-        load_task("wrongly_marked:build", {})
-    with pytest.raises(TaskError, match=r"task\.config: checkpoint must be of type bool, got 'yes'"):
-        load_task("bamboo_trainer.models.gpt:build", {"checkpoint": "yes"})
