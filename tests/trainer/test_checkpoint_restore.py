@@ -111,18 +111,6 @@ def test_the_last_state_is_kept_after_one_that_is_still_being_written_at_the_end
     assert [one.step for one in again.store.committed] == [6, STEPS], "and nothing to keep"
 
 
-def test_a_job_that_loses_a_stage_before_its_first_checkpoint_begins_anew() -> None:
-    job = Job(manifest(3, 1, every=100), decide=Disaster(3, 1)).run()
-    assert result(job) == undisturbed()
-    assert job.state.checkpoints.counts.repeated == 3
-
-
-def test_one_that_keeps_none_ends() -> None:
-    job = Job(manifest(3, 1), decide=Disaster(3, 1)).run()
-    assert job.outcome is Outcome.UNRECOVERABLE
-    assert "not recoverable without a checkpoint" in job.finish.message
-
-
 def test_what_belongs_to_given_up_states_is_dropped_and_what_comes_early_waits() -> None:
     """A commit with another norm: of an older origin, which must not count, and of one whose plan is on its way."""
 

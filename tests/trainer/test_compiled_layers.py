@@ -38,29 +38,6 @@ def trained(task: Task, split: Any, config: TrainingConfig, steps: int = 3) -> t
     return [one_step(stages, k, config) for k in range(steps)], state_of(stages)
 
 
-PRECISIONS = {
-    "fp32": COMPILED,
-    "bf16": at("bf16", COMPILED),
-    "bf16 parameters": at("bf16", COMPILED, parameter_precision="bf16", boundary_precision="bf16"),
-    "fp16": at("fp16", COMPILED),
-}
-
-
-@pytest.mark.slow  # code is made for each precision
-@pytest.mark.parametrize("checkpoint", [False, True])
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_the_split_changes_no_bit(tmp_path: Path, precision: str, checkpoint: bool) -> None:
-    task, config = small_gpt(tmp_path, dropout=0.1, checkpoint=checkpoint), PRECISIONS[precision]
-    losses, state = trained(task, SPLITS[1], config)
-    others, other = trained(task, SPLITS[4], config)
-    assert others == losses
-    torch.testing.assert_close(other, state, rtol=0, atol=0)
-    plain, weights = trained(task, SPLITS[1], replace(config, compile=False))
-    tolerance = 1e-5 if precision == "fp32" else 2e-2
-    assert losses == pytest.approx(plain, rel=tolerance)
-    torch.testing.assert_close(state, weights, rtol=tolerance, atol=tolerance)
-
-
 class Detaching(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,6 @@
 """Numbers of parameter groups that change from step to step."""
 
 import pytest
-import torch
 
 from bamboo_trainer.checkpoint.layer_file import decode
 from bamboo_trainer.stage.stage import build_stage
@@ -53,9 +52,3 @@ def test_an_optimizer_whose_groups_change_in_what_is_no_number_is_refused_by_nam
     stage = build_stage(counting(Listing), 0, SPLITS[0], CONFIG)
     with pytest.raises(TaskError, match="the optimizer changes 'rates' of its parameter groups, which is list"):
         one_step([stage], 0)
-
-
-def test_an_optimizer_that_mixes_parameters_is_refused_as_ever():
-    task = small_task(optimizer=lambda named: torch.optim.LBFGS([p for _, p in named], lr=0.1))
-    with pytest.raises(TaskError):
-        one_step([build_stage(task, 0, [(0, 3)], CONFIG)], 0)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 import reference
 from bamboo_core.control.digests import add_digests
 from bamboo_core.job.yaml_file import load_document
-from bamboo_core.planning.plan import Cell
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.lora import LoraLinear, merged, with_lora
 from bamboo_trainer.models import gpt
@@ -93,7 +92,7 @@ def test_what_cannot_be_is_told(options: dict[str, Any], message: str) -> None:
 
 
 def test_the_example_trains_adapters_of_a_transformers_model() -> None:
-    """As plain PyTorch does, and with a worker lost on the way; nothing but adapters changes."""
+    """As plain PyTorch does; nothing but adapters changes."""
     pytest.importorskip("transformers")
     document = load_document(str(ROOT / "examples" / "lora.yaml"))
     document["spec"]["training"] |= {"steps": 2, "evaluation": {"everySteps": 2, "batches": 1}}
@@ -101,8 +100,6 @@ def test_the_example_trains_adapters_of_a_transformers_model() -> None:
     calm = Job(document).run()
     assert calm.finish is not None
     assert calm.finish.reason == "Complete", calm.finish
-    fault = [f for f in calm.executed if f.step == 1 and f.cell == Cell(0, 1)][2]
-    assert Job(document, (fault,)).run().digests == calm.digests
     task = load_task(
         "bamboo_trainer.models.huggingface:build",
         config,

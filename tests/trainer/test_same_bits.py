@@ -257,6 +257,7 @@ ROWS: dict[str, Row] = {
     "postponed, recomputed": postponed(task=gpt(checkpoint=True), fast=()),
     "postponed in bf16": postponed(task=gpt(), numbers=numbers(4, 12, precision="bf16"), wide=(2, 2), fast=()),
     "compiled": compiled(),
+    "compiled in bf16": compiled(numbers=numbers(compile=True, **ROUNDED)),
     "compiled, postponed": compiled(
         kills=("BackwardInput", "ReportReady"),
         spec={"topology": {"schedule": "ZBH1"}},

@@ -317,21 +317,6 @@ compiles = pytest.mark.filterwarnings(  # all of them torch's own, when it compi
 
 
 @compiles
-@pytest.mark.slow
-@pytest.mark.usefixtures("compiled_cache")
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_sums_of_compiled_layers_have_the_same_bits(tmp_path: Path, precision: str) -> None:
-    config = at(precision, replace(CONFIG, microbatches=6, compile=True))
-    task = small_gpt(tmp_path, dropout=0.1)
-    stages = chain(task, [(0, 1), (1, 2), (2, len(task.layers))], config)
-    whole, _ = summed(stages, None)
-    for delay in (0, 3):
-        parts, waited = summed(stages, delay)
-        assert max(waited) == delay + 1
-        assert same(parts, whole)
-
-
-@compiles
 @pytest.mark.usefixtures("compiled_cache")
 def test_a_compiled_layer_whose_backward_has_effects_keeps_it_whole(caplog: pytest.LogCaptureFixture) -> None:
     layers = {3: WithNoise(), 4: nn.Linear(WIDTH, WIDTH)}
