@@ -5,11 +5,9 @@ choice of grids and simulations use. Seconds, bytes, samples. Pure, with caches.
 """
 
 import math
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import groupby
 
 from bamboo_core.job.spec import ElasticSpec, JobSpec, PipelineSchedule, RedundancyMode, schedules
@@ -75,29 +73,22 @@ class Costs:
         return cost
 
     def fits(self, grid: Grid) -> bool:
-        """Whether devices have the memory for its stages."""
-        return grid.stages <= len(self.profile.layers) and any(map(self._rates.fits, self._ways(grid)))
+        """Whether devices have the memory for its stages, with any of the job's schedules."""
+        return grid.stages <= len(self.profile.layers) and bool(self._fitting(grid))
 
     def step(self, grid: Grid) -> float:
         """Return the seconds of a step of the whole batch, with a node per stage, by the best schedule if the job
-        leaves it open.
+        leaves it open. The grid has to fit, as for all speeds.
         """
         seconds = self._steps.get(grid)
         if seconds is None:
             seconds = self._steps[grid] = min(map(self._rates.seconds, self._fitting(grid)))
         return seconds
 
-    def _ways(self, grid: Grid) -> list[Grid]:
-        """Return the grid with each schedule that the job allows; a strategy's grid has none."""
-        return [grid._replace(schedule=schedule) for schedule in self._schedules]
-
     def _fitting(self, grid: Grid) -> list[Grid]:
-        """Return the grids of `_ways` that fit into memory; the first one if none fits."""
-        ways = self._ways(grid)
-        return [way for way in ways if self._rates.fits(way)] or ways[:1]
-
-    def _order(self, schedule: PipelineSchedule) -> StageOrder:
-        return StageOrder(schedule)
+        """Return the grid with each schedule that the job allows and that fits into memory; a strategy's has none."""
+        ways = (grid._replace(schedule=schedule) for schedule in self._schedules)
+        return [way for way in ways if self._rates.fits(way)]
 
     def paced(self, stages: int) -> float:
         """Return the seconds between two microbatches of the slowest stage: computing, or sending its output."""
@@ -118,7 +109,7 @@ class Costs:
         """Return the seconds of a step by the grid's schedule. grid: as many pipelines, all as long as the shortest
         one.
         """
-        order = self._order(grid.schedule)
+        order = StageOrder(grid.schedule)
         ends = [0.0] * grid.stages
         for length, share in self._shares(lengths, order):
             done = self._ends(length, share, order)
@@ -134,18 +125,7 @@ class Costs:
         def done(length: int, microbatches: int) -> float:
             return max(self._ends(length, microbatches, order))
 
-        def until(length: int, seconds: float) -> int:
-            """Return the microbatches done by then; 1 where the time per further one is not constant yet."""
-            settled = 2 * length + SETTLED
-            counts = range(settled + 1, self.microbatches + 1)
-            more = bisect_right(counts, seconds, key=partial(done, length))
-            return settled + more if more else 1
-
-        sooner = self._least_uneven(lengths)
-        shares = [until(length, sooner) for length, _ in runs]
-        left = self.microbatches - sum(share * number for share, (_, number) in zip(shares, runs, strict=True))
-        if left < 0:
-            shares, left = [1] * len(runs), self.microbatches - len(lengths)
+        shares, left = [1] * len(runs), self.microbatches - len(lengths)
         shares_of: set[tuple[int, int]] = set()
         while left > 0:
             ends = [done(length, shares[i] + 1) for i, (length, _) in enumerate(runs)]
@@ -213,7 +193,7 @@ class Costs:
             share = math.ceil(self.microbatches / least)
             late = self._rates.fits(Grid(grid.stages, least, PipelineSchedule.ZB_H1))
             schedule = PipelineSchedule.ZB_H1 if late else self._schedules[0]
-            done = self._ends(grid.stages, share, self._order(schedule))
+            done = self._ends(grid.stages, share, StageOrder(schedule))
             seconds = self._rerouted[grid, least] = max(self._rates.completed(grid, done), self.step(grid))
         return seconds
 

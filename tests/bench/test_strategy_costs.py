@@ -33,6 +33,15 @@ def test_where_the_coordinator_chooses_the_schedule_others_have_the_best_one_of_
     assert [small.grid(4, stages).stages for stages in (1, 2, 3, 4)] == [0, 2, 3, 4]
 
 
+def test_a_schedule_that_does_not_fit_into_memory_is_not_the_best_one() -> None:
+    """Four layers in two stages keep 10 bytes a microbatch each; ZBH1, which is faster, keeps more of them."""
+    free, plain, late = (costs_of(profile(activations=10, memory=40), 8, one) for one in (None, "1F1B", "ZBH1"))
+    roomy, grid = costs_of(profile(), 8, "ZBH1"), Grid(2, 1)
+    assert (free.fits(grid), plain.fits(grid), late.fits(grid)) == (True, True, False)
+    assert free.step(grid) == plain.step(grid) > roomy.step(grid)
+    assert free.uneven((2,)) == plain.uneven((2,)) > roomy.uneven((2,))
+
+
 @pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
 def test_pipelines_of_equal_length_take_a_grids_step_however_many_microbatches_they_have(schedule: str) -> None:
     """Beyond some number each one adds the same; that is not executed."""

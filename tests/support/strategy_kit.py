@@ -26,9 +26,13 @@ START, DETECTION, RENDEZVOUS, REGROUP = 10.0, 5.0, 30.0, 8.0
 FREE = 1e15  # a network that takes no time
 
 
-def profile(layers: int = 4, *, state: int = 0, flow: float = FREE, memory: int = 1000) -> ModelProfile:
+def profile(
+    layers: int = 4, *, state: int = 0, flow: float = FREE, memory: int = 1000, activations: int = 0
+) -> ModelProfile:
     """Each layer takes a second of a microbatch, and nothing else takes any time unless it is asked for."""
-    layer = Layer(forward=0.25, backward=0.75, parameters=state, optimizer=0, gradients=0, boundary=0, activations=0)
+    layer = Layer(
+        forward=0.25, backward=0.75, parameters=state, optimizer=0, gradients=0, boundary=0, activations=activations
+    )
     return ModelProfile(
         name="made-up",
         device="none",
