@@ -39,8 +39,7 @@ from bamboo_core.coordinator.events import (
     WorkerLost,
 )
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.planning.heirs import Synced, level_counts
-from bamboo_core.planning.plan import Plan, WorkerId
+from bamboo_core.planning.plan import WorkerId
 
 TICK_SECONDS = 0.05
 MACHINES = 1000
@@ -84,21 +83,11 @@ def manifest(task: TaskName, stages: int, microbatches: int, steps: int, *, mode
     }
 
 
-def slower(document: Any, task: TaskName, factor: int) -> Any:
-    """Return the job with emulated layers that take `factor` times as long."""
-    config = document["spec"]["task"]["config"]
-    if task is TaskName.EMULATED:
-        config |= {name: factor * config[name] for name in ("forwardMs", "backwardMs")}
-    return document
-
-
 class Lab:
-    """One fork server for all repetitions, and temporary folders. compiled: the code of compiled layers, for all
-    jobs.
-    """
+    """One fork server for all repetitions, and temporary folders."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.compiled = folder, folder / "compiled"
+        self.folder = folder
         self.pool = ForkServer(self._exited, folder / "workers.log", imports=IMPORTS)
         self.on_exit: Callable[[WorkerId, int | None], None] = lambda worker, code: None
         self._count = 0
@@ -148,7 +137,6 @@ async def lab() -> AsyncIterator[Lab]:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _cancel, asyncio.current_task())
     with tempfile.TemporaryDirectory(prefix="bamboo-bench-") as folder:
         place = Lab(Path(folder))
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place.compiled)
         try:
             await place.pool.open()
             yield place
@@ -169,8 +157,6 @@ class Job:
     def __init__(self, place: Lab, document: Any, *, main: str) -> None:
         self.lab, self.manifest, self.main = place, document, main
         self.folder = place.new_folder()
-        self.tell_exits = True
-        self.host = "127.0.0.1"  # the coordinator's address for workers
         self.look: Callable[[float, Event, Sequence[Command]], None] = lambda now, event, commands: None
         self.committed: dict[int, float] = {}  # when the coordinator received each step's commit
         self.losses: dict[int, float] = {}
@@ -189,7 +175,7 @@ class Job:
         self.lab.on_exit = self._exited
         ticking = asyncio.create_task(self._ticks())
         try:
-            self._url = await server.start(self.host)
+            self._url = await server.start("127.0.0.1")
             while self.finish is None:
                 self._step(await self.queue.get(), server)
             while self.lab.pool.alive:
@@ -210,8 +196,7 @@ class Job:
             self.queue.put_nowait(Tick())
 
     def _exited(self, worker: WorkerId, code: int | None) -> None:
-        if self.tell_exits or code != -signal.SIGKILL:
-            self.queue.put_nowait(WorkerLost(worker, exit_detail(code), code))
+        self.queue.put_nowait(WorkerLost(worker, exit_detail(code), code))
 
     def _step(self, event: Event, server: ControlServer) -> None:
         now = time.monotonic()
@@ -313,9 +298,3 @@ def main(body: Any) -> None:
             say(str(error))
             raise SystemExit(1) from None
     raise SystemExit(130)
-
-
-def is_copied(plan: Plan, synced: Synced) -> bool:
-    """Whether each cell has an in-sync copy besides its owner's."""
-    holders = plan.holders()
-    return min(level_counts(plan, synced, set(holders), {worker: worker for worker in holders}).values()) > 1

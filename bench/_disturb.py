@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from _common import MACHINES, Job, Lab, is_copied, median, say
+from _common import MACHINES, Job, Lab, median, say
 from _recorder import Done, read
-from bamboo_core.control.channel_events import ChannelClosed, Received
+from bamboo_core.control.channel_events import Received
 from bamboo_core.control.protocol import PlanApplied, SendPlan, TakenOver
 from bamboo_core.coordinator.events import Command, Event, PreemptionNotice, Send
+from bamboo_core.planning.heirs import level_counts
 from bamboo_core.planning.plan import Cell, WorkerId
 
 CALM = 6  # undisturbed steps before each disturbance; their median is the usual duration
@@ -32,7 +33,6 @@ class Disturbance:
     calm: float
     at: float
     known: float | None = None  # the coordinator declares the loss
-    closed: float | None = None  # when its control channel closed
     planned: float | None = None
     epoch: int = 0
     heir: WorkerId = ""
@@ -90,9 +90,10 @@ class Taker:
             return False
         cells = state.plan.cells()
         owners = {state.plan.at(c).owner for c in cells}
-        covered = is_copied(state.plan, state.plans.synced)
+        holders = state.plan.holders()
+        copies = level_counts(state.plan, state.plans.synced, set(holders), {worker: worker for worker in holders})
         level = all((c, w) in state.plans.synced for c in cells for w in state.plan.at(c).replicas)
-        return covered and level and len(owners) == len(cells)
+        return min(copies.values()) > 1 and level and len(owners) == len(cells)
 
     def _step_seconds(self) -> float:
         times = self.job.committed
@@ -122,8 +123,6 @@ class Taker:
 
     def _follow(self, d: Disturbance, now: float, event: Event, commands: Sequence[Command]) -> None:
         state = self.job.state
-        if isinstance(event, ChannelClosed) and event.worker == d.victim and d.closed is None:
-            d.closed = now
         if d.known is None and (d.victim in state.membership.gone or (d.notice and now >= d.at)):
             d.known = now
         for command in commands:
@@ -144,12 +143,9 @@ class Taker:
                 d.taken, d.reported, d.heir = now, message, event.worker
 
 
-async def disturb(place: Lab, document: Any, count: int, *, notice: bool, exits: bool, seed: int) -> dict[str, Any]:
-    """Disturb a job and return the figures in milliseconds. exits: the coordinator learns of ended processes at
-    once.
-    """
+async def disturb(place: Lab, document: Any, count: int, *, notice: bool, seed: int) -> dict[str, Any]:
+    """Take `count` workers from a job, one after the other, and return the figures in milliseconds."""
     job = Job(place, document, main="_recorder:record")
-    job.tell_exits = exits
     taker = Taker(job, count, notice, random.Random(seed))
     job.look = taker.look
     async with place.watched() as others:
@@ -187,7 +183,6 @@ def unplanned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> 
         "work": 1e3 * work,
         "idle": 1e3 * (last - d.planned - work),
         "tail": 1e3 * (committed_at - last),
-        "closed": None if d.closed is None else 1e3 * (d.closed - d.at),
         "forwards": sum(x.name == "Forward" for x in lost),
         "backwards": sum(x.name in BACKWARDS for x in lost),
         **_steps(d, committed, at=d.at),

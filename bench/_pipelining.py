@@ -1,14 +1,12 @@
-"""A job's training on torch.distributed.pipelining (over gloo), one rank of it; optionally with checkpoints. Layers,
-data, loss and optimizer come from the same task, and the split of layers from the same function.
+"""One rank of a job's training on torch.distributed.pipelining (over gloo). Layers, data, loss and optimizer come from
+the same task, and the split of layers from the same function.
 """
 
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,24 +32,15 @@ NORMS = 4  # steps whose gradient norm is computed without clipping
 
 
 class TorchSchedule(StrEnum):
-    """torch's schedules. ZB1P: ScheduleInterleavedZeroBubble with one stage per rank; it and ZBV have two of half the
-    size.
-    """
+    """torch's schedules. ZB1P: ScheduleInterleavedZeroBubble with one stage per rank; ZBV has two of half the size."""
 
     ONE_F_ONE_B = "1F1B"
     ZB1P = "ZB1P"
-    INTERLEAVED_ZERO_BUBBLE = "InterleavedZeroBubble"
     ZBV = "ZBV"
 
     def stages(self, rank: int, world: int) -> list[int]:
         """Return the stages of that rank, numbered in the order of the layers."""
-        match self:
-            case TorchSchedule.INTERLEAVED_ZERO_BUBBLE:
-                return [rank, world + rank]
-            case TorchSchedule.ZBV:
-                return [rank, 2 * world - 1 - rank]
-            case _:
-                return [rank]
+        return [rank, 2 * world - 1 - rank] if self is TorchSchedule.ZBV else [rank]
 
     def made(self, stages: list[Any], microbatches: int, loss: Callable[[Tensor, Tensor], Any]) -> Any:
         match self:
@@ -63,33 +52,20 @@ class TorchSchedule(StrEnum):
                 return ScheduleInterleavedZeroBubble(stages, microbatches, loss_fn=loss)
 
 
-def run(
-    manifest: dict[str, Any],
-    rank: int,
-    steps: int,
-    folder: str,
-    attempt: int = 0,
-    every: int = 0,
-    schedule: str = TorchSchedule.ONE_F_ONE_B,
-) -> Any:
+def run(manifest: dict[str, Any], rank: int, folder: str, schedule: str) -> Any:
     """Train and return figures of this rank.
 
-    These are the losses (on the last stage's rank), the ends of the steps, the CPU time until then, the seconds of each
-    checkpoint, the squared norms of this rank's gradients (of the first steps, or of all with clipping), and the most
-    microbatches whose activations it keeps, in units of all its layers. every: steps between checkpoints, 0 for none.
-    Appends to FOLDER/progress-ATTEMPT-RANK: its pid, "ready", and the end of every step.
+    These are the losses (on the last stage's rank), the ends of the steps, the CPU time until then, the squared norms
+    of this rank's gradients (of the first steps, or of all with clipping), and the most microbatches whose activations
+    it keeps, in units of all its layers. folder: where the ranks meet.
     """
     torch.set_num_threads(1)
-    world, place = parse_manifest(manifest).topology.stages, Path(folder)
-    progress = (place / f"progress-{attempt}-{rank}").open("a", buffering=1)
-    tell(progress, "pid", os.getpid())
+    spec = parse_manifest(manifest)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=f"file://{place}/meet-{attempt}", rank=rank, world_size=world)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=spec.topology.stages)
     mine = built(manifest, rank, TorchSchedule(schedule))
-    begin = _load(place, rank, world, mine) if every and attempt else 0
-    tell(progress, "ready", begin)
-    losses, ends, cpu, saving, norms = [], [], [], [], []
-    for step in range(begin, steps):
+    losses, ends, cpu, norms = [], [], [], []
+    for step in range(spec.training.steps):
         mine.optimizer.zero_grad()
         losses += train_step(mine, step)
         if mine.config.max_gradient_norm is not None:
@@ -100,21 +76,11 @@ def run(
         for group in mine.optimizer.param_groups:
             group["lr"] = mine.task.learning_rate(step)
         mine.optimizer.step()
-        ends.append(tell(progress, "step", step))
+        ends.append(time.monotonic())
         cpu.append(time.process_time())
-        if every and (step + 1) % every == 0:
-            _save(place, rank, step + 1, mine)
-            saving.append(time.monotonic() - ends[-1])
     dist.destroy_process_group()
     in_flight = _in_flight(mine.schedule.pipeline_order[rank]) / len(mine.stages)
-    return {
-        "losses": losses,
-        "ends": ends,
-        "cpu": cpu,
-        "saving": saving,
-        "norms": norms,
-        "in_flight": in_flight,
-    }
+    return {"losses": losses, "ends": ends, "cpu": cpu, "norms": norms, "in_flight": in_flight}
 
 
 def _in_flight(order: Sequence[Any]) -> int:
@@ -188,29 +154,3 @@ def _clip(mine: Rank, most: float) -> float:
     dist.all_reduce(total)
     torch.nn.utils.clip_grads_with_norm_(parameters, most, total.sqrt())
     return float(own)
-
-
-def tell(progress: Any, event: str, value: int) -> float:
-    now = time.monotonic()
-    progress.write(json.dumps([event, value, now]) + "\n")
-    return now
-
-
-def _save(place: Path, rank: int, step: int, mine: Rank) -> None:
-    path = place / f"checkpoint-{step}-{rank}"
-    torch.save(
-        {"module": mine.module.state_dict(), "optimizer": mine.optimizer.state_dict()}, path.with_suffix(".part")
-    )
-    path.with_suffix(".part").rename(path)
-
-
-def _load(place: Path, rank: int, world: int, mine: Rank) -> int:
-    """Load the newest step that every rank has saved and return it; 0, with nothing loaded, if there is none."""
-    steps = {int(path.name.split("-")[1]) for path in place.glob("checkpoint-*-0")}
-    whole = [s for s in steps if all((place / f"checkpoint-{s}-{r}").exists() for r in range(world))]
-    if not whole:
-        return 0
-    saved = torch.load(place / f"checkpoint-{max(whole)}-{rank}", weights_only=True)
-    mine.module.load_state_dict(saved["module"])
-    mine.optimizer.load_state_dict(saved["optimizer"])
-    return max(whole)

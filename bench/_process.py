@@ -1,7 +1,6 @@
 """The real operator as a process of its own, and its resource use."""
 
 import os
-import pstats
 import secrets
 import signal
 import subprocess
@@ -15,13 +14,6 @@ from _plane import LEASE, SYSTEM, Cluster, free_ports, issue
 
 STOP_SECONDS = 30
 IDENTITY = "operator-0"  # in the Lease: its pod's name
-COUNTED = {  # (file, function) -> what its calls are
-    ("controller.py", "reconcile"): "reconciliations of a job's pods",
-    ("coordinator.py", "step"): "events of a coordinator",
-    ("planner.py", "replan"): "looks for a better plan",
-    ("document.py", "job_status"): "statuses made",
-    ("api.py", "call"): "calls of the API",
-}
 
 
 class Operator:
@@ -48,14 +40,11 @@ class Operator:
 
 
 @contextmanager
-def running_operator(cluster: Cluster, folder: Path, profile: Path | None) -> Iterator[Operator]:
-    """Run an operator under its own ServiceAccount, for all namespaces. profile: cProfile's output file; slows it
-    down.
-    """
+def running_operator(cluster: Cluster, folder: Path) -> Iterator[Operator]:
+    """Run an operator under its own ServiceAccount, for all namespaces."""
     kubeconfig = cluster.service_account_kubeconfig(SYSTEM, "bamboo-operator", folder / "operator.kubeconfig", 7200)
     (folder / "key").write_bytes(secrets.token_bytes(32))
-    watched = ["-m", "cProfile", "-o", str(profile)] if profile else []
-    command = ["setpriv", "--pdeathsig", "KILL", "--", sys.executable, *watched, "-m", "bamboo_operator"]
+    command = ["setpriv", "--pdeathsig", "KILL", "--", sys.executable, "-m", "bamboo_operator"]
     command += ["--listen", f"127.0.0.1:{free_ports(1)[0]}", "--web-listen", "127.0.0.1:0"]
     command += ["--key-file", str(folder / "key"), "--lease", f"{SYSTEM}/{LEASE}", *issue(folder)]
     command += ["--identity", IDENTITY]
@@ -82,16 +71,3 @@ def cpu_seconds(pids: Mapping[str, int]) -> dict[str, float]:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         seconds[name] = sum(map(int, fields[11:13])) / ticks
     return {**seconds, "others": (sum(busy) - busy[3] - busy[4]) / ticks - sum(seconds.values())}
-
-
-def read_profile(path: Path, lines: int = 25) -> tuple[dict[str, int], list[tuple[str, int, float, float]]]:
-    """Return the counts of COUNTED, and the slowest functions: name, calls, own seconds, total seconds."""
-    stats = pstats.Stats(str(path))
-    rows, counts = [], dict.fromkeys(COUNTED.values(), 0)
-    for (file, line, name), (_, calls, own, whole, _) in stats.stats.items():  # type: ignore[attr-defined]
-        short = Path(file).name
-        rows.append((f"{short}:{line} {name}", calls, own, whole))
-        if what := COUNTED.get((short, name)):
-            counts[what] += calls
-    rows.sort(key=lambda row: -row[2])
-    return counts, rows[:lines]

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.telemetry.spans import Follower, Span
-from bamboo_trainer.worker.agent import LOCAL_SETTINGS, WorkerSettings
 from bamboo_trainer.worker.launch import process
 
 
@@ -75,6 +74,6 @@ def record(*, trace: str, **started: Any) -> int:
     return process.main(**started, follower=Recorder(trace))
 
 
-def time_steps(*, trace: str, settings: WorkerSettings = LOCAL_SETTINGS, **started: Any) -> int:
+def time_steps(*, trace: str, **started: Any) -> int:
     """Run a worker that records when its steps end. started: the launcher's other arguments of a worker."""
-    return process.main(**started, follower=StepTimes(trace), settings=settings)
+    return process.main(**started, follower=StepTimes(trace))

@@ -205,7 +205,7 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(folder: Path, size: Size, rng: random.Random, profile: Path | None) -> AsyncIterator[Scene]:
+async def scene(folder: Path, size: Size, rng: random.Random) -> AsyncIterator[Scene]:
     """Start everything but the jobs; end everything afterwards, also on SIGTERM."""
     task = asyncio.current_task()
     assert task is not None
@@ -214,7 +214,7 @@ async def scene(folder: Path, size: Size, rng: random.Random, profile: Path | No
         await _namespace(api, NAMESPACE)
         await _account(api, SYSTEM)
         stand_in(control.cluster, SYSTEM, IDENTITY)
-        with running_operator(control.cluster, folder, profile) as running:
+        with running_operator(control.cluster, folder) as running:
             place = Scene(size, rng, control, api, running)
             tasks = [asyncio.create_task(place.fleet.run()), asyncio.create_task(report_nodes(api, size.nodes))]
             try:

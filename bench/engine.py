@@ -4,11 +4,9 @@
     python bench/engine.py --task emulated        # layers that sleep: shows the schedule
     python bench/engine.py --task emulated --zero-bubble        # also with postponed weight gradients, on both sides
     python bench/engine.py --task emulated --zero-bubble --clip # also with clipping, for which all sides wait
-    python bench/engine.py --compiled             # also with compiled layers, compiled anew or found on disk
-    python bench/engine.py --task emulated --zero-bubble --compiled     # compiled layers that sleep, in both schedules
 
 All sides fork their processes from the same server, with one torch thread each, and train the same layers, split alike
-(torch's interleaved schedules: into twice as many stages, two per rank), on the same samples with the same optimizer.
+(torch's ZBV: into twice as many stages, two per rank), on the same samples with the same optimizer.
 Bamboo's workers wait for each other at the end of a step, which all commit, with the norm of all gradients; torch's
 ranks do so if they clip. Losses are compared step by step, and the norm of all gradients in the first steps. The sides
 take turns, in an order that is swapped with each repetition; ratios are of adjacent runs.
@@ -16,9 +14,6 @@ take turns, in an order that is swapped with each repetition; ratios are of adja
 
 import asyncio
 import json
-import shutil
-import time
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +25,6 @@ from _common import (
     Job,
     Lab,
     TaskName,
-    chosen_of,
     gaps,
     lab,
     machine,
@@ -40,7 +34,6 @@ from _common import (
     quantile,
     say,
     show,
-    slower,
     write_json,
 )
 from _pipelining import TorchSchedule
@@ -49,8 +42,7 @@ from bamboo_core.planning.schedule import StageOrder
 
 PLAIN, LAZY, TORCH = "Bamboo, None", "Bamboo, Replicas", "torch 1F1B"
 ZERO, TORCH_ZERO = "Bamboo, ZBH1", "torch ZB1P"
-TORCH_INTERLEAVED, TORCH_ZBV = "torch interleaved ZB", "torch ZBV"
-COMPILED, ON_DISK, ZERO_ON_DISK = "Bamboo, compiled", "Bamboo, compiled before", "Bamboo, ZBH1, compiled before"
+TORCH_ZBV = "torch ZBV"
 COMPARED = [
     (PLAIN, TORCH),
     (LAZY, PLAIN),
@@ -58,12 +50,7 @@ COMPARED = [
     (ZERO, TORCH),
     (ZERO, PLAIN),
     (ZERO, TORCH_ZERO),
-    (ZERO, TORCH_INTERLEAVED),
     (ZERO, TORCH_ZBV),
-    (COMPILED, PLAIN),
-    (ON_DISK, PLAIN),
-    (ZERO_ON_DISK, ZERO),
-    (ZERO_ON_DISK, ON_DISK),
 ]
 WARMUP = 4  # steps that do not count
 MAX_NORM = 0.1  # of clipped gradients; those of both tasks are larger
@@ -78,13 +65,12 @@ class Result:
     cpu: float  # of all processes, per step
     norms: list[float]  # of the whole gradient, at least of the first steps
     in_flight: float  # the most microbatches whose activations a worker keeps, in units of all its layers
-    begun: float  # when the processes were started, forked from a server that has imported torch
 
     def facts(self, others: float) -> dict[str, float]:
         ends = self.ends[WARMUP - 1 :]
         mean = (ends[-1] - ends[0]) / (len(ends) - 1)
         facts = {"median": median(gaps(ends)), "mean": mean, "cpu": self.cpu, "others": others}
-        return facts | {"in_flight": self.in_flight, "first": self.ends[0] - self.begun}
+        return facts | {"in_flight": self.in_flight}
 
     def difference(self, other: "Result") -> float:
         """Return the largest relative difference of a loss or a gradient's norm."""
@@ -96,11 +82,7 @@ def per_step(times: list[float]) -> float:
     return (times[-1] - times[WARMUP - 1]) / (len(times) - WARMUP)
 
 
-async def bamboo(place: Lab, document: Any, *, anew: bool = False) -> Result:
-    """Run Bamboo. anew: nothing is compiled yet."""
-    if anew:
-        shutil.rmtree(place.compiled, ignore_errors=True)
-    begun = time.monotonic()
+async def bamboo(place: Lab, document: Any) -> Result:
     job = await Job(place, document, main="_recorder:time_steps").run()
     found = [json.loads(path.read_text()) for path in job.folder.glob("*.record")]
     ends = [[times for _, times in sorted((int(step), times) for step, times in one.items())] for one in found]
@@ -109,21 +91,18 @@ async def bamboo(place: Lab, document: Any, *, anew: bool = False) -> Result:
     stages, order = spec.topology.stages, StageOrder.of(spec.topology)
     flying = max(order.in_flight(stage, stages, spec.training.microbatches) for stage in range(stages))
     committed, losses, norms = ([told[k] for k in sorted(told)] for told in (job.committed, job.losses, job.norms))
-    return Result(committed, losses, cpu, norms, flying, begun)
+    return Result(committed, losses, cpu, norms, flying)
 
 
 async def pipelining(place: Lab, document: Any, *, schedule: TorchSchedule = TorchSchedule.ONE_F_ONE_B) -> Result:
-    spec, folder, begun = document["spec"], place.new_folder(), time.monotonic()
-    steps = spec["training"]["steps"]
-    arguments = {"manifest": document, "steps": steps, "folder": str(folder), "schedule": str(schedule)}
-    ranks = [
-        place.pool.call("_pipelining:run", {**arguments, "rank": rank}) for rank in range(spec["topology"]["stages"])
-    ]
+    stages = document["spec"]["topology"]["stages"]
+    arguments = {"manifest": document, "folder": str(place.new_folder()), "schedule": str(schedule)}
+    ranks = [place.pool.call("_pipelining:run", {**arguments, "rank": rank}) for rank in range(stages)]
     results = await asyncio.gather(*ranks)
     losses = next(r["losses"] for r in results if r["losses"])
     norms = [sum(squares) ** 0.5 for squares in zip(*(r["norms"] for r in results), strict=True)]
     cpu, flying = sum(per_step(r["cpu"]) for r in results), max(r["in_flight"] for r in results)
-    return Result(results[0]["ends"], losses, cpu, norms, flying, begun)
+    return Result(results[0]["ends"], losses, cpu, norms, flying)
 
 
 async def measure(place: Lab, options: "EngineOptions", task: TaskName, stages: int) -> dict[str, Any]:
@@ -151,7 +130,6 @@ async def measure(place: Lab, options: "EngineOptions", task: TaskName, stages: 
         "stages": stages,
         "microbatches": options.microbatches,
         "steps": options.steps,
-        "slower": options.slower,
         "clip": options.clip,
         "rounds": rounds,
         "noisy": noisy,
@@ -162,31 +140,19 @@ async def measure(place: Lab, options: "EngineOptions", task: TaskName, stages: 
 def _sides(options: "EngineOptions", task: TaskName, stages: int) -> dict[str, Any]:
     """Return each side's function and its manifest."""
     steps = WARMUP + options.steps
-    plain, lazy, split, compiled = (
-        slower(manifest(task, stages, options.microbatches, steps, mode=mode), task, options.slower)
-        for mode in ("None", "Replicas", "None", "None")
+    plain, lazy, split = (
+        manifest(task, stages, options.microbatches, steps, mode=mode) for mode in ("None", "Replicas", "None")
     )
     if options.clip:
-        for document in (plain, lazy, split, compiled):
+        for document in (plain, lazy, split):
             document["spec"]["training"]["maxGradientNorm"] = MAX_NORM
     sides: dict[str, Any] = {PLAIN: (bamboo, plain), TORCH: (pipelining, plain), LAZY: (bamboo, lazy)}
     if options.zero_bubble:
         split["spec"]["topology"]["schedule"] = "ZBH1"
-        kinds = {
-            TORCH_ZERO: TorchSchedule.ZB1P,
-            TORCH_INTERLEAVED: TorchSchedule.INTERLEAVED_ZERO_BUBBLE,
-            TORCH_ZBV: TorchSchedule.ZBV,
-        }
+        kinds = {TORCH_ZERO: TorchSchedule.ZB1P, TORCH_ZBV: TorchSchedule.ZBV}
         sides |= {ZERO: (bamboo, split)}
         sides |= {side: (partial(pipelining, schedule=kind), plain) for side, kind in kinds.items()}
-    if options.compiled:
-        compiled["spec"]["training"]["compile"] = True
-        sides |= {COMPILED: (partial(bamboo, anew=True), compiled), ON_DISK: (bamboo, compiled)}
-    if options.compiled and options.zero_bubble:
-        both = deepcopy(split)
-        both["spec"]["training"]["compile"] = True
-        sides |= {ZERO_ON_DISK: (bamboo, both)}
-    return {name: sides[name] for name in chosen_of(options.only, list(sides))}
+    return sides
 
 
 def ratios(rounds: list[dict[str, Any]], over: str, under: str, figure: str) -> list[float]:
@@ -197,17 +163,15 @@ def ratios(rounds: list[dict[str, Any]], over: str, under: str, figure: str) -> 
 def report(case: Any) -> None:
     batch, rounds = 4 * case["microbatches"], case["rounds"] or case["noisy"]
     rows = []
-    order = (TORCH, PLAIN, LAZY, TORCH_ZERO, ZERO, TORCH_INTERLEAVED, TORCH_ZBV, COMPILED, ON_DISK, ZERO_ON_DISK)
-    sides = [side for side in order if side in rounds[0]]
+    sides = [side for side in (TORCH, PLAIN, LAZY, TORCH_ZERO, ZERO, TORCH_ZBV) if side in rounds[0]]
     for side in sides:
         step, cpu = median([r[side]["median"] for r in rounds]), median([r[side]["cpu"] for r in rounds])
         taken = median([r[side]["others"] for r in rounds])
         figures = [f"{batch / step:.1f}", f"{1e3 * step:.1f}", f"{1e3 * cpu:.1f}", f"{taken:.2f}"]
-        first = median([r[side]["first"] for r in rounds])
-        rows.append([side, *figures, f"{rounds[0][side]['in_flight']:.1f}", f"{first:.1f}"])
+        rows.append([side, *figures, f"{rounds[0][side]['in_flight']:.1f}"])
     title = f"{case['task']}, {case['stages']} stages, {case['microbatches']} microbatches of 4 samples"
     print(f"{len(case['rounds'])} rounds, and {len(case['noisy'])} that were too noisy")
-    columns = ["samples/s", "median step, ms", "CPU a step, ms", "others, cores", "microbatches kept", "first step, s"]
+    columns = ["samples/s", "median step, ms", "CPU a step, ms", "others, cores", "microbatches kept"]
     show(title, ["", *columns], rows)
     rows = []
     for over, under in [pair for pair in COMPARED if set(pair) <= set(sides)]:
@@ -232,9 +196,6 @@ class EngineOptions:
     quiet: float
     zero_bubble: bool
     clip: bool
-    compiled: bool
-    slower: int
-    only: list[str] | None
 
 
 async def bench(
@@ -259,15 +220,10 @@ def command(
     quiet: Annotated[float, typer.Option(help="Cores that others may take in a round.")] = 0.2,
     zero_bubble: Annotated[bool, typer.Option(help="ZB-H1 and torch's zero-bubble schedules, too.")] = False,
     clip: Annotated[bool, typer.Option(help="Clip gradients by their norm over all stages, on all sides.")] = False,
-    compiled: Annotated[bool, typer.Option(help="Compiled layers, too: made anew, and found on disk.")] = False,
-    only: Annotated[list[str] | None, typer.Option(help="These sides, by the names in the table.")] = None,
-    times: Annotated[
-        int, typer.Option("--slower", help="Emulated layers take so many times as long: for a busy machine.")
-    ] = 1,
     tolerance: Annotated[float, typer.Option(help="Largest relative difference of a loss or a norm.")] = 1e-3,
     output: Annotated[Path | None, typer.Option("--json", help="Write all figures there; - for stdout.")] = None,
 ) -> None:
-    """Throughput of Bamboo's engine against torch.distributed.pipelining's 1F1B."""
+    """Compare the throughput of Bamboo's engine with torch.distributed.pipelining's."""
     options = EngineOptions(
         microbatches=microbatches,
         steps=steps,
@@ -275,9 +231,6 @@ def command(
         quiet=quiet,
         zero_bubble=zero_bubble,
         clip=clip,
-        compiled=compiled,
-        slower=times,
-        only=only,
     )
     main(bench(task, stages, options, output, tolerance))
 

@@ -7,11 +7,10 @@ Bamboo is its real coordinator, driven in virtual time; the published strategies
 from the same functions. For the six published models, at 10, 16 and 33 percent hourly preemptions and, with --traces,
 on every recording of nodes in a folder (its first hours). Each strategy gets its best parameters, zones and number of
 nodes in hindsight, by throughput and by value: docs/benchmarks.md. Prints the tables of docs/benchmarks.md; --json has
-all figures. --schedule ZBH1: all use that schedule. --quick: two models, one rate and the first six hours. --restarts:
-only Bamboo's speed relative to restarting strategies, if these take that long to restart.
+all figures. --quick: two models, one rate and the first six hours. --restarts: only Bamboo's speed relative to
+restarting strategies, if these take that long to restart.
 """
 
-import dataclasses
 import math
 import statistics
 import time
@@ -34,7 +33,6 @@ from bamboo.traces.trace import Trace
 from bamboo_core.job.manifest import parse_manifest
 from strategies.choose import ON_DEMAND, SPOT, Aim
 from strategies.comparison import OURS, STRATEGIES, ComparedJob, CoordinatorRuns, compared, published_job
-from strategies.costs import Costs
 from strategies.drive import StrategyResult
 from strategies.timeline import HOUR
 
@@ -63,21 +61,13 @@ class Work:
     hours: float  # the most per run
     rate: float = 0.0
     recording: Trace | None = None
-    schedule: str | None = None
 
     def job(self, rendezvous: float | None = None) -> ComparedJob:
         """Return the job. rendezvous: seconds, instead of the profile's."""
         profile = read_profile(f"{self.model}-v100")
         if rendezvous is not None:
             profile = replace(profile, times=replace(profile.times, rendezvous=rendezvous))
-        known = published_job(profile)
-        if self.schedule == known.spec.topology.schedule:
-            return known
-        topology = {"schedule": self.schedule}
-        document = {**known.document, "spec": {**known.document["spec"], "topology": topology}}
-        spec = parse_manifest(document)
-        place = dataclasses.replace(known.place, costs=Costs(profile, spec))
-        return ComparedJob(place=place, spec=spec, document=document)
+        return published_job(profile)
 
     def traces(self, nodes: int) -> list[Trace]:
         if self.recording is not None:
@@ -91,7 +81,6 @@ def run(
     quick: Annotated[bool, typer.Option("--quick", help="Two models, one rate, six hours.")] = False,
     seeds: Annotated[int, typer.Option(min=1)] = 1,
     hours: Annotated[float, typer.Option(help="Of each run, at most; recordings are cut.")] = 24.0,
-    schedule: Annotated[str | None, typer.Option(help="Of all, 1F1B or ZBH1.")] = None,
     cases: Annotated[str | None, typer.Option(help="Only these rates and recordings, as 33%,p3-trace.")] = None,
     restarts: Annotated[
         str | None, typer.Option(help="Seconds of a restart of checkpoint and restart, with commas; nothing else.")
@@ -109,7 +98,7 @@ def run(
         return
     recorded = dict(recordings(traces)) if traces else {}
     work = [
-        Work(model=model, case=case, seeds=seeds, hours=hours, rate=rate, recording=recording, schedule=schedule)
+        Work(model=model, case=case, seeds=seeds, hours=hours, rate=rate, recording=recording)
         for case, rate, recording in (
             *((f"{rate:.0%}", rate, None) for rate in rates),
             *((case, 0.0, recording) for case, recording in recorded.items() if wanted is None or case in wanted),

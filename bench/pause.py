@@ -1,4 +1,4 @@
-"""How long training pauses when a worker is taken away, by phase, against killing and restarting the whole job.
+"""How long training pauses when a worker is taken away, by phase.
 
     python bench/pause.py                      # real arithmetic
     python bench/pause.py --task emulated      # layers that sleep: 10 ms a forward, 20 ms a backward
@@ -15,12 +15,8 @@ random moments of a step, one stage after the other in random order, each after 
 
 With notice nothing is repeated: the pause is how much longer than at other steps the moved stage is idle between the
 last backward of one step and its first forward of the next.
-
-The restart is generous: no time to notice the loss or to find machines, and new processes are forked from a server that
-has torch imported already. It saves everything every few steps and redoes what came after.
 """
 
-import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,9 +24,8 @@ from typing import Annotated, Any
 
 import typer
 
-from _common import Lab, TaskName, lab, machine, main, manifest, quantile, show, slower, write_json
+from _common import Lab, TaskName, lab, machine, main, manifest, quantile, show, write_json
 from _disturb import disturb
-from _restart import restart
 
 MANY = 1_000_000  # steps of a job that is stopped once everything is measured
 HEIR = ("work", "idle", "tail")
@@ -43,41 +38,30 @@ class PauseOptions:
     pipelines: int
     stages: int
     microbatches: int
-    mode: str
-    schedule: str
     standby: int
     kills: int
     notices: int
-    restarts: int
-    every: int
     seed: int
-    network: bool
-    slower: int
 
 
 async def measure(place: Lab, o: PauseOptions) -> dict[str, Any]:
     microbatches = o.pipelines * o.microbatches
-    made = manifest(o.task, o.stages, microbatches, MANY, mode=o.mode, standby=o.standby)
-    document = slower(made, o.task, o.slower)
-    document["spec"]["topology"] |= {"pipelines": o.pipelines, "schedule": o.schedule}
+    document = manifest(o.task, o.stages, microbatches, MANY, mode="Replicas", standby=o.standby)
+    document["spec"]["topology"] |= {"pipelines": o.pipelines, "schedule": "1F1B"}
     found: dict[str, Any] = {}
     if o.kills:
-        found["kills"] = await disturb(place, document, o.kills, notice=False, exits=not o.network, seed=o.seed)
+        found["kills"] = await disturb(place, document, o.kills, notice=False, seed=o.seed)
     if o.notices:
-        found["notices"] = await disturb(place, document, o.notices, notice=True, exits=True, seed=o.seed)
-    rng = random.Random(o.seed)
-    found["restarts"] = [await restart(place, document, o.every, rng) for _ in range(o.restarts)]
+        found["notices"] = await disturb(place, document, o.notices, notice=True, seed=o.seed)
     return found
 
 
 def report(o: PauseOptions, found: dict[str, Any]) -> None:
     names: tuple[str, ...]
-    grid = f"{o.pipelines} x {o.stages}, {o.microbatches} microbatches"
-    what = f"{o.task}, {grid}, {o.mode}, {o.schedule}, {o.standby} on standby"
+    what = f"{o.task}, {o.pipelines} x {o.stages}, {o.microbatches} microbatches, {o.standby} on standby"
     if "kills" in found:
         rows, others = found["kills"]["takeovers"], found["kills"]["others"]
-        told = "by the network only" if o.network else "by the process's end"
-        print(f"{what}; a loss is known {told}; {len(rows)} kills; others took {others:.2f} cores\n")
+        print(f"{what}; {len(rows)} kills; others took {others:.2f} cores\n")
         names = ("detect", "decide", "reform", "without_recompute", "recompute", "pause", "calm", "affected", "delay")
         table(f"Without notice, ms (target: {TARGET_KILL:.0f} without_recompute)", rows, names)
         table("The heir's time from the plan until its last instruction; then until the commit, ms", rows, HEIR)
@@ -91,9 +75,6 @@ def report(o: PauseOptions, found: dict[str, Any]) -> None:
         table(f"With notice, ms (target: {TARGET_NOTICE:.0f} pause)", rows, names)
         table("Ratios to an undisturbed step", rows, ("ratio", "next_ratio"))
         table("What the new owner reported", [r["reported"] for r in rows], ("reform_ms", "recompute_ms", "forwards"))
-    if rows := found["restarts"]:
-        names = ("end", "start", "redo", "delay", "calm", "redone")
-        table(f"The whole job killed and restarted, ms; a checkpoint every {o.every} steps", rows, names)
 
 
 def table(title: str, rows: Sequence[dict[str, float]], names: Sequence[str]) -> None:
@@ -112,36 +93,22 @@ def command(
     pipelines: Annotated[int, typer.Option(help="Pipelines.")] = 1,
     stages: Annotated[int, typer.Option(help="Stages of each.")] = 4,
     microbatches: Annotated[int, typer.Option(help="Of each in a step, of 4 samples.")] = 8,
-    mode: Annotated[str, typer.Option(help="Redundancy mode.")] = "Replicas",
-    schedule: Annotated[str, typer.Option(help="1F1B or ZBH1.")] = "1F1B",
     standby: Annotated[int, typer.Option(help="Workers on standby.")] = 1,
     kills: Annotated[int, typer.Option(help="Workers to kill.")] = 12,
     notices: Annotated[int, typer.Option(help="Workers to give notice.")] = 8,
-    restarts: Annotated[int, typer.Option(help="Restarts of the whole job.")] = 6,
-    checkpoint_every: Annotated[int, typer.Option(help="Steps between the restarted job's checkpoints.", min=6)] = 20,
-    network: Annotated[bool, typer.Option("--network", help="Do not tell the coordinator of ended processes.")] = False,
     seed: Annotated[int, typer.Option(help="Of stages and moments.")] = 0,
-    times: Annotated[
-        int, typer.Option("--slower", help="Emulated layers take so many times as long: for a busy machine.")
-    ] = 1,
     output: Annotated[Path | None, typer.Option("--json", help="Write all figures there; - for stdout.")] = None,
 ) -> None:
-    """How long training pauses when a worker is taken away, against restarting the whole job."""
+    """Measure how long training pauses when a worker is taken away."""
     options = PauseOptions(
         task=task,
         pipelines=pipelines,
         stages=stages,
         microbatches=microbatches,
-        mode=mode,
-        schedule=schedule,
         standby=standby,
         kills=kills,
         notices=notices,
-        restarts=restarts,
-        every=checkpoint_every,
         seed=seed,
-        network=network,
-        slower=times,
     )
 
     async def body() -> None:

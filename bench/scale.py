@@ -20,7 +20,6 @@ import typer
 
 from _common import machine, main, median, quantile, say, show, write_json
 from _plane import Json
-from _process import read_profile
 from _scene import Size, scene
 from bamboo_core.serving.descriptors import raise_limit
 
@@ -44,27 +43,19 @@ def run(
     burst: Annotated[int, typer.Option(min=0, help="Jobs of which one node each gets notice at the same time.")] = 4,
     repeat: Annotated[int, typer.Option(min=0, help="Bursts.")] = 2,
     seed: int = 0,
-    profile: Annotated[bool, typer.Option("--profile", help="Where the operator's time goes; all is slower.")] = False,
     json: Annotated[Path | None, typer.Option(help='Write the figures to this file, or to "-".')] = None,
 ) -> None:
     """Start the jobs, leave them alone, give notice to single nodes and to many at once."""
     raise_limit()  # a channel for each worker
-    size = Size(
-        nodes=nodes,
-        jobs=jobs,
-        wave=wave,
-        stages=stages,
-        pipelines=pipelines,
-    )
+    size = Size(nodes=nodes, jobs=jobs, wave=wave, stages=stages, pipelines=pipelines)
     amounts = {"rest": rest, "notices": notices, "burst": min(burst, jobs), "repeat": repeat}
-    main(_run(size, amounts, random.Random(seed), profile, json))
+    main(_run(size, amounts, random.Random(seed), json))
 
 
-async def _run(size: Size, amounts: dict[str, float], rng: random.Random, profile: bool, out: Path | None) -> None:
+async def _run(size: Size, amounts: dict[str, float], rng: random.Random, out: Path | None) -> None:
     figures: Json = {"machine": machine(), **asdict(size), **amounts}
     with tempfile.TemporaryDirectory(prefix="bamboo-bench-") as name:
-        path = Path(name) / "profile" if profile else None
-        async with scene(Path(name), size, rng, path) as place:
+        async with scene(Path(name), size, rng) as place:
             figures["windows"] = windows = {"start": await place.start()}
             say(f"all jobs run; {amounts['rest']:g} s of rest")
             async with place.window() as windows["rest"]:
@@ -74,8 +65,6 @@ async def _run(size: Size, amounts: dict[str, float], rng: random.Random, profil
             async with place.window() as windows["bursts"]:
                 figures["bursts"] = [await place.notice(int(amounts["burst"])) for _ in range(int(amounts["repeat"]))]
             figures["troubles"] = place.troubles()
-        if path:
-            figures["profile"] = read_profile(path)
     _show(size, figures)
     write_json(out, figures)
 
@@ -109,12 +98,6 @@ def _show(size: Size, figures: Json) -> None:
         say(f"{len(ended)} workers were told to end though they had no notice, such as {ended[0]}")
     for line in figures["troubles"][:5]:
         say(line)
-    if "profile" in figures:
-        counts, functions = figures["profile"]
-        seconds = sum(window["seconds"] for window in windows.values())
-        show("counted by cProfile", ("", "a second"), [[what, f"{n / seconds:.1f}"] for what, n in counts.items()])
-        rows = [[name, str(calls), f"{own:.1f}", f"{whole:.1f}"] for name, calls, own, whole in functions]
-        show("functions that took most", ("", "calls", "own seconds", "with callees"), rows)
 
 
 def _taken(windows: dict[str, Json]) -> list[list[str]]:

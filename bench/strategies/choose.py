@@ -202,7 +202,6 @@ SPOT: Mapping[str, Callable[[Setting], Iterator[Policy]]] = MappingProxyType(
         "quorum": _quorum,
     }
 )
-STRATEGIES = (ON_DEMAND, *SPOT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
