@@ -105,13 +105,11 @@ class Lab:
         """Return the CPU seconds that this machine has spent on other things. Compare values only while no worker
         runs.
         """
-        busy = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
-        idle = int(busy[3]) + int(busy[4])
         own = 0
         for pid in (os.getpid(), *children(os.getpid())):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             own += sum(map(int, fields[11:13] if pid == os.getpid() else fields[11:15]))
-        return (sum(map(int, busy)) - idle - own) / os.sysconf("SC_CLK_TCK")
+        return busy_seconds() - own / os.sysconf("SC_CLK_TCK")
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[list[float]]:
@@ -124,6 +122,12 @@ class Lab:
         while children(launcher):  # their CPU time is known once they are reaped
             await asyncio.sleep(TICK_SECONDS)
         share.append(round((self.others() - before) / (time.monotonic() - began), 3))
+
+
+def busy_seconds() -> float:
+    """Return the CPU seconds that this machine has spent on all processes."""
+    ticks = list(map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]))
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
 
 
 def children(pid: int) -> list[int]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import resource
 import sys
 import time
@@ -14,20 +13,21 @@ from typing import Any
 import msgspec
 import yaml
 
-from _common import HERE, gaps, say
+from _common import HERE, busy_seconds, say
 from bamboo.traces.trace import Change, NodeChange, Trace, make_trace
 from bamboo_core.history.records import EventRecord, StepRecord
 from bamboo_core.planning.splits.resplit import Grid
 
 LAYERS, MICROBATCHES = 10, 12
 FORWARD_MS, BACKWARD_MS = 8.0, 16.0  # of a layer
-FEWEST_STAGES, MOST_STAGES = 2, 6
+FEWEST_STAGES = 2
 NOTICE_SECONDS = 10.0
 APART_SECONDS = 4.0  # between two losses, so that copies are in sync again
+LATER_SECONDS = 0.5  # a replacement comes later than the loss, or no worker would be taken
 
 
-def grid_job(steps: int, grid: Grid, workers: int, *, chosen: bool) -> dict[str, Any]:
-    """Return a manifest. grid: the one it runs, or begins with if the coordinator chooses. workers: at most."""
+def grid_job(steps: int, grid: Grid | None, workers: int) -> dict[str, Any]:
+    """Return a manifest. grid: a fixed one; None: the coordinator chooses it, for at most that many workers."""
     document: dict[str, Any] = {
         "apiVersion": "bamboo.dev/v1alpha1",
         "kind": "BambooJob",
@@ -38,24 +38,26 @@ def grid_job(steps: int, grid: Grid, workers: int, *, chosen: bool) -> dict[str,
                 "config": {"layers": LAYERS, "forwardMs": FORWARD_MS, "backwardMs": BACKWARD_MS},
             },
             "training": {"steps": steps, "globalBatchSize": MICROBATCHES, "microBatchSize": 1, "seed": 0},
-            "topology": {"stages": grid.stages, "pipelines": grid.pipelines, "schedule": "1F1B"},
+            "topology": {"schedule": "1F1B"},
         },
     }
-    if chosen:
-        document["spec"] |= {
-            "topology": {"schedule": "1F1B"},
-            "elastic": {"minStages": FEWEST_STAGES, "maxWorkers": workers, "stabilizationSeconds": 2},
-        }
+    if grid is None:
+        document["spec"]["elastic"] = {"minStages": FEWEST_STAGES, "maxWorkers": workers, "stabilizationSeconds": 2}
+    else:
+        document["spec"]["topology"] |= {"stages": grid.stages, "pipelines": grid.pipelines}
     return document
 
 
-def nodes_of(counts: Sequence[int], seconds: float, *, notice: bool, apart: float = 0.0) -> Trace:
-    """Return a trace with each of these numbers of nodes for `seconds`. apart: seconds between two that leave."""
+def nodes_of(counts: Sequence[int], seconds: float, *, notice: bool = False) -> Trace:
+    """Return a trace with each of these numbers of nodes for `seconds`. A repeated number loses and replaces a node."""
     changes: list[NodeChange] = []
     live: list[str] = []
     made = 0
     for number, count in enumerate(counts):
         at = number * seconds
+        if number and count == counts[number - 1]:
+            changes.append(NodeChange(at=at, change=Change.REMOVE, node=live.pop()))
+            at += LATER_SECONDS
         while len(live) < count:
             live.append(f"n{made}")
             made += 1
@@ -63,7 +65,7 @@ def nodes_of(counts: Sequence[int], seconds: float, *, notice: bool, apart: floa
         while len(live) > count:
             gone = live.pop()
             moment, grace = (at + NOTICE_SECONDS, NOTICE_SECONDS) if notice else (at, None)
-            at += apart
+            at += APART_SECONDS
             changes.append(NodeChange(at=moment, change=Change.REMOVE, node=gone, notice=grace))
     return make_trace(changes, duration=len(counts) * seconds)
 
@@ -89,20 +91,14 @@ class GridRun:
         """The coordinator's sentence for each grid that it chose."""
         return [text for _, reason, text in self.events if reason == "GridChosen"]
 
-    def gaps(self, since: float, until: float) -> list[float]:
-        """Return the seconds of the steps that began and ended within that time."""
-        return gaps([end for end in self.ends if since <= end <= until])
 
-
-async def bamboo_run(folder: Path, document: Mapping[str, Any], nodes: Trace | None = None) -> GridRun:
+async def bamboo_run(folder: Path, document: Mapping[str, Any], nodes: Trace) -> GridRun:
     """Run a job to its end. Raises RuntimeError if it does not complete. folder: new, for all files that it writes."""
     folder.mkdir()
     job, output = folder / "job.yaml", folder / "output"
     job.write_text(yaml.safe_dump(dict(document)))
-    flags = ["run", str(job), "--output", str(output)]
-    if nodes is not None:
-        (folder / "nodes.jsonl").write_text(as_json_lines(nodes))
-        flags += ["--preempt", f"nodes:{folder / 'nodes.jsonl'}"]
+    (folder / "nodes.jsonl").write_text(as_json_lines(nodes))
+    flags = ["run", str(job), "--output", str(output), "--preempt", f"nodes:{folder / 'nodes.jsonl'}"]
     began, busy, own = time.monotonic(), busy_seconds(), ended_seconds()
     process = await asyncio.create_subprocess_exec(
         str(Path(sys.executable).with_name("bamboo")),
@@ -123,12 +119,6 @@ async def bamboo_run(folder: Path, document: Mapping[str, Any], nodes: Trace | N
     run = _read(output, others)
     say(f"{len(run.ends)} steps in {run.ends[-1]:.0f} s")
     return run
-
-
-def busy_seconds() -> float:
-    """Return the CPU seconds that this machine has spent."""
-    ticks = list(map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]))
-    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
 
 
 def ended_seconds() -> float:

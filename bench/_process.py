@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from _common import say
+from _common import busy_seconds, say
 from _plane import LEASE, SYSTEM, Cluster, free_ports, issue
 
 STOP_SECONDS = 30
@@ -65,9 +65,8 @@ def running_operator(cluster: Cluster, folder: Path) -> Iterator[Operator]:
 def cpu_seconds(pids: Mapping[str, int]) -> dict[str, float]:
     """Return the CPU seconds so far of these processes, and of all others on the machine together."""
     ticks = os.sysconf("SC_CLK_TCK")
-    busy = list(map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]))
-    seconds = {}
+    busy, seconds = busy_seconds(), {}
     for name, pid in pids.items():
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         seconds[name] = sum(map(int, fields[11:13])) / ticks
-    return {**seconds, "others": (sum(busy) - busy[3] - busy[4]) / ticks - sum(seconds.values())}
+    return {**seconds, "others": busy - sum(seconds.values())}

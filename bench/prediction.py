@@ -1,168 +1,80 @@
 """Compares `bamboo simulate` with real local jobs: throughput, and the time lost to preemptions.
 
     python bench/prediction.py
-    python bench/prediction.py --only grids    # jobs whose grid the coordinator chooses while workers come and go
+    python bench/prediction.py --only chosen    # jobs whose grid the coordinator chooses
     python bench/prediction.py --only 4x1 --plot prediction.png --json prediction.json
 
-Each point is a grid and a rate: a job whose layers sleep (`_emulated`, so that a machine with few cores shows the
-schedule) runs with real processes, and owners are killed on a schedule; the same job is simulated with a profile
-measured on this machine (`bamboo profile`), under a trace with the same losses. The engine's overhead for each forward
-and backward, a worker's start time and the detection time come from one undisturbed run of another grid and from the
-first losses, before the points. lost: seconds beyond the steps' calm duration.
-
-Jobs whose grid the coordinator chooses are run by `bamboo run`, and their workers come and go with the nodes of a
-recording, which the simulation also gets. Their calm duration is the median of the second half of the time with a
-constant number of workers; lost is the extra time of the first half's steps, including the wait for another grid.
+`bamboo run` trains each job with real processes, and its workers come and go with the nodes of a recording, which the
+simulation also gets, with a profile measured on this machine (`bamboo profile`). Layers sleep (`_emulated`), so that a
+machine with few cores shows the schedule. The layers' time beyond the profile's, a worker's start time and the
+detection time come from one run of another grid, before the cases. The calm duration of steps is the median of the
+second half of the time between two changes; lost is the extra time of the first half's steps, including the wait for
+another grid.
 """
 
-import asyncio
-import signal
-import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from _common import Job, Lab, TaskName, gaps, lab, machine, main, manifest, median, say, show, write_json
-from _grid_run import APART_SECONDS, bamboo_run, grid_job, nodes_of
+from _common import Lab, gaps, lab, machine, main, median, say, show, write_json
+from _grid_run import LATER_SECONDS, bamboo_run, grid_job, nodes_of
 from bamboo.local.trainer_calls.task_profile import PROFILE, MachineOverrides, profile_of
 from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import JobRun, simulate_job
-from bamboo.traces.trace import Change, NodeChange, Trace, make_trace
-from bamboo_core.control.channel_events import Received
-from bamboo_core.control.protocol import WorkerReady
-from bamboo_core.coordinator.events import AddWorkers, Command, Event, WorkerLost
+from bamboo.traces.trace import Trace, make_trace
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.planning.plan import Cell
 from bamboo_core.planning.profile import ModelProfile
 from bamboo_core.planning.splits.resplit import Grid
 
-AGENT = "bamboo_trainer.worker.launch.process:main"
-SLOWER = 4  # times the layers of `_common.manifest`, so that a busy machine's overhead weighs less
 FIRST = 2  # counted from its commit on: earlier steps test determinism, and call everything once
-CALM_STEPS = 6  # before the first loss
 LIMIT_SECONDS = 400.0
 REPEATS = 5
+STEP_SECONDS = 1.0  # about
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredCase:
-    """A case in which the pause is measured."""
+class PredictedCase:
+    """A job whose workers come and go. workers: their numbers, each for `seconds`; where a number is repeated, a worker
+    is lost and replaced. grid: a fixed one; None: the coordinator chooses it.
 
-    stages: int
-    pipelines: int
-    losses: int  # the number of owners lost, evenly over the steps
-    steps: int = 24
-
-    @property
-    def name(self) -> str:
-        return f"{self.stages}x{self.pipelines} {self.losses}"
-
-
-CALIBRATION = MeasuredCase(2, 1, 1, 16)
-POINTS = (
-    MeasuredCase(2, 1, 1),
-    MeasuredCase(3, 1, 2),
-    MeasuredCase(4, 1, 3),
-    MeasuredCase(2, 2, 2),
-    MeasuredCase(3, 2, 3),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class GridCase:
-    """A job whose grid the coordinator chooses. workers: their numbers, each for `seconds`. No worker leaves together
-    with a neighbour, which would lose a stage: a simulation loses other workers than a run.
+    No worker leaves together with a neighbour, which would lose a stage: a simulation loses other workers than a run.
     """
 
     workers: tuple[int, ...]
+    grid: Grid | None = None
     notice: bool = False
     seconds: float = 20.0
 
     @property
     def name(self) -> str:
-        return f"grids {' '.join(map(str, self.workers))}{', notice' if self.notice else ''}"
+        grid = f"{self.grid.stages}x{self.grid.pipelines}" if self.grid else "chosen"
+        return f"{grid}: {' '.join(map(str, self.workers))}{', notice' if self.notice else ''}"
 
     @property
     def nodes(self) -> Trace:
-        return nodes_of(self.workers, self.seconds, notice=self.notice, apart=APART_SECONDS)
+        return nodes_of(self.workers, self.seconds, notice=self.notice)
 
     @property
     def document(self) -> dict[str, Any]:
         """The manifest of a job that ends when the last number of workers has been present about as long as the
         others.
         """
-        last = len(self.workers) * self.seconds
-        return grid_job(int(last / GRID_STEP_SECONDS), Grid(2, self.workers[0] // 2), max(self.workers), chosen=True)
+        steps = int(len(self.workers) * self.seconds / STEP_SECONDS)
+        return grid_job(steps, self.grid, max(self.workers))
 
 
-GRID_CASES = (GridCase((6, 5, 3, 2, 4, 6)), GridCase((4, 2, 3, 5)), GridCase((5, 6, 4, 3), notice=True))
-GRID_STEP_SECONDS = 1.0
-LATER_SECONDS = 0.5  # the replacement comes later than the loss, or no worker would be taken
-
-
-@dataclass(slots=True)
-class Strikes:
-    """Kills the first owners of cells at given seconds of training, and records what the simulator needs."""
-
-    job: Job
-    due: list[tuple[float, Cell]]
-    begun: float | None = None
-    asked: list[float] = field(default_factory=list)
-    starts: list[float] = field(default_factory=list)
-    killed: dict[str, float] = field(default_factory=dict)
-    detections: list[float] = field(default_factory=list)
-    struck: list[tuple[float, Cell]] = field(default_factory=list)  # seconds of training, in order
-    owners: dict[Cell, str] = field(default_factory=dict)
-
-    def look(self, now: float, event: Event, commands: Sequence[Command]) -> None:
-        state = self.job.state
-        if self.begun is None and state.plan is not None:
-            self.begun = now
-            self.owners = {cell: state.plan.at(cell).owner for cell in state.plan.cells()}
-        for command in commands:
-            if isinstance(command, AddWorkers):
-                self.asked += [now] * command.count
-        if isinstance(event, Received) and isinstance(event.message, WorkerReady) and self.asked:
-            self.starts.append(now - self.asked.pop(0))
-        if isinstance(event, WorkerLost) and event.worker in self.killed:
-            self.detections.append(now - self.killed[event.worker])
-        while self.due and self.begun is not None and now - self.begun >= self.due[0][0]:
-            _, cell = self.due.pop(0)
-            self.struck.append((now - self.begun, cell))
-            self.killed[self.owners[cell]] = now
-            self.job.lab.pool.signal(self.owners[cell], signal.SIGKILL)
-
-
-def document_of(point: MeasuredCase) -> dict[str, Any]:
-    document: dict[str, Any] = manifest(
-        TaskName.EMULATED, point.stages, 8 * point.pipelines, point.steps, mode="Replicas"
-    )
-    config = document["spec"]["task"]["config"]
-    config["forwardMs"], config["backwardMs"] = SLOWER * config["forwardMs"], SLOWER * config["backwardMs"]
-    document["spec"]["topology"]["pipelines"] = point.pipelines
-    return document
-
-
-def schedule(point: MeasuredCase, step_seconds: float) -> list[tuple[float, Cell]]:
-    """Return the times and cells of losses: different cells, at different places of a step, no neighbours within a few
-    steps.
-    """
-    cells = [Cell(d, s) for d in range(point.pipelines) for s in range(point.stages)]
-    every = (point.steps - CALM_STEPS) / (point.losses + 1)
-    chosen = [*cells[1::2], *cells[::2]][: point.losses]
-    return [((CALM_STEPS + every * (i + 0.5) + 0.37 * (i + 1)) * step_seconds, cell) for i, cell in enumerate(chosen)]
-
-
-async def real(place: Lab, point: MeasuredCase, step_seconds: float) -> tuple[Job, Strikes]:
-    job = Job(place, document_of(point), main=AGENT)
-    strikes = Strikes(job, schedule(point, step_seconds))
-    job.look = strikes.look
-    await asyncio.wait_for(job.run(), LIMIT_SECONDS)
-    return job, strikes
+CASES = (
+    PredictedCase((2, 2), Grid(2, 1)),
+    PredictedCase((4, 4, 4), Grid(4, 1)),
+    PredictedCase((6, 6, 6), Grid(3, 2)),
+    PredictedCase((6, 5, 3, 2, 4, 6)),
+    PredictedCase((4, 2, 3, 5)),
+    PredictedCase((5, 6, 4, 3), notice=True),
+)
 
 
 async def measured(place: Lab, document: dict[str, Any]) -> ModelProfile:
@@ -173,76 +85,7 @@ async def measured(place: Lab, document: dict[str, Any]) -> ModelProfile:
     return profile_of(parse_manifest(document), answer, REPEATS, MachineOverrides())
 
 
-def trace_of(point: MeasuredCase, struck: Sequence[tuple[float, Cell]], start: float) -> Trace:
-    """Return the trace of the losses: nodes in the order of the cells; a new one comes whenever one goes."""
-    nodes = {Cell(d, s): f"n{d * point.stages + s}" for d in range(point.pipelines) for s in range(point.stages)}
-    changes = [NodeChange(at=0.0, change=Change.ADD, node=node) for node in nodes.values()]
-    for number, (at, cell) in enumerate(struck):
-        changes.append(NodeChange(at=start + at, change=Change.REMOVE, node=nodes[cell]))
-        changes.append(NodeChange(at=start + at, change=Change.ADD, node=f"r{number}"))
-    return make_trace(changes, duration=LIMIT_SECONDS)
-
-
-def predicted(point: MeasuredCase, profile: ModelProfile, struck: Sequence[tuple[float, Cell]]) -> tuple[float, float]:
-    """Simulate a point; return the seconds of training and of a calm step."""
-    document = document_of(point)
-    trace = trace_of(point, struck, profile.times.start)
-    run = JobRun(spec=parse_manifest(document), manifest=document, profile=profile, trace=trace)
-    result = simulate_job(run)
-    if result.figures.steps != point.steps:
-        raise RuntimeError(
-            f"{point.name}: the simulated job ended after {result.figures.steps} steps: {result.message}"
-        )
-    figures = result.figures
-    seconds = (figures.hours - figures.waited) * 3600
-    return seconds, seconds * figures.goodput / figures.steps
-
-
-async def calibrated(place: Lab) -> ModelProfile:
-    """Return the profile with this machine's overheads. Its layers are replaced for each point."""
-    profile = await measured(place, document_of(CALIBRATION))
-    _, step = predicted(CALIBRATION, profile, [])
-    job, strikes = await real(place, CALIBRATION, step)
-    calm = median(gaps(list(job.committed.values()))[:CALM_STEPS])
-    instructions = 2 * (8 + CALIBRATION.stages - 1)
-    replacement = strikes.starts[CALIBRATION.stages :] or strikes.starts
-    times = msgspec.structs.replace(
-        profile.times,
-        instruction=max(0.0, (calm - step) / instructions),
-        start=statistics.fmean(replacement),
-        detection=statistics.fmean(strikes.detections),
-    )
-    say(
-        f"calibration: a step {calm:.3f} s, predicted {step:.3f}; so {1000 * times.instruction:.2f} ms for each"
-        f" instruction; a worker starts in {times.start:.2f} s; a loss is known after {1000 * times.detection:.0f} ms"
-    )
-    return msgspec.structs.replace(profile, times=times)
-
-
-async def compare(place: Lab, point: MeasuredCase, base: ModelProfile) -> dict[str, Any]:
-    profile = msgspec.structs.replace(await measured(place, document_of(point)), times=base.times, network=base.network)
-    _, step = predicted(point, profile, [])
-    async with place.watched() as others:
-        job, strikes = await real(place, point, step)
-    assert strikes.begun is not None
-    moments = list(job.committed.values())
-    seconds, count = moments[-1] - moments[FIRST], point.steps - 1 - FIRST
-    calm = median(gaps(moments)[FIRST:CALM_STEPS])
-    foretold, foretold_step = predicted(point, profile, strikes.struck)
-    foretold -= (1 + FIRST) * foretold_step
-    batch = 4 * 8 * point.pipelines
-    return {
-        "point": point.name,
-        "steps": point.steps,
-        "losses": len(strikes.struck),
-        "real": {"seconds": seconds, "step": calm, "lost": seconds - count * calm},
-        "predicted": {"seconds": foretold, "step": foretold_step, "lost": foretold - count * foretold_step},
-        "throughput": [count * batch / seconds, count * batch / foretold],
-        "others": others[0],
-    }
-
-
-def course(case: GridCase, ends: Sequence[float]) -> dict[str, float]:
+def course(case: PredictedCase, ends: Sequence[float]) -> dict[str, float]:
     """Return the seconds in all, the mean of a calm step, and the seconds lost. ends: of steps, in seconds of
     training.
     """
@@ -259,7 +102,7 @@ def course(case: GridCase, ends: Sequence[float]) -> dict[str, float]:
     return {"seconds": ends[-1] - ends[FIRST - 1], "step": usual / len(steps), "lost": lost}
 
 
-def simulated_ends(case: GridCase, profile: ModelProfile) -> list[float]:
+def simulated_ends(case: PredictedCase, profile: ModelProfile) -> list[float]:
     """Return the ends of all steps, in seconds since training began."""
     document, nodes = case.document, case.nodes
 
@@ -279,17 +122,15 @@ def simulated_ends(case: GridCase, profile: ModelProfile) -> list[float]:
     ]
 
 
-async def calibrated_grids(place: Lab) -> ModelProfile:
-    """Return the profile, calibrated by a job on two stages that loses one worker while another node comes. Unexpected
-    step time is attributed to the layers: on a busy machine each sleep ends late.
+async def calibrated(place: Lab) -> ModelProfile:
+    """Return the profile, calibrated by a job on two stages that loses a worker, which is replaced. Unexpected step
+    time is attributed to the layers: on a busy machine each sleep ends late.
     """
-    document = grid_job(16, Grid(2, 1), 2, chosen=False)
+    document = grid_job(16, Grid(2, 1), 2)
     profile, lost_at = await measured(place, document), 14.0
-    before, after = nodes_of((2,), lost_at, notice=False), nodes_of((2, 1, 2), lost_at, notice=False)
-    came = [replace(change, at=min(change.at, lost_at + LATER_SECONDS)) for change in after.changes]
-    run = await bamboo_run(place.new_folder() / "run", document, make_trace(came, duration=LIMIT_SECONDS))
-    calm = median(run.gaps(run.ends[FIRST], lost_at))
-    still = make_trace(before.changes, duration=LIMIT_SECONDS)
+    run = await bamboo_run(place.new_folder() / "run", document, nodes_of((2, 2), lost_at))
+    calm = median(gaps([end for end in run.ends if run.ends[FIRST] <= end <= lost_at]))
+    still = make_trace(nodes_of((2,), lost_at).changes, duration=LIMIT_SECONDS)
     (since, until, count), *_ = simulate_job(
         JobRun(spec=parse_manifest(document), manifest=document, profile=profile, trace=still)
     ).steps
@@ -311,9 +152,8 @@ async def calibrated_grids(place: Lab) -> ModelProfile:
     return msgspec.structs.replace(profile, layers=layers, times=times)
 
 
-async def compare_grids(place: Lab, case: GridCase, base: ModelProfile) -> dict[str, Any]:
-    document, profile = case.document, base
-    nodes = case.nodes
+async def compare(place: Lab, case: PredictedCase, profile: ModelProfile) -> dict[str, Any]:
+    document, nodes = case.document, case.nodes
     run = await bamboo_run(place.new_folder() / "run", document, nodes)
     ends = simulated_ends(case, profile)
     batch = document["spec"]["training"]["globalBatchSize"]
@@ -322,7 +162,6 @@ async def compare_grids(place: Lab, case: GridCase, base: ModelProfile) -> dict[
     return {
         "point": case.name,
         "steps": len(ends),
-        "losses": len(nodes.changes),
         "real": real,
         "predicted": foretold,
         "ends": [run.ends, ends],
@@ -337,7 +176,7 @@ def report(found: Sequence[dict[str, Any]]) -> None:
     for f in found:
         one, other = f["real"], f["predicted"]
         rate = 100 * (f["throughput"][1] / f["throughput"][0] - 1)
-        lost = f"{100 * (other['lost'] / one['lost'] - 1):+.0f} %" if f["losses"] else "-"
+        lost = f"{100 * (other['lost'] / one['lost'] - 1):+.0f} %"
         rows.append(
             [
                 f["point"],
@@ -353,7 +192,7 @@ def report(found: Sequence[dict[str, Any]]) -> None:
             ]
         )
     columns = [
-        "stages x pipelines, losses",
+        "grid: workers",
         "step, s",
         "foretold",
         "samples/s",
@@ -374,7 +213,7 @@ def draw(found: Sequence[dict[str, Any]], path: Path) -> None:
     for number, (title, values) in enumerate(
         (
             ("samples per second", [f["throughput"] for f in found]),
-            ("seconds lost", [(f["real"]["lost"], f["predicted"]["lost"]) for f in found if f["losses"]]),
+            ("seconds lost", [(f["real"]["lost"], f["predicted"]["lost"]) for f in found]),
         ),
         start=1,
     ):
@@ -387,31 +226,23 @@ def draw(found: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def command(
-    only: Annotated[str | None, typer.Option(help="Only points whose name begins so, such as 4x1.")] = None,
+    only: Annotated[str | None, typer.Option(help="Only cases whose name begins so, such as 4x1.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the points, as PNG.")] = None,
     output: Annotated[Path | None, typer.Option("--json", help="Write all figures there; - for stdout.")] = None,
 ) -> None:
-    """Real local jobs under a schedule of losses, beside their simulations."""
-    known: tuple[MeasuredCase | GridCase, ...] = (*POINTS, *GRID_CASES)
-    points = [point for point in known if only is None or point.name.startswith(only)]
-    if not points:
-        raise typer.BadParameter(f"expected one of {', '.join(p.name for p in known)}", param_hint="--only")
+    """Run local jobs whose workers come and go, and compare them with their simulations."""
+    cases = [case for case in CASES if only is None or case.name.startswith(only)]
+    if not cases:
+        raise typer.BadParameter(f"expected one of {', '.join(case.name for case in CASES)}", param_hint="--only")
 
     async def body() -> None:
         found = []
         async with lab() as place:
-            simple = [point for point in points if isinstance(point, MeasuredCase)]
-            base = await calibrated(place) if simple else None
-            grids = await calibrated_grids(place) if len(simple) < len(points) else None
-            for point in points:
-                if isinstance(point, GridCase):
-                    assert grids is not None
-                    found.append(await compare_grids(place, point, grids))
-                else:
-                    assert base is not None
-                    found.append(await compare(place, point, base))
+            profile = await calibrated(place)
+            for case in cases:
+                found.append(await compare(place, case, profile))
                 one, other = found[-1]["real"], found[-1]["predicted"]
-                say(f"{point.name}: {one['seconds']:.1f} s, {other['seconds']:.1f} foretold")
+                say(f"{case.name}: {one['seconds']:.1f} s, {other['seconds']:.1f} foretold")
                 if str(output) != "-":
                     write_json(output, {"machine": machine(), "points": found})
         if str(output) != "-":

@@ -10,11 +10,10 @@ from folders import ROOT
 PROGRAM = """
 import asyncio
 from _common import Job, TaskName, lab, manifest
-from prediction import AGENT
 
 async def run():
     async with lab() as place:
-        for main in ("_recorder:record", "_recorder:time_steps", AGENT):
+        for main in ("_recorder:record", "_recorder:time_steps"):
             job = await Job(place, manifest(TaskName.EMULATED, 1, 1, 2, mode="None"), main=main).run()
             print(len(job.committed))
 
@@ -28,4 +27,4 @@ def test_every_kind_of_worker_trains() -> None:
         [sys.executable, "-c", PROGRAM], cwd=ROOT / "bench", capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["2", "2", "2"]
+    assert done.stdout.split() == ["2", "2"]
