@@ -13,9 +13,9 @@ import msgspec
 import typer
 
 from _common import say, show
-from bamboo.local.trainer_calls.task_counts import counts_of
+from bamboo.local.trainer_calls.task_profile import counts_of
+from bamboo.profiles.analytic import TaskCounts, folded
 from bamboo.profiles.files import COUNTS
-from bamboo.profiles.layer_counts import TaskCounts, folded
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.profile import ProfiledTask
 from bamboo_trainer.layer_work import count

@@ -22,7 +22,7 @@ import typer
 
 from _common import Lab, gaps, lab, machine, main, median, say, show, write_json
 from _grid_run import LATER_SECONDS, bamboo_run, grid_job, nodes_of
-from bamboo.local.trainer_calls.task_profile import PROFILE, MachineOverrides, profile_of
+from bamboo.local.trainer_calls.task_profile import PROFILE, profile_of
 from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import JobRun, simulate_job
 from bamboo.traces.trace import Trace, make_trace
@@ -82,7 +82,7 @@ async def measured(place: Lab, document: dict[str, Any]) -> ModelProfile:
     answer = await place.pool.call(PROFILE, {"manifest": document, "repeats": REPEATS})
     if answer.get("problem"):
         raise RuntimeError(answer["problem"])
-    return profile_of(parse_manifest(document), answer, REPEATS, MachineOverrides())
+    return profile_of(parse_manifest(document), answer, REPEATS)
 
 
 def course(case: PredictedCase, ends: Sequence[float]) -> dict[str, float]:

@@ -3,10 +3,9 @@
 import msgspec
 import pytest
 
-from bamboo.profiles.analytic import analytic_profile, operation_seconds
-from bamboo.profiles.devices import DeviceTable
-from bamboo.profiles.files import counted_names, read_devices, read_profile, shipped_names
-from bamboo.profiles.layer_counts import LayerCount, TaskCounts, folded
+from bamboo.profiles.analytic import LayerCount, TaskCounts, analytic_profile, folded, operation_seconds
+from bamboo.profiles.devices import device_table
+from bamboo.profiles.files import counted_names, read_profile, shipped_names
 from bamboo_core.planning.profile import ModelProfile, ProfiledTask, ProfileError, parse_profile, to_json
 
 LAYER = LayerCount(
@@ -20,11 +19,7 @@ LAYER = LayerCount(
     cost=9.0,
 )
 COUNTS = TaskCounts(name="x", samples=2, layers=(LAYER,), task=ProfiledTask(entrypoint="a:b"), source="made up")
-
-
-@pytest.fixture
-def table() -> DeviceTable:
-    return read_devices()
+TABLE = device_table()
 
 
 def rate(profile: ModelProfile) -> float:
@@ -32,8 +27,8 @@ def rate(profile: ModelProfile) -> float:
     return profile.samples / sum(layer.forward + layer.backward for layer in profile.layers)
 
 
-def test_an_operation_takes_as_long_as_its_products_its_bytes_or_its_launch(table: DeviceTable) -> None:
-    device, launch = table.named("V100"), table.launch.seconds
+def test_an_operation_takes_as_long_as_its_products_its_bytes_or_its_launch() -> None:
+    device, launch = TABLE.named("V100"), TABLE.launch.seconds
     products, memory = device.products["fp32"].reached, device.bandwidth.reached
     assert operation_seconds(("fp32", 10**12, 8, 3), device, launch) == pytest.approx(3 * 10**12 / products)
     assert operation_seconds(("fp32", 8, 10**9, 1), device, launch) == pytest.approx(10**9 / memory)
@@ -41,15 +36,15 @@ def test_an_operation_takes_as_long_as_its_products_its_bytes_or_its_launch(tabl
     assert operation_seconds(("fp8", 10**12, 8, 1), device, launch) == pytest.approx(10**12 / products)
 
 
-def test_layers_have_the_counted_bytes_and_computed_seconds(table: DeviceTable) -> None:
+def test_layers_have_the_counted_bytes_and_computed_seconds() -> None:
     counts = msgspec.structs.replace(COUNTS, layers=(msgspec.structs.replace(LAYER, times=2), LAYER))
-    found = analytic_profile(counts, table, "a100")
-    device = table.named("a100")
+    found = analytic_profile(counts, TABLE, "a100")
+    device = TABLE.named("a100")
     assert (found.name, found.samples, len(found.layers), found.device) == ("x@a100", 2, 3, "NVIDIA A100 80 GB")
     one = found.layers[2]
     products, memory = device.products["fp32"].reached, device.bandwidth.reached
     assert one.forward == pytest.approx(3 * 2e12 / products + 9e9 / memory, rel=1e-5)
-    assert one.backward == pytest.approx(10 * table.launch.seconds)
+    assert one.backward == pytest.approx(10 * TABLE.launch.seconds)
     assert one.update == pytest.approx((2 * (400 + 800) + 400) / memory, rel=1e-5)
     assert (one.parameters, one.optimizer, one.gradients, one.activations, one.boundary, one.cost) == (
         400,
@@ -71,8 +66,8 @@ def test_equal_layers_behind_each_other_are_one() -> None:
 
 
 @pytest.mark.parametrize("model", counted_names())
-def test_every_model_is_a_profile_on_every_device(model: str, table: DeviceTable) -> None:
-    rates = {name: rate(read_profile(f"{model}@{name}")) for name in table.devices}
+def test_every_model_is_a_profile_on_every_device(model: str) -> None:
+    rates = {name: rate(read_profile(f"{model}@{name}")) for name in TABLE.devices}
     assert rates["h200"] >= rates["h100"] > rates["a100"] > rates["v100"] > rates["t4"] > 0
     published = read_profile(f"{model.removesuffix('-bf16')}-v100")
     assert [layer.parameters for layer in published.layers] == [

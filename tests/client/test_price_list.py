@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bamboo.profiles.files import read_devices
+from bamboo.profiles.devices import device_table
 from bamboo.sizing.price_list import PriceError, of_devices, parse_prices, read_prices, shipped_prices
 from sizing_kit import PRICES
 
@@ -48,7 +48,7 @@ def test_a_list_that_comes_with_bamboo_is_read_by_its_name() -> None:
     name = shipped_prices()[-1]
     found = read_prices(name)
     assert name in found.source or "2026-11" in found.source
-    assert {one.profile for one in found.machines.values()} == {f"@{device}" for device in read_devices().devices}
+    assert {one.profile for one in found.machines.values()} == {f"@{device}" for device in device_table().devices}
     assert all(one.on_demand is not None and one.on_demand >= one.spot > 0 for one in found.machines.values())
     assert all(one.source for one in found.machines.values())
 

@@ -19,9 +19,8 @@ def test_a_file_is_read_like_one_that_comes_with_bamboo(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ProfileError, match=rf"no-such: .*a name may be one of {shipped_names()[0]}"):
         read_profile("no-such")
-    with pytest.raises(ProfileError, match="Is a directory") as folder:
+    with pytest.raises(ProfileError, match=r"Is a directory$"):
         read_profile(str(tmp_path))
-    assert "a name may be" not in str(folder.value)
     monkeypatch.setattr(files, "MOST_BYTES", 2**20)
     large = tmp_path / "large.json"
     large.write_bytes(b" " * (2**20 + 1))

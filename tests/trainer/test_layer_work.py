@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bamboo.local.trainer_calls.task_counts import counts_of
+from bamboo.local.trainer_calls.task_profile import counts_of
 from bamboo.profiles.analytic import analytic_profile
-from bamboo.profiles.files import read_devices
+from bamboo.profiles.devices import device_table
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_trainer.data.in_memory import TensorDataset
 from bamboo_trainer.layer_work import FusedOperations, LayerWork, count, layer_work
@@ -131,7 +131,7 @@ def test_counted_layers_have_the_bytes_of_measured_ones() -> None:
         [one[name] for name in names] for one in measured["layers"][:-1]
     ]
     spec = parse_manifest(manifest())
-    found = analytic_profile(counts_of(spec, answer), read_devices(), "l4")
+    found = analytic_profile(counts_of(spec, answer), device_table(), "l4")
     assert (found.name, found.samples, len(found.layers)) == ("tiny@l4", 2, 5)
     assert all(layer.forward > 0 and layer.backward > 0 and layer.update > 0 for layer in found.layers)
 

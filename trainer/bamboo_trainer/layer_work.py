@@ -43,7 +43,7 @@ class LayerWork(msgspec.Struct, frozen=True, kw_only=True):
 
 def count(manifest: dict[str, Any]) -> dict[str, Any]:
     """Count what the layers of a manifest's task compute and move. The answer has `problem`, one sentence, or `layers`:
-    of each its work, bytes and cost, as `bamboo.profiles.layer_counts` has them.
+    of each its work, bytes and cost, as `bamboo.profiles.analytic.LayerCount` has them.
     """
     torch.set_num_threads(1)  # as in a worker
     spec = parse_manifest(manifest)

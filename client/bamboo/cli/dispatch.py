@@ -1,4 +1,4 @@
-"""From a command's flags to its work, for all commands on a cluster. Slow imports happen late."""
+"""From a command's flags to its work, for all commands. Slow imports happen late."""
 
 import sys
 from collections.abc import Iterable
@@ -13,6 +13,7 @@ from bamboo_core.complaints import complain
 from bamboo_core.names import EXIT_USAGE
 
 if TYPE_CHECKING:
+    from bamboo.local.job_source import JobSource
     from bamboo.remote.changes import Manifest
     from bamboo.remote.session import Command, Target
 
@@ -39,6 +40,17 @@ def usage(*messages: str) -> NoReturn:
     for message in messages:
         complain(message)
     raise typer.Exit(EXIT_USAGE)
+
+
+def job_of(path: Path, *, pods: bool = True) -> "JobSource":
+    """Return the job of a manifest's file, as `source_of_file` does. A mistake in it ends the command."""
+    from bamboo.local.job_source import source_of_file
+    from bamboo_core.job.manifest import ManifestError
+
+    try:
+        return source_of_file(str(path), pods=pods)
+    except ManifestError as error:
+        usage(*map(str, error.problems))
 
 
 def refuse_beside(ctx: typer.Context, names: Iterable[str], beside: str) -> None:
@@ -82,7 +94,8 @@ def on_cluster(
 
 def _look_over(file: str, manifest: "Manifest", *, load: bool, quiet: bool) -> None:
     """Print warnings about a manifest; a task that does not load ends the command."""
-    from bamboo.local.trainer_calls.task_check import check_task, module_folders
+    from bamboo.local.job_source import module_folders
+    from bamboo.local.trainer_calls.task_check import check_task
     from bamboo_core.job.manifest_warnings import warnings
 
     def say(line: str) -> None:

@@ -1,28 +1,98 @@
-"""Profiles by name: files, Bamboo's own, and the job's own layers on a device that is not here."""
+"""Profiles for a job: read by name, and checked, since another model's profile would give meaningless figures."""
 
-from pathlib import Path
+import json
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from typing import Any, Final
 
 from bamboo.local.job_source import JobSource
-from bamboo.local.trainer_calls.task_counts import count_task
-from bamboo.profiles.analytic import analytic_profile
-from bamboo.profiles.files import AT, read_devices, read_profile
-from bamboo.profiles.layer_counts import TaskCounts
-from bamboo_core.planning.profile import ModelProfile
+from bamboo.local.trainer_calls.task_check import count_layers
+from bamboo.local.trainer_calls.task_profile import count_task, task_of
+from bamboo.local.trainer_calls.trainer_process import TrainerError
+from bamboo.profiles.files import AT, read_profile, shipped_names
+from bamboo_core.planning.profile import ModelProfile, ProfiledTask, ProfileError
+from bamboo_core.text import count
+
+FAR: Final = 2.0  # ratio of times from which a profile is no estimate of its device
+SHOWN: Final = 200  # characters of a value in a sentence
+_FIELDS: Final = {
+    "entrypoint": "task.entrypoint",
+    "config": "task.config",
+    "precision": "training.precision",
+    "parameter_precision": "training.parameterPrecision",
+    "boundary_precision": "training.boundaryPrecision",
+}
 
 
-class JobProfiles:
-    """A reader of profiles for one job, which counts the job's layers once, on demand."""
+def read_profiles(job: JobSource, names: Iterable[str]) -> tuple[dict[str, ModelProfile], list[str]]:
+    """Return the job's profiles by the user's names for them, and sentences about possible mistakes in them.
 
-    def __init__(self, job: JobSource) -> None:
-        self._job = job
-        self._counts: TaskCounts | None = None
+    It loads the task at most once, and only if a profile is not known to be of it. Raises ProfileError for a profile
+    that cannot be read, or has another number of layers than the job's model.
+    """
+    counts, layers = cache(lambda: count_task(job)), cache(lambda: count_layers(job.document, job.folders))
+    profiles = {name: read_profile(name, counts) for name in names}
+    warnings = list[str]()
+    for name, profile in profiles.items():
+        warnings += (*_doubts(name, profile, job, layers), *_slowness(name, profile))
+    return profiles, warnings
 
-    def read(self, name: str) -> ModelProfile:
-        """Read a profile: for @DEVICE of the job's own layers, else as `read_profile` does. Raises ProfileError."""
-        if not name.startswith(AT) or Path(name).exists():
-            return read_profile(name)
-        table = read_devices()
-        table.named(name[len(AT) :])  # raises for an unknown device before counting
-        if self._counts is None:
-            self._counts = count_task(self._job.spec, self._job.document, self._job.folders)
-        return analytic_profile(self._counts, table, name[len(AT) :])
+
+def _doubts(name: str, profile: ModelProfile, job: JobSource, layers: Callable[[], int]) -> Iterator[str]:
+    """Yield a sentence if the profile may be of another model. layers: counts those of the job's model."""
+    mine, its, unknown = task_of(job.spec), profile.task, ""
+    if its is None or (its.entrypoint, its.config) != (mine.entrypoint, mine.config):
+        try:
+            found = layers()
+        except TrainerError as error:
+            unknown = f"; the number of layers of the job's model is unknown here ({error})"
+        else:
+            if found != len(profile.layers):
+                raise ProfileError(f"{job.name}: {_mismatch(name, profile, mine, found)}")
+            if its is None:
+                return  # written by hand, and it fits
+    if differences := _differences(its, mine):
+        yield (
+            f"the profile {name} may be of another model: {'; '.join(differences)}{unknown}. All figures are those of"
+            f" its {count(len(profile.layers), 'layer')}"
+        )
+
+
+def _differences(its: ProfiledTask | None, mine: ProfiledTask) -> list[str]:
+    """Return the profile's differences from the job, field by field, or that it does not name its task."""
+    if its is None:
+        return ["it does not name its task (field task)"]
+    pairs = [(name, getattr(its, field), getattr(mine, field)) for field, name in _FIELDS.items()]
+    return [f"its {name} is {_shown(one)}, and the job's is {_shown(two)}" for name, one, two in pairs if one != two]
+
+
+def _mismatch(name: str, profile: ModelProfile, mine: ProfiledTask, layers: int) -> str:
+    of = f"; of {profile.task.entrypoint} with {_shown(profile.task.config)}" if profile.task else ""
+    return (
+        f"the profile {name} has {count(len(profile.layers), 'layer')} (field layers{of}), and the job's model"
+        f" {layers} (task.entrypoint {mine.entrypoint} with {_shown(mine.config)}): its figures would be those of"
+        " another model; bamboo profile measures the job's own"
+    )
+
+
+def _slowness(name: str, profile: ModelProfile) -> Iterator[str]:
+    """Yield a sentence if the layers of one of Bamboo's own profiles take far longer than computed for its device."""
+    if name not in shipped_names():
+        return
+    model, device = name.rsplit("-", 1)
+    computed = read_profile(f"{model}{AT}{device}")
+    times = _seconds_of_a_sample(profile) / _seconds_of_a_sample(computed)
+    if times >= FAR:
+        yield (
+            f"the layers of the profile {name} take what is left of a published step, {times:.1f} times as long as that"
+            f" device by its figures ({computed.name}, docs/simulator.md)"
+        )
+
+
+def _seconds_of_a_sample(profile: ModelProfile) -> float:
+    return sum(layer.forward + layer.backward for layer in profile.layers) / profile.samples
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

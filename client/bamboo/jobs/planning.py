@@ -7,17 +7,17 @@ from datetime import UTC, datetime
 import yaml
 
 from bamboo.jobs.errors import InvalidRequest
-from bamboo.jobs.job_profiles import JobProfiles
+from bamboo.jobs.job_profiles import read_profiles
 from bamboo.jobs.made_up_nodes import check_probability, zones_of
 from bamboo.jobs.plan_options import PlanOptions
-from bamboo.jobs.profile_check import check_profiles
 from bamboo.local.job_source import JobSource
-from bamboo.profiles.files import read_devices, shipped_names
+from bamboo.profiles.devices import device_table
+from bamboo.profiles.files import shipped_names
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_zones import allowed_zones
 from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE
 from bamboo.sizing.choice import Bounds, comparisons, odds, on_demand, reasons
-from bamboo.sizing.price_list import MachinePrice, PriceError, PriceList, of_devices, read_prices, shipped_prices
+from bamboo.sizing.price_list import PriceError, PriceList, of_devices, read_prices, shipped_prices
 from bamboo.sizing.search import MOST_SIMULATED, SearchResult, search
 from bamboo.sizing.space import Limits
 from bamboo.sizing.trials.candidate import Candidate, as_the_job_is, edited, edits
@@ -96,7 +96,7 @@ def _world(job: JobSource, wanted: PlanOptions, warnings: list[str]) -> World:
         training = document["spec"]["training"] | {"steps": wanted.steps, "epochs": None, "tokens": None}
         document = {**document, "spec": {**document["spec"], "training": training}}
     job, prices = replace(job, spec=spec, document=document), _prices(wanted)
-    machines = _machines(prices, wanted, JobProfiles(job))
+    machines = _machines(prices, wanted, job, warnings)
     market = _market(wanted, spec)
     for machine in machines.values():
         if not has_price(machine, spec, market):
@@ -104,8 +104,6 @@ def _world(job: JobSource, wanted: PlanOptions, warnings: list[str]) -> World:
             raise SimulationError(
                 f"no price is known for {machine.name}; say it in a file for --prices ({listed_here} comes with Bamboo)"
             )
-    paths = {_profile_path(one.price, wanted) or one.name: one.profile for one in machines.values()}
-    warnings += check_profiles(paths, job)
     return World(
         spec=spec,
         document=document,
@@ -127,24 +125,24 @@ def _prices(wanted: PlanOptions) -> PriceList | None:
     return of_devices(path, prices, devices) if devices else prices
 
 
-def _machines(prices: PriceList | None, wanted: PlanOptions, profiles: JobProfiles) -> dict[str, MachineKind]:
-    """Return the kinds of machines by name. Raises ProfileError or PriceError."""
+def _machines(
+    prices: PriceList | None, wanted: PlanOptions, job: JobSource, warnings: list[str]
+) -> dict[str, MachineKind]:
+    """Return the kinds of machines by name, and add warnings about their profiles. Raises ProfileError, PriceError."""
     if prices is None:
         assert wanted.profile is not None
-        known = profiles.read(wanted.profile)
-        return {known.name: machine_of(known.name, known, None)}
-    found = {}
+        profiles, doubts = read_profiles(job, [wanted.profile])
+        warnings += doubts
+        return {one.name: machine_of(one.name, one, None) for one in profiles.values()}
+    paths = {}
     for name, price in prices.machines.items():
-        path = _profile_path(price, wanted)
-        if path is None:
+        if (path := price.profile or wanted.profile) is None:
             wrong = f"machines.{name}: expected a profile, or --profile for all machines without one"
             raise PriceError(f"{wanted.prices}: {wrong}")
-        found[name] = machine_of(name, profiles.read(path), price)
-    return found
-
-
-def _profile_path(price: MachinePrice | None, wanted: PlanOptions) -> str | None:
-    return (price.profile if price is not None else None) or wanted.profile
+        paths[name] = path
+    profiles, doubts = read_profiles(job, dict.fromkeys(paths.values()))
+    warnings += doubts
+    return {name: machine_of(name, profiles[path], prices.machines[name]) for name, path in paths.items()}
 
 
 def _market(wanted: PlanOptions, spec: JobSpec) -> Market:
@@ -257,7 +255,7 @@ def _check(options: PlanOptions) -> None:
         )
     if options.profile is None and options.prices is None and options.device is None:
         raise InvalidRequest(
-            f"--device: expected some of {', '.join(read_devices().devices)}; or --profile with a file that `bamboo"
+            f"--device: expected some of {', '.join(device_table().devices)}; or --profile with a file that `bamboo"
             f" profile` writes, or one of {', '.join(shipped_names())}; or --prices with machines that have one"
         )
 

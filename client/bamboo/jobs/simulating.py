@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bamboo.jobs.errors import InvalidRequest
-from bamboo.jobs.job_profiles import JobProfiles
+from bamboo.jobs.job_profiles import read_profiles
 from bamboo.jobs.made_up_nodes import check_probability, zones_of
-from bamboo.jobs.profile_check import check_profiles
 from bamboo.jobs.simulate_options import SimulateOptions
 from bamboo.local.job_source import JobSource
 from bamboo.profiles.files import shipped_names
@@ -71,8 +70,8 @@ def _run(job: JobSource, wanted: SimulateOptions) -> tuple[JobRun, list[str]]:
     if wanted.steps is not None:
         spec = replace(spec, training=replace(spec.training, steps=wanted.steps, epochs=None, tokens=None))
         job = replace(job, spec=spec)
-    profile = JobProfiles(job).read(wanted.profile)
-    warnings = check_profiles({wanted.profile: profile}, job)
+    profiles, warnings = read_profiles(job, [wanted.profile])
+    profile = profiles[wanted.profile]
     if warning := memory_warning(for_microbatch(profile, spec.training.micro_batch_size), spec):
         warnings.append(warning)
     run = JobRun(

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bamboo.local.trainer_calls.task_check import module_folders
 from bamboo_core.job.manifest import parse_source, read_job
 from bamboo_core.job.pod_fields import unknown_in_template
 from bamboo_core.job.spec import JobSpec
@@ -24,6 +23,13 @@ class JobSource:
     document: dict[str, Any]
     folders: tuple[Path, ...]
     text: str
+
+
+def module_folders(manifest: Path) -> tuple[Path, ...]:
+    """Return the folders where the task's modules are searched first: the manifest's, as for a script, then the current
+    one.
+    """
+    return (manifest.resolve().parent, Path.cwd())
 
 
 def source_of_file(path: str, *, pods: bool = True) -> JobSource:

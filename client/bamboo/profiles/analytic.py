@@ -1,19 +1,60 @@
-"""Computed profiles of devices that nobody has measured (roofline model): an operation takes as long as its products or
-its bytes, whichever is longer, and at least a launch. Pure.
+"""Profiles computed for a device without measuring on it (roofline model). Pure.
 
-The rates are what programs reach, not what makers promise. It leaves out losses of small kernels, gains of a cache, and
-copies between host and device.
+An operation takes as long as its products or its bytes, whichever is longer, and at least a launch.
+
+The trainer counts what a model's layers compute and move. The rates are what programs reach, not what makers promise.
+The model leaves out losses of small kernels, gains of a cache, and copies between host and device.
 """
 
 from typing import Final
 
+import msgspec
+
 from bamboo.profiles.devices import FP32, Device, DeviceTable, Figure
-from bamboo.profiles.layer_counts import LayerCount, Operation, TaskCounts
 from bamboo_core.names import HEARTBEAT_TIMEOUT_SECONDS
-from bamboo_core.planning.profile import Layer, Machine, ModelProfile, Source, Storage, Times
+from bamboo_core.planning.profile import Layer, Machine, ModelProfile, ProfiledTask, Source, Storage, Times
+
+# The format of its products, floating point operations, bytes read and written, and how often it is run.
+Operation = tuple[str, int, int, int]
 
 # An optimizer's step reads the weight, the gradient and what it remembers, and writes all but the gradient.
 READ_AND_WRITTEN: Final = 2
+
+
+class LayerCount(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of one layer, or of several equal ones in a row (times). Sizes are bytes."""
+
+    # forward, backward: of one microbatch. The rest as in `bamboo_core.planning.profile.Layer`
+    forward: tuple[Operation, ...]
+    backward: tuple[Operation, ...]
+    parameters: int
+    optimizer: int
+    gradients: int
+    activations: int
+    boundary: int
+    cost: float
+    times: int = 1
+
+
+class TaskCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of the layers of a task."""
+
+    name: str
+    samples: int  # of a microbatch
+    layers: tuple[LayerCount, ...]
+    task: ProfiledTask
+    source: str  # who counted, and what
+
+
+def folded(layers: tuple[LayerCount, ...]) -> tuple[LayerCount, ...]:
+    """Return the counts with equal neighbouring layers as one."""
+    found: list[LayerCount] = []
+    for layer in layers:
+        if found and msgspec.structs.replace(found[-1], times=layer.times) == layer:
+            found[-1] = msgspec.structs.replace(layer, times=found[-1].times + layer.times)
+        else:
+            found.append(layer)
+    return tuple(found)
 
 
 def analytic_profile(counts: TaskCounts, table: DeviceTable, name: str) -> ModelProfile:
@@ -70,7 +111,7 @@ def _layer(count: LayerCount, device: Device, launch: float) -> Layer:
 def _sources(counts: TaskCounts, table: DeviceTable, device: Device) -> dict[str, Source]:
     used = dict.fromkeys(op[0] for layer in counts.layers for op in (*layer.forward, *layer.backward) if op[1])
     figures = {number: _products(device, number) for number in used}
-    told = "; ".join(
+    products = "; ".join(
         f"{number} {one.reached / 1e12:.3g} of {one.peak / 1e12:.3g} TFLOPS ({one.source})"
         for number, one in figures.items()
     )
@@ -78,7 +119,7 @@ def _sources(counts: TaskCounts, table: DeviceTable, device: Device) -> dict[str
     bandwidth = f"memory {memory.reached / 1e9:.0f} of {memory.peak / 1e9:.0f} GB/s ({memory.source})"
     seconds = (
         f"computed, not measured: operations counted from the layers, each as long as its products or its bytes take,"
-        f" by figures of {table.date}: {told}; {bandwidth}; no operation shorter than"
+        f" by figures of {table.date}: {products}; {bandwidth}; no operation shorter than"
         f" {table.launch.seconds * 1e6:.3g} us ({table.launch.source})"
     )
     return {

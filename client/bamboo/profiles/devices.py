@@ -4,73 +4,66 @@ Products are in floating point operations a second, memory and network in bytes 
 (peak) and what a program reaches, since their ratio differs between cards.
 """
 
-from typing import Annotated, Final
+from functools import cache
+from pathlib import Path
+from typing import Final
 
 import msgspec
 
-from bamboo.profiles.versioned_json import decode_versioned
-from bamboo_core.planning.profile import Bytes, Name, Network, ProfileError, Rate, Seconds, Text
+from bamboo_core.planning.profile import Network, ProfileError
 
-FORMAT: Final = "bamboo-devices"
-VERSION: Final = 1
-MOST_DEVICES: Final = 256
+TABLE: Final = Path(__file__).parent / "devices.json"
 FP32: Final = "fp32"  # of the products of every device
 
 
-class _DevicePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Base of the table's parts."""
-
-
-class Figure(_DevicePart, frozen=True, kw_only=True):
+class Figure(msgspec.Struct, frozen=True):
     """A figure of a device: published peak, and what programs reach."""
 
-    peak: Rate
-    reached: Rate
-    source: Text  # of both, with its year; "assumed" where nobody has published what is reached
+    peak: float
+    reached: float
+    source: str  # of both, with its year; "assumed" where nobody has published what is reached
 
 
-class Duration(_DevicePart, frozen=True, kw_only=True):
+class Duration(msgspec.Struct, frozen=True):
     """Seconds with a source."""
 
-    seconds: Seconds
-    source: Text
+    seconds: float
+    source: str
 
 
-class Link(_DevicePart, frozen=True, kw_only=True):
+class Link(msgspec.Struct, frozen=True):
     """The network of the most rented machine with one such device: see `planning.profile.Network`."""
 
-    flow: Rate
-    machine: Rate
-    latency: Seconds
-    source: Text
+    flow: float
+    machine: float
+    latency: float
+    source: str
 
     @property
     def network(self) -> Network:
         return Network(flow=self.flow, machine=self.machine, latency=self.latency)
 
 
-class Device(_DevicePart, frozen=True, kw_only=True):
+class Device(msgspec.Struct, frozen=True, rename="camel"):
     """A device that a model may be computed on."""
 
-    device: Name
-    memory: Bytes
-    host_memory: Bytes
+    device: str
+    memory: int
+    host_memory: int
     # by the format of their numbers, fp32 at least; tf32 are those of convolutions in fp32, which cuDNN rounds where a
     # device can
-    products: dict[Name, Figure]
+    products: dict[str, Figure]
     bandwidth: Figure  # of the device's memory
     network: Link
 
 
-class DeviceTable(_DevicePart, frozen=True, kw_only=True):
+class DeviceTable(msgspec.Struct, frozen=True):
     """The devices that a profile can be computed for."""
 
-    format: str
-    version: int
-    date: Name  # when the figures were looked up
+    date: str  # when the figures were looked up
     launch: Duration  # of the shortest operation
     start: Duration  # of a node's worker
-    devices: Annotated[dict[Name, Device], msgspec.Meta(min_length=1, max_length=MOST_DEVICES)]
+    devices: dict[str, Device]
 
     def named(self, name: str) -> Device:
         """Return the device of that name. Raises ProfileError with the known names."""
@@ -79,23 +72,7 @@ class DeviceTable(_DevicePart, frozen=True, kw_only=True):
         return found
 
 
-_DECODER = msgspec.json.Decoder(DeviceTable, strict=True)
-
-
-def parse_devices(path: str, text: bytes | str) -> DeviceTable:
-    """Return the table of devices in a text. path: for messages. Raises ProfileError naming it and the expected
-    value.
-    """
-    expected = FORMAT, VERSION
-    table = decode_versioned(_DECODER, path, text, what="table of devices", expected=expected, error=ProfileError)
-    for name, device in table.devices.items():
-        products = {f"products.{number}": one for number, one in device.products.items()}
-        figures = {**products, "bandwidth": device.bandwidth}
-        for field, figure in figures.items():
-            if figure.reached > figure.peak:
-                raise ProfileError(f"{path}: devices.{name}.{field}: reached must be at most peak")
-        if FP32 not in device.products:
-            raise ProfileError(f"{path}: devices.{name}.products: expected {FP32}, since every job has some in it")
-        if device.network.machine < device.network.flow:
-            raise ProfileError(f"{path}: devices.{name}.network.machine: must be at least flow")
-    return table
+@cache
+def device_table() -> DeviceTable:
+    """Read the table of devices that comes with Bamboo."""
+    return msgspec.json.decode(TABLE.read_bytes(), type=DeviceTable)

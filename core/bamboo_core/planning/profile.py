@@ -5,13 +5,12 @@ names its source. Times are seconds, sizes bytes, bandwidths bytes per second.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from bamboo_core.names import FLOWS_PER_LINK, LARGE_BODY
 
-T = TypeVar("T")
 FORMAT: Final = "bamboo-profile"
 VERSION: Final = 1
 MOST_LAYERS: Final = 10_000
@@ -24,6 +23,7 @@ Rate = Annotated[float, msgspec.Meta(gt=0, le=1e15)]
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 Text = Annotated[str, msgspec.Meta(max_length=2000)]
 Whole = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
+Pipelines = Annotated[str, msgspec.Meta(pattern="^[1-9][0-9]{0,3}$")]
 Usd = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
@@ -126,7 +126,7 @@ class Published(_Part, frozen=True, kw_only=True):
     on_demand_stages: Whole
     on_demand_pipelines: Whole
     on_demand_seconds: Seconds
-    step_seconds: dict[str, Seconds]  # on spot machines, by the number of pipelines
+    step_seconds: dict[Pipelines, Seconds]  # on spot machines, by the number of pipelines
     steps: Whole | None = None  # of a whole run, if known
 
 
@@ -167,12 +167,9 @@ class ModelProfile(_Part, frozen=True, kw_only=True):
 
     @property
     def figures(self) -> ModelFigures:
-        added = self.times
+        times = self.times
         return ModelFigures(
-            layers=self.layers,
-            network=self.network,
-            instruction=added.instruction,
-            commit=added.commit,
+            layers=self.layers, network=self.network, instruction=times.instruction, commit=times.commit
         )
 
     @property
@@ -198,10 +195,9 @@ def parse_profile(path: str, text: bytes | str) -> ModelProfile:
     """Parse a profile. path: for messages. Raises ProfileError with the path, the place and what was expected."""
     try:
         profile = _DECODER.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ProfileError(f"{path}: not a profile: {_lower(str(error))}") from None
-    except UnicodeDecodeError:
-        raise ProfileError(f"{path}: not a profile: it is not UTF-8 text") from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        message = str(error)
+        raise ProfileError(f"{path}: not a profile: {message[:1].lower()}{message[1:]}") from None
     for problem in _problems(profile):
         raise ProfileError(f"{path}: {problem}")
     return profile
@@ -251,10 +247,3 @@ def _problems(profile: ModelProfile) -> Iterator[str]:
         yield "layers: at least one of them must take time"
     if profile.network.machine < profile.network.flow:
         yield "network.machine: must be at least network.flow, since one connection cannot carry more than all"
-    for key in profile.published.step_seconds if profile.published else ():
-        if not key.isdecimal() or not 0 < int(key) < 10_000:
-            yield f"published.stepSeconds: its keys must be numbers of pipelines, not {key[:20]!r}"
-
-
-def _lower(message: str) -> str:
-    return message[:1].lower() + message[1:]

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bamboo.local.fork_server import ForkServerError
-from bamboo.local.trainer_calls.trainer_process import ask_trainer, missing_packages
+from bamboo.local.trainer_calls.trainer_process import TrainerError, ask_trainer, missing_packages
 from bamboo_core.text import count, size
 
 CHECK: Final = "bamboo_trainer.check:check"
@@ -26,36 +25,21 @@ class Checked:
     told: tuple[str, ...] = ()  # what was found, or that nothing was checked
 
 
-def module_folders(manifest: Path) -> tuple[Path, ...]:
-    """Return the folders where the task's modules are searched first: the manifest's, as for a script, then the current
-    one.
-    """
-    return (manifest.resolve().parent, Path.cwd())
-
-
 def check_task(manifest: dict[str, Any], folders: Sequence[Path]) -> Checked:
     """Load the task, build its layers without values and count their needs. folders: of its modules."""
     if missing := missing_packages():
         return Checked(told=(f"not checked: the task, since {missing} is not installed here",))
     try:
         answer = ask_trainer(CHECK, {"manifest": manifest}, folders, failed="the task could not be tried")
-    except ForkServerError as error:
+    except TrainerError as error:
         return Checked(problem=str(error))
-    if problem := answer.get("problem"):
-        return Checked(problem=str(problem))
     initial = (f"initial values: {line}" for line in answer["initial"])
     return Checked(told=(_task(answer), *initial, _memory(answer)))
 
 
-def count_layers(manifest: dict[str, Any], folders: Sequence[Path]) -> int | str:
-    """Return the number of layers of a task, or why this machine cannot count them. folders: of the task's modules."""
-    if missing := missing_packages():
-        return f"{missing} not installed"
-    try:
-        answer = ask_trainer(COUNT, {"manifest": manifest}, folders, failed="the task could not be tried")
-    except ForkServerError as error:
-        return str(error)
-    return str(answer["problem"]) if "problem" in answer else int(answer["layers"])
+def count_layers(manifest: dict[str, Any], folders: Sequence[Path]) -> int:
+    """Return the number of layers of a task. folders: of the task's modules. Raises TrainerError."""
+    return int(ask_trainer(COUNT, {"manifest": manifest}, folders, failed="the task could not be tried")["layers"])
 
 
 def _task(answer: dict[str, Any]) -> str:

@@ -1,71 +1,87 @@
-"""Measurement of a job's layers on this machine, by the trainer in its own process, as a profile."""
+"""Profiles of a job's own layers: the trainer, in its own process, measures them or counts them for another device."""
 
+import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from bamboo.local.fork_server import ForkServerError
-from bamboo.local.trainer_calls.trainer_process import ask_trainer, missing_packages
-from bamboo.simulation.profile_match import task_of
+from bamboo.local.job_source import JobSource
+from bamboo.local.trainer_calls.trainer_process import TrainerError, ask_trainer
+from bamboo.profiles.analytic import LayerCount, TaskCounts, folded
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import HEARTBEAT_TIMEOUT_SECONDS
-from bamboo_core.planning.profile import Layer, Machine, ModelProfile, Network, ProfileError, Source, Storage, Times
+from bamboo_core.planning.profile import (
+    Layer,
+    Machine,
+    ModelProfile,
+    Network,
+    ProfiledTask,
+    ProfileError,
+    Source,
+    Storage,
+    Times,
+)
 
 PROFILE: Final = "bamboo_trainer.profiling:profile"
-REPEAT_SECONDS: Final = 60.0  # for measuring again what is not steady
+COUNT: Final = "bamboo_trainer.layer_work:count"
 SHOWN_LAYERS: Final = 5
 BUSY: Final = 0.05  # share of the time without a processor, from which on measured seconds are only an estimate
-DISK_RATE: Final = 100e6  # bytes a second, if nobody says what the store does
+DISK_RATE: Final = 100e6  # bytes a second, assumed of a store
+DETECTION: Final = "detection: the heartbeat timeout, as of a machine that vanishes"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineOverrides:
-    """Figures of a machine that cannot be measured on it, or should differ; None: as here."""
+def measure_task(job: JobSource, repeats: int, seconds: float) -> ModelProfile:
+    """Return the measured profile of a task.
 
-    # flow, machine, storage_write, storage_read: bytes a second
-    flow: float | None = None
-    machine: float | None = None
-    # latency, start, detection: seconds
-    latency: float = 0.0
-    storage_write: float | None = None
-    storage_read: float | None = None
-    start: float | None = None
-    detection: float | None = None
-
-
-def measure_task(
-    spec: JobSpec,
-    manifest: dict[str, Any],
-    folders: Sequence[Path],
-    repeats: int,
-    around: MachineOverrides,
-    seconds: float = REPEAT_SECONDS,
-) -> ModelProfile:
-    """Return the measured profile of a task. folders: of the task's modules. repeats: microbatches whose median counts,
-    and as many again while that is not steady; seconds: limit for that. Raises ProfileError.
+    repeats: microbatches whose median counts, and as many again while that is not steady; seconds: limit for that.
+    Raises ProfileError.
     """
-    if missing := missing_packages():
-        raise ProfileError(f"bamboo profile needs {missing}, not installed here")
-    arguments = {"manifest": manifest, "repeats": repeats, "seconds": seconds}
+    arguments = {"manifest": job.document, "repeats": repeats, "seconds": seconds}
     try:
-        answer = ask_trainer(PROFILE, arguments, folders, failed="the task could not be measured")
-    except ForkServerError as error:
+        answer = ask_trainer(PROFILE, arguments, job.folders, failed="the task could not be measured")
+    except TrainerError as error:
         raise ProfileError(str(error)) from None
-    if problem := answer.get("problem"):
-        raise ProfileError(str(problem))
-    return profile_of(spec, answer, repeats, around)
+    return profile_of(job.spec, answer, repeats)
 
 
-def profile_of(spec: JobSpec, answer: dict[str, Any], repeats: int, around: MachineOverrides) -> ModelProfile:
+def count_task(job: JobSource) -> TaskCounts:
+    """Return the counts of a task's layers. Raises ProfileError."""
+    try:
+        answer = ask_trainer(COUNT, {"manifest": job.document}, job.folders, failed="the layers could not be counted")
+    except TrainerError as error:
+        raise ProfileError(str(error)) from None
+    return counts_of(job.spec, answer)
+
+
+def task_of(spec: JobSpec) -> ProfiledTask:
+    """Return the task that a profile of this job records."""
+    training = spec.training
+    config: dict[str, Any] = json.loads(json.dumps(spec.task.config))
+    return ProfiledTask(
+        entrypoint=spec.task.entrypoint,
+        config=config,
+        precision=training.precision.value,
+        parameter_precision=training.parameter_precision.value,
+        boundary_precision=training.boundary_precision.value,
+    )
+
+
+def counts_of(spec: JobSpec, answer: dict[str, Any]) -> TaskCounts:
+    """Return the counts in the trainer's answer. answer: of `bamboo_trainer.layer_work.count`."""
+    return TaskCounts(
+        name=spec.name,
+        samples=spec.training.micro_batch_size,
+        layers=folded(msgspec.convert(answer["layers"], tuple[LayerCount, ...])),
+        task=task_of(spec),
+        source="counted from the layers with torch's counter, on tensors without data where that is possible",
+    )
+
+
+def profile_of(spec: JobSpec, answer: dict[str, Any], repeats: int) -> ModelProfile:
     """Return the profile of the trainer's answer. answer: of `bamboo_trainer.profiling.profile`."""
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     device = answer["device"] if answer["device"] != "cpu" else f"processor of {os.uname().machine}"
-    flow = around.flow or answer["loopback"]
-    layers = [Layer(**layer) for layer in answer["layers"]]
     samples = spec.training.micro_batch_size
     often = f"{repeats} to {answer['repeats']}" if answer["repeats"] > repeats else f"{repeats}"
     measured = f"median of {often} microbatches of {samples} on {device}, layer by layer"
@@ -73,48 +89,48 @@ def profile_of(spec: JobSpec, answer: dict[str, Any], repeats: int, around: Mach
         name=spec.name,
         device=device,
         samples=samples,
-        layers=tuple(layers),
-        network=Network(flow=flow, machine=max(flow, around.machine or flow), latency=around.latency),
-        storage=Storage(write=around.storage_write or DISK_RATE, read=around.storage_read or DISK_RATE),
-        times=Times(
-            start=answer["load"] if around.start is None else around.start,
-            detection=HEARTBEAT_TIMEOUT_SECONDS if around.detection is None else around.detection,
-        ),
+        layers=tuple(Layer(**layer) for layer in answer["layers"]),
+        network=Network(flow=answer["loopback"], machine=answer["loopback"]),
+        storage=Storage(write=DISK_RATE, read=DISK_RATE),
+        times=Times(start=answer["load"], detection=HEARTBEAT_TIMEOUT_SECONDS),
         machine=Machine(memory=answer["memory"] or host, host_memory=host),
         task=task_of(spec),
         sources={
             "layers.seconds": _seconds(measured, answer),
             "layers.update": Source(text=f"median of optimizer steps on {device}, layer by layer"),
             "layers.bytes": Source(text="counted from the layers, on tensors without data where that is possible"),
-            "network": _network(around),
-            "storage": _storage(around),
-            "times": _times(around),
+            "network": Source(
+                text="one connection within this machine; between machines it is slower (--flow)", estimated=True
+            ),
+            "storage": Source(text="assumed: 100 MB/s", estimated=True),
+            "times": Source(
+                text="start: loading the task on this machine, without the node, its image and Python's start"
+                f" (--start); {DETECTION}",
+                estimated=True,
+            ),
             "memory": Source(text="of this machine"),
         },
     )
 
 
-def surrounded(profile: ModelProfile, around: MachineOverrides) -> ModelProfile:
-    """Return a computed profile with the user's figures of the machine in place of assumed ones."""
-    was, replace = profile, msgspec.structs.replace
-    flow = around.flow or was.network.flow
-    machine = max(flow, around.machine or was.network.machine)
-    network = replace(was.network, flow=flow, machine=machine, latency=around.latency or was.network.latency)
-    storage = replace(
-        was.storage, write=around.storage_write or was.storage.write, read=around.storage_read or was.storage.read
-    )
-    times = replace(
-        was.times,
-        start=was.times.start if around.start is None else around.start,
-        detection=was.times.detection if around.detection is None else around.detection,
-    )
-    given = {
-        "network": around.flow is not None,
-        "storage": None not in (around.storage_write, around.storage_read),
-        "times": None not in (around.start, around.detection),
-    }
-    sources = {**was.sources, **{name: Source(text="given by flags") for name, known in given.items() if known}}
-    return replace(was, network=network, storage=storage, times=times, sources=sources)
+def surrounded(
+    profile: ModelProfile, *, flow: float | None, machine: float | None, start: float | None
+) -> ModelProfile:
+    """Return the profile with the user's figures of the machine in place of measured or assumed ones.
+
+    flow, machine: bytes a second of one connection, and of all. start: seconds.
+    """
+    replace, sources = msgspec.structs.replace, dict(profile.sources)
+    network, times = profile.network, profile.times
+    if flow is not None or machine is not None:
+        one = flow or network.flow
+        network = replace(network, flow=one, machine=max(one, machine or one))
+    if flow is not None:
+        sources["network"] = Source(text="given by flags")
+    if start is not None:
+        times = replace(times, start=start)
+        sources["times"] = Source(text=f"start: given by --start; {DETECTION}")
+    return replace(profile, network=network, times=times, sources=sources)
 
 
 def _seconds(measured: str, answer: dict[str, Any]) -> Source:
@@ -133,28 +149,3 @@ def _seconds(measured: str, answer: dict[str, Any]) -> Source:
     if told:
         return Source(text="; ".join([measured, *told]), estimated=True)
     return Source(text=f"{measured}, each known within {100 * answer['bound']:.0f} %")
-
-
-def _network(around: MachineOverrides) -> Source:
-    if around.flow is not None:
-        return Source(text="given by flags")
-    return Source(text="one connection within this machine; between machines it is slower (--flow)", estimated=True)
-
-
-def _storage(around: MachineOverrides) -> Source:
-    if None not in (around.storage_write, around.storage_read):
-        return Source(text="given by flags")
-    return Source(
-        text="assumed: 100 MB/s where no flag says otherwise (--storage-write, --storage-read)", estimated=True
-    )
-
-
-def _times(around: MachineOverrides) -> Source:
-    given = None not in (around.start, around.detection)
-    if given:
-        return Source(text="given by flags")
-    return Source(
-        text="start: loading the task on this machine, without the node, its image and Python's start (--start);"
-        " detection: the heartbeat timeout, as of a machine that vanishes (--detection)",
-        estimated=True,
-    )

@@ -19,6 +19,10 @@ NEEDED = ("bamboo_trainer", "torch")
 END_SECONDS = 30.0  # in which the process removes what is half written
 
 
+class TrainerError(RuntimeError):
+    """One sentence that says why the trainer has no answer."""
+
+
 def missing_packages() -> str:
     """Return the packages that the trainer needs and are not installed, for people; "" if none."""
     return " and ".join(module for module in NEEDED if find_spec(module) is None)
@@ -48,22 +52,21 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def ask_trainer(
-    function: str,
-    arguments: dict[str, Any],
-    folders: Sequence[Path],
-    *,
-    failed: str,
-) -> dict[str, Any]:
+def ask_trainer(function: str, arguments: dict[str, Any], folders: Sequence[Path], *, failed: str) -> dict[str, Any]:
     """Return the answer of "module:function" of the trainer. folders: of the task's modules.
 
-    Raises ForkServerError, which begins with what has failed and ends with the process's last output; SystemExit if a
-    signal has ended it.
+    Raises TrainerError, which begins with what has failed and ends with the process's last output, or is the answer's
+    `problem`; SystemExit if a signal has ended the process.
     """
+    if missing := missing_packages():
+        raise TrainerError(f"{failed}: {missing} not installed here")
     try:
-        return loop_signals.run_until_stopped(lambda: _ask(function, arguments, folders, failed))
+        answer = loop_signals.run_until_stopped(lambda: _ask(function, arguments, folders, failed))
     except asyncio.CancelledError:
         sys.exit(EXIT_INTERRUPTED)
+    if problem := answer.get("problem"):
+        raise TrainerError(str(problem))
+    return answer
 
 
 async def _ask(function: str, arguments: dict[str, Any], folders: Sequence[Path], failed: str) -> dict[str, Any]:
@@ -73,15 +76,10 @@ async def _ask(function: str, arguments: dict[str, Any], folders: Sequence[Path]
         )
         try:  # it may be stopped while the pool is opened, too
             await pool.open()
-            answer: dict[str, Any] = await _called(pool, function, arguments, failed)
+            answer: dict[str, Any] = await pool.call(function, arguments)
+        except ForkServerError as error:
+            said = one_line(pool.tail(3))
+            raise TrainerError(f"{failed}: {error}" + (f" ({said})" if said else "")) from None
         finally:
             await pool.close()
     return answer
-
-
-async def _called(pool: ForkServer, function: str, arguments: dict[str, Any], failed: str) -> Any:
-    try:
-        return await pool.call(function, arguments)
-    except ForkServerError as error:
-        said = one_line(pool.tail(3))
-        raise ForkServerError(f"{failed}: {error}" + (f" ({said})" if said else "")) from None
