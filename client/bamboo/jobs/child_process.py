@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
+import pickle
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
-from bamboo.jobs.channel import packed, received
-from bamboo.jobs.child import Answered, Ask, ChildWork, Raised
+from bamboo.jobs.child import HEAD, Ask, ChildWork, Ended
 from bamboo.jobs.errors import BambooError
 
 END_SECONDS: Final = 60.0  # from SIGTERM to SIGKILL: a job may write a checkpoint meanwhile
@@ -23,18 +23,18 @@ class ChildDied(BambooError):
 class ChildProcess:
     """A process that does some work, in its own session, so that Ctrl-C does not reach it.
 
-    say: called in the loop with each line that it prints.
+    What it prints goes to this program's standard error.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, say: Callable[[str], object]) -> None:
-        self._process, self._say = process, say
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._printed = asyncio.create_task(self._read_lines())
 
     @classmethod
-    async def start(cls, work: ChildWork, say: Callable[[str], object]) -> "ChildProcess":
+    async def start(cls, work: ChildWork) -> "ChildProcess":
         """Start the process. Raises OSError if that fails."""
-        first = packed(work)
+        first = pickle.dumps(work)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "bamboo.jobs.child"),
             stdin=asyncio.subprocess.PIPE,
@@ -42,22 +42,46 @@ class ChildProcess:
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
-        child = cls(process, say)
+        child = cls(process)
         await child._write(first)
         return child
 
     async def send(self, message: object) -> None:
         """Send a message, unless the process has ended."""
-        await self._write(packed(message))
+        await self._write(pickle.dumps(message))
 
-    async def messages(self) -> AsyncIterator[Any]:
-        """Yield the messages of the process until it ends."""
+    async def result(self, take: Callable[[Any], Awaitable[None]]) -> Any:
+        """Return the result of the work when the process has ended. take: called with each message before.
+
+        Raises the work's BambooError, and ChildDied if the process ends without either.
+        """
+        ended: Ended | None = None
+        try:
+            async for message in self._messages():
+                if isinstance(message, Ended):
+                    ended = message
+                else:
+                    await take(message)
+        finally:
+            if ended is None:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.terminate()
+            tail = await self._close()
+        if ended is None:
+            why = "a process of this program ended without an answer, perhaps for want of memory"
+            raise ChildDied(f"{why}\n\n{tail}" if tail else why)
+        if ended.error is not None:
+            raise ended.error
+        return ended.result
+
+    async def _messages(self) -> AsyncIterator[Any]:
         assert self._process.stdout is not None
-        with contextlib.suppress(EOFError):
+        with contextlib.suppress(asyncio.IncompleteReadError):
             while True:
-                yield await received(self._process.stdout)
+                (size,) = HEAD.unpack(await self._process.stdout.readexactly(HEAD.size))
+                yield pickle.loads(await self._process.stdout.readexactly(size))
 
-    async def close(self) -> str:
+    async def _close(self) -> str:
         """Close its input and wait for its end, by force if it takes too long. Return the last lines it printed."""
         if self._process.stdin is not None:
             self._process.stdin.close()
@@ -71,14 +95,6 @@ class ChildProcess:
             await asyncio.wait([self._printed], timeout=PRINTED_SECONDS)  # others may hold its standard error
             self._printed.cancel()
         return "\n".join(self._tail)
-
-    @property
-    def running(self) -> bool:
-        return self._process.returncode is None
-
-    def terminate(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
 
     async def _write(self, data: bytes) -> None:
         assert self._process.stdin is not None
@@ -98,27 +114,13 @@ class ChildProcess:
             text = line.decode(errors="replace").rstrip("\n")
             self._tail.append(text)
             with contextlib.suppress(OSError, ValueError):  # this program's own standard error is closed
-                self._say(text)
+                print(text, file=sys.stderr, flush=True)
 
 
 async def ask(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in a process of its own; return its result or raise its error. Raises ChildDied."""
-    child = await ChildProcess.start(Ask(function, arguments), print_error)
-    answer: Answered | Raised | None = None
-    try:
-        async for message in child.messages():
-            answer = message
-    finally:
-        if answer is None:
-            child.terminate()
-        tail = await child.close()
-    if answer is None:
-        raise ChildDied(f"the process that worked for this program ended without an answer{tail and f': {tail}'}")
-    if isinstance(answer, Raised):
-        raise answer.error
-    return answer.value
+    """Call a function in a process of its own, and return its result. Raises its BambooError, or ChildDied."""
 
+    async def take(message: Any) -> None:
+        raise AssertionError(message)
 
-def print_error(line: str) -> None:
-    """Print a line of such a process to standard error."""
-    print(line, file=sys.stderr, flush=True)
+    return await (await ChildProcess.start(Ask(function, arguments))).result(take)

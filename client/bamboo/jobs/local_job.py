@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bamboo.jobs import background
-from bamboo.jobs.child_process import ChildDied, ChildProcess, print_error
+from bamboo.jobs.child_process import ChildProcess
 from bamboo.jobs.errors import (
     BambooError,
     InvalidRequest,
@@ -20,7 +20,7 @@ from bamboo.jobs.errors import (
     NotInTime,
 )
 from bamboo.jobs.here import changed
-from bamboo.jobs.local_host import Began, CouldNotRun, HostedRun
+from bamboo.jobs.local_host import Began, HostedRun
 from bamboo.jobs.results import HistoryRows, JobProgress, Occurrence, local_progress
 from bamboo.local.job_source import JobSource
 from bamboo.local.output_folder import WEIGHTS
@@ -79,7 +79,7 @@ class LocalJob:
         self._workers: tuple[str, ...] = ()
         self._page = ""
         self._stopping = self._suspending = False
-        self._ended: Summary | CouldNotRun | ChildDied | None = None
+        self._ended: Summary | BambooError | None = None
 
     @property
     def name(self) -> str:
@@ -96,7 +96,7 @@ class LocalJob:
         work = HostedRun(job=self._wanted.job, options=self._wanted.options, page=self._wanted.page)
         background.opened(self.close)
         try:
-            self._child = await ChildProcess.start(work, print_error)
+            self._child = await ChildProcess.start(work)
         except OSError as error:
             raise BambooError(f"{self.name}: no process can be started: {said_by(error)}") from None
         self._ended, self._stopping, self._suspending = None, False, False
@@ -264,24 +264,16 @@ class LocalJob:
         return self._child
 
     async def _run(self, child: ChildProcess) -> None:
-        ended: Summary | CouldNotRun | None = None
-        tail = ""
+        ended: Summary | BambooError = BambooError("its messages could not be read")
         try:
-            async for message in child.messages():
-                if isinstance(message, Summary | CouldNotRun):
-                    ended = message
-                else:
-                    self._take(message)
-                    await self._tell()
-            tail = await child.close()
+            ended = await child.result(self._take)
+        except BambooError as error:
+            ended = error
         finally:
-            if child.running:  # an error occurred here
-                child.terminate()
-                tail = await child.close()
-            self._end(ended, tail)
+            self._end(ended)
             await self._tell()
 
-    def _take(self, message: Any) -> None:
+    async def _take(self, message: Any) -> None:
         match message:
             case Began(page):
                 self._page = page
@@ -293,14 +285,11 @@ class LocalJob:
                 late = max(0, len(self._events) - MOST_EVENTS)
                 del self._events[:late]
                 self._dropped += late
+        await self._tell()
 
-    def _end(self, ended: Summary | CouldNotRun | None, tail: str) -> None:
+    def _end(self, ended: Summary | BambooError) -> None:
+        self._ended = ended
         state, message = "Failed", ""
-        if ended is None:
-            why = f"{self.name}: the process that ran it ended without a word, perhaps for want of memory"
-            self._ended = ChildDied(f"{why}\n\n{tail}" if tail else why)
-        else:
-            self._ended = ended
         if isinstance(ended, Summary):
             suspended = self._suspending and ended.outcome is Outcome.INTERRUPTED
             state = SUSPENDED if suspended else ended.outcome.value
@@ -312,10 +301,8 @@ class LocalJob:
     def _failure(self) -> BambooError | None:
         """Return a new error that says why the job is not complete, or None."""
         match self._ended:
-            case ChildDied() as died:
-                return ChildDied(str(died))
-            case CouldNotRun(message):
-                return BambooError(f"{self.name}: {message}")
+            case BambooError() as error:
+                return type(error)(f"{self.name}: {error}")
             case Summary() as ended if ended.outcome is not Outcome.COMPLETE:
                 return ERRORS[ended.outcome](self.name, ended.reason, ended.message, ended.log_tail or "")
         return None
