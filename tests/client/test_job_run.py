@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from bamboo.jobs.simulating import simulate_seeds
 from bamboo.simulation.job.job_run import JobRun
-from bamboo.simulation.pool import JobSeed, simulate_jobs
 from bamboo.traces.generate import Generation
 from bamboo.traces.trace import make_trace
 from bamboo_core.coordinator import coordinator
@@ -124,10 +124,10 @@ def test_a_small_run_is_always_the_same() -> None:
     """Golden: if this changes, so do the figures in docs; say why in the commit."""
     generation = Generation(nodes=6, hours=6, removal=0.5, addition=0.9, zones=("a", "b"))
     one = job(3, None, elastic={"maxWorkers": 6}, nodePools=[{"name": "spot", "pricePerHour": "1.0"}])
-    runs = [JobSeed(run=one, generation=generation, seed=seed) for seed in (1, 2, 3, 4)]
+    cases = [(generation, seed) for seed in (1, 2, 3, 4)]
     told: list[int] = []
-    found = [result.figures for result in simulate_jobs(runs, 2, told.append)]
-    assert found == [result.figures for result in simulate_jobs(runs, 1, lambda count: None)]
+    found = [result.figures for result in simulate_seeds(one, cases, 2, told.append)]
+    assert found == [result.figures for result in simulate_seeds(one, cases, 1, lambda count: None)]
     assert sum(told) == 4
     assert [(one.preemptions, one.takeovers, one.restores, one.steps) for one in found] == GOLDEN
 

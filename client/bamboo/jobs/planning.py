@@ -8,13 +8,13 @@ import yaml
 
 from bamboo.jobs.errors import InvalidRequest
 from bamboo.jobs.job_profiles import read_profiles
-from bamboo.jobs.made_up_nodes import check_probability, zones_of
 from bamboo.jobs.plan_options import PlanOptions
+from bamboo.jobs.simulating import check_probability
 from bamboo.local.job_source import JobSource
 from bamboo.profiles.devices import device_table
 from bamboo.profiles.files import shipped_names
 from bamboo.simulation.figures import SimulationError
-from bamboo.simulation.job.job_zones import allowed_zones
+from bamboo.simulation.job.job_zones import allowed_zones, wanted_zones
 from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE
 from bamboo.sizing.choice import Bounds, comparisons, odds, on_demand, reasons
 from bamboo.sizing.price_list import PriceError, PriceList, of_devices, read_prices, shipped_prices
@@ -165,7 +165,7 @@ def _market(wanted: PlanOptions, spec: JobSpec) -> Market:
             nodes=wanted_workers(spec),
             removal=wanted.preempt_rate,
             addition=wanted.replace_rate,
-            zones=zones_of(spec, wanted.zones, ZONES),
+            zones=wanted_zones(spec, wanted.zones, ZONES),
             notice=wanted.notice,
         )
     )

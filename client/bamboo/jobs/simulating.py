@@ -3,18 +3,18 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from bamboo.jobs.errors import InvalidRequest
 from bamboo.jobs.job_profiles import read_profiles
-from bamboo.jobs.made_up_nodes import check_probability, zones_of
 from bamboo.jobs.simulate_options import SimulateOptions
 from bamboo.local.job_source import JobSource
 from bamboo.profiles.files import shipped_names
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_record import JobResult
-from bamboo.simulation.job.job_run import JobRun, simulate_job
-from bamboo.simulation.job.job_zones import allowed_zones, made_up
-from bamboo.simulation.pool import JobSeed, simulate_jobs
+from bamboo.simulation.job.job_run import JobRun, model_of, simulate_job
+from bamboo.simulation.job.job_zones import allowed_zones, made_up, wanted_zones
+from bamboo.simulation.processes import in_processes
 from bamboo.terminal.run_progress import RunProgress
 from bamboo.traces.files import read_nodes
 from bamboo.traces.generate import Generation
@@ -109,14 +109,40 @@ def _of_rates(wanted: SimulateOptions, run: JobRun, say: Say | None) -> list[Sim
         trace = made_up(generations[0], run.spec, seeds[0])
         result = simulate_job(replace(run, trace=trace), say)
         return [SimulatedCase(name=f"{rates[0]:g}", runs=(result,))]
-    runs = [JobSeed(run=run, generation=one, seed=seed) for one in generations for seed in seeds]
-    with RunProgress(len(runs), shown=not wanted.quiet) as bar:
-        results = list(simulate_jobs(runs, wanted.jobs or os.cpu_count() or 1, bar.done))
-    size = len(seeds)
-    return [
-        SimulatedCase(name=f"{rate:g}", runs=tuple(results[at * size : (at + 1) * size]))
-        for at, rate in enumerate(rates)
-    ]
+    every = [(one, seed) for one in generations for seed in seeds]
+    with RunProgress(len(every), shown=not wanted.quiet) as bar:
+        results = iter(simulate_seeds(run, every, wanted.jobs or os.cpu_count() or 1, bar.done))
+    return [SimulatedCase(name=f"{rate:g}", runs=tuple(islice(results, len(seeds)))) for rate in rates]
+
+
+def simulate_seeds(
+    run: JobRun, cases: Sequence[tuple[Generation, int]], jobs: int, done: Callable[[int], None]
+) -> list[JobResult]:
+    """Return the results of the job with nodes generated for each case's seed. They do not depend on `jobs`.
+
+    run: its trace is ignored. jobs: processes; 1 is this one. done: called at the end of each run. Raises
+    SimulationError for the first run that fails.
+    """
+    model = model_of(run)  # step times are shared between the runs of a process
+
+    def simulate(case: tuple[Generation, int]) -> JobResult:
+        generation, seed = case
+        try:
+            return simulate_job(replace(run, trace=made_up(generation, run.spec, seed)), model=model)
+        except SimulationError as error:
+            raise SimulationError(f"rate {generation.removal:g}, seed {seed}: {error}") from None
+
+    results = []
+    for result in in_processes(simulate, cases, jobs):
+        results.append(result)
+        done(1)
+    return results
+
+
+def check_probability(flag: str, value: float) -> None:
+    """Raise InvalidRequest unless the value is a probability."""
+    if not 0 <= value <= 1:
+        raise InvalidRequest(f"{flag} {value:g}: expected a probability from 0 to 1")
 
 
 def spent_text(spec: JobSpec, runs: Sequence[JobResult]) -> str:
@@ -129,7 +155,7 @@ def spent_text(spec: JobSpec, runs: Sequence[JobResult]) -> str:
 
 def _generation(wanted: SimulateOptions, spec: JobSpec, rate: float) -> Generation:
     """Return the generation of nodes. Raises SimulationError if the job may be in none of the zones."""
-    zones = zones_of(spec, wanted.zones, (ZONE,))
+    zones = wanted_zones(spec, wanted.zones, (ZONE,))
     return Generation(
         hours=wanted.hours or HOURS, removal=rate, addition=wanted.replace_rate, zones=zones, notice=wanted.notice
     )

@@ -65,6 +65,15 @@ def allowed_zones(spec: JobSpec, zones: Iterable[str]) -> tuple[str, ...]:
     return found
 
 
+def wanted_zones(spec: JobSpec, given: str | None, default: Sequence[str]) -> tuple[str, ...]:
+    """Return the allowed zones of --zones, else of the job, else the default ones.
+
+    Raises SimulationError if the job may be in none of them.
+    """
+    zones = () if given is None else tuple(zone.strip() for zone in given.split(","))
+    return allowed_zones(spec, zones or named_zones(spec) or default)
+
+
 def listed(zones: Iterable[str]) -> str:
     """Return the zones' names for a sentence."""
     known = [zone or "no named zone" for zone in zones]
