@@ -6,11 +6,12 @@ import pickle
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from bamboo.jobs.child import HEAD, Ask, ChildWork, Ended
 from bamboo.jobs.errors import BambooError
 
+T = TypeVar("T")
 END_SECONDS: Final = 60.0  # from SIGTERM to SIGKILL: a job may write a checkpoint meanwhile
 PRINTED_SECONDS: Final = 2.0  # for the last lines of an ended process
 TAIL_LINES: Final = 20
@@ -117,10 +118,12 @@ class ChildProcess:
                 print(text, file=sys.stderr, flush=True)
 
 
-async def ask(function: Callable[..., Any], *arguments: Any) -> Any:
+async def ask(function: Callable[..., T], *arguments: Any) -> T:
     """Call a function in a process of its own, and return its result. Raises its BambooError, or ChildDied."""
 
     async def take(message: Any) -> None:
         raise AssertionError(message)
 
-    return await (await ChildProcess.start(Ask(function, arguments))).result(take)
+    child = await ChildProcess.start(Ask(function, arguments))
+    result: T = await child.result(take)
+    return result

@@ -23,8 +23,7 @@ from bamboo.jobs.plan import JobPlan
 from bamboo.jobs.plan_options import PlanOptions
 from bamboo.jobs.planning import planned
 from bamboo.jobs.simulate_options import SimulateOptions
-from bamboo.jobs.simulating import simulated
-from bamboo.jobs.simulation import SimulatedRuns
+from bamboo.jobs.simulating import SimulatedRuns, simulated
 from bamboo.local.job_source import JobSource, source_of_file, source_of_manifest
 from bamboo.local.runner import RunOptions
 from bamboo.local.trainer_calls.task_check import check_task
@@ -221,7 +220,7 @@ class Job:
             jobs=jobs,
             quiet=True,
         )
-        return SimulatedRuns(_asked(ask(simulated, self._source, wanted)))
+        return _asked(ask(simulated, self._source, wanted))
 
     def run(
         self,

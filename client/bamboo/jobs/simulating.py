@@ -1,21 +1,26 @@
 """Runs of a job in virtual time: the user's request, the runs, and what their money sufficed for."""
 
+import io
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
+from typing import Any
+
+from rich.console import Console
 
 from bamboo.jobs.errors import InvalidRequest
 from bamboo.jobs.job_profiles import read_profiles
 from bamboo.jobs.simulate_options import SimulateOptions
 from bamboo.local.job_source import JobSource
 from bamboo.profiles.files import shipped_names
-from bamboo.simulation.figures import SimulationError
+from bamboo.simulation.figures import SimulationError, Spread, spread
 from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import JobRun, model_of, simulate_job
 from bamboo.simulation.job.job_zones import allowed_zones, made_up, wanted_zones
 from bamboo.simulation.processes import in_processes
 from bamboo.terminal.run_progress import RunProgress
+from bamboo.terminal.simulation_table import simulation_table
 from bamboo.traces.files import read_nodes
 from bamboo.traces.generate import Generation
 from bamboo.traces.trace import NodeTraceError, make_trace, unpriced
@@ -28,6 +33,7 @@ HOURS = 24.0  # default length of made-up preemptions
 ZONE = "zone-a"
 MOST_SEEDS = 1_000_000
 MOST_HOURS = 87_600
+WIDTH = 1000  # columns, so that no line wraps
 Say = Callable[[str], None]
 
 
@@ -40,15 +46,40 @@ class SimulatedCase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Simulated:
-    """The simulated runs. spec: the simulated job. warnings: sentences about the job and its profile."""
+class SimulatedRuns:
+    """The simulated runs of each case: a rate of preemptions, or a recording. Printed, they are a table of means.
+
+    spec: the simulated job. warnings: sentences about the job and its profile.
+    """
 
     spec: JobSpec
-    cases: tuple[SimulatedCase, ...]
+    by_case: tuple[SimulatedCase, ...]
     warnings: tuple[str, ...]
 
+    @property
+    def cases(self) -> dict[str, Spread]:
+        """The means and deviations of each case's figures; docs/simulator.md explains them."""
+        return {one.name: spread([run.figures for run in one.runs]) for one in self.by_case}
 
-def simulated(job: JobSource, wanted: SimulateOptions, *, say: Say | None = None) -> Simulated:
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        """The figures of each run, and how it ended."""
+        return [
+            {"case": case.name, **asdict(run.figures), "outcome": run.outcome, "message": run.message}
+            for case in self.by_case
+            for run in case.runs
+        ]
+
+    def __str__(self) -> str:
+        out = io.StringIO()
+        Console(file=out, width=WIDTH, color_system=None).print(simulation_table(list(self.cases.items())))
+        return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+    def __repr__(self) -> str:
+        return f"<SimulatedRuns of {self.spec.name}: {', '.join(self.cases)}>"
+
+
+def simulated(job: JobSource, wanted: SimulateOptions, *, say: Say | None = None) -> SimulatedRuns:
     """Simulate the job. say: called with each event of a single run. Raises InvalidRequest if that is not possible."""
     _check(job, wanted)
     try:
@@ -60,7 +91,7 @@ def simulated(job: JobSource, wanted: SimulateOptions, *, say: Say | None = None
         raise InvalidRequest(str(error)) from None
     except ValueError as error:
         raise InvalidRequest(f"{error} (of the profile {wanted.profile})") from None
-    return Simulated(spec=run.spec, cases=tuple(cases), warnings=tuple(warnings))
+    return SimulatedRuns(spec=run.spec, by_case=tuple(cases), warnings=tuple(warnings))
 
 
 def _run(job: JobSource, wanted: SimulateOptions) -> tuple[JobRun, list[str]]:

@@ -41,7 +41,7 @@ def simulate(
     """
     from bamboo.jobs.errors import InvalidRequest
     from bamboo.jobs.simulating import simulated, spent_text
-    from bamboo.simulation.figures import SimulationError, spread
+    from bamboo.simulation.figures import SimulationError
     from bamboo.terminal.simulation_table import over_time_document
 
     if options.trace:
@@ -57,13 +57,13 @@ def simulate(
         from bamboo.simulation.plots import draw
 
         try:
-            draw([(one.name, one.runs) for one in found.cases], f"{job.name} on {options.profile}", plot)
+            draw([(one.name, one.runs) for one in found.by_case], f"{job.name} on {options.profile}", plot)
         except SimulationError as error:
             usage(str(error))
-    cases = [(one.name, spread([run.figures for run in one.runs])) for one in found.cases]
-    over_time = [over_time_document([run.series for run in one.runs]) for one in found.cases]
+    cases = list(found.cases.items())
+    over_time = [over_time_document([run.series for run in one.runs]) for one in found.by_case]
     _print(cases, over_time, output)
-    for one in found.cases:
+    for one in found.by_case:
         for text in sorted({run.message for run in one.runs if run.outcome not in ("cut", "Complete")}):
             ended = sum(run.message == text for run in one.runs)
             print(f"{one.name}: {ended} of {len(one.runs)} ended: {text}", file=sys.stderr)
