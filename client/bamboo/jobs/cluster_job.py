@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -15,19 +15,16 @@ from bamboo.jobs.errors import (
     JobUnrecoverable,
     NotInTime,
 )
-from bamboo.jobs.results import HistoryRows, JobProgress, Occurrence, progress_of
+from bamboo.jobs.results import JobProgress, Occurrence, progress_of
 from bamboo.remote import operations
 from bamboo.remote.job_reader import JobDeleted, JobReader, UnseenEvents
 from bamboo.remote.session import WaitTimedOut, patiently
 from bamboo.remote.victims import VictimChoice, victim
 from bamboo.remote.watch import INTERVAL_SECONDS
 from bamboo.terminal.snapshot import JobSnapshot
-from bamboo_core.history.files import find
-from bamboo_core.history.records import HistoryError
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import RemoteError, UsageError
 from bamboo_core.names import EXIT_OK, EXIT_UNRECOVERABLE
-from bamboo_core.storage.errors import StorageError
 from bamboo_core.view.job_view import JobView
 
 GONE_SECONDS: Final = 600.0  # for workers to end, after a checkpoint
@@ -63,8 +60,18 @@ class ClusterJob:
     async def progress(self) -> JobProgress:
         return progress_of(await self._now())
 
-    def feed(self) -> "ClusterFeed":
-        return ClusterFeed(self)
+    def feed(self) -> Callable[[], Coroutine[Any, Any, list[Occurrence]]]:
+        """As long as the cluster keeps events, mostly an hour. A repeated event is returned again."""
+        unseen = UnseenEvents()
+
+        async def new() -> list[Occurrence]:
+            snapshot = await self.snapshot(pod_events=True)
+            return [
+                Occurrence(time=one.at.timestamp(), reason=one.reason, message=one.message, warning=one.warning)
+                for one in unseen.of(snapshot.events)
+            ]
+
+        return new
 
     async def over(self) -> bool:
         return (await self._now()).status.ended is not None
@@ -132,13 +139,9 @@ class ClusterJob:
             await self._api.delete_job(self._job.namespace, self._job.name, self._job.uid)
             await operations.until_no_pods(self._api, self._job, GONE_SECONDS)
 
-    async def history(self) -> HistoryRows:
+    def history_place(self) -> str:
         with api_errors():
-            url = operations.history_place(self._job)
-        try:
-            return HistoryRows(await asyncio.to_thread(lambda: find(url).read_all()))
-        except (HistoryError, StorageError, ValueError) as error:
-            raise InvalidRequest(f"{self.name}: {error}") from None
+            return operations.history_place(self._job)
 
     def checkpoint_place(self) -> str:
         checkpoint = self._job.spec.checkpoint
@@ -176,20 +179,3 @@ class ClusterJob:
 
 async def _nothing() -> None:
     """Keep a connection that others share."""
-
-
-class ClusterFeed:
-    """The job's new events since the last call, as long as the cluster keeps them, mostly an hour.
-
-    A repeated event is returned again.
-    """
-
-    def __init__(self, job: ClusterJob) -> None:
-        self._job, self._unseen = job, UnseenEvents()
-
-    async def new(self) -> list[Occurrence]:
-        snapshot = await self._job.snapshot(pod_events=True)
-        return [
-            Occurrence(time=one.at.timestamp(), reason=one.reason, message=one.message, warning=one.warning)
-            for one in self._unseen.of(snapshot.events)
-        ]

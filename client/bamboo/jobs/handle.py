@@ -1,27 +1,25 @@
 """The handle of a started job, here or on a cluster."""
 
+import asyncio
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
 from bamboo.jobs import background
 from bamboo.jobs.checkpoints import StoredCheckpoint, checkpoints_at
-from bamboo.jobs.errors import BambooError, NotInTime
+from bamboo.jobs.errors import BambooError, InvalidRequest, NotInTime
 from bamboo.jobs.export import ExportFormat, export
 from bamboo.jobs.notebook import handle_html
 from bamboo.jobs.results import HistoryRows, JobProgress, Occurrence
 from bamboo.local.trainer_calls.trainer_process import missing_packages
+from bamboo_core.history.files import find
+from bamboo_core.history.records import HistoryError
 from bamboo_core.storage.errors import StorageError
 
 PRINT_SECONDS = 2.0  # at least, between lines of progress
-
-
-class EventFeed(Protocol):
-    """A job's events that were not returned yet."""
-
-    async def new(self) -> list[Occurrence]: ...
+NewEvents = Callable[[], Coroutine[Any, Any, list[Occurrence]]]
 
 
 class BegunJob(Protocol):
@@ -30,7 +28,9 @@ class BegunJob(Protocol):
     @property
     def name(self) -> str: ...
     async def progress(self) -> JobProgress: ...
-    def feed(self) -> "EventFeed": ...
+    def feed(self) -> NewEvents:
+        """Return a function that returns the job's events since its last call."""
+
     async def over(self) -> bool:
         """Return whether nothing more happens to the job for now."""
 
@@ -46,7 +46,7 @@ class BegunJob(Protocol):
         """Handle Ctrl-C during a wait for this job."""
 
     async def stop(self) -> None: ...
-    async def history(self) -> HistoryRows: ...
+    def history_place(self) -> str: ...
     def checkpoint_place(self) -> str: ...
     def weights_place(self) -> str: ...
     def task_config(self) -> Mapping[str, Any]: ...
@@ -59,11 +59,20 @@ async def _export(job: BegunJob, path: str | Path, form: ExportFormat, *, step: 
     return await export(place, Path(path), form, step=step, task_config=job.task_config(), force=force)
 
 
-async def _news(job: BegunJob, feed: EventFeed, *, follow: bool) -> tuple[bool, list[Occurrence]]:
+async def _history(job: BegunJob) -> HistoryRows:
+    """Read the job's history. Raises InvalidRequest if there is none yet."""
+    place = job.history_place()
+    try:
+        return HistoryRows(await asyncio.to_thread(lambda: find(place).read_all()))
+    except (HistoryError, StorageError, ValueError) as error:
+        raise InvalidRequest(f"{job.name}: {error}") from None
+
+
+async def _news(job: BegunJob, new: NewEvents, *, follow: bool) -> tuple[bool, list[Occurrence]]:
     """Return whether no more events will come, and the new events; with follow, wait for some or for the job's end."""
     while True:
         over = not follow or await job.over()
-        events = await feed.new()
+        events = await new()
         if over or events:
             return over, events
         await job.moment()
@@ -89,14 +98,14 @@ class JobHandle:
 
     def events(self, *, follow: bool = False) -> Iterator[Occurrence]:
         """Yield the job's events, oldest first; with follow also new ones until it is over."""
-        feed, over = self._job.feed(), False
+        new, over = self._job.feed(), False
         while not over:
-            over, events = background.call(_news(self._job, feed, follow=follow))
+            over, events = background.call(_news(self._job, new, follow=follow))
             yield from events
 
     def history(self) -> HistoryRows:
         """Return the losses, evaluations and events of all steps."""
-        return background.call(self._job.history())
+        return background.call(_history(self._job))
 
     def wait(self, timeout: float | None = None) -> JobProgress:
         """Wait until the job is complete. timeout: seconds, after which NotInTime is raised and the job goes on.
@@ -112,7 +121,7 @@ class JobHandle:
 
     def watch(self) -> JobProgress:
         """Wait like `wait`; meanwhile print events and, every two seconds, progress."""
-        feed, shown = self._job.feed(), ""
+        new, shown = self._job.feed(), ""
         while True:
             ended, failure = None, None
             try:
@@ -122,7 +131,7 @@ class JobHandle:
             except BambooError as error:
                 failure = error
             try:
-                for event in background.call(feed.new()):
+                for event in background.call(new()):
                     print(event, flush=True)
             except BambooError:
                 if failure is None:

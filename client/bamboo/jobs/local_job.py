@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from bamboo.jobs.errors import (
 )
 from bamboo.jobs.here import changed
 from bamboo.jobs.local_host import Began, HostedRun
-from bamboo.jobs.results import HistoryRows, JobProgress, Occurrence, local_progress
+from bamboo.jobs.results import JobProgress, Occurrence, local_progress
 from bamboo.local.job_source import JobSource
 from bamboo.local.output_folder import WEIGHTS
 from bamboo.local.runner import RunOptions
@@ -31,10 +31,7 @@ from bamboo.preemption.scheduling import Schedule
 from bamboo.terminal.view import ChangeJob, StopJob, TakeWorker
 from bamboo_core.complaints import said_by
 from bamboo_core.coordinator.events import Emit, Outcome, Status
-from bamboo_core.history.files import find
 from bamboo_core.history.place import history_url
-from bamboo_core.history.records import HistoryError
-from bamboo_core.storage.errors import StorageError
 
 STARTING: Final = "Starting"
 SUSPENDED: Final = "Suspended"
@@ -119,8 +116,16 @@ class LocalJob:
             self._status = None
         return self._known
 
-    def feed(self) -> "LocalFeed":
-        return LocalFeed(self)
+    def feed(self) -> Callable[[], Coroutine[Any, Any, list[Occurrence]]]:
+        seen = 0
+
+        async def new() -> list[Occurrence]:
+            nonlocal seen
+            events = self._events[max(0, seen - self._dropped) :]
+            seen = self._dropped + len(self._events)
+            return events
+
+        return new
 
     async def over(self) -> bool:
         return self._ended is not None
@@ -130,10 +135,6 @@ class LocalJob:
         async with self._news:
             if self._ended is None:
                 await self._news.wait()
-
-    def since(self, seen: int) -> tuple[list[Occurrence], int]:
-        """Return the kept events after the first `seen`, and the number of all events."""
-        return self._events[max(0, seen - self._dropped) :], self._dropped + len(self._events)
 
     async def wait(self, seconds: float | None) -> JobProgress:
         """Return the progress of the complete job, even if it is suspended meanwhile. Raises BambooError."""
@@ -218,14 +219,9 @@ class LocalJob:
             self._known = before
             raise
 
-    async def history(self) -> HistoryRows:
-        """Return the history. Raises InvalidRequest if there is none yet."""
+    def history_place(self) -> str:
         options = self._wanted.options
-        url = history_url(self._wanted.job.spec, options.output, stored=options.store_writable)
-        try:
-            return HistoryRows(await asyncio.to_thread(lambda: find(url).read_all()))
-        except (HistoryError, StorageError, ValueError) as error:
-            raise InvalidRequest(f"{self.name}: {error}") from None
+        return history_url(self._wanted.job.spec, options.output, stored=options.store_writable)
 
     def checkpoint_place(self) -> str:
         """Return the URL of the checkpoints. Raises InvalidRequest if the job keeps none."""
@@ -310,14 +306,3 @@ class LocalJob:
     async def _tell(self) -> None:
         async with self._news:
             self._news.notify_all()
-
-
-class LocalFeed:
-    """The job's new events since the last call."""
-
-    def __init__(self, job: LocalJob) -> None:
-        self._job, self._seen = job, 0
-
-    async def new(self) -> list[Occurrence]:
-        events, self._seen = self._job.since(self._seen)
-        return events
