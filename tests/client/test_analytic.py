@@ -46,14 +46,8 @@ def test_layers_have_the_counted_bytes_and_computed_seconds() -> None:
     assert one.forward == pytest.approx(3 * 2e12 / products + 9e9 / memory, rel=1e-5)
     assert one.backward == pytest.approx(10 * TABLE.launch.seconds)
     assert one.update == pytest.approx((2 * (400 + 800) + 400) / memory, rel=1e-5)
-    assert (one.parameters, one.optimizer, one.gradients, one.activations, one.boundary, one.cost) == (
-        400,
-        800,
-        400,
-        5,
-        7,
-        9.0,
-    )
+    sizes = (one.parameters, one.optimizer, one.gradients, one.activations, one.boundary, one.cost)
+    assert sizes == (400, 800, 400, 5, 7, 9.0)
     assert found.machine.memory == 80 * 10**9
     assert parse_profile("x", to_json(found)) == found, "it is a profile like any other"
     assert "layers.seconds" in found.estimated

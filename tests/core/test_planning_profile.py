@@ -21,7 +21,6 @@ def test_a_profile_is_read_and_written_again() -> None:
     ("changes", "told"),
     [
         ({"samples": 0}, r"p\.json: not a profile: expected `int` >= 1 - at `\$\.samples`"),
-        ({"layers": []}, r"expected `array` of length >= 1 - at `\$\.layers`"),
         ({"colour": 1}, r"object contains unknown field `colour`"),
         ({"version": 2}, r"p\.json: expected format 'bamboo-profile' version 1; found 'bamboo-profile' version 2"),
         ({"sources": {}}, r"sources: expected one for layers\.seconds; every number needs to say where it comes from"),
@@ -31,8 +30,6 @@ def test_a_profile_is_read_and_written_again() -> None:
         ),
         ({"prices": {"spot": 0.9, "onDemand": 3.0}}, r"sources: expected one for prices"),
         ({"network": {"flow": 2e9, "machine": 1e9}}, r"network\.machine: must be at least network\.flow"),
-        ({"network": {"flow": 0, "machine": 1e9}}, r"expected `float` > 0.0 - at `\$\.network\.flow`"),
-        ({"times": {"start": -1, "detection": 0}}, r"expected `float` >= 0.0 - at `\$\.times\.start`"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_sentence(changes: dict[str, Any], told: str) -> None:

@@ -76,7 +76,6 @@ def test_a_gpu_that_is_not_here_is_computed_for_the_jobs_own_layers(tmp_path: Pa
     ("given", "told"),
     [
         (["--flow", "0"], "--flow 0: expected a number above 0"),
-        (["--start", "-1"], "--start -1: expected a number above 0"),
         (["--flow", "10", "--machine", "5"], "--machine: expected at least --flow"),
     ],
 )
