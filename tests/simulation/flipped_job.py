@@ -13,7 +13,7 @@ from bamboo_core.planning.plan import Cell
 from bamboo_trainer.stage.forwarding import Forwarding
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.state.values import StageValues
-from bamboo_trainer.stage.work import Work
+from bamboo_trainer.stage.work import Gradients, Work
 from bamboo_trainer.task import Parts
 from bamboo_trainer.training import TrainingConfig
 from training_job import Job
@@ -123,13 +123,13 @@ class FlippingStage(Stage):
             return tensor
         wrong = tensor.detach().clone(memory_format=torch.contiguous_format)
         flip(wrong, self.job.flip.element, self.job.flip.bit)
-        return wrong
+        return wrong.requires_grad_(tensor.requires_grad)
 
     def struck_final(self, gradient: Tensor) -> Tensor:
         return self.struck(Place.FINAL, gradient, (self.values.version, self.job.flip.microbatch))
 
-    def _struck_first(self, place: Place, parts: Parts | None, at: tuple[int, int]) -> Parts | None:
-        if not parts or not parts[0].is_floating_point():
+    def _struck_first(self, place: Place, parts: Any, at: tuple[int, int]) -> Any:
+        if not parts or parts[0] is None or not parts[0].is_floating_point():
             return parts
         return (self.struck(place, parts[0], at), *parts[1:])
 
@@ -145,8 +145,8 @@ class FlippingStage(Stage):
         super().advance(forwarding)
 
     def backward(
-        self, work: Work, step: int, microbatch: int, gradients: Parts | None, *, postpone: bool = False
-    ) -> Parts:
+        self, work: Work, step: int, microbatch: int, gradients: Gradients | None, *, postpone: bool = False
+    ) -> Gradients:
         at = (step, microbatch)
         given = self._struck_first(Place.RETURNED, gradients, at)
         found = super().backward(work, step, microbatch, given, postpone=postpone)

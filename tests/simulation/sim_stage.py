@@ -349,8 +349,6 @@ class StandIn:
         """Every third microbatch, by seed, cannot be split, and every fourth not be run bucket by bucket."""
         given = [int(value) for value in work.contexts.pop(microbatch)[0][0].tolist()]
         gradient = int(gradients[0].item()) if gradients is not None else 0
-        if gradients is not None and len(gradients) > 1:
-            work.weights[microbatch] = float(gradients[1])
         expected = self._oracle.gradients[self.values.mine.stop - 1, step, microbatch]
         self.values.require(f"gradient of {microbatch}", gradient, expected)
         new: list[int] = []
@@ -367,7 +365,7 @@ class StandIn:
             return ()
         if not postpone or (microbatch + self._a.seed) % 3 == 0:
             self.weight_gradients(work, step, microbatch)
-        return (torch.tensor([gradient]), *work.weight_of(microbatch)) if self.values.first else ()
+        return (torch.tensor([gradient]),) if self.values.first else ()
 
     def backward_rest(self, work: Work, step: int, microbatch: int) -> None:
         self.values.require("version", self.values.version, step)

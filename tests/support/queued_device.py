@@ -15,7 +15,7 @@ from bamboo_trainer.memory.host_copies import AtOnce, Copy, Parts
 from bamboo_trainer.stage.forwarding import Forwarding
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.state.values import StageValues
-from bamboo_trainer.stage.work import Work
+from bamboo_trainer.stage.work import Gradients, Work
 from bamboo_trainer.training import TrainingConfig
 from training_job import Fault, Job, Node
 
@@ -177,8 +177,8 @@ class QueuedStage(Stage):
         self._spend(self._speed.forward / len(self.values.layers))
 
     def backward(
-        self, work: Work, step: int, microbatch: int, gradients: Parts | None, *, postpone: bool = False
-    ) -> Parts:
+        self, work: Work, step: int, microbatch: int, gradients: Gradients | None, *, postpone: bool = False
+    ) -> Gradients:
         inputs = super().backward(work, step, microbatch, gradients, postpone=postpone)
         self._spend(self._speed.backward * (1.0 if work.parts is None else self._part))
         return inputs

@@ -17,7 +17,7 @@ from bamboo_trainer.models import gpt
 from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.stage.stage_states import StageStates, first_states
 from bamboo_trainer.stage.state.layer_state import LayerState
-from bamboo_trainer.stage.work import Work
+from bamboo_trainer.stage.work import Gradients, Work
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.training import TrainingConfig
 
@@ -84,15 +84,17 @@ def states_of(worker: str, plan: Plan, task: Task | None = None) -> StageStates:
     return made
 
 
-def microbatch(stages: list[Stage], works: list[Work], step: int, index: int) -> list[Parts | None]:
+def microbatch(stages: list[Stage], works: list[Work], step: int, index: int) -> list[Gradients | None]:
     """Forward and backward through all stages; returns everything that crossed a boundary."""
-    crossed: list[Parts | None] = []
+    crossed: list[Gradients | None] = []
     parts: Parts | None = None
     for stage, work in zip(stages, works, strict=True):
         parts = stage.forward(work, step, index, parts)
         crossed.append(parts)
-    gradients: Parts | None = None
+    gradients: Gradients | None = None
     for stage, work in zip(reversed(stages), reversed(works), strict=True):
+        if stage is not stages[-1]:
+            work.weights |= works[-1].weights
         gradients = stage.backward(work, step, index, gradients)
         crossed.append(gradients)
     return crossed

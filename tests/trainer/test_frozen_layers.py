@@ -4,14 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 import reference
 from bamboo_trainer.data import TensorDataset
-from bamboo_trainer.stage.forwarding import split_needs, with_needs
-from bamboo_trainer.stage.work import NO_GRADIENT
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.inspection.costs import layer_costs
 from stage_kit import CONFIG, begin, chain, microbatch, one_step, state_of
@@ -63,12 +60,12 @@ def test_nothing_goes_back_in_front_of_what_is_trained() -> None:
     task = task_of((False, False, True, False, True), looked=True)
     stages = chain(task, [(0, 1), (1, 2), (2, 4), (4, 5)], replace(CONFIG, deterministic=False))
     crossed = microbatch(stages, [begin(stage) for stage in stages], 0, 0)
-    needs = [split_needs(parts)[1] for parts in crossed[:3] if parts]
-    assert needs == [(False, False), (False, False), (True, False)]
+    needs = [[part.requires_grad for part in parts] for parts in crossed[:3]]
+    assert needs == [[False, False], [False, False], [True, False]]
     last, third, second, first = crossed[4:]
-    assert last is not None
-    assert [part.shape for part in last] == [(2, WIDTH), NO_GRADIENT.shape]
-    assert third == second == (NO_GRADIENT, NO_GRADIENT)
+    assert last[0].shape == (2, WIDTH)
+    assert last[1] is None
+    assert third == second == (None, None)
     assert first == ()
 
 
@@ -85,14 +82,3 @@ def test_numbers_are_those_of_plain_pytorch_on_any_split() -> None:
 def test_a_backward_that_is_not_run_costs_nothing() -> None:
     _, frozen, trained, behind, _ = layer_costs(task_of((False, False, True, False, True), looked=True), 8)
     assert frozen < 0.6 * behind < behind < trained
-
-
-def test_what_needs_a_gradient_is_told_only_where_something_does_not() -> None:
-    floats, whole = torch.zeros(2), torch.zeros(2, dtype=torch.int64)
-    assert with_needs((floats, whole), [True, False]) == (floats, whole)
-    assert split_needs((floats, whole)) == ((floats, whole), (True, False))
-    told = with_needs((floats, whole, floats), [False, False, True])
-    assert len(told) == 4
-    assert split_needs(told) == ((floats, whole, floats), (False, False, True))
-    with pytest.raises(ValueError, match="expected 3 parts, got 2"):
-        split_needs((floats, whole, told[-1]))

@@ -16,7 +16,7 @@ from bamboo_core.coordinator.events import Outcome
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.commit.commit_log import Commit, Ready
 from bamboo_trainer.frames import payloads
-from bamboo_trainer.frames.frame import Address, Again, Frame, FrameKind
+from bamboo_trainer.frames.frame import Address, Facts, Frame, FrameKind
 from bamboo_trainer.frames.payloads import RefusedFrame
 from bamboo_trainer.transport.base import Arrived
 from manifest_kit import bamboojob, training
@@ -31,6 +31,8 @@ ANNOUNCE = {"version": 0, "secured": 1, "digest": "d"}
 CUT = {"step": 3, "id": "ab12"}
 SPOT = {
     "inputs": 1,
+    "taken": None,
+    "given": {"weight": 2.0},
     "data": 8,
     "layers": [2**64 - 1, 0],
     "contributed": 4,
@@ -62,7 +64,7 @@ PARTIAL = {
     "contributed": {3: [[0, [["F64", []]]]]},
 }
 RIGHT = {
-    FrameKind.ACTIVATION: frame(FrameKind.ACTIVATION, None, (torch.ones(2, 2),)),
+    FrameKind.ACTIVATION: frame(FrameKind.ACTIVATION, {"gradients": [False]}, (torch.ones(2, 2),)),
     FrameKind.GRADIENT: frame(FrameKind.GRADIENT, {"again": True}),
     FrameKind.CONTRIBUTION: frame(FrameKind.CONTRIBUTION, CONTRIBUTED, (*FLAT, BYTES)),
     FrameKind.RESULT: frame(FrameKind.RESULT, {"again": True}, FLAT),
@@ -92,7 +94,7 @@ MEANT = {
     FrameKind.CONTRIBUTION: payloads.Contributed(
         microbatches={0: [payloads.Contribution(module=1, tensors=[("F32", (2,)), ("I32", ())])], 1: []}
     ),
-    FrameKind.GRADIENT: Again(),
+    FrameKind.GRADIENT: Facts(again=True),
     FrameKind.PARTIAL_SUM: payloads.PartialSum(
         losses={3: 0.5},
         weights={3: 2.0},

@@ -1,7 +1,9 @@
 """Frames, the messages of the data plane, addressed by their content and not by their sender."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import msgspec
@@ -84,10 +86,19 @@ def is_of_microbatch(address: Address) -> bool:
     return address.kind in BOUNDARY and address.part != EVALUATED
 
 
-class Again(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The payload of a frame without another one that has been sent before."""
+class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The payload of a frame without another one."""
 
-    again: bool = True
+    # of each part of floats that crosses a boundary, whether it needs a gradient, or has one; empty: all do
+    gradients: tuple[bool, ...] = ()
+    weight: float | None = None  # of the microbatch's loss if that is a sum, with gradients
+    again: bool = False  # the frame has been sent before
+
+    @classmethod
+    def of(cls, gradients: Iterable[bool], weight: float | None = None) -> "Facts | None":
+        """Return the facts of parts that cross a boundary; None if there is nothing to tell."""
+        flags = tuple(gradients)
+        return None if weight is None and all(flags) else cls(gradients=() if all(flags) else flags, weight=weight)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,3 +115,17 @@ class Frame:
     def again(self) -> bool:
         """Whether it has been sent before."""
         return getattr(self.payload, "again", False) is True
+
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """An activation's parts; those for which a gradient goes back require one."""
+        floats = [part for part in self.tensors if part.is_floating_point()]
+        for part, need in zip(floats, (self.payload and self.payload.gradients) or repeat(True), strict=False):
+            part.requires_grad_(need)
+        return self.tensors
+
+    @property
+    def gradients(self) -> tuple[torch.Tensor | None, ...]:
+        """Gradients that go back, with None for each missing one."""
+        given, flags = iter(self.tensors), self.payload and self.payload.gradients
+        return tuple([next(given) if one else None for one in flags]) if flags else self.tensors

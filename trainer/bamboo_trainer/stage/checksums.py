@@ -35,9 +35,9 @@ def _total(data: Tensor) -> Tensor:
     return total
 
 
-def checksum_of(tensors: Iterable[Tensor], values: Iterable[object] = ()) -> int:
+def checksum_of(tensors: Iterable[Tensor | None], values: Iterable[object] = ()) -> int:
     """Return a 64-bit checksum of several tensors in order, with their types and shapes, and of plain values."""
-    described = [(str(t.dtype), tuple(t.shape), checksum(t)) for t in tensors]
+    described = [t if t is None else (str(t.dtype), tuple(t.shape), checksum(t)) for t in tensors]
     return int.from_bytes(hashlib.blake2b(repr((described, list(values))).encode(), digest_size=8).digest(), "big")
 
 

@@ -1,6 +1,6 @@
 """A forward of one microbatch, and its runner, layer by layer."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -109,16 +109,15 @@ class ForwardRunner:
         return tuple([forward_seed(self._config.seed, step, microbatch, index) for index in self._layers])
 
     def start(self, step: int, microbatch: int, inputs: Parts | None) -> Forwarding:
-        """Return a forward that has run no layer yet."""
+        """Return a forward that has run no layer yet. inputs: require a gradient if one goes back for them."""
         assert (inputs is None) == (self._first == 0)
         targets = None
         if inputs is None:
             read, read_targets = self._load(step, microbatch)
             leaves, targets = self._bring(read), read_targets if self._last else None
         else:
-            parts, needed = split_needs(inputs)
-            pairs = zip(self._bring(parts), needed, strict=True)
-            leaves = tuple([part.detach().requires_grad_(need) for part, need in pairs])
+            pairs = zip(self._bring(inputs), inputs, strict=True)
+            leaves = tuple([part.detach().requires_grad_(given.requires_grad) for part, given in pairs])
         return Forwarding(step, microbatch, leaves, leaves, self._first, self._end, targets)
 
     def advance(self, forwarding: Forwarding) -> None:
@@ -171,22 +170,3 @@ class ForwardRunner:
 
     def _layer(self, index: int, given: Any) -> Any:
         return self._compiled.call(index, given) if self._compiled else call_layer(self._layers[index], given)
-
-
-def with_needs(outputs: Parts, needed: Sequence[bool]) -> Parts:
-    """Return a stage's outputs for the next stage, with a last tensor of which parts need a gradient, if a part of
-    floats needs none because nothing before it is trained. That tensor is complex: layers pass no complex numbers.
-    """
-    if all(needed) or all(need for part, need in zip(outputs, needed, strict=True) if part.is_floating_point()):
-        return outputs
-    return (*outputs, torch.tensor(needed, dtype=torch.complex64))
-
-
-def split_needs(given: Parts) -> tuple[Parts, tuple[bool, ...]]:
-    """Return the parts, and whether each needs a gradient. Raises ValueError if their numbers differ."""
-    if not given or not given[-1].is_complex():
-        return given, tuple([part.is_floating_point() for part in given])
-    parts, flags = given[:-1], given[-1].reshape(-1).tolist()
-    if len(parts) != len(flags):
-        raise ValueError(f"expected {len(flags)} parts, got {len(parts)}")
-    return parts, tuple(part.is_floating_point() and need == 1 for part, need in zip(parts, flags, strict=True))

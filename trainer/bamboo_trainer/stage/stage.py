@@ -18,11 +18,11 @@ from bamboo_trainer.memory.marks import QueueMark
 from bamboo_trainer.memory.placement import wait_for
 from bamboo_trainer.stage.as_built import AsBuilt
 from bamboo_trainer.stage.evaluation import Evaluator
-from bamboo_trainer.stage.forwarding import Forwarding, ForwardRunner, split_needs, with_needs
+from bamboo_trainer.stage.forwarding import Forwarding, ForwardRunner
 from bamboo_trainer.stage.gradients.backwards import BackwardRunner
 from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
 from bamboo_trainer.stage.state.values import StageValues
-from bamboo_trainer.stage.work import BackwardScale, Work
+from bamboo_trainer.stage.work import BackwardScale, Gradients, Work
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.inspection.draws import Draws, watching
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
@@ -37,10 +37,10 @@ _UNSCALED: Final = BackwardScale()
 class Stage:
     """Computes on a stage's `values`, which no forward and no backward changes.
 
-    The boundary contract: outputs are all parts, and which of them need a gradient if not all do (`with_needs`);
-    gradients are those of the floating-point parts only, in order (integer parts have none). A part that needs none, or
-    that the loss does not depend on, has NO_GRADIENT: zeros would reach the parameters behind it. Saved contexts keep
-    the inputs they were given (no copy): reuse a pooled buffer only after the microbatch's backward.
+    The boundary contract: outputs are all parts, and require a gradient if anything before them is trained. Gradients
+    are those of the floating-point parts only, in order (integer parts have none). A part that needs none, or that the
+    loss does not depend on, has None: zeros would reach the parameters behind it. Saved contexts keep the inputs they
+    were given (no copy): reuse a pooled buffer only after the microbatch's backward.
 
     has_run: a forward was run. as_built: the modules' attributes as built; None for compiled modules, whose code is
     specialized on them.
@@ -134,9 +134,9 @@ class Stage:
             if scale and len(metrics) < MOST_METRICS:
                 work.metrics[forwarding.microbatch] = metrics | {LOSS_SCALE: (scale.scale, 1.0)}
             return ()
-        outputs = [p.detach() for p in forwarding.parts]
-        kept = tuple([p.clone() if self.values.parameters.holds(p) else p for p in outputs])
-        return with_needs(kept, [p.requires_grad for p in forwarding.parts])
+        pairs = [(p.requires_grad, p.detach()) for p in forwarding.parts]
+        holds = self.values.parameters.holds
+        return tuple([(p.clone() if holds(p) else p).requires_grad_(need) for need, p in pairs])
 
     def watched(self, draws: Mapping[int, Draws]) -> AbstractContextManager[None]:
         """Return a context that records, by layer, the random numbers that forwards draw without a seed."""
@@ -180,7 +180,7 @@ class Stage:
         """Run a forward and a backward, and drop their gradients. Return the outputs, as `forward` does."""
         work = self.begin([microbatch], [microbatch, microbatch + 1])
         outputs = self.forward(work, step, microbatch, inputs)
-        zeros = tuple(torch.zeros_like(p) for p in split_needs(outputs)[0] if p.is_floating_point())
+        zeros = tuple(torch.zeros_like(p) for p in outputs if p.is_floating_point())
         self.backward(work, step, microbatch, None if self.values.last else zeros)
         return outputs
 
@@ -189,14 +189,13 @@ class Stage:
         return named_layer(self.values.layers[layer], layer)
 
     def backward(
-        self, work: Work, step: int, microbatch: int, gradients: Parts | None, *, postpone: bool = False
-    ) -> Parts:
+        self, work: Work, step: int, microbatch: int, gradients: Gradients | None, *, postpone: bool = False
+    ) -> Gradients:
         """Add to the sum of gradients; return the gradients of the floating-point inputs, () on stage 0.
 
-        gradients: of the floating-point outputs, followed by the weight of the microbatch's loss if that is a sum; None
-        on the last stage, which starts from loss / microbatches, or from a sum. The result ends with the weight as
-        well. Uses up the saved context. postpone: leave work that only the sum needs to `weight_gradients`, where it
-        can be separated.
+        gradients: of the floating-point outputs; None on the last stage, which starts from loss / microbatches, or from
+        a sum, whose weight the work has on every stage. Uses up the saved context. postpone: leave work that only the
+        sum needs to `weight_gradients`, where it can be separated.
         """
         assert (gradients is None) == self.values.last
         scale = self._backward_scale()

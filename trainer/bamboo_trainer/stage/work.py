@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from bamboo_trainer.frames.frame import Frame
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.forwarding import Forwarding, Metrics
 from bamboo_trainer.stage.gradients.buckets import BackwardPart, Cut, Ends
@@ -17,12 +18,7 @@ from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.losses import Sum
 from bamboo_trainer.tasks.task_errors import TaskError
 
-# Sent to the previous stage for an output that the loss does not depend on: a gradient is of floats.
-NO_GRADIENT: Final = torch.empty(0, dtype=torch.bool)
-
-
-def is_gradient(part: Tensor) -> bool:
-    return part.dtype != torch.bool
+Gradients = tuple[Tensor | None, ...]  # None where the loss does not depend on an output, or it needs none
 
 
 class BackwardScale(NamedTuple):
@@ -108,8 +104,14 @@ class Work:
                 self.losses[m] = next(values)
         self.unread = {}
 
+    def received(self, frame: Frame | None) -> Gradients | None:
+        """Return the gradients in the next stage's frame, and keep the weight of the loss; None for a last stage."""
+        if frame is not None and frame.payload is not None and frame.payload.weight is not None:
+            self.weights[frame.address.microbatch] = frame.payload.weight
+        return frame.gradients if frame else None
+
     def ends(
-        self, microbatch: int, gradients: Parts | None, microbatches: int, scale: BackwardScale
+        self, microbatch: int, gradients: Gradients | None, microbatches: int, scale: BackwardScale
     ) -> tuple[Parts, Ends]:
         """Use up a forward's context; return its inputs, and where its backward begins: tensors with their gradients.
 
@@ -121,11 +123,7 @@ class Work:
             (loss,) = outputs
             assert isinstance(loss, Tensor)
             return leaves, self._ends(microbatch, loss, added, microbatches, scale)
-        if len(gradients) == len(outputs) + 1:
-            self.weights[microbatch], gradients = float(gradients[-1]), gradients[:-1]
-        if len(outputs) != len(gradients):
-            raise ValueError(f"expected {len(outputs)} gradients, got {len(gradients)}")
-        pairs = [(end, gradient) for end, gradient in zip(outputs, gradients, strict=True) if end is not None]
+        pairs = [(end, g) for end, g in zip(outputs, gradients, strict=True) if not (end is None or g is None)]
         return leaves, [*pairs, *self._ends_of_added(microbatch, added, microbatches, scale)]
 
     def _ends(
@@ -143,10 +141,3 @@ class Work:
         weight = self.weights.get(microbatch)
         counted = scale.of(weight) * (1 / microbatches if weight is None else weight)
         return ((value, torch.full_like(value, counted)) for value in added)
-
-    def weight_of(self, microbatch: int) -> Parts:
-        """Return the weight of a microbatch's loss as a tensor in fp64 that is sent with gradients; empty
-        for a mean.
-        """
-        weight = self.weights.get(microbatch)
-        return () if weight is None else (torch.tensor(weight, dtype=torch.float64),)

@@ -129,8 +129,9 @@ def encode_frame(frame: Frame, *, may_stripe: bool = False) -> Encoded:
     """Encode a frame. Raises ValueError if it cannot be sent. may_stripe: a large body is striped."""
     parts, specs, body_length = [], [], 0
     for tensor in frame.tensors:
-        ready = tensor.is_cpu and not tensor.requires_grad and tensor.is_contiguous()
-        sendable = tensor if ready else tensor.detach().cpu().contiguous()
+        sendable = tensor.detach()  # the engine may mark it as in need of a gradient while it is sent
+        if not (sendable.is_cpu and sendable.is_contiguous()):
+            sendable = sendable.cpu().contiguous()
         name, size = DTYPE_NAMES.get(sendable.dtype), sendable.nbytes
         if name is None or sendable.dim() > MAX_DIMENSIONS:
             raise ValueError(f"{frame.address}: {unsendable(sendable)}")

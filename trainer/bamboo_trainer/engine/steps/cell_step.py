@@ -33,7 +33,6 @@ from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.gradients.partial_sums import resume
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.work import Work
-from bamboo_trainer.task import Parts
 
 logger = logging.getLogger(__name__)
 
@@ -231,10 +230,10 @@ class CellStep:
         """Return whether all input frames of the program's instruction at this place have arrived."""
         return all(address in self.inbox for address in self.inputs[place])
 
-    def take_input(self) -> Parts | None:
-        """Return the tensors of the next instruction's one input frame; None if it takes none."""
+    def take_input(self) -> Frame | None:
+        """Return the next instruction's one input frame; None if it takes none."""
         addresses = self.inputs[self.done]
-        return self.take(addresses[0]).tensors if addresses else None
+        return self.take(addresses[0]) if addresses else None
 
     def take(self, address: Address) -> Frame:
         self.consumed.add(address)

@@ -36,7 +36,7 @@ from bamboo_trainer.engine.steps.device_times import DeviceTimes
 from bamboo_trainer.engine.steps.frame_fit import chunk
 from bamboo_trainer.engine.steps.kept_sums import Pace
 from bamboo_trainer.engine.steps.spot_checks import SpotChecks
-from bamboo_trainer.frames.frame import EVALUATED, Address, FrameKind
+from bamboo_trainer.frames.frame import EVALUATED, Address, Facts, FrameKind
 from bamboo_trainer.memory.host_copies import HostCopies
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
@@ -95,8 +95,8 @@ class Instructions:
         m = instruction.microbatch
         stage, work = self._parts(cell_step, m)
         stage.expect(self._coming(cell_step))
-        place = (cell_step.step, m)
-        outputs = self._devices.forward_by_layer(stage, work, place, cell_step.take_input(), timer)
+        place, taken = (cell_step.step, m), cell_step.take_input()
+        outputs = self._devices.forward_by_layer(stage, work, place, taken.inputs if taken else None, timer)
         self._send_on(cell_step, m, outputs)
 
     def _parts(self, cell_step: CellStep, microbatch: int | None = None) -> tuple[Stage, Work]:
@@ -109,21 +109,25 @@ class Instructions:
         m = instruction.microbatch
         stage, work = self._parts(cell_step, m)
         stage.expect(self._coming(cell_step))
+        taken = cell_step.take_input()
         if self._spots.wants(cell_step, m):
-            outputs = self._spots.forward(cell_step, stage, m, cell_step.take_input())
+            outputs = self._spots.forward(cell_step, stage, m, taken)
         else:
-            outputs = stage.forward(work, cell_step.step, m, cell_step.take_input())
+            outputs = stage.forward(work, cell_step.step, m, taken.inputs if taken else None)
         self._send_on(cell_step, m, outputs)
 
     def _send_on(self, cell_step: CellStep, microbatch: int, outputs: Parts) -> None:
         d, s = cell_step.cell
         if s < self._plan.stages - 1:
-            self._outbox.emit(Address(FrameKind.ACTIVATION, d, s + 1, cell_step.step, microbatch), outputs)
+            facts = Facts.of(part.requires_grad for part in outputs if part.is_floating_point())
+            address = Address(FrameKind.ACTIVATION, d, s + 1, cell_step.step, microbatch)
+            self._outbox.emit(address, [part.detach() for part in outputs], facts)
 
     def _evaluate(self, cell_step: CellStep, instruction: Evaluate) -> None:
         stage, work = self._parts(cell_step)
         (d, s), step, m = cell_step.cell, cell_step.step, instruction.microbatch
-        outputs = stage.evaluate(work, m, cell_step.take_input())
+        taken = cell_step.take_input()
+        outputs = stage.evaluate(work, m, taken.tensors if taken else None)
         if s < self._plan.stages - 1:
             self._outbox.emit(Address(FrameKind.ACTIVATION, d, s + 1, step, m, EVALUATED), outputs)
 
@@ -144,11 +148,13 @@ class Instructions:
         stage, work = self._parts(cell_step, m)
         spot, given = self._spots.is_made(cell_step, m), cell_step.take_input()
         postpone = isinstance(instruction, BackwardInput) and not spot
-        inputs = stage.backward(work, cell_step.step, m, given, postpone=postpone)
+        inputs = stage.backward(work, cell_step.step, m, work.received(given), postpone=postpone)
         if spot:
             self._spots.backward(cell_step, m, given, inputs)
         if s > 0:
-            self._outbox.emit(Address(FrameKind.GRADIENT, d, s - 1, cell_step.step, m), inputs)
+            facts = Facts.of((gradient is not None for gradient in inputs), work.weights.get(m))
+            present = [gradient for gradient in inputs if gradient is not None]
+            self._outbox.emit(Address(FrameKind.GRADIENT, d, s - 1, cell_step.step, m), present, facts)
         if cell_step.again.pop(m, None) is None:
             self._give_to_keeper(cell_step, work)
 

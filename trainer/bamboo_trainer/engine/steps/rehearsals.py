@@ -86,7 +86,7 @@ class Rehearsals:
     def _sent(self, place: Place) -> Parts | None:
         """Return the inputs of a cell's microbatch, if this worker has sent them."""
         frame = self._log.get(Address(FrameKind.ACTIVATION, *place[0], *place[1:]))
-        return frame.tensors if frame else None
+        return frame.inputs if frame else None
 
     def _run(self, stage: Stage, place: Place, inputs: Parts | None, *, is_timed: bool) -> Parts:
         """Run the stage and return the outputs. is_timed: to time its layers."""

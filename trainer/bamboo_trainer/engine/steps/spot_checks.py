@@ -10,8 +10,10 @@ any more is dropped.
 import logging
 from collections.abc import Container, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
+
+import msgspec
 
 from bamboo_core.control.guard import MOST_TEXT, SpotCheckDiffers
 from bamboo_core.planning.plan import Cell, WorkerId
@@ -28,7 +30,7 @@ from bamboo_trainer.stage.checksums import checksum, checksum_of
 from bamboo_trainer.stage.forwarding import Forwarding
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageStates
-from bamboo_trainer.stage.work import Work
+from bamboo_trainer.stage.work import Gradients, Work
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.capture import Capture
 from bamboo_trainer.tasks.inspection.draws import Draws
@@ -55,10 +57,10 @@ class ForwardSums(NamedTuple):
 
 @dataclass(slots=True)
 class _Made:
-    """The forward to check, run by the owner. inputs: its inputs."""
+    """The forward to check, run by the owner. taken: its inputs."""
 
     work: Work
-    inputs: Parts | None
+    taken: Frame | None
     sums: ForwardSums
 
 
@@ -104,11 +106,12 @@ class SpotChecks:
             return False
         return self._schedule.checks(cell_step.cell, self._plan.stages, layout, step)
 
-    def forward(self, cell_step: CellStep, stage: Stage, microbatch: int, inputs: Parts | None) -> Parts:
+    def forward(self, cell_step: CellStep, stage: Stage, microbatch: int, taken: Frame | None) -> Parts:
         """Run it, with the same bits as `Stage.forward`."""
         assert cell_step.work is not None
-        outputs, sums = forward_by_layer(stage, cell_step.work, (cell_step.step, microbatch), inputs)
-        self._made[cell_step.cell] = _Made(cell_step.work, inputs, sums)
+        place = (cell_step.step, microbatch)
+        outputs, sums = forward_by_layer(stage, cell_step.work, place, taken.inputs if taken else None)
+        self._made[cell_step.cell] = _Made(cell_step.work, taken, sums)
         return outputs
 
     def is_made(self, cell_step: CellStep, microbatch: int) -> bool:
@@ -118,7 +121,7 @@ class SpotChecks:
             return False
         return microbatch == layout.split[cell_step.cell.pipeline][0]
 
-    def backward(self, cell_step: CellStep, microbatch: int, given: Parts | None, inputs: Parts) -> None:
+    def backward(self, cell_step: CellStep, microbatch: int, given: Frame | None, inputs: Gradients) -> None:
         """Send the check after the backward. given: the gradients it took; inputs: those that it returned."""
         made, cell = self._made.pop(cell_step.cell), cell_step.cell
         alone = made.work.gradients.alone
@@ -126,12 +129,14 @@ class SpotChecks:
             return
         told = SpotSums(
             **made.sums._asdict(),
-            inputs=len(made.inputs or ()),
+            inputs=len(made.taken.tensors) if made.taken else 0,
+            taken=made.taken.payload if made.taken else None,
+            given=given.payload if given else None,
             gradients=checksum_of(inputs),
             parameters=checksum(alone),
         )
         address = Address(FrameKind.SPOT_CHECK, *cell, cell_step.step, microbatch)
-        tensors = (*(made.inputs or ()), *(given or ()))
+        tensors = tuple(tensor for one in (made.taken, given) if one for tensor in one.tensors)
         worker = checker(self._plan.current, cell) if cell_step.step > 0 else self._plan.worker
         if worker == self._plan.worker:
             self._asked[cell] = (worker, self._outbox.frame(address, tensors, told))
@@ -293,14 +298,18 @@ def compute_again(
     stage: Stage, frame: Frame, draws: Mapping[int, Draws] | None = None, capture: Capture | None = None
 ) -> SpotSums:
     """Return the results of the frame's forward and backward here. draws, capture: see `forward_by_layer`."""
-    step, microbatch, count = frame.address.step, frame.address.microbatch, frame.payload.inputs
+    theirs: SpotSums = frame.payload
+    step, microbatch, count = frame.address.step, frame.address.microbatch, theirs.inputs
     work = stage.begin([microbatch], [microbatch, microbatch + 1])
-    inputs = frame.tensors[:count] if stage.values.first else None
+    taken = replace(frame, tensors=frame.tensors[:count], payload=theirs.taken)
+    given = replace(frame, tensors=frame.tensors[count:], payload=theirs.given)
+    inputs = taken.inputs if stage.values.first else None
     _, sums = forward_by_layer(stage, work, (step, microbatch), inputs, capture, draws)
-    gradients = stage.backward(work, step, microbatch, None if stage.values.last else frame.tensors[count:])
+    gradients = stage.backward(work, step, microbatch, work.received(None if stage.values.last else given))
     alone = work.gradients.alone
     assert alone is not None
-    return SpotSums(**sums._asdict(), inputs=count, gradients=checksum_of(gradients), parameters=checksum(alone))
+    mine = sums._asdict() | {"gradients": checksum_of(gradients), "parameters": checksum(alone)}
+    return msgspec.structs.replace(theirs, **mine)
 
 
 def differing(stage: Stage, one: SpotSums, other: SpotSums) -> str:

@@ -15,7 +15,7 @@ from bamboo_trainer.stage.gradients.buckets import Ends, parts_of
 from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
 from bamboo_trainer.stage.gradients.weight_gradients import split
 from bamboo_trainer.stage.state.parameters import FlatParameters
-from bamboo_trainer.stage.work import NO_GRADIENT, BackwardScale, Work, edge_of, is_gradient
+from bamboo_trainer.stage.work import BackwardScale, Gradients, Work, edge_of
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.task_errors import in_task
 
@@ -43,8 +43,8 @@ class BackwardRunner:
         self._modules = {id(module) for layer in layers.values() for module in layer.modules()}
 
     def run(
-        self, work: Work, place: tuple[int, int], gradients: Parts | None, scale: BackwardScale, *, postpone: bool
-    ) -> Parts:
+        self, work: Work, place: tuple[int, int], gradients: Gradients | None, scale: BackwardScale, *, postpone: bool
+    ) -> Gradients:
         """See `Stage.backward`. place: step and microbatch. postpone: weight gradients, if that changes no bit."""
         step, microbatch = place
         added = len(work.added.get(microbatch, ()))
@@ -68,11 +68,11 @@ class BackwardRunner:
             work.gradients.added(microbatch)
         if self._first:
             return ()
-        inputs = tuple(NO_GRADIENT if p.grad is None else p.grad for p in leaves if p.is_floating_point())
+        inputs = tuple(p.grad for p in leaves if p.is_floating_point())
         if microbatch in work.postponed:
             for leaf in leaves:
                 leaf.grad = None  # what is sent must not stay as long as the graph
-        return (*inputs, *work.weight_of(microbatch))
+        return inputs
 
     def next_part(self, work: Work, place: tuple[int, int]) -> None:
         """Run the next part of a backward that goes bucket by bucket, if any is left."""
@@ -90,8 +90,8 @@ class BackwardRunner:
             total.added(place[1])
 
     def _reached(self, ends: Ends) -> list[tuple[GradientEdge, Tensor]]:
-        """Return, on the device, the ends that have a gradient and need it."""
-        edges = [(end if isinstance(end, GradientEdge) else edge_of(end), g) for end, g in ends if is_gradient(g)]
+        """Return the ends that need their gradient, on the device."""
+        edges = [(end if isinstance(end, GradientEdge) else edge_of(end), g) for end, g in ends]
         reached = [(edge, g) for edge, g in edges if edge is not None]
         return list(zip([edge for edge, _ in reached], self._bring([g for _, g in reached]), strict=True))
 
