@@ -14,33 +14,31 @@ ENVIRONMENT = "BAMBOO_TEST_CUTS"  # {"marks": folder, "seed": number, "cuts": by
 
 
 def cutting(worker: str) -> Callable[..., None]:
-    """What stands in the place of `stripes.send_body`: some bodies lose one of their connections, at any of their
-    chunks.
+    """What stands in the place of `stripes.send_body`: some bodies lose one of their connections, before or after any
+    of their parts.
     """
     document = json.loads(os.environ[ENVIRONMENT])
     rng, marks = random.Random(f"{document['seed']} {worker}"), Path(document["marks"])
     bodies = sorted(rng.sample(range(60), document["cuts"]))
     send_body, sent, cut = stripes.send_body, 0, 0
 
-    def send(
-        number: int, body: Sequence[wire.Buffer], flows: Sequence[socket.socket], pace: Callable[[int], None]
-    ) -> None:
+    def send(body: Sequence[wire.Buffer], flows: Sequence[socket.socket], pace: Callable[[int], None]) -> None:
         nonlocal sent, cut
-        at, chunks = -1, 0
+        at, pieces = -1, 0
         if cut < len(bodies) and sent >= bodies[cut] and len(flows) > 1:
-            at = rng.randrange(stripes.Slices(body).chunks)
+            at = rng.randrange(len(flows))
             (marks / f"{worker}-{cut}-{len(flows)}").touch()
             cut += 1
         sent += 1
 
         def struck(size: int) -> None:
-            nonlocal chunks
-            if chunks == at:
+            nonlocal pieces
+            if pieces == at:
                 rng.choice(flows).shutdown(socket.SHUT_RDWR)
-            chunks += 1
+            pieces += 1
             pace(size)
 
-        send_body(number, body, flows, struck)
+        send_body(body, flows, struck)
 
     return send
 
@@ -48,6 +46,5 @@ def cutting(worker: str) -> Callable[..., None]:
 def main(worker_id: str = "", **arguments: str) -> int:
     name = arguments.pop("worker", worker_id)
     wire.STRIPED_FROM = 2000  # type: ignore[misc]
-    stripes.CHUNK = 999  # type: ignore[misc]
     stripes.send_body = cutting(name)
     return process.main(worker=name, **arguments)

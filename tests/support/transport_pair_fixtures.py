@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bamboo_trainer.transport import stripes, wire
+from bamboo_trainer.transport import wire
 from transport_kit import Net
 
 
@@ -15,9 +15,8 @@ def flows() -> int:
 
 @pytest.fixture
 def net(flows: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Net]:
-    """A network. With several flows all but the smallest frames count as large, in chunks that end within a number."""
+    """A network. With several flows all but the smallest frames count as large, in parts that end within a number."""
     if flows > 1:
         monkeypatch.setattr(wire, "STRIPED_FROM", 100)
-        monkeypatch.setattr(stripes, "CHUNK", 4099)
     with Net(flows) as made:
         yield made

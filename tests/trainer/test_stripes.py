@@ -1,11 +1,9 @@
 """Large frames over several connections: what arrives, what a lost connection does, and what is refused."""
 
-import contextlib
 import random
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,70 +12,57 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo_trainer.frames.frame import FrameKind
-from bamboo_trainer.transport import inbound, outbound, stripes, wire
+from bamboo_trainer.transport import sockets, stripes, wire
 from bamboo_trainer.transport.base import Arrived, LinkDown, LinkUp
-from bamboo_trainer.transport.stripes import CHUNK, END, LEAVES, RECORD, FlowReceiver, FlowSender
 from transport_kit import Net, dial, eventually, greet, make_frame, our_threads, refused, same
 
 pytest_plugins = ["transport_pair_fixtures"]
 
 
 several = pytest.mark.parametrize("flows", [4])
-LARGE = torch.arange(1 << 18, dtype=torch.float32)  # 1 MiB: four chunks
+LARGE = torch.arange(1 << 18, dtype=torch.float32)  # 1 MiB
 LANES = {FrameKind.ACTIVATION: wire.Lane.BOUNDARY, FrameKind.SYNC: wire.Lane.BULK, FrameKind.LAYER: wire.Lane.STATE}
 
 
-@given(st.lists(st.integers(0, 3 * CHUNK), max_size=6))
-def test_chunks_are_the_whole_in_order(sizes: list[int]) -> None:
-    buffers = [memoryview(random.Random(size).randbytes(size)) for size in sizes]
-    slices = stripes.Slices(buffers)
-    chunks = [b"".join(slices.chunk(index)) for index in range(slices.chunks)]
-    assert b"".join(chunks) == b"".join(buffers)
-    assert all(len(chunk) == CHUNK for chunk in chunks[:-1])
-    for index in (-1, slices.chunks):
-        with pytest.raises(IndexError):
-            slices.chunk(index)
+@given(st.lists(st.binary(max_size=9), max_size=6), st.integers(1, 5))
+def test_parts_are_the_whole_in_order_and_equal(buffers: list[bytes], count: int) -> None:
+    parts = [b"".join(part) for part in stripes.parts_of(buffers, count)]
+    assert b"".join(parts) == b"".join(buffers)
+    assert len(parts) == count
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 @given(st.lists(st.binary(max_size=9), max_size=6), st.integers(0, 60))
 def test_what_is_left_of_buffers(buffers: list[bytes], count: int) -> None:
     whole = b"".join(buffers)
     count = min(count, len(whole))
-    assert b"".join(stripes.after([memoryview(b) for b in buffers], count)) == whole[count:]
+    assert b"".join(sockets.after([memoryview(b) for b in buffers], count)) == whole[count:]
 
 
 @dataclass
 class Ends:
-    """Both ends of the links of a test, the newest last. In each test only links from a to b carry something."""
+    """The connections that each large body was sent on, and received on. In each test only links from a to b carry
+    something.
+    """
 
-    senders: list[FlowSender] = field(default_factory=list)
-    receivers: list[FlowReceiver] = field(default_factory=list)
-
-    @property
-    def joined(self) -> tuple[socket.socket, ...]:
-        """The connections that have joined the first one of the newest link to b."""
-        return self.receivers[-1].joined
-
-    @property
-    def further(self) -> tuple[socket.socket, ...]:
-        """The connections of a's newest link beside the first one."""
-        return self.senders[-1].sockets
+    sent: list[list[socket.socket]] = field(default_factory=list)
+    received: list[list[socket.socket]] = field(default_factory=list)
 
 
 @pytest.fixture(autouse=True)
 def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
-    made = Ends()
+    made, send, receive = Ends(), stripes.send_body, stripes.receive_body
 
-    def sender(*arguments: Any) -> FlowSender:
-        made.senders.append(FlowSender(*arguments))
-        return made.senders[-1]
+    def sending(body: Any, flows: list[socket.socket], pace: Any) -> None:
+        made.sent.append(flows)
+        send(body, flows, pace)
 
-    def receiver(*arguments: Any) -> FlowReceiver:
-        made.receivers.append(FlowReceiver(*arguments))
-        return made.receivers[-1]
+    def receiving(body: Any, flows: list[socket.socket], first: Any) -> None:
+        made.received.append(flows)
+        receive(body, flows, first)
 
-    monkeypatch.setattr(outbound, "FlowSender", sender)
-    monkeypatch.setattr(inbound, "FlowReceiver", receiver)
+    monkeypatch.setattr(stripes, "send_body", sending)
+    monkeypatch.setattr(stripes, "receive_body", receiving)
     return made
 
 
@@ -88,34 +73,21 @@ def test_only_large_frames_open_more_connections(flows: int, kind: FrameKind, en
         a, _, _, b_in = net.pair()
         a.send("b", make_frame(LARGE[:-1], kind=kind))
         b_in.wait(Arrived)
-        assert ends.joined == ()
+        assert ends.sent == []
         for count in (2, 3):
             a.send("b", make_frame(LARGE, kind=kind))
             assert torch.equal(b_in.wait(Arrived, count)[-1].frame.tensors[0], LARGE)
-            assert len(ends.joined) == flows - 1
+            assert len(set(ends.sent[-1])) == len(set(ends.received[-1])) == flows
         senders = {name for name in our_threads() if name.startswith("bamboo-tx-")}
         assert senders == {f"bamboo-tx-b-{LANES[kind]}"}
 
 
 @several
-def test_every_connection_carries_a_part_of_a_body(net: Net, flows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    used: set[stripes.ArrivingFlow] = set()
-    take = stripes.ArrivingFlow.take
-
-    def noting(flow: stripes.ArrivingFlow, body: stripes.ArrivingBody) -> bool:
-        def claim(index: int) -> list[memoryview]:
-            used.add(flow)
-            return stripes.ArrivingBody.claim(body, index)
-
-        body.claim = claim  # type: ignore[method-assign]
-        return take(flow, body)
-
-    monkeypatch.setattr(stripes.ArrivingFlow, "take", noting)
+def test_a_body_of_several_tensors_arrives(net: Net) -> None:
     a, _, _, b_in = net.pair()
     frame = make_frame(torch.randn(1 << 20), torch.arange(7), torch.empty(0), torch.randn(3).bfloat16())
     a.send("b", frame)
     assert same(b_in.wait(Arrived)[0].frame, frame)
-    assert len(used) == flows
 
 
 def cut(sock: socket.socket) -> None:
@@ -129,23 +101,23 @@ def test_a_connection_lost_within_a_body_is_a_link_lost(
 ) -> None:
     """Any of them, at any moment: nothing that is incomplete is delivered, and the link forms again, with all."""
     rng = random.Random(seed)
-    strike = rng.randrange(30)
+    strike = rng.randrange(12)
     send_body = stripes.send_body
-    chunks = 0
+    pieces = 0
 
-    def striking(number: int, body: list[wire.Buffer], by: list[socket.socket], pace: Callable[[int], None]) -> None:
+    def striking(body: list[wire.Buffer], by: Sequence[socket.socket], pace: Callable[[int], None]) -> None:
         def struck(size: int) -> None:
-            nonlocal chunks
-            if chunks == strike:
+            nonlocal pieces
+            if pieces == strike:
                 cut(by[rng.randrange(len(by))])
-            chunks += 1
+            pieces += 1
             pace(size)
 
-        send_body(number, body, by, struck)
+        send_body(body, by, struck)
 
     monkeypatch.setattr(stripes, "send_body", striking)
     a, a_in, _b, b_in = net.pair()
-    tensors = [torch.randn(9_000) for _ in range(4)]  # 9 chunks each
+    tensors = [torch.randn(9_000) for _ in range(4)]
     for index, tensor in enumerate(tensors):
         a.send("b", make_frame(tensor, microbatch=index))
     a_in.wait(LinkUp)
@@ -158,7 +130,7 @@ def test_a_connection_lost_within_a_body_is_a_link_lost(
     assert places == [*range(len(places) - 1), 9]
     assert len(places) <= 4
     assert all(torch.equal(frame.tensors[0], tensors[frame.address.microbatch % 9]) for frame in frames)
-    assert len(ends.joined) == flows - 1
+    assert len(ends.received[-1]) == flows
 
 
 @several
@@ -167,7 +139,7 @@ def test_a_connection_lost_while_idle_is_a_link_lost_at_the_next_body(net: Net, 
     a, a_in, _b, b_in = net.pair()
     a.send("b", make_frame(LARGE))
     b_in.wait(Arrived)
-    cut((ends.further if side == "sender" else ends.joined)[1])
+    cut((ends.sent if side == "sender" else ends.received)[0][2])
     a.send("b", make_frame(torch.ones(2)))  # a small one does not need it
     b_in.wait(Arrived, 2)
     a.send("b", make_frame(LARGE))
@@ -183,20 +155,14 @@ def test_a_link_serves_with_fewer_connections_if_more_are_refused(
     net: Net, ends: Ends, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(stripes, "MAX_FLOWS", 2)
-    monkeypatch.setattr(stripes, "time", SimpleNamespace(monotonic=lambda: 0.0))  # long ago
     a, a_in, _, b_in = net.pair()
     for count in (1, 2):
         a.send("b", make_frame(LARGE))
         assert torch.equal(b_in.wait(Arrived, count)[-1].frame.tensors[0], LARGE)
-    assert len(ends.joined) == len(ends.further) == 1
+    assert [len(flows) for flows in (*ends.sent, *ends.received)] == [2] * 4
     assert [r.message for r in caplog.records if "of 4 connections" in r.message] == [
         "boundary link to b has 2 of 4 connections: closed by the peer"
     ]
-    monkeypatch.undo()
-    monkeypatch.setattr(wire, "STRIPED_FROM", 100)
-    a.send("b", make_frame(LARGE))
-    b_in.wait(Arrived, 3)
-    assert len(ends.joined) == 3
     assert a_in.events == []
 
 
@@ -217,73 +183,44 @@ class Group:
         self.other.close()
 
 
-HEAD, BODY = (bytes(buffer) for buffer in wire.encode_frame(make_frame(LARGE), may_stripe=True).buffers)
-COUNT = len(BODY) // CHUNK
+ENCODED = wire.encode_frame(make_frame(LARGE), may_stripe=True)
+BODY = bytes(ENCODED.buffers[1])
+HALF = len(BODY) // 2
 
 
-def record(number: int, index: int) -> bytes:
-    return RECORD.pack(number, index)
+def head(connections: int) -> bytes:
+    return ENCODED.head + bytes([connections])
 
 
-def chunk(index: int, number: int = 0) -> bytes:
-    return record(number, index) + BODY[index * CHUNK : (index + 1) * CHUNK]
-
-
-def all_but(*left_out: int) -> bytes:
-    return b"".join(chunk(index) for index in range(COUNT) if index not in left_out)
-
-
-def test_chunks_arrive_in_any_order_on_any_connection(net: Net) -> None:
-    """And one of the next body, and its connection's end, may come early."""
+def test_the_parts_of_the_next_body_may_come_early(net: Net) -> None:
     with Group(net) as group:
-        group.other.sendall(chunk(2) + chunk(0) + chunk(3, number=1) + record(0, LEAVES))
+        group.other.sendall(BODY[HALF:] * 2)
         group.other.close()
-        group.first.sendall(HEAD + chunk(3) + chunk(1) + record(0, END))
-        group.b_in.wait(Arrived)
-        rest = chunk(1, number=1) + chunk(0, number=1) + chunk(2, number=1)
-        group.first.sendall(HEAD + rest + record(1, END) + HEAD + b"".join(chunk(i, 2) for i in range(COUNT)))
-        group.first.sendall(record(2, END))
+        group.first.sendall((head(2) + BODY[:HALF]) * 2 + head(1) + BODY)
         assert all(torch.equal(event.frame.tensors[0], LARGE) for event in group.b_in.wait(Arrived, 3))
         assert group.b_in.of(LinkDown) == []
 
 
-BAD: dict[str, tuple[bytes, bytes]] = {  # on the first connection, and on the other one
-    "chunk out of range": (HEAD + all_but(0) + record(0, COUNT), b""),
-    "chunk twice": (HEAD + all_but(0) + chunk(1), b""),
-    "chunk on both": (HEAD + all_but(0), chunk(1)),
-    "chunk of a later body": (HEAD + all_but(0) + chunk(0, number=1), b""),
-    "chunk of a body after the next": (HEAD + all_but(0), chunk(0, number=2)),
-    "end before all have come": (HEAD + all_but(0) + record(0, END), record(0, LEAVES)),
-    "end of another body": (HEAD + all_but(0) + record(1, END), b""),
-    "end on another connection": (HEAD + all_but(0), record(0, END)),
-    "the first leaves": (HEAD + all_but() + record(0, LEAVES), b""),
-    "a frame in place of a chunk": (HEAD + HEAD, b""),
-    "a frame on another connection": (HEAD + all_but(0), HEAD),
-    "garbage": (HEAD, b"\xff" * 4096),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_chunks_close_the_link(net: Net, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    on_first, on_other = BAD[name]
+@pytest.mark.parametrize("connections", [0, 3, 255])
+def test_a_body_on_connections_that_are_not_there_closes_the_link(
+    net: Net, connections: int, caplog: pytest.LogCaptureFixture
+) -> None:
     with Group(net) as group:
-        group.other.sendall(on_other)
-        with contextlib.suppress(ConnectionError):  # what came by the other one may have closed the link already
-            group.first.sendall(on_first)
+        group.first.sendall(head(connections))
         assert refused(group.first)
         assert refused(group.other)
         assert group.b_in.wait(LinkDown) == group.b_in.events == [LinkDown("a")]
         assert [record.levelname for record in caplog.records if "closed" in record.message] == ["WARNING"]
         with dial(group.b) as sock:  # and it serves on, from the beginning
-            sock.sendall(HEAD + all_but() + record(0, END))
+            sock.sendall(head(1) + BODY)
             group.b_in.wait(Arrived)
 
 
 @pytest.mark.parametrize("gone", ["first", "other"])
-@pytest.mark.parametrize("sent", [b"", chunk(0)[:5], chunk(0)[:1000], chunk(0)])
+@pytest.mark.parametrize("sent", [b"", BODY[:5], BODY[: HALF - 1]])
 def test_a_body_of_which_a_connection_goes_is_not_delivered(net: Net, gone: str, sent: bytes) -> None:
     with Group(net) as group:
-        group.first.sendall(HEAD + (sent if gone == "first" else b""))
+        group.first.sendall(head(2) + (sent if gone == "first" else b""))
         getattr(group, gone).sendall(sent if gone == "other" else b"")
         getattr(group, gone).close()
         assert group.b_in.wait(LinkDown) == group.b_in.events
@@ -316,7 +253,7 @@ def test_who_may_not_join_a_link_is_refused(net: Net) -> None:
         assert {name: answer for name, (_, _, answer) in strangers.items()} == dict.fromkeys(strangers, b"")
         for sock, _, _ in strangers.values():
             sock.close()
-        newer.sendall(HEAD + all_but() + record(0, END))  # none of them has harmed it
+        newer.sendall(head(1) + BODY)  # none of them has harmed it
         group.b_in.wait(Arrived)
         newer.close()
 
@@ -329,11 +266,11 @@ def test_no_more_join_than_may(net: Net) -> None:
             sock.close()
 
 
-def test_a_link_that_is_closed_while_it_waits_for_a_chunk_ends(net: Net, ends: Ends) -> None:
+def test_a_link_that_is_closed_while_it_waits_for_a_part_ends(net: Net, ends: Ends) -> None:
     with Group(net) as group:
-        group.first.sendall(HEAD + record(0, END))
-        group.other.sendall(chunk(0)[:100])
-        assert eventually(lambda: ends.joined != ())
+        group.first.sendall(head(2) + BODY[:HALF])
+        group.other.sendall(BODY[HALF:][:100])
+        assert eventually(lambda: ends.received != [])
         group.b.close(0.0)
         assert refused(group.other)
         assert group.b_in.events == []

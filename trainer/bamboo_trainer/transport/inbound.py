@@ -14,9 +14,8 @@ from bamboo_core.complaints import said_by
 from bamboo_core.planning.plan import WorkerId
 from bamboo_trainer.frames.frame import Frame
 from bamboo_trainer.frames.tensors import byte_view
-from bamboo_trainer.transport import sockets, wire
+from bamboo_trainer.transport import sockets, stripes, wire
 from bamboo_trainer.transport.base import Buffer
-from bamboo_trainer.transport.stripes import FlowReceiver
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +57,7 @@ class Inbound:
         self._secret = secret
         self._acceptor = acceptor
         self._buffer = buffer
-        self._receiver: FlowReceiver | None = None  # of large frames' bodies, once the link is admitted
+        self._joined: list[socket.socket] | None = None  # for parts of large bodies, while the link is admitted
         self.nonce = os.urandom(wire.NONCE_SIZE)
         self.hello: wire.LinkHello | None = None  # set once it is proven
         self._lock = threading.Lock()
@@ -69,15 +68,20 @@ class Inbound:
         """End the thread soon; never blocks."""
         with self._lock:
             sockets.wake(self._sock)
-            if self._receiver is not None:
-                self._receiver.end()
+            for sock in self._joined or ():
+                sockets.wake(sock)
 
     def take_in(self, sock: socket.socket) -> bool:
-        """Let a proven connection join this link, and tell its sender; False if it may not, or the link has ended.
-        Raises OSError if its sender cannot be told.
+        """Let a proven connection join this link, and tell its sender, which then may use it; False if it may not, or
+        the link has ended. Raises OSError if its sender cannot be told.
         """
         with self._lock:
-            return self._receiver is not None and self._receiver.join(sock)
+            if self._joined is None or len(self._joined) >= stripes.MAX_FLOWS - 1:
+                return False
+            sock.setblocking(False)
+            sock.sendall(wire.ACCEPTED)
+            self._joined.append(sock)
+            return True
 
     def _run(self) -> None:
         reason = "ended by an error"
@@ -85,9 +89,9 @@ class Inbound:
             reason = self._serve()
         finally:
             with self._lock:
-                receiver, self._receiver = self._receiver, None
-            if receiver is not None:
-                receiver.close()
+                joined, self._joined = self._joined or [], None
+            for sock in joined:
+                sock.close()
             if not self._given_away:
                 self._sock.close()
             self._acceptor.left(self, reason)
@@ -104,12 +108,11 @@ class Inbound:
                 return "not in the plan"
             self._sock.settimeout(None)
             reader = sockets.SocketReader(self._sock)
-            receiver = FlowReceiver(self._sock, reader)
             with self._lock:
-                self._receiver = receiver  # before the sender may have others join
+                self._joined = []  # before the sender may have others join
             self._sock.sendall(wire.ACCEPTED)
             while True:
-                self._acceptor.arrived(self, self._read(reader, receiver, hello.lane))
+                self._acceptor.arrived(self, self._read(reader, hello.lane))
         except wire.WireError as error:
             logger.warning("link from %s closed: %s", self.hello.worker if self.hello else "a stranger", error)
             return said_by(error)
@@ -128,7 +131,7 @@ class Inbound:
         self.thread.name = f"bamboo-rx-{self.hello.worker}-{self.hello.lane}"
         return self.hello
 
-    def _read(self, reader: sockets.SocketReader, receiver: FlowReceiver, lane: wire.Lane) -> Frame:
+    def _read(self, reader: sockets.SocketReader, lane: wire.Lane) -> Frame:
         """Read the next frame. Raises WireError, OSError."""
         header = wire.parse_header(reader.receive(wire.HEADER.size))
         if wire.lane_of(header.address) is not lane:
@@ -139,7 +142,12 @@ class Inbound:
         except RuntimeError as error:  # torch's error when memory is exhausted
             raise wire.WireError(f"no room for {header.body_length} bytes") from error
         if header.striped:
-            receiver.receive_into(tensors)
+            count = reader.receive(1)[0]
+            with self._lock:
+                flows = [self._sock, *(self._joined or ())][:count]
+            if not 0 < count == len(flows):
+                raise wire.WireError(f"a body on {count} connections, of which {len(flows)} are here")
+            stripes.receive_body(list(map(byte_view, tensors)), flows, reader)
         else:
             for tensor in tensors:
                 reader.receive_into(byte_view(tensor))

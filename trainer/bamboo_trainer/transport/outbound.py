@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bamboo_core.planning.plan import WorkerId
-from bamboo_trainer.transport import sockets, wire
-from bamboo_trainer.transport.stripes import FlowSender
+from bamboo_trainer.transport import sockets, stripes, wire
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +22,6 @@ CONNECT_SECONDS = 5.0
 ACCEPT_SECONDS = 10.0  # longer than an acceptor may wait for the plan that names this worker
 BACKOFF_SECONDS = (0.05, 1.0)
 AT_ONCE = 64 << 10  # bytes that the caller itself may send
-PIECE = 256 << 10  # bytes sent between two checks of the rate
 
 Report = Callable[["Outbound"], None]
 
@@ -57,7 +55,8 @@ class Outbound:
         self._sock: socket.socket | None = None
         # Of the current connection:
         self._nonce = b""  # the acceptor's nonce of this connection
-        self._sender: FlowSender | None = None  # of large frames, after the handshake
+        self._further: list[socket.socket] = []  # others that have joined it, for parts of large bodies
+        self._spread = False  # they were opened
         self._standing = False  # the handshake is done
         self._lost = False  # the other side has ended it
         self._due = 0.0  # when the rate allows more
@@ -108,15 +107,14 @@ class Outbound:
         with self._changed:
             self._closed = True
             self._queue.clear()
-            self._wake(clean=not self._sending)
+            self._wake()
             self._changed.notify_all()
 
-    def _wake(self, *, clean: bool) -> None:
+    def _wake(self) -> None:
         """Wake all threads that wait for the link. The caller holds the lock."""
-        if self._sender is not None:
-            self._sender.end(clean=clean)
-        if self._sock is not None:
-            sockets.wake(self._sock)
+        for sock in (self._sock, *self._further):
+            if sock is not None:
+                sockets.wake(sock)
 
     def _run(self) -> None:
         backoff, longest = BACKOFF_SECONDS
@@ -147,22 +145,22 @@ class Outbound:
 
     def _link(self) -> None:
         """Form the link and send over it until it breaks (raises) or is closed (returns)."""
-        with self._connected() as (sock, sender):
+        with self._connected() as sock:
             watcher = threading.Thread(
                 target=self._watch, args=(sock,), name=f"bamboo-eof-{self.peer}-{self.lane}", daemon=True
             )
             watcher.start()
             try:
                 self._stand()
-                while self._send_some(sock, sender):
+                while self._send_some(sock):
                     pass
             finally:
                 sockets.wake(sock)
                 watcher.join(CONNECT_SECONDS)
 
     @contextlib.contextmanager
-    def _connected(self) -> Iterator[tuple[socket.socket, FlowSender]]:
-        """Yield a socket past the handshake and the sender of its large frames; close both in the end."""
+    def _connected(self) -> Iterator[socket.socket]:
+        """Yield a socket past the handshake; close it in the end, with those that have joined it."""
         host, port = self._address
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, address = addresses[self._attempts % len(addresses)]
@@ -171,21 +169,19 @@ class Outbound:
             with self._changed:
                 if self._closed:
                     raise ConnectionAbortedError("closed")
-                self._sock, self._lost = sock, False
+                self._sock, self._lost, self._spread = sock, False, False
             try:
                 self._nonce = self._greet(sock, address)
                 with self._changed:
                     if self._closed or self._lost:
                         raise ConnectionAbortedError("closed")
-                    name = f"{self.lane} link to {self.peer}"
-                    sender = self._sender = FlowSender(name, self._flows - 1, self._join, self._pace)
-                yield sock, sender
+                yield sock
             finally:
                 with self._changed:
-                    ended, self._sender = self._sender, None
+                    ended, self._further = self._further, []
                     self._sock, self._standing = None, False
-                if ended is not None:
-                    ended.close()
+                for further in ended:
+                    further.close()
 
     def _greet(self, sock: socket.socket, address: Any, joins: bytes = b"") -> bytes:
         """Connect and authenticate; return the acceptor's nonce. Raises OSError, WireError."""
@@ -199,9 +195,28 @@ class Outbound:
         sock.settimeout(None)
         return nonce
 
-    def _join(self, sock: socket.socket, address: Any) -> None:
-        """Connect a further flow. Raises OSError, WireError."""
-        self._greet(sock, address, joins=self._nonce)
+    def _spread_out(self, first: socket.socket) -> None:
+        """Have further connections join the link, for its first large frame: a small job needs one connection a link.
+        It works with fewer. Raises OSError if the link has ended.
+        """
+        self._spread = True
+        while len(self._further) < self._flows - 1:
+            with self._changed:
+                if self._closed or self._lost:
+                    raise ConnectionAbortedError("closed")
+                sock = socket.socket(first.family, first.type, first.proto)
+                self._further.append(sock)  # at once, so that `_wake` reaches it
+            try:
+                self._greet(sock, first.getpeername(), joins=self._nonce)
+            except (OSError, wire.WireError) as error:
+                with self._changed:
+                    self._further.remove(sock)
+                    sock.close()
+                    if self._closed or self._lost:
+                        raise ConnectionAbortedError("closed") from error
+                have = f"{1 + len(self._further)} of {self._flows}"
+                logger.warning("%s link to %s has %s connections: %s", self.lane, self.peer, have, error)
+                return
 
     def _stand(self) -> None:
         with self._changed:
@@ -217,10 +232,10 @@ class Outbound:
         sockets.wake(sock)
         with self._changed:
             self._lost = True
-            self._wake(clean=False)
+            self._wake()
             self._changed.notify_all()
 
-    def _send_some(self, sock: socket.socket, sender: FlowSender) -> bool:
+    def _send_some(self, sock: socket.socket) -> bool:
         """Wait for frames, then send one large or several small ones. Return False when closed."""
         with self._changed:
             self._sending = False
@@ -239,18 +254,17 @@ class Outbound:
                 size += sum(map(len, more))
             self._sending = True
         if isinstance(frame, wire.Encoded):
-            sender.send(sock, frame)
+            if not self._spread:
+                self._spread_out(sock)
+            flows = [sock, *self._further]
+            sock.sendall(frame.head + bytes([len(flows)]))
+            stripes.send_body(frame.buffers[1:], flows, self._pace)
         for buffer in wire.coalesce(buffers):
-            self._send_buffer(sock, buffer)
+            if self._rate is None:
+                sock.sendall(buffer)
+            else:
+                stripes.send_body([buffer], [sock], self._pace)
         return True
-
-    def _send_buffer(self, sock: socket.socket, buffer: wire.Buffer) -> None:
-        if self._rate is None:
-            sock.sendall(buffer)
-            return
-        for view in (memoryview(buffer)[at : at + PIECE] for at in range(0, len(buffer), PIECE)):
-            self._pace(len(view))
-            sock.sendall(view)
 
     def _pace(self, size: int) -> None:
         """Wait until the link's rate allows this many bytes more. Raises OSError if the link ends meanwhile."""

@@ -41,6 +41,15 @@ def receive(sock: socket.socket, size: int, deadline: float | None = None) -> by
     return buffer
 
 
+def after(views: list[memoryview], count: int) -> list[memoryview]:
+    """Return what is left of the views after their first `count` bytes."""
+    for at, view in enumerate(views):
+        if count < len(view):
+            return [view[count:], *views[at + 1 :]]
+        count -= len(view)
+    return []
+
+
 class SocketReader:
     """Reads ahead, so that a small frame takes one system call; reads large parts straight into place."""
 
@@ -64,21 +73,14 @@ class SocketReader:
             self._start += count
             view = view[count:]
 
-    @property
-    def holds_some(self) -> bool:
-        """Return whether more was read than taken."""
-        return self._start < self._end
-
-    def take(self, views: list[memoryview]) -> int:
-        """Fill some of the views with available bytes, reading nothing ahead; return their number, 0 at the link's end.
-        Raises BlockingIOError if none are available.
-        """
-        if not self.holds_some:
-            return self._sock.recvmsg_into(views, 0, socket.MSG_DONTWAIT)[0]
-        count = min(len(views[0]), self._end - self._start)
-        views[0][:count] = self._ahead[self._start : self._start + count]
-        self._start += count
-        return count
+    def fill(self, views: list[memoryview]) -> list[memoryview]:
+        """Fill the views with the bytes that were read ahead; return what is left of the views."""
+        while views and self._start < self._end:
+            count = min(len(views[0]), self._end - self._start)
+            views[0][:count] = self._ahead[self._start : self._start + count]
+            self._start += count
+            views = after(views, count)
+        return views
 
     def receive(self, size: int) -> bytearray:
         """Return the next bytes in a new buffer; see `receive_into`."""

@@ -1,9 +1,10 @@
 """The wire format of the TCP data plane: pure functions between frames or hellos and bytes. No byte is trusted.
 
 A frame is a fixed header, a msgpack meta `[[[dtype, shape], ...], payload]`, and the tensors' bytes one after the
-other, in the machine's byte order (little-endian everywhere that torch runs). A large body may be spread over several
-connections instead: see `stripes`. Anything out of bounds or inconsistent is a WireError; the reader then closes the
-link. `payloads` knows what a frame of each kind must carry, this module does not.
+other, in the machine's byte order (little-endian everywhere that torch runs). Between meta and body of a striped frame
+stands, in one byte, the number of connections that the body is spread over: see `stripes`. Anything out of bounds or
+inconsistent is a WireError; the reader then closes the link. `payloads` knows what a frame of each kind must carry,
+this module does not.
 """
 
 import hashlib
