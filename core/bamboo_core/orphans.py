@@ -23,7 +23,7 @@ def adopt(*, adopts: bool = True) -> None:
 
 
 def end_with(parent: int) -> None:
-    """In a child that has just been forked: be killed as soon as the parent's thread that has forked it ends."""
+    """Make the kernel kill this child, just forked, as soon as the parent's thread that has forked it ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

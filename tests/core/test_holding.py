@@ -138,7 +138,7 @@ def test_zones_are_judged_by_their_losses_for_each_hour_of_a_worker() -> None:
 
 
 def fields(value: Holding) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in ("there", "zones")}
+    return {name: getattr(value, name) for name in ("staying", "zones")}
 
 
 def test_a_notice_of_the_cloud_counts_as_a_loss_and_our_own_does_not() -> None:

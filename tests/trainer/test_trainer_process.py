@@ -10,5 +10,5 @@ from task_check_kit import SPIRALS
 def test_without_the_trainer_it_is_said_that_nothing_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_process, "find_spec", lambda name: None if name == "torch" else object())
     assert check_task(SPIRALS, ()) == task_check.Checked(
-        told=("not checked: the task, since torch is not installed here",)
+        lines=("not checked: the task, since torch is not installed here",)
     )

@@ -19,7 +19,7 @@ from bamboo_core.names import (
 )
 from bamboo_trainer.worker.launch.imports import lasting_imports
 
-LEAST_LOGGER_SECONDS = 5.0  # of the pod's grace period, for loggers, and for what comes after them
+LEAST_LOGGER_SECONDS = 5.0  # of the pod's grace period, for loggers, and for the rest after them
 
 HELP = f"""usage: python -m bamboo_trainer
 
@@ -75,7 +75,7 @@ def main() -> int:
 
 
 def _grace(text: str | None) -> float:
-    """Raises ValueError."""
+    """Return the grace period in seconds. Raises ValueError."""
     if text is None:
         return GRACE_SECONDS
     if not text.isdecimal():
@@ -84,7 +84,7 @@ def _grace(text: str | None) -> float:
 
 
 def _port(text: str | None) -> int | None:
-    """Raises ValueError."""
+    """Return the metrics port; None without one. Raises ValueError."""
     if not text:
         return None
     if not text.isdecimal() or not 0 < int(text) < 65536:
@@ -94,7 +94,7 @@ def _port(text: str | None) -> int | None:
 
 if __name__ == "__main__":
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # what a task prints is to be seen, and not lost with the pod
+        sys.stdout.reconfigure(line_buffering=True)  # shows what a task prints at once, before the pod is lost
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -11,11 +11,11 @@ from bamboo_trainer.loggers.interface import LoggerFacts
 
 
 class Callback:
-    """Called on the root worker only, by a separate thread, one call at a time, in the history's order. fails_job: an
-    exception ends the job (`CallbackFailed`); otherwise it is reported, and this callback is not called any more,
-    unless the job restarts from a checkpoint.
+    """A follower of a training, called on the root worker only, by a separate thread, one call at a time, in the
+    history's order. fails_job: an exception ends the job (`CallbackFailed`); otherwise it is reported, and this
+    callback is not called any more, unless the job restarts from a checkpoint.
 
-    facts: what it may know of the job.
+    facts: the facts of the job that it gets.
     """
 
     fails_job: bool = False
@@ -24,19 +24,19 @@ class Callback:
         self.facts = facts
 
     def on_step(self, step: StepRecord) -> None:
-        """Called after a step is committed and in the history: its loss, metrics, gradient norm, rate and others."""
+        """Handle a committed step that is in the history: its loss, metrics, gradient norm, rate and others."""
 
     def on_evaluation(self, evaluation: EvaluationRecord) -> None:
-        """Called after the state after `evaluation.step` steps was evaluated; comes with the step that follows it."""
+        """Handle the evaluation of the state after `evaluation.step` steps; called with the step that follows it."""
 
     def on_checkpoint(self, step: int) -> None:
-        """Called when the state after `step` steps is durable."""
+        """Handle a durable checkpoint of the state after `step` steps."""
 
     def on_disruption(self, event: EventRecord) -> None:
-        """Called when a worker is to go, is lost or taken over, or the job goes back to a checkpoint (`reason`)."""
+        """Handle a worker that leaves, is lost or taken over, or the job's return to a checkpoint (`reason`)."""
 
     def on_end(self, steps: int) -> None:
-        """Called when training is complete, after `steps` steps; not if a job fails or is suspended."""
+        """Handle the end of a complete training, after `steps` steps; not called if a job fails or is suspended."""
 
     def state_dict(self) -> Any:
         """Return its state as JSON values, 64 KiB at most: saved together with its position in the history, and once

@@ -1,5 +1,5 @@
-"""Checks that a job's task loads, and what it needs, for `bamboo validate --load` and `bamboo submit`; counts its
-layers, for simulations.
+"""Checks of a job's task for `bamboo validate --load` and `bamboo submit`: whether it loads, and what it needs. Also
+the count of its layers, for simulations.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,7 @@ def found_or_problem(
 
 
 def _first_values(spec: JobSpec, task: Task) -> list[str]:
-    """Return what is taken from other weights, in sentences."""
+    """Return sentences about the tensors taken from other weights."""
     initial = spec.task.initial_from
     return [] if initial is None else begin_with(initial, task)[1]
 

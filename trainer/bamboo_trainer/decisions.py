@@ -13,7 +13,7 @@ Memory = Mapping[str, Number]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """What a decision may know: the step that was committed last.
+    """The facts that a decision may use: the step that was committed last.
 
     step: the number of steps committed with it; 0 before the first one, when nothing else is known. loss, gradient_norm
     (before clipping), metrics: of that step; None for what is not finite. evaluation: of the state before that step,

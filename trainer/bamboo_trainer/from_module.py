@@ -1,4 +1,4 @@
-"""Makes a task from a plain torch.nn.Module: `from_module`."""
+"""Construction of a task from a plain torch.nn.Module: `from_module`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -41,7 +41,7 @@ def from_module(
     call: (model, inputs) -> its result, for a model that is not simply called with its inputs.
     read: first values from elsewhere, for one layer at a time: names and forms -> the available values.
     checkpoint: blocks keep only their inputs for the backward.
-    task: the other fields of `Task`: optimizer, learning_rate (a function, or a number) and so on. `metrics`, and those
+    task: the other fields of `Task`: optimizer, learning_rate (a function, or a number) and so on. `metrics`, and ones
       of `evaluation`, are called with the arguments of the loss.
 
     Raises ValueError if the model cannot be split, in a sentence with the reason.

@@ -1,5 +1,5 @@
-"""Counts the operations that a GPU would run for each layer's forward and backward, without a GPU, for `bamboo profile
---device`.
+"""Count of the operations that a GPU would run for each layer's forward and backward, without a GPU, for `bamboo
+profile --device`.
 
 `bamboo_trainer.tasks.inspection.costs` adds up one number by which layers are compared. Here each operation is kept
 with its products and its bytes, since how long it takes depends on the device.

@@ -1,4 +1,4 @@
-"""Loads a checked task from the name of its entrypoint."""
+"""Loading of a checked task from the name of its entrypoint."""
 
 import importlib
 import inspect

@@ -3,8 +3,8 @@
     def build(config):
         return with_lora(huggingface.build(config), rank=8, targets=("*q_proj", "*v_proj"))
 
-All else is frozen, so gradients, the optimizer's state and replicas of it are those of the adapters alone. `with_peft`
-begins with adapters that PEFT has saved, and `bamboo export --format peft` writes its files.
+All else is frozen, so only the adapters have gradients, optimizer state and replicas of it. `with_peft` begins with
+adapters that PEFT has saved, and `bamboo export --format peft` writes its files.
 """
 
 import logging
@@ -33,7 +33,9 @@ _BASE: Final = "base."
 
 
 class LoraLinear(nn.Module):
-    """base(x) + scale * B(A(dropout(x))); the base is frozen, and B begins with zeros, so at first nothing changes."""
+    """A linear layer with an adapter: base(x) + scale * B(A(dropout(x))); the base is frozen, and B begins with zeros,
+    so at first nothing changes.
+    """
 
     def __init__(self, base: nn.Linear, rank: int, scale: float, dropout: float) -> None:
         super().__init__()
@@ -82,7 +84,7 @@ def with_peft(task: Task, folder: str | Path, *, dropout: float | None = None, t
 
 
 class Adapters(Protocol):
-    """Which linear layers get an adapter, by their names in their layers, and what else is trained."""
+    """The linear layers that get an adapter, by their names in their layers, and the other trained parameters."""
 
     @property
     def dropout(self) -> float:
@@ -98,7 +100,7 @@ class Adapters(Protocol):
         ...
 
     def value(self, name: str) -> Tensor | None:
-        """Return the first value of that parameter of a layer; None: the one that it has anyway."""
+        """Return the first value of that parameter of a layer; None keeps its own."""
         ...
 
     def check(self, linears: Collection[str] | None) -> None:
@@ -130,8 +132,8 @@ class Fitting:
     def check(self, linears: Collection[str] | None) -> None:
         if linears is None or any(map(self.at, linears)):
             return
-        there = ", ".join(map(repr, list(linears)[:8])) or "none"
-        raise ValueError(f"lora: no nn.Linear fits the targets {list(self.targets)}; there are {there}")
+        names = ", ".join(map(repr, list(linears)[:8])) or "none"
+        raise ValueError(f"lora: no nn.Linear fits the targets {list(self.targets)}; there are {names}")
 
 
 def with_adapters(task: Task, adapters: Adapters) -> Task:

@@ -1,4 +1,4 @@
-"""Tries metrics and evaluation once before a job runs, to report at once what would end it at its first evaluation.
+"""Trial of metrics and evaluation once before a job runs, to report at once what would end it at its first evaluation.
 
 Layers are run forward (see `inspection.walk`). Metrics get their outputs, or, as these have no data, zeros of their
 form; an error must then also occur with data before it is reported.
@@ -21,7 +21,7 @@ from bamboo_trainer.training import TrainingConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
-    """evaluated: it is one of an evaluation, not of a step."""
+    """A batch to try. evaluated: it belongs to an evaluation, not to a step."""
 
     inputs: Parts
     targets: Parts

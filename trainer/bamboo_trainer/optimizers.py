@@ -10,11 +10,15 @@ Part = tuple[Callable[[list[nn.Parameter]], torch.optim.Optimizer], Iterable[nn.
 
 
 class Combined(torch.optim.Optimizer):
-    """Keeps its parts' state in its own `state`, so that it is copied, checked and saved like one optimizer's."""
+    """An optimizer of several parts, which keeps their state in its own `state`, so that it is copied, checked and
+    saved like one optimizer's.
+    """
 
     def __init__(self, parts: Iterable[Part], *, lr: float) -> None:
-        """parts: for each optimizer, the function that makes it, and its parameters; one without parameters is left
-        out, as a stage may have none of a kind.
+        """Create the optimizer.
+
+        parts: for each optimizer, the function that makes it, and its parameters; an optimizer without parameters is
+        left out, because a stage may have none for it.
 
         lr: base learning rate; each part scales it: a step's rate is the task's times the part's over this.
         """

@@ -1,4 +1,4 @@
-"""Measures a job's layers on this machine's device, one layer after the other, for `bamboo profile`.
+"""Measurement of a job's layers on this machine's device, one layer after the other, for `bamboo profile`.
 
 A layer is measured again until its median is known well enough, within bounds. Each layer is a stage of its own, run by
 the same code as in training, with the job's microbatch and precision. The earlier layers make its inputs from the
@@ -42,14 +42,16 @@ WORKER: Final = "profile-0"
 
 
 def profile(manifest: dict[str, Any], repeats: int, seconds: float = REPEAT_SECONDS) -> dict[str, Any]:
-    """Measure a job's layers, or return `problem`: one sentence; only JSON values. repeats: microbatches whose median
-    counts; as many again, up to ten times, while it is not steady, for `seconds` of all layers together.
+    """Measure a job's layers, or return `problem`: one sentence; only JSON values.
+
+    repeats: microbatches whose median counts; as many again, up to ten times, while it is not steady, for `seconds` of
+    all layers together.
 
     layers: seconds of forward, backward and update, and bytes. device: its name. load: seconds until the task was
     loaded. waited: share of the measuring in which no processor was free, which is not in the seconds. repeats: most
-    microbatches counted for a layer. unsteady: the layers that were given up; spread: by what share of itself the worst
-    median may be off; bound: by what share it should be. loopback: bytes a second of one connection within this
-    machine. memory: bytes of the device.
+    microbatches counted for a layer. unsteady: the layers whose measurement was given up; spread: by what share of
+    itself the worst median may be off; bound: by what share it should be. loopback: bytes per second of a connection
+    within this machine. memory: bytes of the device.
     """
     began = time.monotonic()
     torch.set_num_threads(1)  # as in a worker
@@ -92,7 +94,7 @@ class LayerTimes:
 
     @property
     def kinds(self) -> tuple[list[float], list[float]]:
-        """The kinds that a step has many of, and that are measured again."""
+        """The times that a step has many of, and that are measured again."""
         return self.forward, self.backward
 
 

@@ -16,18 +16,18 @@ Schedule = Callable[[int], float]
 
 
 def constant(value: float, warmup: int = 0) -> Schedule:
-    """A schedule with one value at each step after the warm-up, if there is one."""
+    """Return a schedule with one value at each step after the warm-up, if there is one."""
     _check(warmup=warmup)
     return lambda step: _warming(value, warmup, step, value)
 
 
 def linear(peak: float, *, steps: int, warmup: int = 0, final: float = 0.0) -> Schedule:
-    """A schedule in a straight line from the peak to `final`."""
+    """Return a schedule in a straight line from the peak to `final`."""
     return polynomial(peak, steps=steps, warmup=warmup, final=final, power=1.0)
 
 
 def polynomial(peak: float, *, steps: int, warmup: int = 0, final: float = 0.0, power: float = 2.0) -> Schedule:
-    """final + (peak - final) * (1 - progress) ** power."""
+    """Return the schedule final + (peak - final) * (1 - progress) ** power."""
     _check(warmup=warmup, steps=steps)
     if power <= 0:
         raise ValueError(f"power must be positive, got {power}")
@@ -39,7 +39,7 @@ def polynomial(peak: float, *, steps: int, warmup: int = 0, final: float = 0.0, 
 
 
 def cosine(peak: float, *, steps: int, warmup: int = 0, final: float = 0.0) -> Schedule:
-    """A schedule along half a cosine from the peak to `final`."""
+    """Return a schedule along half a cosine from the peak to `final`."""
     _check(warmup=warmup, steps=steps)
 
     def at(step: int) -> float:
@@ -50,14 +50,16 @@ def cosine(peak: float, *, steps: int, warmup: int = 0, final: float = 0.0) -> S
 
 
 def inverse_sqrt(peak: float, *, warmup: int) -> Schedule:
-    """peak * sqrt(warmup / (step + 1)) after the warm-up, as for the first Transformer; it has no end."""
+    """Return the schedule peak * sqrt(warmup / (step + 1)) after the warm-up, as for the first Transformer; without an
+    end.
+    """
     if warmup < 1:
         raise ValueError(f"warmup must be at least 1, got {warmup}")
     return lambda step: _warming(peak, warmup, step, peak * math.sqrt(warmup / (step + 1)))
 
 
 def milestones(value: float, at: Sequence[int], factor: float = 0.1) -> Schedule:
-    """The value, times the factor from each of these steps on."""
+    """Return a schedule of the value, multiplied by the factor from each of these steps on."""
     steps = sorted(at)
     if steps and steps[0] < 0:
         raise ValueError(f"milestones must be steps from 0 up, got {steps[0]}")
@@ -67,8 +69,8 @@ def milestones(value: float, at: Sequence[int], factor: float = 0.1) -> Schedule
 def one_cycle(
     peak: float, *, steps: int, rise: float = 0.3, start_factor: float = 25.0, final_factor: float = 1e4
 ) -> Schedule:
-    """A schedule from peak / start_factor up to the peak and down to that start / final_factor, each along half a
-    cosine.
+    """Return a schedule from peak / start_factor up to the peak and down to that start / final_factor, along half
+    cosines.
 
     rise: the share of the steps in which it goes up. The same as torch's OneCycleLR. For momentum or betas, which go
     the other way, use `cycled`.
@@ -81,7 +83,7 @@ def one_cycle(
 
 
 def cycled(high: float, low: float, *, steps: int, rise: float = 0.3) -> Schedule:
-    """A schedule for momentum while the rate runs through `one_cycle`: from high to low and back."""
+    """Return a schedule for momentum while the rate runs through `one_cycle`: from high to low and back."""
     _check(steps=steps)
     return _cycle((high, low, high), steps, rise)
 

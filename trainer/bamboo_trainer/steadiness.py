@@ -1,4 +1,4 @@
-"""Decides when to stop measuring: when the median is known well enough, or after enough time. Pure."""
+"""The decision when to stop measuring: when the median is known well enough, or after enough time. Pure."""
 
 import math
 import statistics
@@ -12,7 +12,7 @@ NOTCH: Final = 1.57  # times the quartiles' distance over the root of their numb
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steadiness:
-    """How well a median must be known."""
+    """The precision to which a median must be known."""
 
     bound: float = 0.03  # by what share of itself a median may be off
     floor: float = 20e-6  # seconds that do not matter

@@ -1,4 +1,4 @@
-"""What a user brings: `build(config) -> Task`, or `build(config, training) -> Task`."""
+"""The user's part: `build(config) -> Task`, or `build(config, training) -> Task`."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ __all__ = [
     "track_buffers",
 ]
 
-Parts = tuple[torch.Tensor, ...]  # what layers pass on: one tensor or several
+Parts = tuple[torch.Tensor, ...]  # the tensors that layers pass on: one or several
 
 
 class Dataset(Protocol):
@@ -48,8 +48,8 @@ Metric = Callable[[Any, Parts], Any]  # of outputs and targets, as the loss gets
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What `training.evaluation` measures, in addition to the loss. dataset: its samples are taken in their order, in
-    batches of `training.microBatchSize`.
+    """The measurements of `training.evaluation`, in addition to the loss. dataset: its samples are taken in their
+    order, in batches of `training.microBatchSize`.
 
     metrics: by name, functions of (outputs of the last layer, targets). Each returns a number, the mean over the
     samples of the batch, or a sum and its weight.
@@ -66,20 +66,20 @@ class Task:
     layers: each factory builds one layer; a worker builds only those it holds. A layer takes and returns one tensor
       or a tuple of tensors (unpacked if its forward takes several arguments), and must not write to its inputs.
     loss: (outputs of the last layer, targets) -> scalar, the mean over the samples of the microbatch; or `Weighted`.
-    metrics: what else is reported of each step, by name; functions as `loss` is, without gradients.
-    optimizer: builds a torch optimizer over (name, parameter) pairs, those of one stage. A group may be empty on some
+    metrics: further figures of each step, by name; functions like `loss`, without gradients.
+    optimizer: builds a torch optimizer over one stage's (name, parameter) pairs. A group may be empty on some
       stage, which torch takes only if groups hold parameters, not pairs.
     learning_rate: the learning rate of a step, a pure function; finite and not negative. A parameter group's rate is
       this times the "lr" it was built with divided by `optimizer.defaults["lr"]`.
     schedules: other numbers of the optimizer's parameter groups that change from step to step, such as "momentum",
       "weight_decay" or "betas" (a tuple): pure functions of the step, with multipliers as for the rate.
-    decisions: by name, what may end training, lower the rate or freeze parameters (`bamboo_trainer.decisions`).
+    decisions: by name, functions that end training, lower the rate or freeze parameters (`bamboo_trainer.decisions`).
     tied: groups of parameters that are one: names as "<layer index>.<parameter name>".
     checkpointed: numbers of the layers that keep only their inputs for the backward, and are run once more in it.
-    costs: what each layer costs, in any unit, if that is known better than it can be counted.
-    evaluation: what is measured of the model from time to time (`training.evaluation`).
+    costs: the cost of each layer, in any unit, if it is known better than it can be counted.
+    evaluation: measurements of the model from time to time (`training.evaluation`).
     tokens_per_sample: for `training.tokens`.
-    callbacks: by name, what makes each (`bamboo_trainer.callbacks`), such as its class.
+    callbacks: by name, a function that makes each (`bamboo_trainer.callbacks`), such as its class.
     loggers: by name, a function that makes each (`bamboo_trainer.loggers`).
     """
 

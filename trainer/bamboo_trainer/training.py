@@ -17,7 +17,9 @@ from bamboo_trainer.tasks.user_code import dataset_length, length_of, tokens_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
-    """microbatches: of a whole step, over all pipelines.
+    """The settings of a training that its numbers depend on.
+
+    microbatches: of a whole step, over all pipelines.
 
     deterministic: check that work done twice gives the same bits. early: the evaluations that may end the job; None:
     none do. compile: the layers.

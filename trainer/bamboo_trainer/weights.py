@@ -15,7 +15,7 @@ from bamboo_trainer.checkpoint.state_dict import by_file
 def load(url: str | Path, *, step: int | None = None) -> dict[str, Tensor]:
     """Load the parameters and buffers of a file or folder of weights, or of a checkpoint, on the CPU.
 
-    Those of a module split by `from_module` have the names of the module's own `state_dict`, all others
+    Tensors of a module split by `from_module` have the names of the module's own `state_dict`, all others
     "layers.NUMBER.NAME".
 
     url: the folder `weights` written by `bamboo run --output`, a file or folder of safetensors such as an export, or

@@ -1,1 +1,1 @@
-"""The command line: commands and flags. The work is in the packages `local` and `remote`, which are imported late."""
+"""The command line: commands and flags. The packages `local` and `remote`, imported late, do the work."""

@@ -76,7 +76,7 @@ def run(
     """Run the job on this machine, one process per worker. `bamboo submit` runs it on a cluster."""
     from bamboo.local.runner import RunOptions
     from bamboo.local.session import ReportOptions, train
-    from bamboo.preemption import scheduling as preemption  # here, so that --help and mistakes are answered at once
+    from bamboo.preemption import scheduling as preemption  # imported here, so that --help and errors appear at once
 
     source = local.job(job)
     spec = source.spec
@@ -154,7 +154,7 @@ def validate(
             typer.echo(f"  warning: {warning}")
         if money := of_manifest(spec):
             typer.echo(f"  {money}")
-        for line in checked.told if checked else (NOT_LOADED,):
+        for line in checked.lines if checked else (NOT_LOADED,):
             typer.echo(f"  {line}")
     if wrong:
         raise typer.Exit(EXIT_USAGE)
@@ -173,7 +173,7 @@ app.registered_commands += traces_command.app.registered_commands
 
 
 def _print_log(text: str) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the job goes on without a reader
+    with contextlib.suppress(BrokenPipeError):  # the job continues without a reader
         sys.stderr.write(text)
 
 

@@ -71,7 +71,7 @@ def on_cluster(
     dry_run: bool = False,
     watch: bool = False,
 ) -> NoReturn:
-    """Submit a job, after its task has been tried on this machine."""
+    """Submit a job, after this machine has tried its task."""
     from bamboo.remote import changes
     from bamboo_core.kube.errors import RemoteError
 
@@ -108,7 +108,7 @@ def _look_over(file: str, manifest: "Manifest", *, load: bool, quiet: bool) -> N
         return
     say("trying the task on this machine (--no-load skips this)")
     checked = check_task(manifest.document, module_folders(Path(file)))
-    for line in checked.told:
+    for line in checked.lines:
         say(line)
     if checked.problem:
         usage(f"{file}: {checked.problem} (--no-load submits the job without trying its task here)")

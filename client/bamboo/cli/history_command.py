@@ -157,7 +157,7 @@ def _show(read: "Callable[[], list[Record]]", form: OutputFormat, every: bool, f
     from bamboo_core.history.records import HistoryError
     from bamboo_core.storage.errors import StorageError
 
-    told: set[object] = set()
+    shown: set[object] = set()
     begun = form is not OutputFormat.JSON
     while True:
         try:
@@ -172,8 +172,8 @@ def _show(read: "Callable[[], list[Record]]", form: OutputFormat, every: bool, f
             begun = True
         for record in records:
             key = _key(record)
-            if key not in told:
-                told.add(key)
+            if key not in shown:
+                shown.add(key)
                 print(json_line(record) if form is OutputFormat.JSON else line(record), flush=True)
         if not follow:
             return EXIT_OK

@@ -47,9 +47,9 @@ def init(
         _check(made)
     except InvalidRequest as error:
         usage(*str(error).split("\n"))
-    there = [file for file in made if Path(file).exists()]
-    if there and not force:
-        usage(f"{' and '.join(there)}: already there; --force replaces what is there")
+    existing = [file for file in made if Path(file).exists()]
+    if existing and not force:
+        usage(f"{' and '.join(existing)}: already there; --force replaces what is there")
     for file, text in made.items():
         try:
             with whole_file(Path(file)) as written:
@@ -69,11 +69,11 @@ def _answers(
     from bamboo.jobs.here import storage_url
     from bamboo.jobs.scaffold import JobAnswers, OwnModel, model_of
 
-    said = _asked("--model", model, MODEL)
-    known = model_of(said, is_folder=Path(said).is_dir(), name=name)
+    answer = _asked("--model", model, MODEL)
+    known = model_of(answer, is_folder=Path(answer).is_dir(), name=name)
     if isinstance(known, OwnModel) and not Path(f"{known.module}.py").is_file():
         raise InvalidRequest(
-            f"--model {said}: there is no {known.module}.py in this folder, where the workers look for it"
+            f"--model {answer}: there is no {known.module}.py in this folder, where the workers look for it"
         )
     path = Path(_asked("--data", data, DATA)).expanduser()
     kind = _kind(path)

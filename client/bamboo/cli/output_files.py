@@ -46,8 +46,8 @@ def check_output_file(flag: str, path: Path | None) -> None:
 
 
 def check_plot(flag: str, path: Path | None) -> None:
-    """End the command if a picture cannot be drawn into that file: see `check_output_file`; it also needs
-    matplotlib.
+    """End the command if it cannot draw a picture into that file: see `check_output_file`; matplotlib is
+    needed, too.
     """
     check_output_file(flag, path)
     if path is not None and find_spec("matplotlib") is None:

@@ -148,7 +148,7 @@ class LocalRunOptions:
         return found
 
     def _sized(self, job: "JobSource") -> "JobSource":
-        """The job with as many workers as the options say. Raises InvalidRequest."""
+        """Return the job with the number of workers that the options set. Raises InvalidRequest."""
         from bamboo.jobs.here import changed
 
         given = job.document["spec"]
@@ -170,7 +170,7 @@ class LocalRunOptions:
         return job
 
     def check(self) -> None:
-        """Find mistakes before anything runs."""
+        """Check the options before anything runs; a mistake ends the command."""
         if not math.isfinite(self.heartbeat_timeout):
             usage(f"--heartbeat-timeout {self.heartbeat_timeout}: expected a number of seconds")
         check_output_file("--trace", self.trace)
@@ -190,7 +190,7 @@ class LocalRunOptions:
             usage(str(error))
 
     def check_checkpoints(self, spec: "JobSpec") -> bool:
-        """Return whether checkpoints can be written, as far as that can be told now."""
+        """Return whether checkpoints can be written, as far as is known before the run."""
         from bamboo.jobs.errors import InvalidRequest
         from bamboo.jobs.here import store_trouble
 

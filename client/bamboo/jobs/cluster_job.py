@@ -49,7 +49,7 @@ class ClusterJob:
     """One job, identified by its uid. All methods are called in the loop."""
 
     def __init__(self, api: KubeApi, job: JobView, close: Callable[[], Awaitable[None]] | None = None) -> None:
-        """close: closes the connection, if it was opened for this job alone."""
+        """Create the handle. close: closes the connection, if it was opened for this job alone."""
         self._api, self._job, self._close = api, job, close or _nothing
         self._reader = JobReader(api, job.namespace, job.name, job.uid)
 

@@ -57,7 +57,7 @@ class JobInterrupted(JobError):
 
 
 class ClusterError(BambooError):
-    """The API server refused a request, or cannot be reached."""
+    """Error because the API server refused a request, or cannot be reached."""
 
 
 class NotInTime(BambooError, TimeoutError):

@@ -151,7 +151,7 @@ class Job:
         checked = background.call(ask(check_task, self._source.document, self._source.folders))
         if checked.problem:
             raise BambooError(f"{self._source.name}: {checked.problem}")
-        return Validation(warnings, checked.told)
+        return Validation(warnings, checked.lines)
 
     def plan(
         self,

@@ -75,7 +75,7 @@ class JobProgress:
 
 def progress_of(view: JobView) -> JobProgress:
     """Return the progress of a job on a cluster."""
-    status, told = view.status, view.status.ended or view.status.condition("Suspended")
+    status, condition = view.status, view.status.ended or view.status.condition("Suspended")
     training = status.training
     return JobProgress(
         name=view.name,
@@ -90,7 +90,7 @@ def progress_of(view: JobView) -> JobProgress:
         preemptions=status.preemptions,
         takeovers=status.takeovers,
         checkpoint_step=status.checkpoint.last_step,
-        message=told.message if told is not None and told.holds else "",
+        message=condition.message if condition is not None and condition.holds else "",
     )
 
 

@@ -1,4 +1,4 @@
-"""The end of a local run: its remaining work is tried, and cannot fail the run any more."""
+"""The end of a local run: it tries the remaining work, whose failure cannot fail the run any more."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -7,14 +7,14 @@ from typing import Any, Final, TypeVar
 from bamboo_core.complaints import complain, complaint_of
 
 T = TypeVar("T")
-STEP_SECONDS: Final = 30.0  # for each thing that is waited for; those that are well take a fraction of a second
+STEP_SECONDS: Final = 30.0  # for each piece of work; normally it takes a fraction of a second
 
 
 class Closing:
-    """Runner of remaining work, one piece after the other. A failure is reported at the end and keeps no other piece
-    from running.
+    """Runner of remaining work, one piece after the other. It reports a failure at the end and still runs the other
+    pieces.
 
-    doing: for the warning, as in "while the workers were ended". A cancellation passes through.
+    doing: the words for the warning, as in "while the workers were ended". A cancellation passes through.
     """
 
     def __init__(self) -> None:
@@ -39,6 +39,6 @@ class Closing:
 
     def tell(self) -> None:
         """Print the warnings on standard error, and forget them."""
-        told, self._warnings = self._warnings, []
-        for warning in told:
+        warnings, self._warnings = self._warnings, []
+        for warning in warnings:
             complain(f"{warning}; how the job ended does not depend on it")

@@ -1,6 +1,7 @@
-"""Worker processes on this machine, started by the trainer's fork server. Leaves nothing behind.
+"""Worker processes on this machine, started by the trainer's fork server.
 
-The fork server ends all that workers have started; if it is killed, this process adopts them.
+The fork server ends all processes that workers have started. If it is killed, this process adopts them, so that none is
+left behind.
 """
 
 import asyncio
@@ -26,30 +27,29 @@ logger = logging.getLogger(__name__)
 LAUNCHER = "bamboo_trainer.worker.launch.launcher"
 READY_SECONDS = 1200.0  # for importing torch and the task from a cold disk, on a busy machine
 CALL_SECONDS = 7200.0  # for a call, however large its data and however busy the machine
-TOLD_SECONDS = 30.0  # of waiting, after which it is reported each time
+TOLD_SECONDS = 30.0  # between two reports of a long wait
 CLOSE_SECONDS = 5.0  # in which the launcher ends the workers and itself
-LOOK_SECONDS = 0.05  # at what a killed launcher has left
+LOOK_SECONDS = 0.05  # between two looks at processes that a killed launcher has left
 LINE_BYTES = 64 << 20
 TAIL_BYTES = 64 << 10  # of the log, which may be huge
-MOST_OF_LINE = 500  # characters of one of its last lines, which may be, too
+MOST_OF_LINE = 500  # characters of one of its last lines
 
 
 class ForkServerError(Exception):
-    """An error because the launcher does not run, or a call failed; the text is a sentence for the user."""
+    """Error because the launcher does not run, or a call failed; the text is a sentence for the user."""
 
 
 class ForkServer:
-    """The process that forks workers, and what is known of them here.
+    """The process that forks workers, as its parent sees it.
 
     on_exit: called in the loop with (worker, exit code), negative for a signal; None if the launcher itself died.
 
     on_ask: called in the loop with (worker, step) when a worker that was started with `gate` is about to begin a
-    forward or backward of one of these steps; it waits until `proceed`.
-    on_wait: called in the loop with a sentence now and then while the launcher, or a call, takes long.
-    log: the file that gets everything the workers print. imports: modules to be loaded before forking.
-    folders: where a task's modules are looked for first, in this order; not those of Bamboo and of what it imports.
-    scratch: an existing folder for temporary files, the workers' too. The caller removes it after close(); if this
-    process dies before that, the launcher does.
+    forward or backward of one of these steps; it waits until `proceed`. on_wait: called in the loop with a sentence now
+    and then while the launcher, or a call, takes long. log: the file that receives everything the workers print.
+    imports: modules that the launcher loads before forking. folders: where the launcher searches the task's modules
+    first, in this order; not Bamboo's modules and their imports. scratch: an existing folder for temporary files, the
+    workers' too. The caller removes it after close(); if this process dies before that, the launcher does.
     """
 
     def __init__(
@@ -71,15 +71,15 @@ class ForkServer:
         self._scratch = scratch
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._ready = asyncio.Event()  # or it has ended without being so
+        self._ready = asyncio.Event()  # or the launcher has ended before it was ready
         self._ended = False
-        self._pids: dict[WorkerId, int | None] = {}  # None until the launcher has told
+        self._pids: dict[WorkerId, int | None] = {}  # None until the launcher reports it
         self._early: dict[WorkerId, int] = {}  # signals for workers whose pid is not known yet
         self._crashed: dict[WorkerId, str] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._importing = ""  # by the launcher, before it is ready
+        self._importing = ""  # the module that the launcher imports, before it is ready
         self._number = 0
-        self._mark = secrets.token_hex(8)  # of all descendants of the launcher
+        self._mark = secrets.token_hex(8)  # in the environment of all descendants of the launcher
 
     @property
     def alive(self) -> tuple[WorkerId, ...]:
@@ -113,7 +113,7 @@ class ForkServer:
                 stderr=log,
                 limit=LINE_BYTES,
                 env=environment,
-                process_group=0,  # a Ctrl-C is for this process, which then ends the workers in order
+                process_group=0,  # Ctrl-C reaches this process only, which then ends the workers in order
             )
         self._reader = asyncio.create_task(self._read(self._process))
         if problem := await self._not_ready(self._process):
@@ -123,7 +123,7 @@ class ForkServer:
             )
 
     async def _not_ready(self, process: asyncio.subprocess.Process) -> str:
-        """Wait until the launcher is ready, and return why it is not otherwise."""
+        """Wait until the launcher is ready; return why it is not, "" if it is."""
         ready = asyncio.ensure_future(self._ready.wait())
         try:
             await self._outlast(ready, READY_SECONDS, "the launcher of workers has been starting")
@@ -138,11 +138,11 @@ class ForkServer:
         return f": it {exit_detail(process.returncode)}" if process.returncode is not None else ": it has ended"
 
     def _imports_now(self, words: str) -> str:
-        """Return the module that the launcher imports, after these words; "" if none."""
+        """Return the module that the launcher is importing, after these words; "" if it imports none."""
         return f"{words} {self._importing}" if self._importing and not self._ready.is_set() else ""
 
     async def _outlast(self, done: asyncio.Future[Any], seconds: float, text: str) -> None:
-        """Wait until it is done, and report now and then that it takes long. Raises TimeoutError."""
+        """Wait until the future is done, and report now and then that it takes long. Raises TimeoutError."""
         waited = 0.0
         while not (await asyncio.wait([done], timeout=TOLD_SECONDS))[0]:
             waited += TOLD_SECONDS
@@ -151,20 +151,23 @@ class ForkServer:
             self._on_wait(f"{text} for {waited:.0f} s{self._imports_now(': it imports')}; Ctrl-C ends it")
 
     def start(self, worker: WorkerId, gate: Sequence[int] = (), **arguments: str | None) -> None:
-        """Fork a worker. Raises ForkServerError if the launcher is gone. gate: the steps in which it asks before it
-        goes on.
+        """Fork a worker. Raises ForkServerError if the launcher is gone.
+
+        gate: the steps in which the worker asks before each forward and backward.
         """
         assert worker not in self._pids, worker
         self._pids[worker] = None
         self._tell(op="start", worker=worker, gate=list(gate), **arguments)
 
     def proceed(self, worker: WorkerId) -> None:
-        """Let a worker that asked go on. Does nothing if the worker or the launcher is gone."""
+        """Allow a waiting worker to go on. Does nothing if the worker or the launcher is gone."""
         if self._running():
             self._tell(op="proceed", worker=worker)
 
     def signal(self, worker: WorkerId, number: int) -> None:
-        """Send a signal to a worker; one that is being started gets it as soon as it exists, a gone one never."""
+        """Send a signal to a worker. A worker that is starting gets it as soon as its process exists; a gone
+        one never.
+        """
         if worker not in self._pids:
             return
         if (pid := self._pids[worker]) is None:
@@ -300,7 +303,7 @@ def _exists(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # the number is another process's by now
+    except PermissionError:  # another process has the number by now
         return False
     return True
 

@@ -17,7 +17,9 @@ MOST_STEPS: Final = 10_000  # as many as a worker keeps while the store is away
 
 
 class StepsHeard:
-    """The newest steps that this process has heard of, in case the store lacks them. batch: samples of a step."""
+    """The newest steps that workers reported to this process, in case the store lacks them. batch: samples of
+    a step.
+    """
 
     def __init__(self, batch: int) -> None:
         self._batch = batch
@@ -25,36 +27,38 @@ class StepsHeard:
         self._evaluations: deque[EvaluationRecord] = deque(maxlen=MOST_STEPS)
         self._attempt = 1  # counted from the beginning of the run
 
-    def committed(self, said: StepCommitted, time: float) -> None:
+    def committed(self, commit: StepCommitted, time: float) -> None:
         """Record a committed step. time: seconds since 1970."""
-        step = said.step + 1
+        step = commit.step + 1
         if self._steps and step <= self._steps[-1].step:
             self._attempt += 1
         record = StepRecord(
             attempt=self._attempt,
             step=step,
             time=time,
-            loss=said.loss,
-            gradient_norm=said.gradient_norm,
-            learning_rate=said.learning_rate,
-            seconds=said.seconds or None,
+            loss=commit.loss,
+            gradient_norm=commit.gradient_norm,
+            learning_rate=commit.learning_rate,
+            seconds=commit.seconds or None,
             samples=step * self._batch,
-            skipped=said.skipped,
-            checkpoint=said.checkpoint is not None,
-            metrics=said.metrics,
+            skipped=commit.skipped,
+            checkpoint=commit.checkpoint is not None,
+            metrics=commit.metrics,
         )
         self._steps.append(record)
 
-    def evaluated(self, said: Evaluated, time: float) -> None:
+    def evaluated(self, report: Evaluated, time: float) -> None:
         """Record new evaluations. time: seconds since 1970."""
         known = {one.step for one in self._evaluations if one.attempt == self._attempt}
-        for step in sorted(said.states.keys() - known):
-            metrics = said.states[step]
+        for step in sorted(report.states.keys() - known):
+            metrics = report.states[step]
             self._evaluations.append(EvaluationRecord(attempt=self._attempt, step=step, time=time, metrics=metrics))
 
     def numbered(self, newest: int) -> list[Record]:
-        """Return the records of the current attempt with the number that it has in the history; all with their own
-        numbers if the history has no attempt. newest: the number of the history's newest attempt, 0 for none.
+        """Return the records of the current attempt, numbered as in the history; all with their own numbers if the
+        history has no attempt.
+
+        newest: the number of the history's newest attempt, 0 for none.
         """
         records: list[Record] = [*self._steps, *self._evaluations]
         if not newest:
@@ -65,23 +69,23 @@ class StepsHeard:
 def end_history(url: str, rest: HistoryEvents, steps: StepsHeard, output: Path | None) -> None:
     """Write the events that no worker has written, and the whole history to a file in the output folder, if any.
 
-    If this process or the store knows of a committed step, the file is written whatever becomes of the store; then it
-    has what this process knows. Raises StorageError, HistoryError of the store after that, or of the folder.
+    If this process or the store knows of a committed step, the file is written even if the store fails; then it has
+    what this process knows. Raises StorageError, HistoryError of the store after that, or of the folder.
     """
     files, problem = HistoryFiles(url), None
-    there: list[HistoryFile] = []
+    stored: list[HistoryFile] = []
     kept: list[Record] = []
     try:
-        files.remove_partial(older=0.0)  # nobody writes any more
-        there = files.all()
+        files.remove_partial(older=0.0)  # no worker writes any more
+        stored = files.all()
         kept = files.read_all()
     except (StorageError, HistoryError) as error:
         problem = error
     more = steps.numbered(max((one.attempt for one in kept), default=0))
-    if not (there or more):
+    if not (stored or more):
         if problem is not None:
             raise problem
-        return  # no step was committed, and nobody has begun one
+        return  # no step was committed, and no file was begun
     attempt = max(record.attempt for record in [*kept, *more])
     records = [
         EventRecord(
@@ -95,10 +99,10 @@ def end_history(url: str, rest: HistoryEvents, steps: StepsHeard, output: Path |
         )
         for event in rest.events
     ]
-    if there and records and problem is None:
-        number = sum(file.epoch == LAST_EPOCH for file in there)
+    if stored and records and problem is None:
+        number = sum(file.epoch == LAST_EPOCH for file in stored)
         try:
-            files.write(HistoryFile(there[-1].attempt, LAST_EPOCH, number), records)
+            files.write(HistoryFile(stored[-1].attempt, LAST_EPOCH, number), records)
         except StorageError as error:
             problem = error
     if output is not None:

@@ -1,4 +1,4 @@
-"""The output folder of a run, which one run at a time uses."""
+"""The output folder of a run, which only one run at a time may use."""
 
 import errno
 import fcntl
@@ -18,7 +18,7 @@ _NO_LOCKS: Final = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS,
 
 
 class OutputRefused(Exception):
-    """An error for a folder that a run cannot write into; the text is a sentence for the user."""
+    """Error for a folder that a run cannot write into; the text is a sentence for the user."""
 
 
 @contextmanager
@@ -61,7 +61,9 @@ def _take(lock: int, folder: Path) -> None:
 
 
 def _check_contents(folder: Path) -> None:
-    """Write as much as a short run writes, into a file without a name. Raises OutputRefused."""
+    """Refuse a folder with weights, or without space: write as much as a short run does, into an unnamed file. Raises
+    OutputRefused.
+    """
     try:
         if any((folder / WEIGHTS).glob("*")):
             held = "it holds the weights of another run; expected a new or empty folder"

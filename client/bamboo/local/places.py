@@ -12,8 +12,9 @@ ZONES = ("zone-a", "zone-b", "zone-c")
 
 
 class LocalPlaces:
-    """The nodes and zones of a local run's workers. per_node: workers of a node, which are lost together. A node that
-    has been full never gets another worker.
+    """The nodes and zones of a local run's workers.
+
+    per_node: workers of a node, which are lost together. A node that has been full never gets another worker.
     """
 
     def __init__(self, per_node: int) -> None:
@@ -27,11 +28,11 @@ class LocalPlaces:
         return f"w{number}", ZONES[node % len(ZONES)]
 
     def node(self, worker: WorkerId) -> str:
-        """Return the worker's node; "" if each worker has its own."""
+        """Return the worker's node; "" if each node has one worker."""
         return f"node-{self._nodes[worker]}" if self._per_node > 1 else ""
 
     def lost_with(self, worker: WorkerId, alive: Collection[WorkerId]) -> Iterator[WorkerId]:
-        """Yield the living workers on the worker's node."""
+        """Return the other living workers on the worker's node."""
         mine = self._nodes.get(worker)
         return (w for w in alive if w != worker and self._nodes.get(w) == mine)
 

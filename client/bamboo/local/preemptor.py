@@ -12,7 +12,7 @@ from bamboo_core.planning.plan import WorkerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
-    """A worker to be taken away now."""
+    """A worker to take away now."""
 
     worker: WorkerId
     notice: bool
@@ -25,8 +25,10 @@ class NobodyToTake:
 
 
 class Preemptor:
-    """Decides on preemptions; the caller carries them out. microbatches: of a step, over all pipelines. lost_with:
-    returns the living workers on a worker's node, which are taken together. per_node: workers that fit on a node.
+    """Decides on preemptions, which the caller carries out.
+
+    microbatches: of a step, over all pipelines. lost_with: returns the living workers on a worker's node, which are
+    taken together. per_node: workers that fit on a node.
     """
 
     def __init__(
@@ -46,14 +48,15 @@ class Preemptor:
         return worker in self._taken
 
     def room(self, recorded: float, alive: Collection[WorkerId]) -> int | None:
-        """Return how many more workers have room after so many seconds of the recorded nodes. Negative if there are too
-        many; None without a limit.
+        """Return how many more workers have room at this second of the recording.
+
+        Negative if there are too many; None without a limit.
         """
         room = room_at(self._schedule, recorded)
         return None if room is None else room.nodes * self._per_node - len(set(alive) - self._taken)
 
     def leaves_none(self, recorded: float) -> bool:
-        """Return whether no node will ever come again after so many seconds of the recorded nodes."""
+        """Return whether the recording has no node left at this second and for ever after."""
         return leaves_none(self._schedule, recorded)
 
     def begins(self, worker: WorkerId, step: int) -> None:
@@ -61,8 +64,8 @@ class Preemptor:
         self._mid_step.begins(worker, step)
 
     def take(self, worker: WorkerId, *, notice: bool, where: str = "") -> Iterator[Strike]:
-        """Take the worker away, and all others of its node. One that has its notice may still be killed, but gets no
-        second notice.
+        """Take the worker away, and all others of its node. A worker on notice may still be killed, but gets no second
+        notice.
         """
         for one in (worker, *self._lost_with(worker)):
             if not notice or one not in self._taken:
@@ -81,7 +84,7 @@ class Preemptor:
         """Return the preemptions that are due now.
 
         step: the newest known step of any worker. in_progress: the job's step. seconds: of training. recorded: seconds
-        of the recorded nodes. shown: the job.
+        of the recorded nodes. shown: returns the job's status.
         """
         actions, self._schedule = due(self._schedule, step, seconds)
         for action in actions:
@@ -96,7 +99,7 @@ class Preemptor:
     def _take_those_without_room(
         self, recorded: float, alive: Collection[WorkerId], shown: Callable[[], Status]
     ) -> Iterator[Strike]:
-        """Take joined workers away at random until the rest has room; others have to join first."""
+        """Take joined workers away at random until the rest has room. Workers that have not joined are not taken."""
         room = room_at(self._schedule, recorded)
         while room is not None and (self.room(recorded, alive) or 0) < 0:
             pick = random.Random(f"{self._schedule.seed}:room:{len(self._taken)}").random()

@@ -1,6 +1,7 @@
 """Runs a BambooJob on this machine: the coordinator's local shell.
 
-One queue of events, one loop: every event goes through `coordinator.step`, every command is carried out at once.
+One queue of events, one loop: every event goes through `coordinator.step`, and the shell carries out every command at
+once.
 """
 
 import asyncio
@@ -68,8 +69,8 @@ logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.05
 DRAIN_SECONDS = 3.0  # for the workers to leave when the job is over
-ANSWER_SECONDS = 30.0  # for the root of a complete job to say whether it waits for loggers
-LOGGER_SECONDS = 75.0  # for those whose loggers are waited for; they say themselves when a minute is over
+ANSWER_SECONDS = 30.0  # for the root of a complete job to report whether its loggers still write
+LOGGER_SECONDS = 75.0  # for workers whose loggers still write; they report a timeout themselves after a minute
 PROFILER_FOLDER = "profiler"  # in the output
 EXPORT = "bamboo_trainer.checkpoint.export:export_weights"
 
@@ -83,23 +84,25 @@ class RunOptions:
     trace: Path | None = None  # file for the merged trace
     profile: tuple[int, int] | None = None  # the first and the last step in which torch.profiler runs
     heartbeat_timeout: float = HEARTBEAT_TIMEOUT_SECONDS
-    replace_after: float = 0.0  # seconds until a worker that is gone is replaced, as a cluster takes its time
-    folders: tuple[Path, ...] = (Path(),)  # where the task's modules are looked for before all others, in this order
+    replace_after: float = 0.0  # seconds until a lost worker is replaced, as on a cluster
+    folders: tuple[Path, ...] = (Path(),)  # where the task's modules are searched first, in this order
     store_writable: bool = True  # the store of checkpoints; if it is not, the history is kept in the output
-    show_log: Callable[[str], object] | None = None  # is given what the workers print and log
+    show_log: Callable[[str], object] | None = None  # receives what the workers print and log
 
 
 async def run_job(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, view: RunView) -> Summary:
-    """Runs the job to its end, or until a signal or the view stops it, and leaves no process and no socket.
+    """Run the job to its end, or until a signal or the view stops it, and leave no process and no socket.
 
-    Raises ForkServerError if no worker can be started at all, and what the view raises if it cannot be shown.
+    Raises ForkServerError if no worker can be started at all, and the view's error if the view cannot be shown.
     """
     with scratch_folder() as scratch:
         return await _LocalRun(spec, manifest, options, view, scratch).run()
 
 
 class _LocalRun:
-    """One run. The coordinator decides; this object listens, carries out, and takes workers away on purpose."""
+    """One local run. The coordinator decides; this object listens, carries out commands, and takes workers away on
+    purpose.
+    """
 
     def __init__(
         self, spec: JobSpec, manifest: dict[str, Any], options: RunOptions, view: RunView, scratch: Path
@@ -143,17 +146,17 @@ class _LocalRun:
         self._preemptor = Preemptor(options.preempt, spec.training.microbatches, self._workers.lost_with, per_node)
         self._ending = Closing()
         self._finish: Finish | None = None
-        self._training_since: float | None = None  # by the clock of events
-        self._recorded_since: float | None = None  # the recorded nodes come and go, by the same clock
-        self._began = self._ended = 0.0  # training, by the wall's
+        self._training_since: float | None = None  # seconds on the events' clock
+        self._recorded_since: float | None = None  # when the recorded nodes began to come and go, on the same clock
+        self._began = self._ended = 0.0  # training, on time.monotonic()
         self._timers: list[asyncio.TimerHandle] = []
         self._task: asyncio.Task[Any] | None = None
-        self._asked_for = 0  # workers, since the beginning
-        self._without_room = 0  # workers that are to be started as soon as there are nodes for them
+        self._asked_for = 0  # workers that the coordinator has requested so far
+        self._without_room = 0  # workers that wait for recorded nodes
         self._driving = False
         self._interrupted = False
         self._closing = False
-        self._logging: set[WorkerId] = set()  # who lets its loggers finish, and is waited for
+        self._logging: set[WorkerId] = set()  # workers whose loggers still write
 
     async def run(self) -> Summary:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -189,7 +192,7 @@ class _LocalRun:
             ticker.cancel()
 
     async def _drain(self) -> None:
-        """Lets the workers leave; those that do not are killed by close()."""
+        """Wait for the workers to leave; close() kills the remaining ones."""
         if self._interrupted and self._task:
             self._timers.append(asyncio.get_running_loop().call_later(GRACE_SECONDS - 1, self._task.cancel))
         begun, silent = time.monotonic(), self._silent_root()
@@ -210,7 +213,11 @@ class _LocalRun:
             self._lacking("were not waited for any longer")
 
     def _silent_root(self) -> set[WorkerId]:
-        """Who has yet to say, on a busy machine after a while, whether its loggers are to be waited for."""
+        """Return the root worker of a complete job, which still has to report whether its loggers need time; else
+        nobody.
+
+        On a busy machine that report may take a while.
+        """
         complete = self._finish is not None and self._finish.outcome is Outcome.COMPLETE
         if not (complete and self._state.terms.history and self._state.plan):
             return set()
@@ -219,7 +226,9 @@ class _LocalRun:
         return {root}
 
     def _hear_of_loggers(self, event: Event) -> bool:
-        """Is it that loggers of a job that is over are waited for?"""
+        """Note a worker's report that its loggers still write after the end of the job; return whether the event is
+        one.
+        """
         match event:
             case Received(worker, WorkerWarning(reason=protocol.LOGGERS_AWAITED, message=text)):
                 self._logging.add(worker)
@@ -229,7 +238,7 @@ class _LocalRun:
         return False
 
     def _waits(self, text: str) -> None:
-        """Shows that a process is waited for, which is to start or to answer."""
+        """Show that the run waits for a process to start or to answer."""
         self._view.emit(Emit("ProcessAwaited", text))
 
     def _lacking(self, why: str) -> None:
@@ -245,8 +254,8 @@ class _LocalRun:
     def _handle(self, event: Event) -> None:
         now, event = self._now(), self._workers.located(event)
         self._state, commands = coordinator.step(self._state, event, now)
-        told = [command for command in commands if isinstance(command, Emit)]
-        if owed := self._feed.follow(event, told, self._state.plan if self._state.terms.history else None):
+        messages = [command for command in commands if isinstance(command, Emit)]
+        if owed := self._feed.follow(event, messages, self._state.plan if self._state.terms.history else None):
             self._server.send(*owed)
         for command in commands:
             self._execute(command)
@@ -268,7 +277,7 @@ class _LocalRun:
             self._log.follow()
 
     def _tell(self, emit: Emit) -> None:
-        """What this shell alone knows."""
+        """Show and record an event that only this shell knows."""
         self._feed.add(emit)
         self._view.emit(emit)
 
@@ -277,7 +286,7 @@ class _LocalRun:
         self._events.put_nowait(self._workers.ended(worker, code, taken=taken, over=over))
 
     def _fail(self, reason: str, message: str) -> None:
-        """Ends the job for a reason that only this shell can see."""
+        """End the job for a reason that only this shell can see."""
         if self._finish is None:
             self._tell(Emit(reason, message, True, final=True))
             self._finish = Finish(Outcome.FAILED, reason, message)
@@ -301,9 +310,7 @@ class _LocalRun:
                 self._finish = self._finish or command
 
     def _replace(self, number: int) -> None:
-        """Starts so many workers instead of lost ones, or of ones that never came, after the delay that the user asked
-        for.
-        """
+        """Start this number of workers in place of lost or missing ones, after the delay that the user chose."""
         if not number or self._options.replace_after <= 0:
             self._add(number)
         else:
@@ -311,7 +318,7 @@ class _LocalRun:
             self._timers.append(loop.call_later(self._options.replace_after, self._add, number))
 
     def _add(self, number: int) -> None:
-        """Starts as many of these workers, and of those that found no room before, as there is room for now."""
+        """Start these workers and earlier ones that found no room, as far as there is room now."""
         if self._finish or self._closing:
             return
         wanted = self._without_room + number
@@ -326,11 +333,12 @@ class _LocalRun:
                 self._fail("LauncherLost", said_by(error))
                 return
 
-    # disturbance
+    # preemptions
 
     def _play(self, now: float) -> None:
-        """Recorded nodes come and go while the job trains, and while it cannot begin for want of them; until then their
-        clock stands still, as workers take their time to start.
+        """Start the clock of the recorded nodes when the job trains, or when it lacks nodes to begin.
+
+        Until then the clock stands still, because workers take time to start.
         """
         if self._recorded_since is not None:
             return
@@ -342,7 +350,7 @@ class _LocalRun:
             self._recorded_since = now
 
     def _end_without_nodes(self, now: float) -> None:
-        """The job cannot go on if the recording is over and its last node has gone."""
+        """Fail the job if the recording is over and its last node has gone."""
         if self._preemptor.leaves_none(self._recorded(now)) and not self._workers.alive:
             done = f"{self._state.step} of {count(self._spec.training.steps, 'step')} are done"
             self._fail("RecordingOver", f"the recording of nodes is over, and none is left at its end; {done}")
@@ -352,18 +360,20 @@ class _LocalRun:
         return record is not None and record.ready
 
     def _recorded(self, now: float) -> float:
-        """Seconds of the recorded nodes."""
+        """Return the seconds of the recorded nodes."""
         return 0.0 if self._recorded_since is None else now - self._recorded_since
 
     def _asked(self, worker: WorkerId, step: int) -> None:
-        """A worker is about to begin a forward or backward of a step in which something is planned, and waits."""
+        """Take the workers that are due when a worker asks whether it may begin a forward or backward, then let it
+        proceed.
+        """
         now = self._now()
         self._preemptor.begins(worker, step)
         self._preempt_due(now, max(step, self._state.step))
-        self._pool.proceed(worker)  # SIGKILL, if it was sent, is faster than this
+        self._pool.proceed(worker)  # a SIGKILL that was sent before arrives first
 
     def _preempt_due(self, now: float, step: int) -> None:
-        """Takes away the workers that are due. step: the newest that anybody is known to be in."""
+        """Take away the workers that are due. step: the newest step that any worker has reported."""
         if self._training_since is None or self._state.phase != "Running":
             return
         seconds, recorded, alive = now - self._training_since, self._recorded(now), self._workers.alive
@@ -379,7 +389,7 @@ class _LocalRun:
                     self._tell(Emit("PreemptionSkipped", "there is no worker to take away", True))
 
     def _strike(self, strike: Strike) -> None:
-        """Kills a worker, or gives it notice."""
+        """Kill a worker, or give it notice."""
         if strike.notice:
             self._events.put_nowait(PreemptionNotice(strike.worker, NOTICE_SECONDS))
             self._workers.kill_after(NOTICE_SECONDS, strike.worker)
@@ -399,13 +409,15 @@ class _LocalRun:
                 self._events.put_nowait(SpecChanged(request.spec))
 
     def _interrupt(self) -> None:
-        """While training: asks for a clean end, before which the state is kept. Again, or else: ends everything now."""
+        """Handle Ctrl-C: while training, request a clean end, which saves the state first; otherwise, or again, end
+        everything now.
+        """
         assert self._task is not None
-        if self._logging and not self._closing:  # the job is over; only this wait is
+        if self._logging and not self._closing:  # the job is over; Ctrl-C ends only this wait
             for worker in self._logging:
                 self._workers.kill(worker)
             return self._lacking("were not waited for, as you asked")
-        again, self._interrupted = self._interrupted, True  # also if it ends anyway: no second run shall follow
+        again, self._interrupted = self._interrupted, True  # even if the run ends anyway, so that no second run follows
         if not self._closing and (again or not self._driving):
             self._closing = True
             self._task.cancel()
@@ -417,8 +429,8 @@ class _LocalRun:
     # the end
 
     async def _keep_weights(self) -> None:
-        """Export the checkpoint of a complete job's last state into the output. If that fails, the job has failed, and
-        the checkpoint stays.
+        """Export a complete job's last state as weights into the output. If that fails, the job fails, and its
+        checkpoint stays.
         """
         output, finish, state = self._options.output, self._finish, self._state
         if output is None or finish is None or finish.outcome is not Outcome.COMPLETE:
@@ -437,7 +449,7 @@ class _LocalRun:
             shutil.rmtree(self._folder / LAST_STATE, ignore_errors=True)
 
     async def _exported(self, arguments: dict[str, Any]) -> str:
-        """Write the weights in a process of the launcher. Return why that failed; "" if it did not."""
+        """Write the weights in a process of the launcher. Return the problem, "" if there was none."""
         try:
             answer = await self._pool.call(EXPORT, arguments)
         except ForkServerError as error:
@@ -465,7 +477,7 @@ class _LocalRun:
             ending.tell()
 
     def _end_history(self) -> None:
-        """What the root could not be told any more, and all of it as one file in the output."""
+        """Write the events that the root did not receive any more, and the whole history as one file in the output."""
         if self._state.terms.history:
             try:
                 end_history(self._state.terms.history, self._feed.rest(), self._steps, self._options.output)
@@ -473,7 +485,7 @@ class _LocalRun:
                 logger.error("the history is not complete: %s", error)
 
     def _write_trace(self) -> None:
-        """A trace that cannot be written does not spoil the job; it is told on standard error."""
+        """Write the merged trace. A failure does not fail the job; it is logged on standard error."""
         if (path := self._options.trace) is not None:
             try:
                 merge_traces(self._traces, path)
@@ -481,7 +493,7 @@ class _LocalRun:
                 logger.error("--trace %s: %s", path, system_reason(error))
 
     def _outcome(self) -> Finish:
-        """What the coordinator decided before an interruption stands, unless it was success: not all is done."""
+        """Return the coordinator's outcome, or Interrupted if the user stopped the job before it failed."""
         if self._interrupted and (self._finish is None or self._finish.outcome is Outcome.COMPLETE):
             return Finish(Outcome.INTERRUPTED, "Interrupted", "stopped by the user")
         assert self._finish is not None
@@ -507,7 +519,7 @@ class _LocalRun:
 
     @property
     def _profile(self) -> str | None:
-        """What a worker's torch.profiler is to record: steps, and the folder of its files."""
+        """The settings of a worker's torch.profiler: its steps, and the folder of its files."""
         if self._options.profile is None:
             return None
         first, last = self._options.profile

@@ -1,7 +1,7 @@
 """The folder of a run's temporary files, which is removed however the run ends.
 
-The run removes it if it ends in order or by a catchable signal, after SIGKILL the launcher of its workers. If both are
-killed, the next run on this machine removes the unlocked folder.
+The run removes it after an orderly end or a catchable signal; after SIGKILL the launcher of its workers does. If both
+are killed, the next run on this machine removes the unlocked folder.
 """
 
 import fcntl
@@ -31,9 +31,9 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def collect(place: Path) -> None:
-    """Remove the folders of this user's runs that are gone."""
+    """Remove the folders of this user's runs that no longer exist."""
     for folder in place.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # it has just gone, or is not ours to open
+        with suppress(OSError):  # it has just gone, or belongs to another user
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 if os.fstat(lock).st_uid == os.geteuid():

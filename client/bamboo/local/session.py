@@ -1,4 +1,4 @@
-"""What `bamboo run` does once its flags are understood: one run, perhaps a second one to compare, and what is said."""
+"""The work of `bamboo run` once its flags are understood: one run, perhaps a second one to compare, and the report."""
 
 import contextlib
 import os
@@ -41,18 +41,18 @@ DIFFERENT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions:
-    """What the user wants to see."""
+    """The user's choice of output."""
 
-    json: bool = False  # nothing but one JSON object on standard output
+    json: bool = False  # only one JSON object on standard output
     quiet: bool = False
-    debug: bool = False  # with what the workers print and log, on standard error; then there is no live picture
+    debug: bool = False  # show what workers print and log on standard error, and no live picture
     page: int | None = None  # the port of the job page, 0 for any; None for no page
 
 
 def train(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: ReportOptions, *, verify: bool) -> int:
-    """Runs the job, reports on it, and returns the exit code."""
+    """Run the job, report on it, and return the exit code."""
     try:
-        with stop_signals.held(), only_run_in(options.output):  # what comes when all is done ends it once that is told
+        with stop_signals.held(), only_run_in(options.output):  # a late signal takes effect after the report
             summary = loop_signals.run(lambda: _shown(spec, manifest, options, report))
             if not verify or summary.outcome is not Outcome.COMPLETE:
                 return _conclude(summary, None, json=report.json)
@@ -75,11 +75,12 @@ def train(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: 
 
 
 def undisturbed_job(spec: JobSpec, manifest: Mapping[str, Any], ran: Summary) -> tuple[JobSpec, dict[str, Any]]:
-    """The job to compare with: on another grid where the bits do not depend on it, without replicas or standby.
+    """Return the job to compare with: on another grid where the bits do not depend on it, without replicas or standby.
 
-    A pipeline less than the manifest says, or if the coordinator chose the grid, than the job `ran` at last; or else a
-    stage less, so that it takes no more memory on a worker than the job with its replicas. A job that had no room for
-    those has none for longer stages either: it is compared on the same grid. It costs nothing and has no date.
+    It has one pipeline less than the manifest, or than the grid at the end of `ran` if the coordinator chose the grid.
+    With a single pipeline it has one stage less, so that it takes no more memory on a worker than the job with its
+    replicas. If the job had no room for replicas, it has none for longer stages either, and is compared on the same
+    grid. The copy has no budget and no date.
     """
     topology = spec.topology
     stages, pipelines = ran.grid if spec.elastic and ran.grid else (topology.stages, topology.pipelines)
@@ -118,10 +119,10 @@ async def _shown(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, r
 async def run_with_page(
     spec: JobSpec, manifest: dict[str, Any], options: RunOptions, view: Callable[[str], RunView], *, port: int | None
 ) -> Summary:
-    """The run, its page beside it, and the page's last state kept in the output.
+    """Run the job, serve its page meanwhile, and keep the page's last state in the output.
 
-    view: what is seen beside the page, made with its URL, "" if there is none. port: 0 for any, None for no page.
-    Raises PageError if that cannot be served, and what `run_job` raises.
+    view: returns the user's view for the page's URL, "" without a page. port: 0 for any, None for no page. Raises
+    PageError if the page cannot be served, and what `run_job` raises.
     """
     page = PageView(spec, port=port or 0)
     async with contextlib.nullcontext("") if port is None else page.serving() as url:
@@ -142,7 +143,7 @@ def _write_page(page: PageView, file: Path) -> None:
 
 
 def _conclude(summary: Summary, check: Summary | None, *, json: bool) -> int:
-    """Says how it ended. check: the undisturbed run, if there was one."""
+    """Print how the job ended, and return the exit code. check: the undisturbed run, if there was one."""
     if check is None:
         _say(to_json(summary) if json else to_text(summary))
         return summary.exit_code
@@ -174,6 +175,6 @@ def _in_foreground() -> bool:
 
 
 def _say(text: str) -> None:
-    """A terminal gets lines that end between words."""
+    """Print text; on a terminal the lines end between words."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     print(wrapped(text, width) if width else text, flush=True)

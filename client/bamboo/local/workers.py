@@ -1,4 +1,4 @@
-"""Worker processes of a local run: started at a place, asked to go or killed, and ended in one way or another."""
+"""Worker processes of a local run: their start at a place, their removal, and their end."""
 
 import asyncio
 import signal
@@ -16,8 +16,10 @@ GRACE_SECONDS = 5.0  # from SIGTERM to SIGKILL
 
 
 class LocalWorkers:
-    """The worker processes of a local run. pool: its owner opens and closes it. per_node: workers that are lost
-    together. crashes: workers that ended by themselves, and how.
+    """The worker processes of a local run.
+
+    pool: its owner opens and closes it. per_node: workers that are lost together. crashes: workers that ended by
+    themselves, and how.
     """
 
     def __init__(self, pool: ForkServer, per_node: int) -> None:
@@ -32,15 +34,17 @@ class LocalWorkers:
         return self._pool.alive
 
     def start(self, gate: Sequence[int], url: str, token: str, traces: Path | None, profile: str | None) -> None:
-        """Start a worker. gate: the steps in which it asks before it goes on. traces: the folder for its trace, if it
-        writes one. profile: settings of its torch.profiler, if any. Raises ForkServerError.
+        """Start a worker. Raises ForkServerError.
+
+        gate: the steps in which the worker asks before it goes on. traces: the folder for its trace; None writes no
+        trace. profile: settings of its torch.profiler, if any.
         """
         worker, zone = self._places.next()
         trace = str(traces / f"{worker}.json") if traces else None
         self._pool.start(worker, gate, url=url, token=token, zone=zone, trace=trace, profile=profile)
 
     def remove(self, worker: WorkerId) -> None:
-        """Ask a worker to go, and kill it if it does not go soon."""
+        """Ask a worker to leave, and kill it if it does not leave soon."""
         if worker not in self._removed:
             self._removed.add(worker)
             self._signal(worker, signal.SIGTERM)
@@ -50,7 +54,7 @@ class LocalWorkers:
         self._signal(worker, signal.SIGKILL)
 
     def kill_after(self, seconds: float, worker: WorkerId) -> None:
-        """Kill the worker after so many seconds, if it is still there."""
+        """Kill the worker after this number of seconds, if it still runs."""
         self._kills.append((worker, asyncio.get_running_loop().call_later(seconds, self.kill, worker)))
 
     def spare(self, worker: WorkerId) -> None:
@@ -65,10 +69,10 @@ class LocalWorkers:
             timer.cancel()
 
     def ended(self, worker: WorkerId, code: int | None, *, taken: bool, over: bool) -> WorkerLost:
-        """Return the event for the coordinator about an ended worker. taken: by a deliberate preemption. over: the job
-        has ended before.
+        """Return the event for the coordinator about an ended worker.
 
-        A worker that was asked to go may end before its closed link is noticed.
+        taken: by a deliberate preemption. over: the job ended before the worker. A worker that was asked to leave may
+        end before its closed link is noticed.
         """
         where = self._pool.crashed_at(worker)
         detail = f"{exit_detail(code)} ({where})" if where else exit_detail(code)
@@ -79,7 +83,7 @@ class LocalWorkers:
         return WorkerLost(worker, detail, 128 - code if code < 0 else code)
 
     def lost_with(self, worker: WorkerId) -> Iterator[WorkerId]:
-        """Return the living workers on its node."""
+        """Return the other living workers on its node."""
         return self._places.lost_with(worker, self.alive)
 
     def located(self, event: Event) -> Event:

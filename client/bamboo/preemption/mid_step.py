@@ -1,7 +1,8 @@
 """Preemptions in the middle of a step: which worker, and when. No clock, no I/O.
 
-In such steps every worker asks before each forward and backward (`Pool`, `bamboo_trainer.worker.launch.strike_gate`),
-so it can be taken away after exactly as many of them as planned, on a machine of any speed.
+In such steps every worker asks before each forward and backward (`ForkServer`,
+`bamboo_trainer.worker.launch.strike_gate`), so that it can be taken away after the planned number of them, on a machine
+of any speed.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from bamboo_core.planning.plan import WorkerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MidStepPreemption:
-    """A preemption of that worker after `after` forwards and backwards of the step that follows so many
+    """A preemption of that worker after `after` forwards and backwards of the step that follows `step`
     committed ones.
     """
 
@@ -27,11 +28,11 @@ class MidStepPreemption:
 
 
 class MidStepPreemptions:
-    """Planned preemptions, and how far each worker is in its step."""
+    """Planned preemptions, and each worker's position in its step."""
 
     def __init__(self) -> None:
         self._planned: list[MidStepPreemption] = []
-        self._begun: dict[WorkerId, tuple[int, int]] = {}  # the step, and how many instructions of it
+        self._begun: dict[WorkerId, tuple[int, int]] = {}  # the step, and how many forwards and backwards of it
 
     @property
     def targets(self) -> frozenset[WorkerId]:
@@ -46,8 +47,7 @@ class MidStepPreemptions:
         self._begun[worker] = (step, count + 1 if before == step else 1)
 
     def due(self, step: int) -> tuple[MidStepPreemption, ...]:
-        """Return each preemption once, when its moment has come, or has passed with the step or the worker's share of
-        it.
+        """Return each preemption once, when its moment has come, or when the step or the worker's share of it is over.
 
         step: the job's current step.
         """

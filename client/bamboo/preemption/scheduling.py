@@ -1,5 +1,4 @@
-"""The moments at which workers are taken away on purpose. Pure: text -> schedule, (schedule, step, time) -> what is due
-now.
+"""The schedule of deliberate preemptions. Pure: text -> schedule, (schedule, step, time) -> preemptions due now.
 
     none                        nothing happens (the default)
     random:RATE                 RATE preemptions per minute over the whole job, Poisson
@@ -29,26 +28,26 @@ TAKEABLE = (WorkerState.STANDBY, WorkerState.SYNCING, WorkerState.TRAINING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemption:
-    """A preemption of a worker: of that stage, or any. `pick`, in [0, 1), chooses among the candidates."""
+    """A preemption of a worker of `stage`, or of any stage. `pick`, in [0, 1), chooses among the candidates."""
 
     pick: float
     stage: int | None = None
     notice: bool = False
-    step: int | None = None  # it comes in the middle of the step before which so many are committed; None: at once
+    step: int | None = None  # in the middle of the step that follows this many committed ones; None: at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtStep:
     """A preemption in the middle of a step."""
 
-    step: int  # so many are committed before it; a person's number of it is one more
+    step: int  # steps committed before it; users count one more
     stage: int | None = None
     notice: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtRandom:
-    """The preemption number `drawn`, due at `due_at` seconds of training."""
+    """Preemption number `drawn`, due at `due_at` seconds of training."""
 
     per_minute: float
     due_at: float = 0.0
@@ -69,7 +68,7 @@ class Room:
 
     at: float
     nodes: int
-    notice: bool  # who has none any more is told before
+    notice: bool  # a worker that loses its node gets notice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +155,7 @@ def steps_of(schedule: Schedule) -> tuple[int, ...]:
 
 
 def victim(preemption: Preemption, status: Status, gone: Iterable[WorkerId] = ()) -> WorkerId | None:
-    """Return the worker to take: an owner of the stage, or any that has joined; None if there is none."""
+    """Return the worker to take: an owner of the stage, or any that has joined; None if there is no candidate."""
     excluded = set(gone)
     alive = [w for w, state in status.workers if state in TAKEABLE and w not in excluded]
     if preemption.stage is not None:
@@ -166,7 +165,7 @@ def victim(preemption: Preemption, status: Status, gone: Iterable[WorkerId] = ()
 
 
 def _advance(entry: Entry, step: int, now: float, seed: str) -> tuple[int, Entry]:
-    """Return how often the entry is due, and its remainder; a used one is an empty AtTimes."""
+    """Return how often the entry is due, and its remainder; a used entry is an empty AtTimes."""
     match entry:
         case AtStep():
             return (1, AtTimes(seconds=())) if step >= entry.step else (0, entry)
@@ -233,7 +232,7 @@ def _trace(text: str, read: Callable[[str], str]) -> AtTimes:
 
 
 def _rooms(text: str, trace: Trace, speedup: float) -> tuple[Room, ...]:
-    """Return the available nodes over time, from the first node on. A node with notice counts no more."""
+    """Return the available nodes over time, from the first node on. A node on notice does not count any more."""
     if not trace.changes:
         raise ValueError(f"{text} contains no node that comes or goes, only prices")
     begin = trace.changes[0].at
@@ -251,12 +250,12 @@ def _rooms(text: str, trace: Trace, speedup: float) -> tuple[Room, ...]:
 
 
 def room_at(schedule: Schedule, now: float) -> Room | None:
-    """Return the number of nodes after so many seconds of the recording; None without a limit."""
+    """Return the number of nodes at this second of the recording; None without a limit."""
     return next((room for room in reversed(schedule.rooms) if room.at <= now), None)
 
 
 def leaves_none(schedule: Schedule, now: float) -> bool:
-    """Return whether the recording is over after so many seconds, with no node left."""
+    """Return whether the recording is over at this second, with no node left."""
     return bool(schedule.rooms) and schedule.rooms[-1].at <= now and not schedule.rooms[-1].nodes
 
 

@@ -62,10 +62,10 @@ class LineScreen:
         now = datetime.now(UTC)
         for line in events(self._unseen.of(snapshot.events), now, snapshot.job, times=True):
             self._say(str(line))
-        told = f"{snapshot.job.state.name}, {phrases.progress(snapshot.job)}"
-        if told != self._told:
-            self._told = told
-            self._say(told)
+        headline = f"{snapshot.job.state.name}, {phrases.progress(snapshot.job)}"
+        if headline != self._told:
+            self._told = headline
+            self._say(headline)
 
 
 def screen(session: Session) -> Screen:

@@ -1,4 +1,4 @@
-"""The picture of a job on a terminal, drawn again and again."""
+"""The picture of a job on a terminal, drawn repeatedly."""
 
 import math
 import time
@@ -21,15 +21,15 @@ LIVE_SECONDS = 0.2
 
 
 class LivePicture:
-    """A picture that changes; the last one stays on the screen."""
+    """A changing picture on a terminal; the last one stays on the screen."""
 
     def __init__(self, console: Console, page: str = "") -> None:
-        """page: the URL of the job page, shown while the job runs."""
+        """Create the picture. page: the URL of the job page, shown while the job runs."""
         self._console, self._page = console, page
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
 
     def open(self, waiting: str) -> None:
-        """waiting: the text that is shown until there is a job to draw."""
+        """Begin to show the picture. waiting: the text to show until there is a job to draw."""
         self._live.start()
         self._live.update(Text(waiting, style="dim"), refresh=True)
 
@@ -50,7 +50,7 @@ class LiveView:
     def __init__(
         self, spec: JobSpec, console: Console, page: str = "", clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """page: the URL of the job page, if there is one."""
+        """Create the view. page: the URL of the job page, "" if there is none."""
         self._spec, self._clock = spec, clock
         self._events: deque[JobEvent] = deque(maxlen=SHOWN_EVENTS)
         self._began = datetime.now(UTC)

@@ -66,7 +66,7 @@ def progress_words(
 
 
 def evaluation(job: JobView) -> str:
-    """Return a line with the newest evaluation; "" without one."""
+    """Return a line with the newest evaluation; "" if there is none."""
     newest = job.status.training.evaluation
     if newest is None or not newest.metrics:
         return ""
@@ -188,7 +188,7 @@ def places(cells: Sequence[CellIndex]) -> str:
 
 
 def suspending(job: JobView) -> str | None:
-    """Return what is lost by suspending the job now, or None."""
+    """Return what suspending the job now loses, or None."""
     step, kept = job.step, job.status.checkpoint.last_step
     if job.status.ended or job.suspended or not step:
         return None
@@ -203,7 +203,7 @@ def suspending(job: JobView) -> str | None:
 
 
 def deleting(job: JobView) -> str | None:
-    """Return what is lost by deleting the job now, or None."""
+    """Return what deleting the job now loses, or None."""
     if job.status.ended:
         return None
     return f"{job.name} is not over ({job.status.state}, {progress(job)}); its progress is lost"

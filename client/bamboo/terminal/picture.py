@@ -85,14 +85,16 @@ def status(snapshot: JobSnapshot, now: datetime, width: int) -> RenderableType:
 
 def live(snapshot: JobSnapshot, now: datetime, width: int, height: int, page: str = "") -> RenderableType:
     """Return the picture of a running job in at most `height` lines, with the most interesting workers and the newest
-    events. page: the URL of the job page, shown in the last line.
+    events.
+
+    page: the URL of the job page, shown in the last line.
     """
     top = head(snapshot, now, width)
     last = [Text(f"page: {page}", style="dim", no_wrap=True, overflow="fold")] if page else []
     room = height - sum(len(wrapped(line.plain, width).split("\n")) for line in (*top, *last))
     room -= _lines_of_grids(snapshot.job, width)
-    told = min(SHOWN_EVENTS, len(snapshot.events), max(room // 2, 4))
-    listed, used = workers_within(snapshot, now, width, room - told)
+    newest = min(SHOWN_EVENTS, len(snapshot.events), max(room // 2, 4))
+    listed, used = workers_within(snapshot, now, width, room - newest)
     room = max(0, room - used)
     shown: list[Text] = []
     for line in reversed(events(snapshot.events[-SHOWN_EVENTS:], now, snapshot.job)):
@@ -125,10 +127,10 @@ def head(snapshot: JobSnapshot, now: datetime, width: int) -> list[Text]:
     epoch = job.live.epoch if job.live is not None else job.status.epoch
     about = f"  {place}, epoch {epoch}, {phrases.age(began, now)} old"
     waiting = phrases.why_waiting(job) or ""
-    told = bool(shown.sentence) and (shown.name, shown.tone) != ("Running", "good")  # then all is well
+    explains = bool(shown.sentence) and (shown.name, shown.tone) != ("Running", "good")  # all is well then
     lines = [
         Text.assemble((job.name, "bold"), "  ", _state(job), (about, "dim")),
-        *([Text(shown.sentence, style=TONES[shown.tone])] if told else []),
+        *([Text(shown.sentence, style=TONES[shown.tone])] if explains else []),
         _progress(job, width),
         *([_course(job, width)] if job.live is not None and job.live.losses else []),
         Text(phrases.counts(job)),
@@ -234,8 +236,8 @@ def _cells(job: JobView) -> list[list[Text]]:
 def _worker(job: JobView, worker: WorkerId, state: WorkerState | None) -> Text:
     """Return the worker's name, and its state unless it trains."""
     style = STYLES[state] if state else "red"
-    said = "" if state is WorkerState.TRAINING else f" {state.value if state else 'lost'}"
-    return Text(f"{_name(job, worker)}{said}", style)
+    suffix = "" if state is WorkerState.TRAINING else f" {state.value if state else 'lost'}"
+    return Text(f"{_name(job, worker)}{suffix}", style)
 
 
 def _name(job: JobView, worker: WorkerId) -> str:
@@ -264,12 +266,12 @@ def workers(snapshot: JobSnapshot, now: datetime, width: int) -> Table:
     table = plain_table(*heads)
     table.columns[3].overflow = "ellipsis"
     for worker in snapshot.workers:
-        said = Text(worker.state, style=WORKER_STYLES.get(worker.state, ""))
+        state = Text(worker.state, style=WORKER_STYLES.get(worker.state, ""))
         if worker.detail and worker.state in ("failed", "ended"):
-            said.append(f" ({worker.detail})")
+            state.append(f" ({worker.detail})")
         table.add_row(
             snapshot.job.short(worker.name),
-            said,
+            state,
             _runs(worker),
             worker.node or "-",
             worker.zone or "-",

@@ -54,8 +54,8 @@ Case = tuple[str, Spread]
 def simulation_table(cases: Sequence[Case], width: int | None = None) -> Group:
     """Return a table of the means of each case, with standard deviations if it has several runs.
 
-    cases: at least one. width: columns of the terminal; None: unlimited. Traffic between zones is left out if there is
-    none.
+    cases: at least one. width: columns of the terminal; None: unlimited. The table leaves out traffic between zones if
+    there is none.
     """
     crosses = any(found.mean.get("zone_gb_per_hour") for _, found in cases)
     known = [f for f in HEADS if f in cases[0][1].mean and (crosses or not f.startswith("zone_"))]
@@ -64,7 +64,8 @@ def simulation_table(cases: Sequence[Case], width: int | None = None) -> Group:
 
 
 def fitted(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int | None, left: Collection[str] = ()) -> Group:
-    """Return a table of the rows, or if that is too wide of one column per row, or several tables in turn.
+    """Return a table of the rows; if that is too wide, with one column per row; if that is too wide as well, several
+    tables.
 
     Each part begins with the first column, which names the row. left: heads of columns of words.
     """
@@ -103,7 +104,7 @@ def _table(columns: Sequence[Sequence[str]], left: Collection[str]) -> Table:
 def simulation_documents(cases: Sequence[Case], over_time: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the cases as JSON values: means, deviations, and the share of runs with a fatal preemption.
 
-    over_time: of each case, by `over_time_document`.
+    over_time: one document of `over_time_document` for each case.
     """
     return [
         _finite({"case": name, **asdict(found), "overTime": series})

@@ -1,4 +1,4 @@
-"""What a person sees while a job runs: nothing, lines, or (bamboo.terminal.live_view) a picture."""
+"""What a user sees while a job runs: nothing, lines, or (bamboo.terminal.live_view) a picture."""
 
 import math
 import time

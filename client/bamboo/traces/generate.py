@@ -13,11 +13,7 @@ MOST_DRAWS = 5_000_000  # nodes times hours
 
 
 class Pattern(StrEnum):
-    """How nodes are taken away.
-
-    hourly: each node by itself, with the same probability in every hour. zones: many nodes of a zone at once, at the
-    same mean rate.
-    """
+    """The pattern of removals of nodes."""
 
     HOURLY = "hourly"
     ZONES = "zones"
@@ -25,7 +21,7 @@ class Pattern(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What to generate."""
+    """The settings of a made-up recording."""
 
     pattern: Pattern = Pattern.HOURLY
     nodes: int = 16  # wanted; as many are there at the beginning

@@ -4,12 +4,12 @@ from bamboo_core.storage.errors import StorageError
 
 
 class CheckpointError(StorageError):
-    """A checkpoint cannot be written, found or read."""
+    """Error of a checkpoint that cannot be written, found or read."""
 
 
 class CheckpointDamaged(CheckpointError):
-    """A file of a checkpoint is missing or has other content than was written."""
+    """Error of a checkpoint with a file that is missing or has other content than was written."""
 
 
 class CheckpointExists(CheckpointError):
-    """An attempt with this id has already been committed with another manifest."""
+    """Error of an attempt whose id has already been committed with another manifest."""

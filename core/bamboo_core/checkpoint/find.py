@@ -11,8 +11,9 @@ MOST_NAMED: Final = 5
 
 
 def find(found: Sequence[Found], shown: str, step: int | None = None) -> tuple[CheckpointManifest, tuple[str, ...]]:
-    """Return the newest complete checkpoint, or that of the step, and a sentence for each newer damaged one. found:
-    newest first. Raises CheckpointError with a sentence if there is none.
+    """Return the newest complete checkpoint, or the newest one of the step, and a sentence for each newer damaged one.
+
+    found: newest first. Raises CheckpointError with a sentence if there is none.
     """
     passed: list[str] = []
     for one in found:

@@ -19,8 +19,9 @@ _FOLDER: Final = re.compile(r"step-([0-9]{9,13})-([a-z0-9]{1,32})")
 
 
 class CheckpointId(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
-    """One attempt to keep the state of one step, in the job's store or in its workers' memory. In a store it has a
-    folder of its own, so an interrupted attempt and its repetition never touch the same file.
+    """An attempt to keep the state of a step, in the job's store or in its workers' memory.
+
+    In a store it has a folder of its own, so an interrupted attempt and its repetition never touch the same file.
     """
 
     step: Annotated[int, msgspec.Meta(ge=0, le=LARGEST_STEP)]  # optimizer steps that its state has seen

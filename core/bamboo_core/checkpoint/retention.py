@@ -20,10 +20,10 @@ def removable(
 ) -> tuple[CheckpointId, ...]:
     """Return the attempts to remove, oldest first.
 
-    keep: the number of complete ones that stay, at least the newest one, the one written last and the one with the best
-    score. digest: only checkpoints of this training are counted and removed; None: all are. now: seconds since 1970.
-    dead_after: seconds after its last write when an unfinished one counts as dead; it does so earlier if a checkpoint
-    of its step or a later one was written since.
+    keep: the number of complete checkpoints that stay, at least the newest one, the one written last and the one with
+    the best score. digest: only checkpoints of this training are counted and removed; None: all are. now: seconds since
+    1970. dead_after: seconds after its last write when an unfinished attempt counts as dead; it does so earlier if a
+    checkpoint of its step or a later one was written since.
     """
     everything = sorted(found, key=newest_first)
     complete = [one for one in everything if one.state is FoundState.COMPLETE and _ours(one, digest)]
@@ -42,7 +42,7 @@ def removable(
 
 
 def _is_over(one: Found, complete: list[Found], dead: float, *, ours: bool) -> bool:
-    """Whether it can go: there are newer ones, it is damaged, or its write was interrupted."""
+    """Return whether it may be removed: there are newer ones, it is damaged, or its write was interrupted."""
     match one.state:
         case FoundState.COMPLETE:
             return ours
@@ -54,8 +54,8 @@ def _is_over(one: Found, complete: list[Found], dead: float, *, ours: bool) -> b
 
 
 def _overtook(complete: Found, unfinished: Found) -> bool:
-    """Whether a later checkpoint shows that the unfinished attempt was abandoned: its step or a later one was written
-    since.
+    """Return whether a later checkpoint shows that the unfinished attempt was abandoned: its step or a later one was
+    written since.
     """
     assert unfinished.modified is not None
     written = complete.written
@@ -63,7 +63,7 @@ def _overtook(complete: Found, unfinished: Found) -> bool:
 
 
 def _ours(one: Found, digest: str | None) -> bool:
-    """Whether it belongs to this training. A damaged manifest does not say; it is assumed to."""
+    """Return whether it belongs to this training, which is assumed if its manifest is damaged."""
     if one.manifest is None:
         return True
     return digest in (None, one.manifest.digest)

@@ -12,7 +12,7 @@ MOST_WAITING: Final = 1000  # events; older ones are dropped
 AT_ONCE: Final = 50
 
 
-class Told(Protocol):
+class Emitted(Protocol):
     """A message of a coordinator or its shell to the user, such as an `Emit`."""
 
     @property
@@ -37,14 +37,16 @@ class HistoryFeed:
         self._root: WorkerId | None = None
         self._sent = 0  # to that root
 
-    def follow(self, event: object, told: Iterable[Told], plan: Plan | None) -> tuple[WorkerId, HistoryEvents] | None:
+    def follow(
+        self, event: object, emits: Iterable[Emitted], plan: Plan | None
+    ) -> tuple[WorkerId, HistoryEvents] | None:
         """Return the root's owner and the events to send it after a turn of the coordinator; None if nothing is due.
 
-        They are sent before the turn's commands, because a root that is told to stop has to know what to write. A new
-        root, or one that reconnects, gets all events that are not confirmed. event: the turn's input. told: its
+        The shell sends them before the turn's commands, because a root that stops has to know what to write. A new
+        root, or one that reconnects, gets all events that are not confirmed. event: the turn's input. emits: its
         messages to the user. plan: the one in force; None if no history is kept.
         """
-        for one in told:
+        for one in emits:
             self.add(one)
         if isinstance(event, Received) and isinstance(event.message, HistoryKept):
             self._kept(event.message)
@@ -59,20 +61,20 @@ class HistoryFeed:
         self._sent = events[-1].number
         return root, HistoryEvents(source=self._source, events=events)
 
-    def add(self, told: Told) -> None:
+    def add(self, message: Emitted) -> None:
         self._number += 1
         event = HistoryEvent(
             number=self._number,
             time=self._clock(),
-            reason=told.reason,
-            message=told.message[:MOST_TEXT],
-            warning=told.warning,
+            reason=message.reason,
+            message=message.message[:MOST_TEXT],
+            warning=message.warning,
         )
         self._waiting.append(event)
 
-    def _kept(self, said: HistoryKept) -> None:
-        if said.source == self._source:
-            while self._waiting and self._waiting[0].number <= said.number:
+    def _kept(self, report: HistoryKept) -> None:
+        if report.source == self._source:
+            while self._waiting and self._waiting[0].number <= report.number:
                 self._waiting.popleft()
 
     def rest(self) -> HistoryEvents:

@@ -39,12 +39,12 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return msgspec.structs.asdict(self)
 
     def in_each(self, steps: int) -> "Traffic":
-        """Return the mean of each kind over that many steps."""
+        """Return the mean of each kind over this number of steps."""
         return Traffic(**{kind: size // max(1, steps) for kind, size in self.by_kind().items()})
 
 
 class SentTraffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a worker has sent so far, and in how many steps."""
+    """The traffic that a worker has sent so far, and the number of steps."""
 
     sent: Traffic
     steps: Bytes

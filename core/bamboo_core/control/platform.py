@@ -1,4 +1,6 @@
-"""Platforms: what besides the task decides the bits of a worker's results, and which workers may share a job."""
+"""Platforms: the software and hardware that, apart from the task, decide the bits of a worker's results, and which
+workers may share a job.
+"""
 
 from collections import Counter
 from collections.abc import Mapping

@@ -327,7 +327,7 @@ class SendPlan(Message, frozen=True):
 
 
 class FindCheckpoint(Message, frozen=True):
-    """Find the checkpoint in the job's store to resume from. number: the question's."""
+    """A request to find the checkpoint in the job's store from which to resume. number: the question's."""
 
     number: Count
     bad: tuple[CheckpointId, ...] = ()  # not usable
@@ -355,7 +355,7 @@ class KeepLastState(Message, frozen=True):
 
 
 class HoldState(Message, frozen=True):
-    """The coordinator asks all workers to keep their layers in the state before a step, which begins anew on another
+    """The coordinator asks all workers to keep their layers in the state before a step, which begins again on another
     grid, and the root not to commit that step. A worker that knows its commit does neither.
     """
 
@@ -372,7 +372,9 @@ class CommitCheckpoint(Message, frozen=True):
 
 
 class DropCopies(Message, frozen=True):
-    """Drop the host-memory copies of these checkpoints: there is a newer one, or they were abandoned."""
+    """A request to drop the host-memory copies of these checkpoints, because there is a newer one or they were
+    abandoned.
+    """
 
     checkpoints: tuple[CheckpointId, ...]
 

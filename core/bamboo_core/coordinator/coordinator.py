@@ -68,11 +68,7 @@ def initial(
     history: str = "",
     last_state: str = "",
 ) -> CoordinatorState:
-    """The state before the first event.
-
-    heartbeat_timeout: seconds. resumed: this coordinator takes the place of one that had made a plan; its workers come
-    back and bring the plan along. earlier: before this coordinator. history, last_state: see `JobTerms`.
-    """
+    """Return the state before the first event."""
     return CoordinatorState(
         terms=JobTerms(
             spec=spec,

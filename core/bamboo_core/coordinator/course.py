@@ -8,7 +8,7 @@ Phase = Literal["Pending", "Recovering", "Running", "Restoring", "Over"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCourse:
-    """since: when the phase began, in seconds.
+    """The phase of the job. since: when the phase began, in seconds.
 
     Recovering: after the coordinator's own restart, until the workers are back. Restoring: the job goes back to a
     checkpoint.

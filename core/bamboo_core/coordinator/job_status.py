@@ -36,7 +36,7 @@ def status(state: CoordinatorState, now: float) -> Status:
         step=state.step,
         steps=stop.wanted_steps if stop else last,
         stopped_early=stop.why if stop else "",
-        grid_choice="; ".join(text for text in (state.grids.told, state.grids.unmet, state.holding.told) if text),
+        grid_choice="; ".join(filter(None, (state.grids.announced, state.grids.unmet, state.holding.reason))),
         wanted=holding.to_have(state),
         first_loss=state.progress.first_loss,
         loss=losses[-1] if losses else None,

@@ -9,7 +9,7 @@ from bamboo_core.planning.steps.layer_bytes import LayerBytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLayers:
-    """What is known of the model's layers.
+    """The layers of the model, as far as known.
 
     asked: the worker that was asked; None: none. costs: operations of each layer; None until known. layers: their
     bytes; empty if unknown. memory: bytes of the smallest device; None if unknown.

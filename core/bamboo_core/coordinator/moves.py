@@ -83,5 +83,5 @@ class Moves:
         return replace(self, recoveries=recoveries)
 
 
-def _milliseconds(said: float) -> float:
-    return min(max(0.0, said), 1e3 * MOST_SECONDS)
+def _milliseconds(value: float) -> float:
+    return min(max(0.0, value), 1e3 * MOST_SECONDS)

@@ -68,7 +68,7 @@ class Plans:
         return [(cell, old.at(cell).owner) for cell in plan.cells() if cell.pipeline < len(old.pipelines)]
 
     def brought(self, plan: Plan) -> "Plans":
-        """A worker has brought that plan to a coordinator which did not know it."""
+        """Take a plan that a worker reports and this coordinator did not know."""
         old = self.newest
         if old is not None and plan.epoch <= old.epoch:
             return self

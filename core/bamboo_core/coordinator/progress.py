@@ -27,7 +27,7 @@ BEGINNING: Final = EarlierProgress()
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
 class Progress:
-    """What is known of the job's steps.
+    """The progress of the job's steps.
 
     step: how many are committed. furthest: the most that ever were, perhaps before the job went back to a checkpoint.
     counting: whether it is known from which step on this coordinator counts; trained: the steps committed for the first

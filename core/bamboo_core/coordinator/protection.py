@@ -19,7 +19,7 @@ NAMED = 3  # stages in a sentence; the others are counted
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """Whether a job is protected, with a CamelCase reason and a sentence."""
+    """The job's protection, with a CamelCase reason and a sentence."""
 
     holds: bool
     reason: str

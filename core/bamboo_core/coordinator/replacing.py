@@ -15,11 +15,17 @@ if TYPE_CHECKING:
 else:
 
     def _is_same(old, new):
-        """Records are compared by identity: some of their fields do not count for equality."""
+        """Return whether two values are the same. Records are compared by identity: some of their fields do not count
+        for equality.
+        """
         return old is new or (old == new and not dataclasses.is_dataclass(new))
 
     def replace(value, /, **changes):
-        """value: of a frozen dataclass without __post_init__. Raises AttributeError for an unknown field."""
+        """Return the record with changed fields; the same record if nothing changes. Raises AttributeError for an
+        unknown field.
+
+        value: of a frozen dataclass without __post_init__.
+        """
         if all(_is_same(getattr(value, name), new) for name, new in changes.items()):
             return value
         if not hasattr(value, "__dict__"):

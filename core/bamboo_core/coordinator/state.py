@@ -100,7 +100,7 @@ class CoordinatorState:
     @property
     def forward_share(self) -> float | None:
         """Return the forward's share of a microbatch's time, as workers report; None if none has."""
-        return self.workers.said.forward_share
+        return self.workers.times.forward_share
 
     @property
     def noticed(self) -> tuple[WorkerId, ...]:

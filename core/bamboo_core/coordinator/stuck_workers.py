@@ -55,14 +55,14 @@ def hint(turn: Turn) -> None:
     if not long:
         return
     turn.put(replace(state.progress, hinted=since))
-    told = "; ".join(f"{w} is {r.doing}" for w, r in list(long.items())[:MOST_HINTS])
+    doing = "; ".join(f"{w} is {r.doing}" for w, r in list(long.items())[:MOST_HINTS])
     more = f"; and {count(len(long) - MOST_HINTS, 'other')}" if len(long) > MOST_HINTS else ""
     what = "no step was committed" if state.phase == "Running" else "training did not begin"
     deadline = state.spec.progress_deadline_seconds
     until = (
         f"; the job waits until its progress deadline of {deadline} s" if deadline and state.phase == "Running" else ""
     )
-    turn.do(Emit("NoProgress", f"{what} for {turn.now - since:.0f} s: {told}{more}{until}", True))
+    turn.do(Emit("NoProgress", f"{what} for {turn.now - since:.0f} s: {doing}{more}{until}", True))
 
 
 def _limit(state: CoordinatorState) -> float | None:

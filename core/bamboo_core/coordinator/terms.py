@@ -21,9 +21,11 @@ class EarlyEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTerms:
-    """secret: of the job's workers. history: URL of the job's history, which workers write; "" if none is kept.
-    last_state: URL for the checkpoint of the last state of a job that keeps no others; "" if that is not kept.
-    started: when the coordinator was made. heartbeat_timeout: seconds.
+    """The terms of a job that do not change while the coordinator runs it.
+
+    secret: of the job's workers. history: URL of the job's history, which workers write; "" if none is kept.
+    last_state: URL for the checkpoint of the last state of a job that keeps no others; "" if that is not kept. started:
+    when the coordinator was made. heartbeat_timeout: seconds.
 
     early_stop: why the specification has fewer steps than the manifest.
     """

@@ -12,14 +12,13 @@ from bamboo_core.planning.plan import WorkerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedWorkers:
-    """Which workers a job is to have, as its coordinator sees it.
+    """The workers that a job's coordinator wants.
 
-    number: how many, those on standby included; fewest: those of the smallest grid that has room, as far as that is
-    known; chosen: it has decided so itself, for what they are worth. requested:
-    how many that were asked for have not joined; surplus: how many of these are not wanted any more. gone: workers that
-    were declared lost or refused, for good; stopped: these, and workers that were told to leave. misfit:
-    the newest one that does not fit to the others, and why. begun: there is a plan. recovering: workers are about to
-    come back to a coordinator that was restarted.
+    number: how many, including standby. fewest: the number for the smallest grid that has room, as far as known.
+    chosen: the coordinator has chosen the number by the workers' prices. requested: how many requested workers have not
+    joined. surplus: how many of these are not wanted any more. gone: workers declared lost or refused, for good.
+    stopped: these, and workers that were asked to leave. misfit: the newest worker that does not fit the others, and
+    why. begun: there is a plan. recovering: workers are about to reconnect to a restarted coordinator.
     """
 
     spec: JobSpec

@@ -53,7 +53,7 @@ class HistoryFiles:
     """
 
     def __init__(self, url: str, limits: StoreLimits = LIMITS) -> None:
-        """Raises ValueError for an unknown kind of URL."""
+        """Create the store. Raises ValueError for an unknown kind of URL."""
         self._url, self.url = parse_url(url, "the URL of a history"), url
         self.shown = self._url.shown
         self._calls = BoundedCalls(limits)
@@ -133,7 +133,7 @@ class HistoryFiles:
 
 
 def find(url: str) -> HistoryFiles:
-    """Find the history at a URL: there itself, or of the one job whose checkpoints or output are there."""
+    """Find the history at a URL, or the history of the one job whose checkpoints or output are at the URL."""
     for place in (url, f"{url.rstrip('/')}/{FOLDER}"):
         files = HistoryFiles(place)
         names = files.names()

@@ -26,7 +26,7 @@ def merged(records: Iterable[Record]) -> list[Record]:
 
 
 def _place(record: StepRecord | EvaluationRecord) -> tuple[int, int, bool]:
-    """Sort key: an evaluation follows the step whose state it evaluates."""
+    """Return the sort key: an evaluation follows the step whose state it evaluates."""
     return record.attempt, record.step, isinstance(record, EvaluationRecord)
 
 

@@ -7,7 +7,7 @@ from bamboo_core.job.spec import JobSpec
 
 
 def history_url(spec: JobSpec, output: Path | None = None, *, stored: bool = True) -> str:
-    """Return the URL beside the job's checkpoints, else in the output folder; "" for neither. stored: checkpoints can
+    """Return the URL next to the job's checkpoints, else in the output folder; "" for neither. stored: checkpoints can
     be written.
     """
     if spec.checkpoint is not None and (stored or output is None):

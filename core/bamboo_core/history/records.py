@@ -13,7 +13,7 @@ Metrics = Annotated[dict[str, float | None], msgspec.Meta(max_length=MOST_METRIC
 
 
 class HistoryError(ValueError):
-    """A history cannot be read; the text is a sentence."""
+    """Error of a history that cannot be read; the text is a sentence."""
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field="kind"):

@@ -40,7 +40,7 @@ class MissingField(Problem):
 
 
 class ManifestError(ValueError):
-    """An unusable manifest; the text has one line per problem."""
+    """Error of an unusable manifest; the text has one line per problem."""
 
     def __init__(self, *problems: Problem) -> None:
         super().__init__("\n".join(map(str, problems)))

@@ -106,7 +106,7 @@ async def _from_kubeconfig(files: str, context: str | None) -> Access:
         raise ConfigError(f"{where} names no user with credentials")
     if "as" in user:
         raise ConfigError(f"{where}: impersonation (as) is not supported")
-    with _logged() as said:
+    with _logged() as messages:
         try:
             async with asyncio.timeout(LOGIN_SECONDS):
                 await loader.load_and_set(configuration)
@@ -116,7 +116,7 @@ async def _from_kubeconfig(files: str, context: str | None) -> Access:
     if not keys and not configuration.cert_file:  # the library would send anonymous requests
         plugin = (user.get("exec") or {}).get("command")
         source = f"the plugin {plugin}" if plugin else "its user"
-        raise ConfigError(f"{where}: {source} gave no credentials{''.join(f'; {text}' for text in said)}")
+        raise ConfigError(f"{where}: {source} gave no credentials{''.join(f'; {text}' for text in messages)}")
     if "BearerToken" in keys:
         keys["BearerToken"] = keys["BearerToken"].strip()  # a file's line end is not part of the token
     if hasattr(loader, "exec_plugin_expiry"):
@@ -137,17 +137,17 @@ def new_configuration() -> Configuration:
 @contextlib.contextmanager
 def _logged() -> Iterator[list[str]]:
     """Yield the log messages of the library's kubeconfig reader, such as why a plugin failed."""
-    said: list[str] = []
+    messages: list[str] = []
     logger = logging.getLogger("kubernetes.aio.config.kube_config")
 
     def keep(record: logging.LogRecord) -> bool:
         if record.levelno >= logging.WARNING:
-            said.append(" ".join(record.getMessage().split()))
+            messages.append(" ".join(record.getMessage().split()))
         return False
 
     logger.addFilter(keep)
     try:
-        yield said
+        yield messages
     finally:
         logger.removeFilter(keep)
 

@@ -10,24 +10,26 @@ class RemoteError(Exception):
 
 
 class ConfigError(RemoteError):
-    """The kubeconfig, or a flag that selects from it, is wrong."""
+    """Error in the kubeconfig, or in a flag that selects from it."""
 
     code = EXIT_USAGE
 
 
 class UsageError(RemoteError):
-    """A flag or an argument is wrong."""
+    """Error in a flag or an argument."""
 
     code = EXIT_USAGE
 
 
 class ClusterUnreachable(RemoteError):
-    """The API server cannot be reached. This may pass."""
+    """Error because the API server cannot be reached. This may pass."""
 
 
 class ApiError(RemoteError):
-    """The API server refused. status: the HTTP code; reason: Kubernetes' word for it, such as NotFound. message:
-    Kubernetes' message; if "", the text is one of ours.
+    """Error because the API server refused.
+
+    status: the HTTP code; reason: Kubernetes' word for it, such as NotFound. message: Kubernetes' message; if "", the
+    text is one of ours.
     """
 
     def __init__(self, status: int, reason: str, message: str) -> None:
@@ -40,4 +42,4 @@ class ApiError(RemoteError):
 
 
 class JobGone(Exception):
-    """The BambooJob was deleted, or another one has its name."""
+    """Error because the BambooJob was deleted, or another one has its name."""

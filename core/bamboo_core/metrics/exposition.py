@@ -56,7 +56,7 @@ _MAKERS = {
 
 
 class MetricsPage:
-    """All values of one exporter at one moment."""
+    """All values of an exporter at one moment."""
 
     def __init__(self, exporter: Exporter) -> None:
         self._exporter = exporter

@@ -12,7 +12,7 @@ class Histogram:
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: Sequence[float], values: Iterable[float] = ()) -> None:
-        """bounds: upper ones, rising; one more bucket takes larger values."""
+        """Create a histogram. bounds: upper bounds, rising; one more bucket takes larger values."""
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0

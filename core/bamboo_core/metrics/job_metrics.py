@@ -117,12 +117,12 @@ def _milliseconds(takeover: Takeover, phase: str) -> float:
 
 
 def samples(before: CoordinatorState, after: CoordinatorState) -> int:
-    """Return the samples trained by the steps committed between these two states of one coordinator."""
+    """Return the samples trained by the steps committed between these two states of the same coordinator."""
     return trained_samples(after) - trained_samples(before)
 
 
 def useful_seconds(before: CoordinatorState, after: CoordinatorState) -> float:
-    """Return the useful worker-seconds of the steps committed between these two states of one coordinator.
+    """Return the useful worker-seconds of the steps committed between these two states of the same coordinator.
 
     A step counts its duration, at most the usual one before it, for each worker that owns a stage. So takeover pauses,
     workers on standby and repetitions, in a step or after a return to a checkpoint, do not count.

@@ -33,7 +33,7 @@ OWNERS_ONLY = "Who runs which stage is as the status has it; what the workers ar
 
 
 class PageJob(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a page shows of the manifest, and since when the job is known."""
+    """The parts of the manifest that a page shows, and since when the job is known."""
 
     name: str
     namespace: str
@@ -42,7 +42,7 @@ class PageJob(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     epoch: int
     samples: int  # per step
     steps: int | None  # to train, if the manifest gives the number
-    metric: str | None  # the one that decides which evaluation is the best
+    metric: str | None  # the metric that decides which evaluation is the best
     checkpoints: str  # where they are, without credentials; "" if there are none
     every_steps: int | None  # between two checkpoints
     began: float | None  # when the job started

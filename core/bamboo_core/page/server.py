@@ -20,7 +20,7 @@ from aiohttp.typedefs import Handler
 from bamboo_core.page.document import Document, encode
 
 MOST_TOKEN = 8000  # characters, of a header's 8,190; a ServiceAccount's token has about 1,200
-# The static files by URL, beside the document.
+# The static files by URL.
 FILES = {
     "": ("index.html", "text/html"),
     "page.js": ("page.js", "text/javascript"),
@@ -52,7 +52,7 @@ HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 
 class PageError(Exception):
-    """The page cannot be served; the text is a sentence for the user."""
+    """Error of a page that cannot be served; the text is a sentence for the user."""
 
 
 def add_page(app: web.Application, prefix: str, state: Callable[[web.Request], Awaitable[web.Response]]) -> None:
@@ -90,7 +90,7 @@ def refusal(status: int, sentence: str, **headers: str) -> web.Response:
 
 
 def bearer(headers: Mapping[str, str]) -> str | None:
-    """Return the request's bearer token; None without one of acceptable length."""
+    """Return the request's bearer token; None if it is missing or too long."""
     scheme, _, token = headers.get("Authorization", "").partition(" ")
     return token if scheme == "Bearer" and 0 < len(token) <= MOST_TOKEN and token.isascii() else None
 
@@ -119,7 +119,7 @@ class LocalPage:
         return f"http://127.0.0.1:{sock.getsockname()[1]}/#token={self._token}"
 
     async def stop(self) -> None:
-        """Stop. If the job is over, first let an open page fetch the final document."""
+        """Stop. If the job is over, first give an open page time to fetch the final document."""
         if self._watched() and self._document().state.over:
             try:
                 async with asyncio.timeout(LINGER_SECONDS):

@@ -17,7 +17,7 @@ Workers = dict[Cell, WorkerId]
 
 
 class Urgency(Enum):
-    """How much time a leaving worker has: enough to fill a replacement, to finish the step, or none."""
+    """The time that a leaving worker has: enough to fill a replacement, to finish the step, or none."""
 
     NONE = auto()
     SOON = auto()
@@ -43,7 +43,7 @@ class PlanningView:
     elapsed: float = field(default=0.0, compare=False)
     remaining: float = field(default=0.0, compare=False)  # seconds left of the current step; infinite while unknown
     settles: bool = False  # the next step begins without the plan's portions
-    # spare workers that keep replicas until the layers are split anew, because they will need these layers
+    # spare workers that keep replicas until the re-split, because they will need these layers
     beforehand: Mapping[Cell, tuple[WorkerId, ...]] = field(default_factory=dict)
     # cached results for this view, by name
     remembered: dict[str, Any] = field(init=False, default_factory=dict, compare=False, repr=False)

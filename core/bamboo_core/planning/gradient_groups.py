@@ -58,7 +58,7 @@ def most_microbatches(training: TrainingSpec, pipelines: int) -> int:
 
 
 def halves(node: SumNode) -> tuple[SumNode, SumNode]:
-    """Return the two nodes whose sum is that of a node with several groups."""
+    """Return the two nodes whose sums add up to the sum of a node with several groups."""
     middle = (node.first + node.end) // 2
     return SumNode(node.first, middle), SumNode(middle, node.end)
 
@@ -129,7 +129,7 @@ def share_of(microbatches: Sequence[int], bounds: Sequence[int]) -> SumNode:
 
 
 def are_bounds(bounds: Sequence[int], microbatches: int) -> bool:
-    """Return whether these bounds divide that many microbatches into groups."""
+    """Return whether these bounds divide the number of microbatches into groups."""
     return (
         len(bounds) > 1
         and (bounds[0], bounds[-1]) == (0, microbatches)

@@ -82,7 +82,7 @@ def grouped(ranges: Sequence[tuple[int, int]], count: int) -> tuple[tuple[int, i
 
 
 def _costliest(total: Sequence[float], stages: int, end: int, high: float) -> float:
-    """Return the least possible cost of the costliest of that many stages, for the layers before `end`.
+    """Return the least possible cost of the costliest of `stages` stages, for the layers before `end`.
 
     Bisection whose two ends jump to costs that a stage can have, so it ends at exactly one of them. high: a cost that
     is known to suffice.
@@ -97,8 +97,9 @@ def _costliest(total: Sequence[float], stages: int, end: int, high: float) -> fl
 
 
 def _fill(total: Sequence[float], stages: int, end: int, limit: float) -> tuple[bool, float]:
-    """Return whether that many stages of at most cost `limit` can hold the layers before `end`, and a cost. The cost is
-    the costliest stage's if they can, else the smallest limit at which a stage would hold more.
+    """Return whether `stages` stages of at most cost `limit` can hold the layers before `end`, and a cost.
+
+    The cost is the costliest stage's if they can, else the smallest limit at which a stage would hold more.
     """
     start, worst, more = 0, 0.0, float("inf")
     for _ in range(stages):
@@ -218,7 +219,7 @@ def _zones_covered(rows: Sequence[Sequence[Assignment]], zones: Mapping[WorkerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
-    """What a worker holds of a pipeline with a given number of stages."""
+    """The stages that a worker runs and keeps, in a pipeline with a given number of stages."""
 
     stage: int | None  # the worker's own stage; None: it is on standby
     # the stages that it runs, including those in `taken_over`; a stage is listed twice if run for two pipelines
@@ -228,7 +229,9 @@ class Roles:
 
     @property
     def states(self) -> tuple[int, ...]:
-        """The stages that it runs, each once: it holds one state per stage, however many pipelines it runs it for."""
+        """The stages that it runs, each once: it holds one state per stage, even if it runs the stage for several
+        pipelines.
+        """
         return tuple(dict.fromkeys(self.owned))
 
 

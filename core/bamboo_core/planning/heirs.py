@@ -46,8 +46,9 @@ def home(owned: list[Cell], stages: int) -> Cell:
 
 
 def heirs_may_differ(plan: Plan) -> bool:
-    """Whether losing as many nodes as there are replicas can leave adjacent lost stages without a common heir. A node
-    is lost with all its workers. Where each node has one worker, nodes are workers.
+    """Return whether losing as many nodes as there are replicas can leave adjacent lost stages without a common heir.
+
+    A node is lost with all its workers. Where each node has one worker, nodes are workers.
     """
     domains = domains_of(plan)
     return any(_may_differ(row, domains) for row in plan.pipelines)
@@ -70,17 +71,17 @@ def _may_differ(row: Sequence[Assignment], domains: Mapping[WorkerId, str]) -> b
 
 
 def level_counts(
-    plan: Plan, synced: Synced, there: Set[WorkerId], lost_with: Mapping[WorkerId, str]
+    plan: Plan, synced: Synced, present: Set[WorkerId], lost_with: Mapping[WorkerId, str]
 ) -> dict[Cell, int]:
     """Return for each cell how many workers, or nodes, hold its state in sync: owner, replicas and other pipelines'
     owners.
 
-    there: the workers that count; lost ones, or ones that a restarted coordinator has not heard from, do not.
-    lost_with: the failure domain of each holder, itself or its node. Other pipelines' owners are counted once per stage
-    rather than per cell, because a stage may have a hundred.
+    present: the workers that count, without lost workers and workers that have not reconnected to a restarted
+    coordinator. lost_with: the failure domain of each holder, itself or its node. Other pipelines' owners are counted
+    once per stage rather than per cell, because a stage may have a hundred.
     """
     common = [
-        {lost_with[w] for w in owners if w in there}
+        {lost_with[w] for w in owners if w in present}
         for owners in (
             {plan.at(Cell(d, s)).owner for d in range(plan.target.pipelines)} for s in range(len(plan.stages))
         )
@@ -89,7 +90,7 @@ def level_counts(
     for cell in plan.cells():
         assignment = plan.at(cell)
         level = (assignment.owner, *(w for w in assignment.replicas if (cell, w) in synced))
-        own = {lost_with[w] for w in level if w in there} - common[cell.stage]
+        own = {lost_with[w] for w in level if w in present} - common[cell.stage]
         counts[cell] = len(common[cell.stage]) + len(own)
     return counts
 

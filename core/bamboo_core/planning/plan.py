@@ -73,7 +73,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return (self.owner, *(portion.worker for portion in self.portions))
 
     def is_run_as(self, other: "Assignment") -> bool:
-        """Whether both have the same owner and the same portions."""
+        """Return whether both have the same owner and the same portions."""
         return (self.owner, self.portions) == (other.owner, other.portions)
 
 
@@ -92,7 +92,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return len(self.split)
 
     def cells(self, stages: int) -> tuple[Cell, ...]:
-        """Return the cells that run it, with that many stages."""
+        """Return the cells that run this layout, for this number of stages."""
         return _grid(self.pipelines, stages)
 
     @cached_property
@@ -118,15 +118,15 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def failure_domain(self) -> str:
-        """Equal for workers that are lost together. A worker on an unknown node has a domain of its own."""
+        """The node, which is lost with all its workers. A worker on an unknown node has a domain of its own."""
         return self.node or f"/{self.worker}"
 
 
 class OwnerSpread(NamedTuple):
-    """Over how many places of one kind each stage's owners in all pipelines are spread."""
+    """The number of places (workers, nodes or zones) over which each stage's owners in all pipelines are spread."""
 
     least: int  # the places of the stage with the fewest
-    there: int  # the places of all workers
+    places: int  # the places of all workers
 
 
 def owner_spread(rows: Sequence[Sequence[WorkerId]], peers: Mapping[WorkerId, Peer]) -> tuple[OwnerSpread, ...]:
@@ -170,7 +170,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return _grid(len(self.pipelines), len(self.stages))
 
     def has(self, cell: Cell) -> bool:
-        """Whether the plan has that cell. Takes any cell, also from another worker's message."""
+        """Return whether the plan has that cell. Takes any cell, also from another worker's message."""
         return 0 <= cell.pipeline < len(self.pipelines) and 0 <= cell.stage < len(self.stages)
 
     def owned_by(self, worker: WorkerId) -> list[Cell]:
@@ -194,11 +194,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return frozenset(assignment.owner for row in self.pipelines[: self.target.pipelines] for assignment in row)
 
     def holders_of(self, stage: int) -> frozenset[WorkerId]:
-        """The workers that hold a stage's state."""
+        """Return the workers that hold a stage's state."""
         return self._holders_of[stage]
 
     def holders(self) -> frozenset[WorkerId]:
-        """Return the workers that run a cell or keep a replica of one."""
+        """Return the workers that run a cell or keep a replica."""
         return self._holders
 
     def worker_ids(self) -> frozenset[WorkerId]:

@@ -52,7 +52,7 @@ def share_out(
     layouts: Sequence[Layout],
     *,
     leaving: Collection[WorkerId],
-    there: Container[WorkerId],
+    present: Container[WorkerId],
     boundary: bool,
     elapsed: float = 0.0,
 ) -> Cells:
@@ -60,7 +60,7 @@ def share_out(
 
     These are the cells whose owner also runs another one, and for the rest of a step the cells that changed hands
     within it, even if the new owner can run all of them. Workers with several devices have no portions. leaving:
-    workers that get nothing more. there: workers that are not lost. boundary: the assignments begin with a step.
+    workers that get nothing more. present: workers that are not lost. boundary: the assignments begin with a step.
     elapsed: the part of the current step that has passed, 0 to 1.
     """
     if plan.device_layers:
@@ -82,12 +82,12 @@ def share_out(
         able = owners[cell.stage]
         runners = [w for w in able if w not in leaving] or list(able)
         groups, known = groups_of(layouts, cell.pipeline), plan.at(cell) if plan.has(cell) else assignment
-        keeps = not boundary and groups > 1 and kept_by(plan, assignment.owner, there, cell) is not None
+        keeps = not boundary and groups > 1 and kept_by(plan, assignment.owner, present, cell) is not None
         kept = max(0, int(elapsed * groups) - 1) if keeps else 0
         portions = _given_out(before[cell], assignment.owner, able, runners, load, kept)
         alone = len(portions) == 1 and portions[0].worker == assignment.owner
         if alone and not keeps and (boundary or not known.portions):
-            portions = ()  # else its owner goes on with the step as it has begun it
+            portions = ()  # the owner continues the step as it began it
         shared[cell] = msgspec.structs.replace(assignment, portions=portions)
     return shared
 
@@ -126,14 +126,14 @@ def keeper(plan: Plan, cell: Cell) -> WorkerId | None:
     return candidate if len({peer.zone for peer in map(plan.peer, (owner, candidate)) if peer}) < 2 else None
 
 
-def kept_by(plan: Plan, new: WorkerId, there: Container[WorkerId], cell: Cell) -> WorkerId | None:
+def kept_by(plan: Plan, new: WorkerId, present: Container[WorkerId], cell: Cell) -> WorkerId | None:
     """Return the worker that gives a cell's new owner the sums of finished groups: the old owner, else the keeper. None
-    if both are lost. plan: the one before the change of owner. there: the workers that are left.
+    if both are lost. plan: the one before the change of owner. present: the workers that are left.
     """
     if not plan.has(cell) or new == plan.at(cell).owner or plan.device_layers:
         return None
-    source = plan.at(cell).owner if plan.at(cell).owner in there else keeper(plan, cell)
-    return source if source in there else None
+    source = plan.at(cell).owner if plan.at(cell).owner in present else keeper(plan, cell)
+    return source if source in present else None
 
 
 def _portions(assignment: Assignment, groups: int) -> tuple[Portion, ...]:
@@ -148,7 +148,7 @@ def _given_out(
     load: Counter[WorkerId],
     kept: int,
 ) -> tuple[Portion, ...]:
-    """Return the portions, those of workers that no longer run the stage divided among the runners.
+    """Return the portions; the runners divide the portions of workers that no longer run the stage.
 
     load: the groups that each worker runs. kept: how many of the first groups' sums the owner is expected to have, so
     that it need not run them.

@@ -14,7 +14,7 @@ from bamboo_core.names import FLOWS_PER_LINK, LARGE_BODY
 FORMAT: Final = "bamboo-profile"
 VERSION: Final = 1
 MOST_LAYERS: Final = 10_000
-# What must have a source in every profile.
+# the groups of numbers that need a source in every profile
 SOURCES: Final = ("layers.seconds", "layers.update", "layers.bytes", "network", "storage", "times", "memory")
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
@@ -28,7 +28,7 @@ Usd = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
 class ProfileError(ValueError):
-    """One sentence about what is wrong with a profile, with its file."""
+    """Error in a profile: one sentence with the file."""
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -74,7 +74,7 @@ class Storage(_Part, frozen=True, kw_only=True):
 
 
 class Times(_Part, frozen=True, kw_only=True):
-    """What takes time other than layers, in seconds."""
+    """The durations of everything apart from layers, in seconds."""
 
     start: Seconds  # from the moment a machine runs, and is billed, until its worker is ready
     detection: Seconds  # from the loss of a machine without notice until the coordinator knows
@@ -86,7 +86,7 @@ class Times(_Part, frozen=True, kw_only=True):
 
 
 class ModelFigures(_Part, frozen=True, kw_only=True):
-    """What decides a step's time and memory."""
+    """The figures that determine a step's time and memory."""
 
     layers: tuple[Layer, ...]  # for the job's microbatches
     network: Network
@@ -131,7 +131,7 @@ class Published(_Part, frozen=True, kw_only=True):
 
 
 class ProfiledTask(_Part, frozen=True, kw_only=True):
-    """What was measured: fields of the manifest under `task` and `training`."""
+    """The measured task: fields of the manifest under `task` and `training`."""
 
     entrypoint: Name
     config: dict[str, Any] = {}
@@ -141,7 +141,7 @@ class ProfiledTask(_Part, frozen=True, kw_only=True):
 
 
 class Source(_Part, frozen=True, kw_only=True):
-    """Where numbers come from."""
+    """The origin of a group of numbers."""
 
     text: Text
     estimated: bool = False  # not measured; the text says how they were derived

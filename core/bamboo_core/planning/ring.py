@@ -77,10 +77,11 @@ def rows(
 
 
 def are_apart(spread: Iterable[OwnerSpread], copies: int) -> bool:
-    """Whether each stage has enough owners, over all pipelines, to lose any `copies` workers, nodes or zones. Fewer
-    places suffice if the workers have no more.
+    """Return whether each stage has enough owners, over all pipelines, to lose any `copies` workers, nodes or zones.
+
+    Fewer places suffice if the workers have no more.
     """
-    return all(one.least >= min(copies + 1, one.there) for one in spread)
+    return all(one.least >= min(copies + 1, one.places) for one in spread)
 
 
 def share_nodes(peers: Sequence[Peer]) -> bool:
@@ -149,7 +150,7 @@ def packed(
 
 
 def _apart(peers: Row, size: int) -> Row:
-    """Return that many workers of one zone, as few neighbours on the same node as possible."""
+    """Return `size` workers of one zone, with as few neighbours on the same node as possible."""
     return dealt(peers, size, 1)[0] if share_nodes(peers) else peers[:size]
 
 

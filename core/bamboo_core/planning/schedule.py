@@ -51,64 +51,68 @@ class BackwardRest:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """A forward of one batch of the evaluation's data."""
+    """A forward of one batch of evaluation data."""
 
     microbatch: int
 
 
 @dataclass(frozen=True, slots=True)
 class SendPartialSum:
-    """Send the cell's owner the gradient sum of a portion of its microbatches."""
+    """An instruction to send the cell's owner the gradient sum of a portion of its microbatches."""
 
     portion: Range
 
 
 @dataclass(frozen=True, slots=True)
 class AddPartialSums:
-    """Add up the portions' gradient sums: the same sum as that of the cell's forwards and backwards."""
+    """An instruction to add up the portions' gradient sums; the result equals the sum of an undivided cell."""
 
     portions: tuple[Range, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ScatterGradients:
-    """Send each pipeline's owner of this stage the chunk of a bucket that it reduces."""
+    """An instruction to send each pipeline's owner of this stage the chunk of a bucket that it reduces."""
 
     bucket: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ReduceGradients:
-    """Sum this cell's chunk of a bucket over the pipelines, in one order, and send the sum to the others."""
+    """An instruction to sum this cell's chunk of a bucket over the pipelines, in one order, and send the sum to the
+    others.
+    """
 
     bucket: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class GatherGradients:
-    """Assemble the reduced chunks."""
+    """An instruction to assemble the reduced chunks."""
 
     buckets: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeTied:
-    """Send the gradients of parameters that other stages hold too."""
+    """An instruction to send the gradients of parameters that other stages hold too."""
 
 
 @dataclass(frozen=True, slots=True)
 class SumTied:
-    """Add the other stages' gradients of tied parameters, in stage order."""
+    """An instruction to add the other stages' gradients of tied parameters, in stage order."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncReplicas:
-    """Send the final gradients to the replicas."""
+    """An instruction to send the final gradients to the replicas."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportReady:
-    """Tell the root that this cell has finished the step; waits until its replicas hold the step's first version."""
+    """An instruction to report to the root that this cell has finished the step, once its replicas hold the step's
+    first version.
+    """
 
 
 AHEAD: Final = 2  # forwards by which the warm-ups of neighbouring stages differ
@@ -129,8 +133,9 @@ Instruction = (
 
 
 def one_f_one_b(stage: int, stages: int, microbatches: Sequence[int]) -> list[Forward | Backward]:
-    """Return warm-up forwards, then backward and forward in turn, then the remaining backwards. The first stage keeps
-    the activations of `2 * stages - 1` microbatches, the last one of one.
+    """Return warm-up forwards, then backward and forward in turn, then the remaining backwards.
+
+    The first stage keeps the activations of `2 * stages - 1` microbatches, the last stage those of one.
     """
     after = stages - 1 - stage
     warmup = min(len(microbatches), 1 + after * AHEAD)

@@ -25,8 +25,9 @@ class SpotSchedule:
         return next((steps for steps in INTERVALS if steps * fewest >= MICROBATCHES), INTERVALS[-1])
 
     def checks(self, cell: Cell, stages: int, layout: Layout, step: int) -> bool:
-        """Whether the step recomputes a microbatch of the cell. A stage's pipelines take turns, and different stages
-        are checked in different steps.
+        """Return whether the step recomputes a microbatch of the cell.
+
+        A stage's pipelines take turns, and different stages are checked in different steps.
         """
         if cell.pipeline != (step + cell.stage) % layout.pipelines:
             return False

@@ -16,7 +16,7 @@ from bamboo_core.planning.heirs import heirs_of, lost_runs, siblings
 from bamboo_core.planning.plan import Assignment, Cell, Layout, Plan, WorkerId
 from bamboo_core.planning.portions import Cells, is_settled, kept_by, share_out
 
-LEAST_SECONDS: Final = 1.0  # that must be left of a step for a move within it
+LEAST_SECONDS: Final = 1.0  # of a step that must remain for a move within it
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +149,10 @@ def drain(view: PlanningView) -> Plan | None:
 
 
 def _pays_now(view: PlanningView, moves: Mapping[Cell, WorkerId]) -> bool:
-    """Whether to move these cells within the step instead of at its end. True if their owners also run other cells,
-    enough of the step is left, and the new owners can go on where the old ones stopped.
+    """Return whether to move these cells within the step instead of at its end.
+
+    True if their owners also run other cells, enough of the step is left, and the new owners can continue where the old
+    ones stopped.
     """
     plan = view.plan
     owned = Counter(plan.at(cell).owner for cell in plan.cells())
@@ -210,7 +212,7 @@ def next_plan(
     plan = view.plan
     known = layouts or plan.layouts
     cells = share_out(
-        plan, cells, known, leaving=view.leaving, there=view.live, boundary=boundary, elapsed=view.elapsed
+        plan, cells, known, leaving=view.leaving, present=view.live, boundary=boundary, elapsed=view.elapsed
     )
     depth = range(len(plan.stages))
     rows = tuple(tuple(cells[Cell(d, s)] for s in depth) for d in range(1 + max(c.pipeline for c in cells)))

@@ -43,8 +43,10 @@ class ConnectionBounds:
 
 
 class BoundedListener:
-    """Serves app, with an added middleware, from start() to stop(). bounds: may be replaced until start(). turned_away:
-    called with TooSlow or TooManyCallers for each connection closed for that reason.
+    """Server of `app`, with an added middleware, from start() to stop().
+
+    bounds: may be replaced until start(). turned_away: called with TooSlow or TooManyCallers for each connection closed
+    for that reason.
     """
 
     def __init__(
@@ -139,7 +141,7 @@ class BoundedListener:
             task.add_done_callback(partial(self._welcomed, connection))
 
     async def _welcome(self, connection: "_Connection", tls: ssl.SSLContext | None) -> None:
-        """Hand the connection to its protocol, and wait until its handshake is done. Raises OSError."""
+        """Give the connection to its protocol, and wait until its handshake is done. Raises OSError."""
         limits = {"ssl_handshake_timeout": self.bounds.request, "ssl_shutdown_timeout": SHUTDOWN_SECONDS} if tls else {}
         connect = asyncio.get_running_loop().connect_accepted_socket
         await connect(lambda: connection, connection.socket, ssl=tls, **limits)

@@ -28,12 +28,12 @@ class StoreLimits:
     pause: float = 0.5  # seconds before the second try, doubled before each further one
 
     def of(self, moved: int) -> float:
-        """Return the seconds for a call that moves that many bytes."""
+        """Return the seconds for a call that moves `moved` bytes."""
         return self.seconds + moved / self.slowest
 
 
 class MissingFile(Exception):
-    """The file to read is not in the store."""
+    """Error for a file to read that is not in the store."""
 
 
 class BoundedCalls:
@@ -126,7 +126,7 @@ def at_once(function: Callable[[S], T], items: Sequence[S]) -> list[T]:
 
 
 class _Hangs(Exception):
-    """Too many calls hang."""
+    """Error because too many calls hang."""
 
 
 @dataclass(slots=True)

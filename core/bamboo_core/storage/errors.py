@@ -2,8 +2,8 @@
 
 
 class StorageError(Exception):
-    """A store cannot do what was asked, or its content is unusable."""
+    """Error of a store that cannot do what was asked, or whose content is unusable."""
 
 
 class StoreUnavailable(StorageError):
-    """The store is unreachable, too slow, full, or denies permission."""
+    """Error of a store that is unreachable, too slow, full, or denies permission."""

@@ -1,4 +1,4 @@
-"""Explains a store's exceptions in a few words, and whether a retry may help."""
+"""Explanation of a store's exceptions in a few words, and whether a retry may help."""
 
 import errno
 from dataclasses import dataclass

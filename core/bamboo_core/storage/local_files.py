@@ -63,7 +63,7 @@ class LocalFiles:
 
     @contextlib.contextmanager
     def _written(self, target: Path, chunks: Sequence[Buffer]) -> Iterator[Path]:
-        """Write the bytes to a synced file beside the target; afterwards make the caller's rename or link durable."""
+        """Write the bytes to a synced file next to the target; afterwards make the caller's rename or link durable."""
         self._make(target.parent)
         partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
         try:

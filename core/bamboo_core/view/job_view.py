@@ -52,10 +52,10 @@ class JobView:
 
     @property
     def state(self) -> ShownState:
-        """The coordinator's state of a running job, or of one without conditions; else the conditions' state."""
-        told, live = state_in_status(self.status), self.live
-        if live is None or told.over or (self.status.conditions and live.phase not in ("Running", "Recovering")):
-            return told
+        """The coordinator's state if the job runs or has no conditions; else the conditions' state."""
+        state, live = state_in_status(self.status), self.live
+        if live is None or state.over or (self.status.conditions and live.phase not in ("Running", "Recovering")):
+            return state
         return live_state(live, self.spec)
 
     @property
@@ -70,7 +70,9 @@ class JobView:
 
     @property
     def checkpoint_place(self) -> str:
-        """Where the checkpoints are; "" if it keeps none, or somewhere that this version does not know."""
+        """The URL of the checkpoints, without credentials; "" if the job keeps none, or in a place that this version
+        does not know.
+        """
         return shown_url(self.spec.checkpoint.storage) if self.spec.checkpoint else ""
 
     @property
@@ -90,13 +92,13 @@ class JobView:
 
     @property
     def held_back(self) -> str:
-        """Why the operator suspends it although its manifest does not, such as for a spent budget, and what helps; ""
-        if not.
+        """Why the operator suspends the job although its manifest does not, such as for a spent budget, and what helps;
+        "" if it does not.
         """
-        told = self.status.condition("Suspended")
-        if self.spec.suspend or self.status.ended or told is None or not told.holds or told.reason == "Suspended":
+        held = self.status.condition("Suspended")
+        if self.spec.suspend or self.status.ended or held is None or not held.holds or held.reason == "Suspended":
             return ""
-        return told.message
+        return held.message
 
     @property
     def suspended(self) -> bool:

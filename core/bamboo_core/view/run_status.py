@@ -19,7 +19,7 @@ from bamboo_core.job.status import (
 
 
 def run_status(live: Status, now: datetime) -> BambooJobStatus:
-    """Return what the coordinator knows of a status: no conditions, no cost, and counts since it was created."""
+    """Return the status that the coordinator knows: no conditions, no cost, and counts since it was created."""
     ready = sum(1 for _, state in live.workers if state is not WorkerState.STARTING)
     kept = live.checkpoint
     return BambooJobStatus(

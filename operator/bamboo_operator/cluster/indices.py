@@ -29,10 +29,10 @@ class PodListener(Protocol):
 
 
 class ClusterIndices:
-    """The indices, which kopf fills. A change of a node is told to the jobs that have pods on it.
+    """The indices, which kopf fills. A change of a node notifies the jobs that have pods on it.
 
-    kopf does not see what the API server answers to calls, nor what is deleted while a watch is interrupted: such pods
-    and nodes are brought into the indices here.
+    kopf does not see the API server's answers to calls, nor deletions while a watch is interrupted: the methods here
+    bring such pods and nodes into the indices.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,9 @@ class ClusterIndices:
         return {node["metadata"]["name"]: _trimmed_node(node)}
 
     def _job_of(self, pod: Mapping[str, Any]) -> JobKey | None:
-        """None also for a pod that was found to be deleted before the watch reported it."""
+        """Return the pod's job; None for other pods, and for a pod that is known to be deleted before the watch reports
+        it.
+        """
         return None if pod["metadata"]["uid"] in self._deleted else job_of(pod)
 
     def _index(self, kind: HandlerId) -> Index[Any, Any]:
@@ -64,8 +66,9 @@ class ClusterIndices:
     # queries
 
     def pods(self, job: JobKey, uid: str) -> dict[str, Object]:
-        """The pods of that very job, not of one that had the name before, by name. The same object until one has
-        changed.
+        """Return the pods of the job with that UID, by name, without pods of an earlier job of that name.
+
+        The result is the same object until a pod changes.
         """
         if (pods := self._index(PODS).get(job)) is None:
             return {}
@@ -75,12 +78,12 @@ class ClusterIndices:
         return owned[uid]
 
     def belongs_to_another_job(self, job: JobKey, uid: str, pod_uid: str) -> bool:
-        """Is that a pod of a job that had the name before, or has it now?"""
+        """Return whether that pod belongs to an earlier or a later job of that name."""
         pods = self._index(PODS).get(job, ())
         return any(pod["metadata"]["uid"] == pod_uid and owner_uid(pod) != uid for pod in pods)
 
     def node(self, name: str) -> Object | None:
-        """The newest node of that name."""
+        """Return the newest node of that name; None if there is none."""
         return next(reversed([*self._index(NODES).get(name, ())]), None)
 
     def node_of(self, pod: Object) -> Object | None:
@@ -89,14 +92,14 @@ class ClusterIndices:
     # changes reported by the watches
 
     def pod_changed(self, pod: Mapping[str, Any]) -> None:
-        """The pod is in the indices as it is now."""
+        """Notify the job's listener that the pod has changed in the indices."""
         if (job := self._job_of(pod)) is not None:
             self._owned.pop(job, None)
             if listener := self.listener_of(job):
                 listener.pod_changed(pod["metadata"]["name"])
 
     def pod_deleted(self, pod: Mapping[str, Any]) -> None:
-        """The pod is gone from the indices."""
+        """Notify the job's listener that the pod is gone from the indices."""
         job = self._job_of(pod)
         self._deleted.append(pod["metadata"]["uid"])
         if job is not None:
@@ -106,12 +109,12 @@ class ClusterIndices:
                 listener.pod_deleted(_trimmed_pod(pod))
 
     def node_changed(self, name: str) -> None:
-        """The node is in the index as it is now."""
+        """Notify listeners with pods on that node that the node has changed in the index."""
         for listener, pod in self._listening(name):
             listener.pod_changed(pod)
 
     def node_deleted(self, name: str) -> None:
-        """A node of that name is gone from the index, or is in none."""
+        """Notify listeners with pods on that node if the index has no node of that name."""
         if self.node(name) is None:
             for listener, pod in self._listening(name):
                 listener.node_deleted(pod, name)
@@ -122,7 +125,10 @@ class ClusterIndices:
         return {pod["metadata"]["uid"]: partial(self.forget_pod, pod) for pod in self._values(PODS)}
 
     def known_nodes(self) -> Known:
-        """By name, too: of nodes that were deleted before this operator began only their pods know."""
+        """Return the known nodes by UID and by name, each with the call that forgets it.
+
+        The names include nodes that were deleted before this operator began, which only their pods still name.
+        """
         known = {node["metadata"]["uid"]: partial(self._forget_node, node) for node in self._values(NODES)}
         names = self._index(PODS_ON).keys() | self._index(NODES).keys()
         return known | {name: partial(self.node_deleted, name) for name in names}
@@ -143,7 +149,9 @@ class ClusterIndices:
         self.indexers.discard(kopf.Body(thing))
 
     def pod_created(self, pod: Any) -> None:
-        """The API server's answer to its creation; the watch may have reported more before that, even its deletion."""
+        """Add a pod from the API server's answer to its creation. The watch may have reported newer states already,
+        even its deletion.
+        """
         job, uid = self._job_of(pod), pod["metadata"]["uid"]
         if job and all(known["metadata"]["uid"] != uid for known in self._index(PODS).get(job, ())):
             self.indexers[PODS].replace(self.indexers.make_key(kopf.Body(pod)), self.by_job(pod))
@@ -155,11 +163,11 @@ class ClusterIndices:
         self._listeners[job] = listener
 
     def listener_of(self, job: JobKey) -> PodListener | None:
-        """Who is told of the job's pods, if anybody is."""
+        """Return the listener for the job's pods, if there is one."""
         return self._listeners.get(job)
 
     def remove_listener(self, job: JobKey, listener: PodListener) -> None:
-        """Unless another one has taken its place."""
+        """Remove the listener, unless another one has taken its place."""
         if self.listener_of(job) is listener:
             del self._listeners[job]
 

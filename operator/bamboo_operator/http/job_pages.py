@@ -79,8 +79,8 @@ class JobPages:
         access = await self._reviews.review_access(user, wanted)
         if access.get("allowed") and not access.get("denied"):
             return None
-        said = f'"{user.get("username")}" may not get {PLURAL}.{GROUP} "{name}" in namespace {namespace}.'
-        return refusal(403, said)
+        sentence = f'"{user.get("username")}" may not get {PLURAL}.{GROUP} "{name}" in namespace {namespace}.'
+        return refusal(403, sentence)
 
 
 def _job(request: web.Request) -> JobKey:

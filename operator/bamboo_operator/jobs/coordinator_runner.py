@@ -290,8 +290,8 @@ class CoordinatorRunner:
         figures = StepFigures(done.losses.get(done.step - 1), done.gradient_norm, done.learning_rate)
         self.record.follow(done.step, figures, now.moves.takeovers)
         self.finish = next((c for c in commands if isinstance(c, Finish)), self.finish)
-        told = [command for command in commands if isinstance(command, Emit)]
-        if owed := self._feed.follow(event, told, now.plan if now.terms.history else None):
+        messages = [command for command in commands if isinstance(command, Emit)]
+        if owed := self._feed.follow(event, messages, now.plan if now.terms.history else None):
             self._channels.send(*owed)
         for command in commands:
             self._execute(command)

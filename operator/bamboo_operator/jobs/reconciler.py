@@ -185,7 +185,7 @@ class JobReconciler:
         return replace(self._shared.settings, coordinator_url=url)
 
     def _count(self) -> None:
-        """Count the job's cost, with those workers of the last training that have connected."""
+        """Count the job's cost, including workers that have connected since the last training began."""
         if self._spec.spec is not None:
             self._cost.count(self._spec.spec.node_pools, joined=self.runner.joined if self.runner else ())
         if self._follows_edits:

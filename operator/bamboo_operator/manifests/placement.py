@@ -6,7 +6,7 @@ from bamboo_core.job.node_placement import NodePlacement
 
 
 def place(spec: dict[str, Any], where: NodePlacement) -> None:
-    """Restrict a pod's spec, whatever else it requests, to these nodes."""
+    """Restrict a pod's spec to these nodes, in addition to its own restrictions."""
     if where.selector:
         spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **where.selector}
     asked = list(spec.get("tolerations") or ())

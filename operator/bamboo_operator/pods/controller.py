@@ -1,4 +1,6 @@
-"""Brings the pods of one job to what its coordinator wants. Level-triggered: what fails is tried again next time."""
+"""The controller that brings one job's pods to what its coordinator wants. Level-triggered: a failed action is tried
+again in the next reconciliation.
+"""
 
 import asyncio
 import math
@@ -63,21 +65,23 @@ GIVE_BACK_SECONDS = 3600.0
 
 
 class PodRequests(Protocol):
-    """A job's coordinator, as the controller of its pods needs it."""
+    """The coordinator's side of a job's pods, as the pod controller calls it."""
 
     def demand(self) -> PodDemand:
-        """Return what it wants now."""
+        """Return which workers the coordinator wants now."""
 
     def handle(self, event: Event) -> None:
-        """Let it take that event in at once."""
+        """Make the coordinator handle this event at once."""
 
     def removal_forced(self, worker: WorkerId) -> None:
         """Note that a pod is about to be deleted, because its worker did not exit."""
 
 
 class PodController:
-    """The pods of one job. created: how many workers the job has had. record: takes events for the user. made: when the
-    job was created. resumed: did the job run before this operator took it over?
+    """The pods of one job.
+
+    created: how many workers the job has had. record: takes events for the user. made: when the job was created.
+    resumed: whether the job ran before this operator took it over.
     """
 
     def __init__(
@@ -117,9 +121,9 @@ class PodController:
         if settings.disruption_budgets:
             fresh = created == 0 and not resumed
             self._budget = DisruptionBudgetWriter(api, self._meta, record, fresh=fresh)
-        self._refusal: PodRefused | None = None  # of the newest pod that was to be created
+        self._refusal: PodRefused | None = None  # why the API server refused the newest pod
         self._reported: set[str] = set()  # reasons of startup problems
-        self.problems: tuple[StartupProblem, ...] = ()  # why workers do not start, when that was noted last
+        self.problems: tuple[StartupProblem, ...] = ()  # why workers do not start, by the last look
         self._execute: dict[type, Callable[[Any], Awaitable[None]]] = {
             Withdraw: self._withdraw,
             Create: self._create,
@@ -131,8 +135,11 @@ class PodController:
         }
 
     async def reconcile(self) -> None:
-        """Raises the last RemoteError; what was not done is done the next time."""
-        await asyncio.sleep(0)  # so that the coordinator first handles what it has been told, such as an edit
+        """Bring the pods to what the coordinator wants, one decision after the other.
+
+        Raises the last RemoteError; the next reconciliation does what failed.
+        """
+        await asyncio.sleep(0)  # the coordinator first handles pending events, such as an edit
         await self._carry_out(withdraw)
         self._observe()
         failed: Exception | None = None
@@ -144,7 +151,7 @@ class PodController:
         )
         for part in parts:
             if self._coordinator.demand().status.phase == "Over":
-                break  # the pods that are left then are for the clean-up
+                break  # the clean-up deletes the remaining pods
             try:
                 await part()
             except RemoteError as error:
@@ -153,17 +160,19 @@ class PodController:
             raise failed
 
     async def end(self) -> None:
-        """The job trains no more; its pods are for others to delete. Raises RemoteError."""
+        """Remove the disruption budget of a job that has stopped training; its pods are deleted elsewhere. Raises
+        RemoteError.
+        """
         self.problems = ()
         if self._budget is not None:
             await self._budget.remove(self.view().spec)
 
     def close(self) -> None:
-        """Let no other job wait for this one to let its quota go."""
+        """Forget the job as a holder of quota, so that no other job waits for it to give quota back."""
         self._holders.forget(self._pods.job.key)
 
     def note_problems(self) -> None:
-        """Note why workers do not start; a reason that is new is recorded as an event."""
+        """Note why workers do not start, and record an event for each new reason."""
         view = self.view()
         backoff = self._backoff if self._backoff.holds(view.now) else None
         missing = missing_pods(view.adding, backoff, refused=str(self._refusal or ""), pools_full=view.pools_full)
@@ -187,16 +196,16 @@ class PodController:
 
     @property
     def rollout(self) -> RolloutRecord | None:
-        """How far it is; None if that is not known yet."""
+        """The record of the rollout; None if it is not known yet."""
         return self._rolling.record
 
     @property
     def unmanaged(self) -> str:
-        """Why the job's queue has no effect, a sentence; "" if it has."""
+        """Why the job's queue has no effect, as a sentence; "" if it has one."""
         return unmanaged(self.view().spec, self._pods.living().values())
 
     def view(self) -> PodsView:
-        """Return what is wanted and there now."""
+        """Return the wanted and the existing pods, as decisions see them."""
         demand, pods, living = self._coordinator.demand(), self._pods.all(), self._pods.living()
         gates = {name: at for name in living if (at := self._releases.at(name)) is not None}
         return PodsView(
@@ -218,7 +227,7 @@ class PodController:
         )
 
     def _observe(self) -> None:
-        """Remember what later decisions need of what is there now."""
+        """Remember what later decisions need of the pods as they are now."""
         self.created = max(self.created, self._pods.next_number())  # the answer to a creation may have been lost
         view = self.view()
         self._releases.observe(view.without_node, view.now)
@@ -234,7 +243,7 @@ class PodController:
             self._joined_before, self._backoff = joined, StartBackoff()
         candidates = view.pods.keys() - self._joined_before
         failed = {name: how for name in candidates if (how := failed_start(view.pods[name]))}
-        if wanted.misfit is not None:  # it ends, and the next one may be no better
+        if wanted.misfit is not None:  # that worker ends, and its successor may be refused, too
             failed |= dict([wanted.misfit])
         for name in failed.keys() - self._failed_starts:
             number = worker_number(view.pods.get(name) or {}) or 0
@@ -247,7 +256,7 @@ class PodController:
         self._rolling.look(view)
 
     def _look_at_quota(self, view: PodsView) -> None:
-        """Note whether the job holds quota in vain: with what it holds it cannot begin, and other pods of it wait."""
+        """Note whether the job holds quota in vain: too little to begin with, while other pods of it wait for quota."""
         phase, staying = view.status.phase, view.staying
         waits = phase in ("Pending", "Restoring") and any(map(waits_for_quota, staying.values()))
         in_vain = waits and 0 < admitted(staying) < view.wanted.fewest
@@ -257,10 +266,13 @@ class PodController:
         else:
             self.close()
 
-    # what is kept up to date
+    # observations and upkeep
 
     async def _apply_network_policy(self) -> None:
-        """Again and again: nobody tells that it was deleted or changed, and without it the workers' ports are open."""
+        """Write the network policy again every REPAIR_SECONDS.
+
+        The operator does not watch it, and without it the workers' ports are open.
+        """
         if (now := time.monotonic()) >= self._repair_at:
             await self._api.apply_network_policy(network_policy(self.view().spec, self._meta))
             self._repair_at = now + REPAIR_SECONDS
@@ -274,13 +286,15 @@ class PodController:
             await self._budget.update(view.status, view.spec, numbers)
 
     async def _read_startup_events(self) -> None:
-        """Read the events of pods that do not start though their status has nothing to say against it."""
+        """Read the events of pods that do not start although their status gives no reason."""
         await self._startup_events.read(self.view().not_joined, time.monotonic())
 
-    # what is decided
+    # execution of decisions
 
     async def _carry_out(self, decide: Decision) -> None:
-        """Execute what is decided; decide again after each creation, for then fewer may be wanted."""
+        """Execute the actions of one decision. Creation is decided again after each pod, because fewer may be wanted by
+        then.
+        """
         end = time.monotonic() + CREATING_SECONDS
         for _ in range(PODS_AT_ONCE if decide is create else 1):
             view = self.view()
@@ -296,7 +310,7 @@ class PodController:
         self._coordinator.handle(RequestsWithdrawn(action.count))
 
     async def _create(self, action: Create) -> None:
-        """Create the next worker's pod. If its name is taken, the next number is tried the next time."""
+        """Create the next worker's pod. If its name is taken, the next reconciliation tries the next number."""
         number, view = self.created, self.view()
         name = worker_name(view.spec.name, number)
         if action.probe:
@@ -339,7 +353,7 @@ class PodController:
             await self._release(Release(action.worker, message))
 
     async def _refuses_newest(self) -> bool:
-        """Return whether the API server refuses a pod of the newest template, whatever else there is."""
+        """Return whether the API server refuses a pod of the newest template."""
         view = self.view()
         pool = choose_pool(view.spec.node_pools, view.now, None, view.by_pool)
         try:

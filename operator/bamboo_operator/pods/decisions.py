@@ -1,5 +1,6 @@
-"""What to do about one job's pods. Pure functions from what is wanted and there to actions, which the controller
-executes; each one looks anew, after the actions of those before it.
+"""Decisions about one job's pods: pure functions from the wanted and the existing pods to actions.
+
+The controller executes the actions of one decision before it takes the next one on a new view.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,20 +16,20 @@ from bamboo_operator.pods.starting import join_timeout
 from bamboo_operator.pods.view import PodsView
 from bamboo_operator.signals.signals import is_deleted, worker_exit
 
-LEAVE_SECONDS = 10.0  # for a worker that was told to stop, before its pod is deleted
+LEAVE_SECONDS = 10.0  # between the request to stop and the deletion of the worker's pod
 KEPT_CRASHES = 10  # pods of workers that ended by themselves, for their logs
 
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Tell the coordinator that so many of the workers that it asked for are not created."""
+    """Tells the coordinator that this number of the requested workers are not created."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Create the next worker's pod. probe: only to try that pool."""
+    """Creates the next worker's pod. probe: the pod only tests whether that pool has nodes."""
 
     pool: NodePool | None
     probe: bool = False
@@ -36,7 +37,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete a worker's pod. forced: the worker was told to stop and did not exit. event: for the user."""
+    """Deletes a worker's pod. forced: the worker did not exit when asked to. event: for the user."""
 
     worker: WorkerId
     forced: bool = False
@@ -45,7 +46,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Let a worker that trains leave. message: why, for the user."""
+    """Makes a worker that trains leave. message: why, for the user."""
 
     worker: WorkerId
     message: str
@@ -53,21 +54,21 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Let an outdated worker leave, if the API server accepts a pod of the newest template."""
+    """Makes an outdated worker leave, if the API server accepts a pod of the newest template."""
 
     worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class KeepProbes:
-    """Forget all other workers that were requested to try a pool."""
+    """Keeps these workers as probes of a pool and forgets all others."""
 
     workers: frozenset[WorkerId]
 
 
 @dataclass(frozen=True, slots=True)
 class LetQuotaGo:
-    """Give back the quota that the job holds in vain, if it is this job's turn."""
+    """Gives back the quota that the job holds in vain, if it is this job's turn."""
 
 
 Action = Withdraw | Create | Delete | Release | Replace | KeepProbes | LetQuotaGo
@@ -85,8 +86,9 @@ def let_quota_go(view: PodsView) -> Iterator[Action]:
 
 
 def yield_quota(view: PodsView) -> Iterator[Action]:
-    """Delete all pods of a job that has let its quota go: they would keep others from beginning, and those that wait
-    would take what the job lets go. Pods that wait as growth make place for those that are needed.
+    """Delete all pods of a job that has given its quota back, so that other jobs can begin.
+
+    Its waiting pods would take the quota again. Pods that wait as growth give way to pods that the job needs.
     """
     request = view.queue_request
     going = tuple(view.staying) if view.now < view.quota.until else request.outranked if request else ()
@@ -97,7 +99,7 @@ def yield_quota(view: PodsView) -> Iterator[Action]:
 
 
 def create(view: PodsView) -> Iterator[Action]:
-    """Create one pod; it is decided again after each, because fewer may be wanted by then."""
+    """Create one pod. The controller decides again after each one, because fewer may be wanted by then."""
     if view.adding and view.wanted.surplus:
         yield from withdraw(view)
     elif view.may_create and not view.pools_full:
@@ -105,7 +107,7 @@ def create(view: PodsView) -> Iterator[Action]:
 
 
 def delete_ended(view: PodsView) -> Iterator[Action]:
-    """Delete the pods that have ended, but for the last failed ones; and the pods of workers that did not leave."""
+    """Delete the pods that have ended, except the last failed ones, and pods of workers that did not leave in time."""
     pods = view.pods
     ended = {name: found for name, pod in pods.items() if (found := worker_exit(pod)) is not None}
     failed = sorted((n for n, (code, _) in ended.items() if code != 0), key=lambda n: worker_number(pods[n]) or 0)
@@ -119,7 +121,7 @@ def delete_ended(view: PodsView) -> Iterator[Action]:
 
 
 def replace_unjoined(view: PodsView) -> Iterator[Action]:
-    """Replace workers that run and do not connect; the coordinator learns of the loss from the watch."""
+    """Replace workers that run and do not connect. The coordinator learns of the loss from the watch."""
     if view.wanted.recovering:
         return  # they train, and try to connect again
     for name, seconds in view.unjoined.items():
@@ -129,7 +131,9 @@ def replace_unjoined(view: PodsView) -> Iterator[Action]:
 
 
 def move_to_fallback(view: PodsView) -> Iterator[Action]:
-    """Delete a pod that finds no node for too long; the coordinator requests another worker, for a later pool."""
+    """Delete a pod that finds no node for too long. The coordinator then requests another worker, which goes to a later
+    pool.
+    """
     if view.waiting_since is None:
         return
     for name, pod in view.unscheduled.items():
@@ -145,7 +149,7 @@ def move_to_fallback(view: PodsView) -> Iterator[Action]:
 
 
 def roll(view: PodsView) -> Iterator[Action]:
-    """Let a worker go whose pod would be made in another way now."""
+    """Release a worker whose pod does not match the newest template."""
     step = view.rollout
     if step.delete is not None and step.delete in view.pods:  # it may have been deleted in this very reconciliation
         yield Delete(step.delete)
@@ -154,7 +158,7 @@ def roll(view: PodsView) -> Iterator[Action]:
 
 
 def shrink(view: PodsView) -> Iterator[Action]:
-    """Give back workers of a fallback pool once an earlier one delivers again, and workers beyond those wanted."""
+    """Give back workers of a fallback pool once an earlier pool has nodes again, and workers in excess."""
     if view.rolls:
         return
     decision = scale_down(_workers_by_pool(view))

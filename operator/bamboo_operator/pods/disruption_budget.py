@@ -1,10 +1,10 @@
 """The PodDisruptionBudget of a job: drains and other evictions take its workers one at a time.
 
 With one pipeline two neighbours hold all copies of a stage between them, so that a drain of both their nodes would end
-the job. The budget lets one worker go, and the next only when every stage is held twice again. It is a floor on healthy
-pods, and names the pods that it is about: those of workers that have joined. Any other one could become healthy before
-the operator moves the floor, and two of those that hold state could go for it. Both are written at once, so that never
-more than one may go, also while the operator is away.
+the job. The budget lets one worker go, and the next one only when two workers hold every stage again. It is a floor on
+healthy pods and selects by number the pods of workers that have joined. Any other pod could become healthy before the
+operator moves the floor, and then two pods with state could be evicted. The operator writes floor and selection in one
+request, so that never more than one pod may go, even while the operator is away.
 """
 
 import math
@@ -20,17 +20,17 @@ from bamboo_core.kube.errors import ApiError
 from bamboo_core.names import LABEL_JOB_UID, LABEL_WORKER_INDEX
 from bamboo_operator.manifests.worker_pod import JobMeta, about_workers
 
-REFUSED = (403, 404, 405, 422)  # by the operator's own rights, or by a server that has no such thing
-REPAIR_SECONDS = 60.0  # after which what somebody else may have deleted or changed is written again
-RETRY_SECONDS = 60.0  # after that; an API server that has just started forbids everything for a moment
+REFUSED = (403, 404, 405, 422)  # the operator lacks the right, or the server lacks the kind
+REPAIR_SECONDS = 60.0  # after which the budget is written again, in case somebody deleted or changed it
+RETRY_SECONDS = 60.0  # after a refusal; an API server that has just started forbids everything for a moment
 
 
 def least_healthy(status: Status, spec: JobSpec, joined: int) -> int | None:
-    """How many of the workers' pods have to stay; None if evictions are not to be limited.
+    """Return how many of the workers' pods have to stay; None if the job does not limit evictions.
 
-    joined: the pods of workers that have joined: what waits for a node or an image may wait for long, and has no state.
-    Not limited is a job that has nothing to lose yet, that is one worker and so can never be held twice, or that has
-    neither redundancy nor a second pipeline: there a budget would only hold up drains.
+    joined: the number of pods whose workers have joined. A pod that waits for a node or an image has no state. A job
+    does not limit evictions before it has trained, with a single worker, or with neither redundancy nor a second
+    pipeline: there a budget would only hold up drains.
     """
     held_twice = spec.redundancy.mode is not RedundancyMode.NONE or len(status.grid) > 1
     if wanted_workers(spec) == 1 or not (held_twice and status.grid):
@@ -41,9 +41,9 @@ def least_healthy(status: Status, spec: JobSpec, joined: int) -> int | None:
 
 
 def disruption_budget(job: JobSpec, meta: JobMeta, least: int, workers: Sequence[int]) -> dict[str, Any]:
-    """The budget that keeps so many of a job's workers. workers: the numbers of those that it is about.
+    """Return the manifest of the budget that keeps at least `least` of these workers. workers: their numbers.
 
-    minAvailable, for maxUnavailable would make Kubernetes read the BambooJob's scale, which counts pipelines.
+    It uses minAvailable: for maxUnavailable Kubernetes would read the BambooJob's scale, which counts pipelines.
     """
     return {
         "apiVersion": "policy/v1",
@@ -63,9 +63,9 @@ def disruption_budget(job: JobSpec, meta: JobMeta, least: int, workers: Sequence
 
 
 class DisruptionBudgetWriter:
-    """One job's, as it was written last. record: takes an event for the user.
+    """The writer of one job's budget, which remembers what it wrote last. record: takes an event for the user.
 
-    fresh: the job has never run, so there is none yet.
+    fresh: the job has never run, so it has no budget yet.
     """
 
     def __init__(self, api: KubeApi, meta: JobMeta, record: Callable[[Emit], None], *, fresh: bool) -> None:
@@ -73,13 +73,13 @@ class DisruptionBudgetWriter:
         self._written: tuple[int, Sequence[int]] | None = None
         self._known = fresh
         self._refused, self._retry_at = False, -math.inf  # time.monotonic()
-        self._repair_at = -math.inf  # of one that is there
+        self._repair_at = -math.inf  # when an existing budget is written again
 
     async def update(self, status: Status, spec: JobSpec, workers: Sequence[int]) -> None:
-        """Brings it up to date. workers: the numbers of those that have joined and whose pods live.
+        """Write the budget if it has changed. workers: the numbers of the living workers that have joined.
 
-        Raises RemoteError, except what may be refused for ever: reported once, and tried again now and then.
-        A coordinator that has just been restarted does not know who protects whom: then it stays as it is.
+        Raises RemoteError, except for a lasting refusal, which is reported once and tried again now and then. While a
+        restarted coordinator does not know which workers hold replicas, the budget stays as it is.
         """
         if status.phase == "Recovering":
             return
@@ -88,7 +88,7 @@ class DisruptionBudgetWriter:
             await self._write(None if least is None else (least, workers), spec)
 
     async def remove(self, spec: JobSpec) -> None:
-        """The job trains no more."""
+        """Delete the budget of a job that has stopped training."""
         self._retry_at = -math.inf
         await self._write(None, spec)
 

@@ -1,6 +1,6 @@
-"""One job's pods, as far as the operator has heard of them, and their deletion.
+"""One job's pods, as the operator knows them from its watch, and their deletion.
 
-A pod is deleted once: the watch may be a while behind. One that is still there later is deleted again.
+The operator deletes a pod once, because the watch may be behind, and again if the pod still exists later.
 """
 
 import time
@@ -16,7 +16,7 @@ from bamboo_operator.kube.objects import JobIdentity, owner_uid, utc_now
 from bamboo_operator.manifests.worker_pod import worker_number, worker_pool
 from bamboo_operator.signals.signals import lives
 
-DELETED_SECONDS = 30.0  # after which a pod that is still there is deleted again
+DELETED_SECONDS = 30.0  # after which a pod that still exists is deleted again
 PodsByName = dict[WorkerId, dict[str, Any]]
 
 
@@ -24,7 +24,7 @@ class JobPods:
     def __init__(self, job: JobIdentity, cluster: ClusterIndices, api: KubeApi) -> None:
         self.job, self._cluster, self._api = job, cluster, api
         self._seen: PodsByName = {}
-        self._living: PodsByName = {}  # of those
+        self._living: PodsByName = {}  # the living pods in `_seen`
         self._asked: dict[str, float] = {}  # by uid: when the pod's deletion was requested last
         self._deleted: set[str] = set()  # uids of all pods that were deleted, until they are gone
 
@@ -45,14 +45,15 @@ class JobPods:
         return Counter(worker_pool(pod) or "" for pod in self.living().values())
 
     def paid_for(self, joined: Collection[WorkerId]) -> Counter[str]:
-        """Count living workers' pods that have a node, by the name of their pool. joined: workers, who have one, though
-        a watch that is interrupted has not told so.
+        """Count living workers' pods that have a node, by the name of their pool.
+
+        joined: workers that have joined. They have a node even if an interrupted watch does not show it.
         """
         paid = (p for n, p in self.living().items() if p["spec"].get("nodeName") or n in joined)
         return Counter(worker_pool(pod) or "" for pod in paid)
 
     def created(self, pod: dict[str, Any]) -> None:
-        """Note the API server's answer to a creation; the watch may be behind. The pod may be another job's."""
+        """Note the API server's answer to a creation, because the watch may be behind. The pod may be another job's."""
         if owner_uid(pod) == self.job.uid:
             self._cluster.pod_created(pod)
 
@@ -69,17 +70,18 @@ class JobPods:
             self._cluster.forget_pod(pod)
 
     def deleted(self, *, lately: bool = False) -> frozenset[WorkerId]:
-        """Return the workers whose pods this operator has deleted, and which are still there. lately: only those of
-        whose deletion the watch need not have told yet.
+        """Return the workers whose pods this operator has deleted and which still exist.
+
+        lately: only recent deletions, which the watch may not show yet.
         """
-        there = {pod["metadata"]["uid"]: name for name, pod in self.all().items()}
-        self._deleted &= there.keys()
+        names = {pod["metadata"]["uid"]: name for name, pod in self.all().items()}
+        self._deleted &= names.keys()
         now = time.monotonic()
         chosen = {uid for uid, at in self._asked.items() if now - at < DELETED_SECONDS} if lately else self._deleted
-        return frozenset(there[uid] for uid in chosen & there.keys())
+        return frozenset(names[uid] for uid in chosen & names.keys())
 
 
 def age(pod: dict[str, Any]) -> float:
-    """Seconds since the pod was created."""
+    """Return the seconds since the pod was created."""
     created = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
     return max(0.0, (utc_now() - created).total_seconds())

@@ -1,4 +1,4 @@
-"""Which node pool a worker's pod goes to, which worker is given back, and what the workers cost. Times are seconds."""
+"""Choice of node pools for workers' pods, of the worker to give back, and the workers' price. Times are in seconds."""
 
 from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
@@ -11,11 +11,11 @@ Counts = Mapping[str, int]  # pods by the name of their pool
 
 
 def choose_pool(pools: Pools, now: float, waiting_since: float | None, counts: Counts) -> NodePool | None:
-    """The pool of the next pod. None if no pool may have it now; so it is without pools, when any node will do.
+    """Return the pool of the next pod; None if every pool is full, or if the job has no pools and any node will do.
 
-    The first pool with room is taken. One that asks for patience (after_seconds) is taken in its place once workers
-    have waited that long, because then those before it do not deliver. waiting_since: of the worker that has been
-    missing longest, over all pods that were made for it; None if none has waited.
+    The function takes the first pool with room. A pool with `after_seconds` replaces that choice once workers have
+    waited that long, because then the pools before it do not deliver. waiting_since: when the worker that has been
+    missing longest began to be missing, over all pods that were created for it; None if no worker waits.
     """
     waited = 0.0 if waiting_since is None else now - waiting_since
     chosen: NodePool | None = None
@@ -28,9 +28,10 @@ def choose_pool(pools: Pools, now: float, waiting_since: float | None, counts: C
 
 
 def fallback_pool(pools: Pools, current: str, now: float, waiting_since: float, counts: Counts) -> NodePool | None:
-    """The later pool in which a pod that finds no node in its current one should be made anew; None to go on waiting.
+    """Return the later pool in which to create a pod again that finds no node in its current one; None to go on
+    waiting.
 
-    counts: with the pod itself.
+    counts: workers by pool, including the pod itself.
     """
     target = choose_pool(pools, now, waiting_since, counts)
     order = _order(pools)
@@ -40,15 +41,17 @@ def fallback_pool(pools: Pools, current: str, now: float, waiting_since: float, 
 
 
 def is_fallback(pools: Pools, name: str) -> bool:
-    """Is that pool used only when those before it do not deliver?"""
+    """Return whether the job uses this pool only when the pools before it do not deliver."""
     return any(pool.name == name and pool.after_seconds and index for index, pool in enumerate(pools))
 
 
 def pool_to_probe(pools: Pools, counts: Counts, waiting: Counts) -> NodePool | None:
-    """The pool in which one worker more than needed should be asked for, so that one can be given back for it.
+    """Return the pool in which to request one worker more than needed, so that a fallback pool's worker can be given
+    back.
 
-    That is the first pool before one with `after_seconds` that has workers. Only by asking is it known that there are
-    nodes again. waiting: pods without a node; nothing is tried while there are any before the fallback.
+    That is the first pool with room before the last `after_seconds` pool that has workers. Only a request shows whether
+    a pool has nodes again. waiting: pods without a node, by pool. While any of them waits in an earlier pool, there is
+    no probe.
     """
     last = max((i for i, pool in enumerate(pools) if pool.after_seconds and counts.get(pool.name)), default=0)
     earlier = pools[:last]
@@ -64,10 +67,11 @@ def worker_to_revert(
     leaving: Collection[WorkerId],
     keep: int,
 ) -> WorkerId | None:
-    """The worker of a pool with `after_seconds` to be given back now, as a ready worker of an earlier pool replaces it.
+    """Return the worker of a pool with `after_seconds` to give back now, because a ready worker of an earlier pool
+    replaces it.
 
-    One at a time: None while any worker is leaving. placed: the pool of each worker; standby: those that are ready and
-    hold no stage; keep: how many of them must be left. A standby worker is given back first; it is in nobody's way.
+    One at a time: None while any worker is leaving. placed: the pool of each worker; standby: ready workers that hold
+    no stage; keep: how many of them must stay. A standby worker is given back before a worker that trains.
     """
     order = _order(pools)
     ready = [order[placed[w]] for w in standby if placed.get(w) in order]
@@ -82,7 +86,7 @@ def worker_to_revert(
 
 
 def price_per_hour(pools: Pools, counts: Counts) -> Decimal | None:
-    """What the workers cost in an hour; None if no pool has a price. Pools without one count nothing."""
+    """Return what the workers cost per hour; None if no pool has a price. Pools without a price cost nothing."""
     prices = {pool.name: pool.price_per_hour for pool in pools if pool.price_per_hour is not None}
     if not prices:
         return None
@@ -90,7 +94,7 @@ def price_per_hour(pools: Pools, counts: Counts) -> Decimal | None:
 
 
 def cost_of(per_hour: Decimal | None, seconds: float) -> Decimal:
-    """What that many seconds cost at that price."""
+    """Return what these seconds cost at this price per hour."""
     return (per_hour or Decimal(0)) * Decimal(round(seconds * 1000)) / 3_600_000
 
 

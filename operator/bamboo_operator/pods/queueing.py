@@ -1,4 +1,4 @@
-"""What a job asks its queue for, and when it lets go of what it holds. No I/O.
+"""What a job requests from its queue, and when it gives quota back. No I/O.
 
 Kueue admits each worker's pod by itself (docs/design/operator.md): its webhook puts a scheduling gate on a new pod, and
 its manager removes the gate once the queue has quota for that pod. To preempt a worker it deletes the worker's pod.
@@ -22,10 +22,10 @@ Json = Mapping[str, Any]
 Pods = Mapping[WorkerId, Json]
 
 WAITING = "WaitingForQuota"
-PATIENCE_SECONDS: Final = 60.0  # for which a job holds quota that it cannot begin with
-FIRST_PAUSE, LAST_PAUSE = 30.0, 480.0  # seconds without pods, after the job has let go
+PATIENCE_SECONDS: Final = 60.0  # for which a job may hold quota with which it cannot begin
+FIRST_PAUSE, LAST_PAUSE = 30.0, 480.0  # seconds without pods, after the job has given its quota back
 JITTER: Final = 0.5  # both are longer by up to this share, so that two jobs do not return together
-SETTLE_SECONDS: Final = 10.0  # after a job has let go, in which its quota may suffice for the next one
+SETTLE_SECONDS: Final = 10.0  # after a job has given quota back, which may suffice for the next one
 
 
 def admitted(pods: Pods) -> int:
@@ -34,11 +34,11 @@ def admitted(pods: Pods) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRequest:
-    """What a job asks its queue for next.
+    """What a job requests from its queue next.
 
-    room: how many more pods it may create. priority: the class of the next one, None for that of its template.
-    outranked: pods that wait as growth although the job lacks workers to train at all, to be deleted and created again
-    with the class of those.
+    room: how many more pods it may create. priority: the priority class of the next pod; None keeps the class of its
+    template. outranked: pods that wait as growth although the job lacks workers to train at all. The operator deletes
+    them and creates them again in the first class.
     """
 
     room: int
@@ -49,10 +49,11 @@ class QueueRequest:
 def next_request(queue: QueueSpec, pods: Pods, fewest: int, pipeline: int) -> QueueRequest:
     """Decide how many pods a job may add, and with which priority.
 
-    The job grows by one pipeline at a time, and only once the workers that it needs are admitted: what waits in a queue
-    comes before all that other jobs ask for later.
+    The job grows by one pipeline at a time, and only once the workers that it needs are admitted, because a pod that
+    waits in a queue comes before all later requests of other jobs.
 
-    pods: those of workers that stay. fewest: workers with which the job can train. pipeline: workers of a pipeline.
+    pods: the pods of workers that stay. fewest: the number of workers with which the job can train. pipeline: the
+    workers of one pipeline.
     """
     first, later = queue.priority_class, queue.growth_priority_class or queue.priority_class
     growth = [name for name, pod in pods.items() if first != later and _label(pod, LABEL_QUEUE_PRIORITY) == later]
@@ -70,7 +71,7 @@ def _label(pod: Json, key: str) -> str | None:
 
 
 def with_priority_class(pod: dict[str, Any], name: str | None) -> dict[str, Any]:
-    """The pod in that WorkloadPriorityClass; None leaves it as it is. Its revision stays."""
+    """Return the pod in that WorkloadPriorityClass; None leaves it as it is. Its revision stays the same."""
     if name is None:
         return pod
     metadata = pod["metadata"]
@@ -78,7 +79,7 @@ def with_priority_class(pod: dict[str, Any], name: str | None) -> dict[str, Any]
 
 
 def waiting_for_quota(pods: Pods, unrequested: int) -> Iterator[StartupProblem]:
-    """What the job waits for in its queue. unrequested: workers that it asks for later."""
+    """Yield what the job waits for in its queue. unrequested: workers that the job requests later."""
     queues = [_label(pod, LABEL_QUEUE) or "" for pod in pods.values() if lives(pod) and waits_for_quota(pod)]
     if queues:
         later = f"; {unrequested} more are requested once these are admitted" if unrequested else ""
@@ -87,7 +88,7 @@ def waiting_for_quota(pods: Pods, unrequested: int) -> Iterator[StartupProblem]:
 
 
 def unmanaged(job: JobSpec, pods: Iterable[Json]) -> str:
-    """Say that the job's queue has no effect, if Kueue has not marked its pods; "" if it has."""
+    """Return a sentence saying that the job's queue has no effect because Kueue has not marked its pods, or ""."""
     if job.queue is None or all(_label(pod, LABEL_QUEUE_MANAGED) for pod in pods):
         return ""
     return (
@@ -100,8 +101,9 @@ def unmanaged(job: JobSpec, pods: Iterable[Json]) -> str:
 class HeldQuota:
     """How long a job has held quota with which it cannot begin while others may wait for that quota.
 
-    since: None while it does not (time.monotonic()). times: how often it has let go since it began last. until: when it
-    asks again. uid: the job's, by which its jitter differs from that of other jobs. message: why it has let go.
+    since: when that began (time.monotonic()); None if the job does not hold quota in vain. times: how often the job has
+    given quota back since it last trained. until: when it requests quota again. uid: the job's; its jitter differs from
+    that of other jobs. message: why the job gave its quota back.
     """
 
     uid: str
@@ -111,7 +113,11 @@ class HeldQuota:
     message: str = ""
 
     def look(self, *, in_vain: bool, trains: bool, now: float) -> "HeldQuota":
-        """in_vain: the job holds too little, and pods of it wait at Kueue's gate. Waiting for nodes does not count."""
+        """Return the record after a look at the job.
+
+        in_vain: the queue has admitted too few pods, and pods of the job wait at Kueue's gate. Waiting for nodes does
+        not count.
+        """
         if trains:
             return HeldQuota(uid=self.uid)
         since = (now if self.since is None else self.since) if in_vain else None
@@ -119,11 +125,14 @@ class HeldQuota:
 
     @property
     def due(self) -> float:
-        """When the job lets go, unless a younger one has to do so before (time.monotonic())."""
+        """When the job gives its quota back, unless a younger job has to do so before (time.monotonic())."""
         return math.inf if self.since is None else self.since + self._jittered(PATIENCE_SECONDS)
 
     def let_go(self, now: float, held: int, fewest: int) -> "HeldQuota":
-        """held: how many workers the queue has admitted; fewest: with how many the job can begin."""
+        """Return the record after the job has given its quota back.
+
+        held: how many workers the queue has admitted. fewest: with how many the job can begin.
+        """
         waited = now - (now if self.since is None else self.since)
         pause = self._jittered(min(LAST_PAUSE, FIRST_PAUSE * 2.0 ** min(self.times, 10)))
         message = (
@@ -133,7 +142,7 @@ class HeldQuota:
         return HeldQuota(uid=self.uid, times=self.times + 1, until=now + pause, message=message)
 
     def problem(self, now: float) -> Iterator[StartupProblem]:
-        """Why the job has no pods, while that is so because it has let go."""
+        """Yield why the job has no pods, while it waits after giving its quota back."""
         if now < self.until:
             yield StartupProblem("QuotaGivenBack", self.message)
 
@@ -143,11 +152,11 @@ class HeldQuota:
 
 
 class QuotaHolders:
-    """The jobs of an operator that hold quota in vain. Only the youngest lets go, and then others may begin."""
+    """The jobs of an operator that hold quota in vain. Only the youngest gives it back, and then others may begin."""
 
     def __init__(self) -> None:
         self._made: dict[JobKey, tuple[float, str]] = {}  # when each was created, and its uid
-        self.settled = -math.inf  # when another one may let go (time.monotonic())
+        self.settled = -math.inf  # when another job may give its quota back (time.monotonic())
 
     def note(self, job: JobKey, made: tuple[float, str]) -> None:
         self._made[job] = made
@@ -156,7 +165,7 @@ class QuotaHolders:
         self._made.pop(job, None)
 
     def lets_go(self, job: JobKey, now: float) -> bool:
-        """Let the job go if it is its turn."""
+        """Make the job give its quota back if it is its turn; return whether it does."""
         if now < self.settled or job != max(self._made, key=lambda key: self._made[key], default=None):
             return False
         self.forget(job)

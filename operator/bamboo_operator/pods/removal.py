@@ -1,4 +1,6 @@
-"""The end of a job's workers: they may exit, and their pods are deleted, however often the API server refuses it."""
+"""The end of a job's workers: they get time to exit, then their pods are deleted, with retries when the API server
+refuses.
+"""
 
 import asyncio
 import time
@@ -15,8 +17,10 @@ EXIT_SECONDS = 15.0  # for workers to end by themselves when the job is over
 
 
 def exit_seconds(pod: Mapping[str, Any], *, logging: bool) -> float:
-    """The seconds in which a worker that was told to stop should exit. logging: its loggers take what is left of the
-    history, for which it has less than its pod's grace period; a pod that is deleted meanwhile would have no more.
+    """Return the seconds in which a worker that was asked to stop should exit.
+
+    logging: the worker's loggers still write the rest of the history, for which it has its pod's grace period; a pod
+    that is deleted meanwhile would have no more.
     """
     return EXIT_SECONDS + grace_period(pod) if logging else EXIT_SECONDS
 
@@ -26,18 +30,19 @@ def _runs(pod: Mapping[str, Any]) -> bool:
 
 
 class PodRemoval:
-    """The removal of one job's workers. They run until they have ended, and must not join again."""
+    """The removal of one job's workers, which must end and not join again."""
 
     def __init__(self, pods: JobPods, attempts: ApiAttempts) -> None:
         self._pods, self._attempts = pods, attempts
 
     def any_running(self) -> bool:
-        """Return whether any worker runs, be it on its way out."""
+        """Return whether any worker runs, including workers that are exiting."""
         return any(map(_runs, self._pods.all().values()))
 
     async def wait_for_exit(self, meanwhile: Callable[[], None], logging: Callable[[], Collection[str]]) -> None:
-        """Wait for most of those that run to exit: they were told to stop. meanwhile: called again and again, and at
-        the end. logging: which of them wait for their loggers.
+        """Wait for the running workers to exit after they were asked to stop.
+
+        meanwhile: called repeatedly, and once at the end. logging: returns the workers that wait for their loggers.
         """
         begun = time.monotonic()
         while any(
@@ -51,7 +56,7 @@ class PodRemoval:
         meanwhile()
 
     async def remove_running(self) -> None:
-        """Delete the pods of workers that have not ended. Those of others stay, with their logs."""
+        """Delete the pods of workers that have not ended. Pods that have ended stay, with their logs."""
         await self._remove(self._pods.living().values())
 
     async def remove_all(self) -> None:

@@ -1,4 +1,4 @@
-"""One job's rollout: what is seen of its workers, how far it is, and the events about it."""
+"""One job's rollout: observations of its workers, the record of its progress, and the events about it."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -52,8 +52,8 @@ class RollingChange:
         return self._record is not None and self._record.state is RolloutState.PROGRESSING
 
     def look(self, view: PodsView) -> None:
-        """Update the record. A coordinator that has just been restarted knows no worker yet: then everything stays as
-        it was.
+        """Update the record. After a restart of the coordinator it stays as it is until the coordinator knows its
+        workers again.
         """
         if view.status.phase == "Recovering":
             self._view = None
@@ -63,19 +63,19 @@ class RollingChange:
         self._report(before, self._record)
 
     def template(self, job: JobSpec) -> WorkerTemplate:
-        """Return the template of which missing workers are made."""
+        """Return the template from which missing workers are created."""
         return self._templates.newest(job)
 
     def step(self) -> RolloutStep:
         return next_step(self._record, self._view) if self._record and self._view else NOTHING
 
     def released(self) -> None:
-        """Note that an old worker was let go."""
+        """Note that an old worker was released."""
         assert self._record is not None
         self._record = released(self._record)
 
     def invalid(self, why: str) -> None:
-        """Note that the API server refuses the newest template's pods whatever else there is."""
+        """Note that the API server refuses the newest template's pods in any state of the cluster."""
         assert self._record is not None
         self._invalid = self._record.revision, why
 
@@ -93,7 +93,7 @@ class RollingChange:
             RolloutWorker(
                 name=name,
                 updated=self._templates.is_newest(job, pod),
-                placed=bool(pod["spec"].get("nodeName")) or name in states,  # no watch may have told of its node
+                placed=bool(pod["spec"].get("nodeName")) or name in states,  # the watch may not show its node yet
                 ready=name in ready,
                 idle=states.get(name) is WorkerState.STANDBY,
                 leaving=states.get(name) is WorkerState.LEAVING,
@@ -120,23 +120,23 @@ class RollingChange:
         )
 
     def _began(self, view: PodsView) -> datetime | None:
-        """Return since when pods are made of the newest template only; None if there are no others."""
+        """Return since when all new pods come from the newest template; None if no older pods are left."""
         outdated = [pod for pod in _living(view).values() if not self._templates.is_newest(view.spec, pod)]
         return max(filter(None, map(_made_at, outdated)), default=None)
 
     def _failures(self, view: PodsView, since: datetime | None) -> list[str]:
-        """Return how workers of the newest template have ended by themselves since the rollout began."""
+        """Return how workers of the newest template have failed by themselves since the rollout began."""
         found = {name: worker_exit(pod) for name, pod in view.pods.items() if self._tried(view, name, since)}
         ended = {name: end for name, end in found.items() if end is not None}
-        return [f"{name} {said}" for name, (code, said) in ended.items() if code and by_itself(code)]
+        return [f"{name} {detail}" for name, (code, detail) in ended.items() if code and by_itself(code)]
 
     def _misfit(self, view: PodsView, since: datetime | None) -> str:
-        """Return why the workers of the newest template are refused, if one was."""
+        """Return why the coordinator refused a worker of the newest template; "" if it refused none."""
         misfit = view.wanted.misfit
         return misfit[1] if misfit is not None and self._tried(view, misfit[0], since) else ""
 
     def _tried(self, view: PodsView, name: WorkerId, since: datetime | None) -> bool:
-        """Return whether that pod is one of this rollout, which began then."""
+        """Return whether that pod belongs to this rollout. since: when the rollout began."""
         pod = view.pods.get(name)
         if pod is None or since is None or not self._templates.is_newest(view.spec, pod):
             return False
@@ -163,7 +163,9 @@ def _made_at(pod: Mapping[str, Any]) -> datetime | None:
 
 
 def _held(status: Status, job: JobSpec) -> bool:
-    """Return whether every stage is held twice, if it is meant to be, and run by a worker of its own."""
+    """Return whether two workers hold every stage (if the job has redundancy or several pipelines) and each stage has
+    its own worker.
+    """
     owners = Counter(owner for row in status.grid for owner, _ in row)
     alone = job.redundancy.mode is RedundancyMode.NONE and len(status.grid) == 1
     return (spares_any_worker(status) or alone) and max(owners.values(), default=0) == 1

@@ -1,7 +1,7 @@
-"""Decisions of a rollout: which worker whose pod is out of date is replaced next, and when no more are.
+"""Decisions of a rollout: which outdated worker to replace next, and when to stop replacing.
 
-Pure. While every stage is held twice, one old worker is let go by a planned takeover; the pod that is made in its place
-is of the newest template. The next one goes when that worker is ready. If it does not become ready, nobody else goes.
+Pure. While every stage is held twice, a planned takeover releases one old worker; its successor's pod comes from the
+newest template. The next worker goes when that successor is ready. If it does not become ready, no other worker goes.
 """
 
 from collections.abc import Iterable
@@ -11,8 +11,8 @@ from enum import StrEnum
 
 from bamboo_core.planning.plan import WorkerId
 
-READY_SECONDS = 600.0  # for a new worker to become ready
-MOST_FAILURES = 3  # new workers that ended by themselves
+READY_SECONDS = 600.0  # within which a new worker has to become ready
+MOST_FAILURES = 3  # failed new workers after which the rollout stalls
 LONGEST_MESSAGE = 1000
 ALONE = "a job of one worker has nobody to take over; suspend and resume it"
 
@@ -37,7 +37,7 @@ class RolloutWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutView:
-    """What a rollout sees of the workers."""
+    """The workers as a rollout sees them."""
 
     revision: str  # of the newest template, for people
     templates: frozenset[str] = frozenset()  # the revisions of the pods of all pools
@@ -45,7 +45,7 @@ class RolloutView:
     wanted: int  # how many workers the job asks for
     begun: bool  # a plan exists
     training: bool  # the plan is in force, and no worker is missing from it
-    held: bool  # every stage is held twice, or is not meant to be, by as many workers as before
+    held: bool  # every stage is held twice, or is not meant to be, and each worker runs one stage
     since: datetime | None = None  # when the rollout began, by the pods, if there are outdated ones
     failures: tuple[str, ...] = ()  # how new workers have ended by themselves since the rollout began
     futile: str = ""  # why no new worker can ever be ready
@@ -68,18 +68,18 @@ class RolloutView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRecord:
-    """How far a rollout is."""
+    """The progress of a rollout."""
 
     revision: str
     since: datetime  # when it began
-    moved: float  # when it last came further, or began to wait (monotonic seconds)
+    moved: float  # when it last progressed, or began to wait (monotonic seconds)
     waits: bool = False  # the next step waits for a new worker
     templates: frozenset[str] = frozenset()
-    owed: int = 0  # how many have to be of the newest revision before another one goes
+    owed: int = 0  # workers that have to be of the newest revision before another one goes
     updated: int = 0
     total: int = 0
     active: bool = False
-    stalled: str = ""  # why nobody is replaced
+    stalled: str = ""  # why no worker is replaced
 
     @property
     def state(self) -> RolloutState:
@@ -89,13 +89,13 @@ class RolloutRecord:
 
     @property
     def message(self) -> str:
-        """A sentence."""
+        """The progress as a sentence."""
         done = f"{self.updated} of {self.total} workers are of revision {self.revision}"
         return f"{done}; the others stay: {self.stalled}"[:LONGEST_MESSAGE] if self.stalled and self.active else done
 
 
 def observed(before: RolloutRecord | None, view: RolloutView, now: float, time: datetime) -> RolloutRecord:
-    """Return the record after a look at the workers. now: monotonic seconds; time: the same by the calendar."""
+    """Return the record after a look at the workers. now: monotonic seconds; time: the same moment as a date."""
     if before is None:  # another operator may have begun the rollout
         since, active = view.since or time, bool(view.outdated)
         before = RolloutRecord(revision=view.revision, templates=view.templates, since=since, moved=now, active=active)
@@ -116,13 +116,13 @@ def observed(before: RolloutRecord | None, view: RolloutView, now: float, time: 
 
 
 def released(record: RolloutRecord) -> RolloutRecord:
-    """Return the record after an old worker was let go."""
+    """Return the record after an old worker was released."""
     return replace(record, owed=record.updated + 1)
 
 
 def _lacks_one(record: RolloutRecord, view: RolloutView) -> bool:
-    """Return whether the worker in place of the one that was let go last is missing. One that another operator had
-    asked for may have been there before.
+    """Return whether the successor of the worker that was released last is missing. Workers that another operator
+    requested may have been ready before.
     """
     return record.updated < record.owed and sum(w.ready for w in view.workers) < view.wanted
 
@@ -142,7 +142,9 @@ def _why_stalled(record: RolloutRecord, view: RolloutView, now: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RolloutStep:
-    """What to do now. release: the worker to let go; delete: the worker whose pod is of no use. At most one is set."""
+    """The next step of a rollout. release: the worker to release; delete: the worker whose pod is of no use. At most
+    one is set.
+    """
 
     release: WorkerId | None = None
     delete: WorkerId | None = None
@@ -152,10 +154,10 @@ NOTHING = RolloutStep()
 
 
 def next_step(record: RolloutRecord, view: RolloutView) -> RolloutStep:
-    """Return what to do now; one worker at a time."""
+    """Decide the next step: at most one worker at a time."""
     if record.state is not RolloutState.PROGRESSING:
         return NOTHING
-    if late := _first(w for w in view.outdated if not w.ready and not w.leaving):  # another edit came before they did
+    if late := _first(w for w in view.outdated if not w.ready and not w.leaving):  # they are outdated by another edit
         return RolloutStep(delete=late)
     leaving = any(w.leaving for w in view.workers)
     can_take_over = sum(w.ready for w in view.workers) > 1

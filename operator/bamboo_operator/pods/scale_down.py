@@ -1,6 +1,7 @@
-"""Which worker a job gives back: a fallback pool's once an earlier pool delivers again, or one more than is wanted.
+"""Scale-down: the worker that a job gives back, from a fallback pool once an earlier pool has nodes again, or beyond
+the wanted number.
 
-Pure. Whether an earlier pool has nodes again is only known by requesting one more worker there, a probe.
+Pure. Only the request for one more worker there, a probe, shows whether an earlier pool has nodes again.
 """
 
 from collections import Counter
@@ -17,33 +18,33 @@ class WorkersByPool:
     """A job's living workers."""
 
     pools: Pools
-    placed: Mapping[WorkerId, str]  # the pool of each one that is not lost
-    without_node: Mapping[WorkerId, str]  # of those that have no node
-    # joined, standby, leaving: as the coordinator has them
+    placed: Mapping[WorkerId, str]  # the pool of each worker that is not lost
+    without_node: Mapping[WorkerId, str]  # the pool of each worker that has no node
+    # joined, standby, leaving: as the coordinator reports them
     joined: Collection[WorkerId] = ()
     standby: Collection[WorkerId] = ()
     leaving: Collection[WorkerId] = ()
     wanted: int  # how many workers the job asks for
-    keep_standby: int = 0  # how many of them on standby
-    training: bool = True  # does a plan run, and are no workers missing from it after a restart?
+    keep_standby: int = 0  # how many of them stay on standby
+    training: bool = True  # whether a plan runs and, after a restart, all its workers are back
     adding: int = 0  # how many pods are requested and not created yet
     probes: frozenset[WorkerId] = frozenset()  # workers that were requested only to try a pool
-    chosen: bool = False  # does the coordinator choose who of those that are there is given back?
+    chosen: bool = False  # whether the coordinator chooses which workers are given back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleDown:
-    """A step of going down, at most one of these."""
+    """One step of scaling down; at most one field is set, apart from the probes."""
 
-    release: WorkerId | None = None  # the worker that is to leave, and why, a sentence
+    release: WorkerId | None = None  # the worker that leaves; `reason`: why, a sentence
     reason: str = ""
-    delete: WorkerId | None = None  # one whose pod has no node and is deleted
+    delete: WorkerId | None = None  # the worker whose pod has no node and is deleted
     probe: NodePool | None = None  # the pool in which one more worker is requested
-    probes: frozenset[WorkerId] = frozenset()  # those that remain
+    probes: frozenset[WorkerId] = frozenset()  # the probes that remain
 
 
 def scale_down(workers: WorkersByPool) -> ScaleDown:
-    """What to do now; one worker at a time."""
+    """Decide the next step of scaling down: at most one worker at a time."""
     pools, placed, probes = workers.pools, workers.placed, workers.probes
     counts = Counter(placed.values())
     if not any(pool.after_seconds and counts[pool.name] for pool in pools):
@@ -54,10 +55,10 @@ def scale_down(workers: WorkersByPool) -> ScaleDown:
             reason = f"pool {placed[worker]} is no longer needed; {worker} is released"
             return ScaleDown(release=worker, reason=reason, probes=probes - set(workers.joined))
         target = pool_to_probe(pools, counts, Counter(workers.without_node.values()))
-        # a worker that leaves is counted, too, so that there is one probe at a time
+        # a leaving worker counts, too, so that there is one probe at a time
         if target is not None and not workers.adding and len(placed) <= workers.wanted:
             return ScaleDown(probe=target, probes=probes)
-    probes = (probes & placed.keys()) - set(workers.joined)  # who has come may have taken another's place
+    probes = (probes & placed.keys()) - set(workers.joined)  # a joined probe may have replaced another worker
     counted = {name: pool for name, pool in placed.items() if name not in probes}
     late = [name for name in workers.without_node if name not in workers.joined]
     standby = () if workers.chosen else workers.standby
@@ -75,11 +76,11 @@ def surplus_worker(
     leaving: Collection[WorkerId],
     wanted: int,
 ) -> WorkerId | None:
-    """The worker that is given back because there are more than wanted, as after an edit to fewer pipelines.
+    """Return the worker to give back because there are more than wanted, as after an edit to fewer pipelines.
 
-    One at a time: None while any worker is leaving, and while nobody is idle. placed: the pool of each worker that is
-    there or requested; waiting: those of them without a node, which go first; standby: those that hold no stage. Of the
-    others the one in the last pool goes.
+    One at a time: None while any worker is leaving, and while no worker is idle. placed: the pool of each existing or
+    requested worker; waiting: the workers without a node, which go first; standby: the workers that hold no stage. Of
+    several, the worker in the last pool goes.
     """
     if leaving or len(placed) <= wanted:
         return None

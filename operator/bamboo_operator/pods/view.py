@@ -1,4 +1,4 @@
-"""What is wanted of one job's pods, and what is there: the value that decisions about pods look at."""
+"""The wanted and the existing pods of one job: the value from which decisions about pods are made."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -22,7 +22,7 @@ from bamboo_operator.pods.starting.startup_problems import StartupProblem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodDemand:
-    """What a job's coordinator wants of its pods. joined: the workers that have connected, be it long ago."""
+    """The workers that a job's coordinator wants. joined: the workers that have ever connected."""
 
     wanted: WantedWorkers
     status: Status
@@ -33,12 +33,12 @@ class PodDemand:
 class PodsView:
     """A job's pods at one moment, and what the controller remembers of them. Times are of time.monotonic().
 
-    pods: all; living: of these, the ones of workers that have not ended and may stay. deleted: the workers whose pods'
-    deletion was requested lately. startup_events: what events say of pods that do not start, by their uids.
+    pods: all pods; living: the pods of workers that have not ended and may stay. deleted: the workers whose pods'
+    deletion was requested lately. startup_events: problems from the events of pods that do not start, by their uids.
     released: when the gates of a worker's pod went away. waiting_since: when the worker that has been missing longest
     began to be missing. probes: workers that were requested only to try a pool. unjoined: seconds for which workers
-    have run without joining. stopping: since when workers that were told to stop have not ended. rollout: the next step
-    of the rollout; rolls: workers are being replaced.
+    have run without joining. stopping: the workers that were asked to stop and have not ended, each with the time of
+    the request. rollout: the next step of the rollout; rolls: workers are being replaced.
     """
 
     demand: PodDemand
@@ -67,19 +67,19 @@ class PodsView:
 
     @property
     def spec(self) -> JobSpec:
-        """The one in force: what is fixed while the job runs is so for new workers, too."""
+        """The spec in force: what is fixed while the job runs is fixed for new workers, too."""
         return self.demand.wanted.spec
 
     @cached_property
     def not_joined(self) -> PodsByName:
-        """The pods of workers that have not joined, and may."""
+        """The pods of workers that have not joined and still may."""
         known = {*self.demand.joined, *self.wanted.gone}
         return {name: pod for name, pod in self.pods.items() if name not in known}
 
     @cached_property
     def without_node(self) -> PodsByName:
-        """Living pods that wait for a node. Those of workers that have joined, or are gone, wait for none, though a
-        watch that is interrupted has not told so.
+        """Living pods that wait for a node. Workers that have joined or are gone do not wait, even if an interrupted
+        watch does not show their node.
         """
         return {n: p for n, p in self.not_joined.items() if n in self.living and not p["spec"].get("nodeName")}
 
@@ -90,7 +90,7 @@ class PodsView:
 
     @cached_property
     def staying(self) -> PodsByName:
-        """The pods that count as the job's: not those of workers that are lost or about to leave."""
+        """The pods that count as the job's: all living ones except lost or leaving workers'."""
         leaving = (worker for worker, state in self.status.workers if state is WorkerState.LEAVING)
         out = {*self.wanted.gone, *leaving}
         return {name: pod for name, pod in self.living.items() if name not in out}
@@ -106,7 +106,7 @@ class PodsView:
 
     @cached_property
     def queue_request(self) -> QueueRequest | None:
-        """What the job asks its queue for next; None if it is in no queue."""
+        """What the job requests from its queue next; None if it is in no queue."""
         if self.spec.queue is None:
             return None
         grid = self.status.grid
@@ -121,7 +121,7 @@ class PodsView:
 
     @property
     def may_create(self) -> bool:
-        """Whether a pod is missing, and nothing but a pool's room keeps it from being created."""
+        """Whether a pod is missing and neither a backoff nor the queue forbids its creation; its pool may be full."""
         return self.adding > 0 and not self.backoff.holds(self.now) and self.may_ask_for_quota
 
     @property

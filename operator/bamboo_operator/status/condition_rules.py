@@ -130,9 +130,9 @@ def _workers_ready(given: RuleInput) -> ConditionResult:
 
 def _as_many_as_pods(given: RuleInput, needed: int) -> ConditionResult:
     """Return the result while the coordinator does not know its workers: at most those with a pod are ready."""
-    there = sum(given.pods.values())
-    if given.was("Running") and there < needed and not given.facts.unattended:
-        message = f"{there} of {needed} workers have a pod; the operator was restarted, and waits for their reports"
+    existing = sum(given.pods.values())
+    if given.was("Running") and existing < needed and not given.facts.unattended:
+        message = f"{existing} of {needed} workers have a pod; the operator was restarted, and waits for their reports"
         return ConditionResult(False, "WorkersMissing", message)
     if given.was("WorkersReady"):
         return given.previous["WorkersReady"]

@@ -22,7 +22,7 @@ _TASK_TYPES: Final = {"causal": "CAUSAL_LM", "sequence": "SEQ_CLS", "token": "TO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterEntries:
-    """The tensors of one adapter, and the weight that it adapts. name: that of the linear layer."""
+    """The tensors of an adapter, and the weight that it adapts. name: the linear layer's."""
 
     name: str
     base: StateEntry
@@ -48,7 +48,7 @@ class MergedSource:
     """
 
     def __init__(self, source: StateSource) -> None:
-        """Raises ExportError if a weight with an adapter is also another layer's."""
+        """Find the source's adapters. Raises ExportError if a weight with an adapter is also another layer's."""
         self._source = source
         entries = source.entries()
         self._adapters = {(one.base.layer, one.base.tensor): one for one in adapters_in(entries)}

@@ -74,7 +74,7 @@ def versions() -> Versions:
 
 
 class Checkpointing:
-    """The checkpoints of one job; see `CheckpointFiles`.
+    """The checkpoints of a job; see `CheckpointFiles`.
 
     layers: of its model. tell: sends a message to the coordinator, from any thread. data: what the job trains with.
     last_state: the URL of the store if the job keeps only its last state.
@@ -94,7 +94,7 @@ class Checkpointing:
         self._told: tuple[AboutCheckpoint, ...] = ()  # the newest messages, about one checkpoint
         self._digest = numbers_digest(spec)
         self._work: queue.Queue[Work | None] = queue.Queue(MOST_WAITING)
-        self._last: list[_Remains | CommitCheckpoint] = []  # what is done before the thread ends
+        self._last: list[_Remains | CommitCheckpoint] = []  # work to do before the thread ends
         self._thread: threading.Thread | None = None
         self._store: CheckpointStore | None = None
         self._opening = threading.Lock()
@@ -159,7 +159,7 @@ class Checkpointing:
             self._tell_coordinator(message)
 
     def _tell(self, message: AboutCheckpoint) -> None:
-        same = (told for told in self._told if told.checkpoint == message.checkpoint)
+        same = (earlier for earlier in self._told if earlier.checkpoint == message.checkpoint)
         self._told = (*same, message)
         self._tell_coordinator(message)
 
@@ -203,7 +203,7 @@ class Checkpointing:
             pass
 
     def _do_next(self) -> bool:
-        """Do one piece of work; False at the end. A separate function, so that an idle thread holds no copy."""
+        """Do one piece of work; return False at the end. A separate function, so that an idle thread holds no copy."""
         work = self._work.get()
         if work is None:
             remains = [_Remains(self._in_part)] if self._in_part else []
@@ -271,11 +271,11 @@ class Checkpointing:
             case _Remains(checkpoint):
                 self._remove(checkpoint)
             case FindCheckpoint():
-                self._tell_coordinator(self._find(work))  # if it is lost the coordinator asks again
+                self._tell_coordinator(self._find(work))  # if the answer is lost the coordinator asks again
                 self._probe()
 
     def _probe(self) -> None:
-        """Once, when the job looks for a checkpoint at its beginning, report if none can be written."""
+        """Report once, when the job looks for a checkpoint at its beginning, if none can be written."""
         if not self._probed:
             self._probed = True
             try:
@@ -325,10 +325,10 @@ class Checkpointing:
 
     def _find(self, request: FindCheckpoint) -> CheckpointFound:
         number, attempts = request.number, request.bad
-        there, steps = self._open().list(), self._spec.training.steps
-        choice = choose(there, self._digest, layers=self._layers, steps=steps, bad=attempts)
+        stored, steps = self._open().list(), self._spec.training.steps
+        choice = choose(stored, self._digest, layers=self._layers, steps=steps, bad=attempts)
         newest = choice.manifest.step if choice.manifest else -1
-        for one in there:
+        for one in stored:
             if (
                 one.state is FoundState.UNREADABLE
                 and newest < one.attempt.step <= steps

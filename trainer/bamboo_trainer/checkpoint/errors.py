@@ -4,7 +4,7 @@ from bamboo_core.checkpoint.layout import CheckpointId
 
 
 class RestoreError(Exception):
-    """A stage cannot begin with a checkpoint. damaged: it never can."""
+    """Error of a stage that cannot begin with a checkpoint. damaged: it never can."""
 
     def __init__(self, checkpoint: CheckpointId, message: str, damaged: bool) -> None:
         super().__init__(message)
@@ -12,4 +12,4 @@ class RestoreError(Exception):
 
 
 class ExportError(Exception):
-    """The output cannot be written; the text is a sentence."""
+    """Error of an output that cannot be written; the text is a sentence."""

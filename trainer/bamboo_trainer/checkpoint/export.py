@@ -41,8 +41,10 @@ _ALIGNMENT: Final = 64
 
 
 class ExportForm(StrEnum):
-    """safetensors: one file. torch: one file for torch.load. dcp: a folder for torch.distributed.checkpoint.
-    huggingface: a folder for transformers' `from_pretrained`. peft: only the adapters, a folder for PEFT's.
+    """The form of an export.
+
+    safetensors: one file. torch: one file for torch.load. dcp: a folder for torch.distributed.checkpoint. huggingface:
+    a folder for transformers' `from_pretrained`. peft: only the adapters, a folder for PEFT's.
     """
 
     SAFETENSORS = "safetensors"
@@ -271,7 +273,7 @@ def _check_space(output: Path, needed: int) -> None:
 
 @contextmanager
 def _partial(output: Path) -> Iterator[Path]:
-    """Yield a temporary name beside the output; remove what is there in the end."""
+    """Yield a temporary name in the output's folder; remove what it names in the end."""
     partial = output.absolute().with_name(f".{output.name}.{secrets.token_hex(4)}.partial")
     try:
         yield partial

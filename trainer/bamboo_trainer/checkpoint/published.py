@@ -73,7 +73,7 @@ def task_config(job: Path | None, model: Path | None, config: Mapping[str, Any] 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelToExport:
-    """The model in a job's task.config. config: that of transformers."""
+    """The model in a job's task.config. config: transformers' config."""
 
     settings: HuggingFaceSettings
     config: Any
@@ -131,7 +131,9 @@ def _copy_companions(source: Path, folder: Path) -> None:
 
 
 def _write_generation(source: Path | None, published: Any, folder: Path) -> None:
-    """Write the generation settings as `save_pretrained` does: the folder's, or those that follow from the config."""
+    """Write the generation settings as `save_pretrained` does: the folder's, or else settings that follow from the
+    config.
+    """
     if source and (source / GENERATION).is_file():
         shutil.copyfile(source / GENERATION, folder / GENERATION)
     else:

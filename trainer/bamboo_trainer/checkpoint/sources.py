@@ -27,7 +27,9 @@ OF_MODULE: Final = re.compile(r"layers\.\d+\.module\.(.+)")  # the names that `f
 
 
 class StateSource(Protocol):
-    """entries: of the whole state dict; their `layer` numbers a file. step: None if unknown."""
+    """A source of a state dict. entries: of the whole state dict; their `layer` numbers a file. step: None if
+    unknown.
+    """
 
     @property
     def step(self) -> int | None: ...
@@ -35,7 +37,7 @@ class StateSource(Protocol):
     def entries(self) -> tuple[StateEntry, ...]: ...
 
     def tensors(self, file: int, entries: Sequence[StateEntry]) -> Mapping[str, Tensor]:
-        """Return the tensors of these entries of one file, by name, as they are stored. Raises StorageError."""
+        """Return the tensors of these entries, all in one file, by name, as they are stored. Raises StorageError."""
         ...
 
 

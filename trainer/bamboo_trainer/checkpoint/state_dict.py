@@ -56,7 +56,7 @@ def read_entries(store: CheckpointStore, manifest: CheckpointManifest) -> tuple[
             for name, tensor in header.names.items()
         )
     except CheckpointDamaged:
-        for part in manifest.layers:  # one of two files: the error names the one that has changed
+        for part in manifest.layers:  # if two files disagree, the error names the changed one
             store.read_part(manifest, part.layer)
         raise
 

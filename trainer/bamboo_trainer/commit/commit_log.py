@@ -17,7 +17,7 @@ class CommitLog:
     """
 
     def __init__(self, first_step: int, loss_unit: float = 1.0) -> None:
-        """first_step: the first step after the workers' initial states. loss_unit: see `StepPolicy`."""
+        """Create the log. first_step: the first step after the workers' initial states. loss_unit: see `StepPolicy`."""
         self.newest, self._loss_unit = first_step - 1, loss_unit
         self.commits: dict[int, Commit] = {}
         self.end: int | None = None

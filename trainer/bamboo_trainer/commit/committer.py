@@ -46,7 +46,7 @@ class Committer:
         *,
         policy: StepPolicy = APPLIES_ALL,
     ) -> None:
-        """new_id: makes the id of an attempt to write a checkpoint."""
+        """Create the committer. new_id: makes the id of an attempt to write a checkpoint."""
         self._new_id, self._history, self._policy = new_id, history, policy
         self._plan, self._outbox, self._states, self._clock = plan, outbox, states, clock
         self._coordinator = coordinator

@@ -113,16 +113,16 @@ class Replicator:
         assert final is not None
         return Address(FrameKind.SYNC, *cell, step), final, self._committer.log.latest()
 
-    def announced(self, cell: Cell, replica: WorkerId, epoch: int, said: Announce) -> None:
+    def announced(self, cell: Cell, replica: WorkerId, epoch: int, announce: Announce) -> None:
         """Take in a replica's announcement of its version. epoch: of the plan that the replica obeys."""
         progress, held = self.progress[cell, replica], self._states.of(cell)
         if epoch < progress.epoch:
             return  # it announces again when it obeys that plan
         if held is None:
-            progress.secured = said.secured
+            progress.secured = announce.secured
             return
-        same = not (said.version == 0 and held.version == 0) or said.digest == held.digest()
-        owed = progress.announced(said.version, said.secured, held.version, same)
+        same = not (announce.version == 0 and held.version == 0) or announce.digest == held.digest()
+        owed = progress.announced(announce.version, announce.secured, held.version, same)
         self._send_owed(cell, replica, owed)
         progress.caught_up(held.version)
         if not progress.level and self._come_level(cell, replica):

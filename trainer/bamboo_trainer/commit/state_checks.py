@@ -48,8 +48,9 @@ class StateChecks:
             self._tell(index)
 
     def copied(self, index: int) -> None:
-        """After a stage was copied for a checkpoint, send its checksums if they differ from those sent before: the
-        coordinator gets them before the copies are written.
+        """Send a stage's checksums after it was copied for a checkpoint, if they differ from the ones sent before.
+
+        The coordinator gets them before the copies are written.
         """
         held = self._states.here(index)
         if held is not None and held.version in self._sent.get(index, {}):

@@ -11,7 +11,9 @@ from bamboo_trainer.training import TrainingConfig, loss_unit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPolicy:
-    """skips: leave out steps that are not finite. scales: losses are scaled, so gradients that are not finite may come
+    """The treatment of steps that are not finite, and of losses.
+
+    skips: leave out steps that are not finite. scales: losses are scaled, so gradients that are not finite may come
     from the scale alone. loss_unit: the divisor of summed losses before their backward.
     """
 

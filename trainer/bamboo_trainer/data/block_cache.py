@@ -1,4 +1,4 @@
-"""Reads an object store through blocks that are kept in a folder on this machine, which several processes share.
+"""A cache of blocks of an object store in a folder on this machine, which several processes share.
 
 A block gets its name only as a whole, with its checksum. The folder stays below its size because a process that adds a
 block removes the least recently used ones.
@@ -131,7 +131,7 @@ class BlockCache:
             raise ValueError(f"a cache of {size} bytes, expected at least {2 * SMALL_BLOCK}")
         self._folder, self._size = folder, size
         self._remembered: OrderedDict[str, bytes] = OrderedDict()
-        self._bytes = 0  # of the remembered ones
+        self._bytes = 0  # of the remembered blocks
         self._added = self._size  # bytes since this process has last scanned the folder; it has not yet
         self._warned = False
         self._pid, self._lock = os.getpid(), threading.Lock()

@@ -24,8 +24,10 @@ _TRIES: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageOptions:
-    """size: pixels of a side. augment: a random part of the image of at least `least_area` of its area, mirrored in
-    half of the cases; otherwise the middle of it. mean, std: of the channels, which are normalized by them.
+    """The preparation of images.
+
+    size: pixels of a side. augment: a random part of the image of at least `least_area` of its area, mirrored in half
+    of the cases; otherwise the middle of it. mean, std: of the channels, which are normalized by them.
     """
 
     size: int = 224
@@ -112,7 +114,7 @@ def _all_classes(sources: Sources, named: Sequence[str]) -> tuple[str, ...]:
 
 
 def _require_classes(classes: Sequence[str], named: Sequence[str]) -> None:
-    """Raise ValueError unless the classes differ, and include those of all files."""
+    """Raise ValueError unless the classes differ and include the classes of all files."""
     if len(set(classes)) < len(classes):
         raise ValueError(f"classes must be different names, got {list(classes)}")
     if unknown := sorted(set(named) - set(classes)):

@@ -101,7 +101,7 @@ def _local(path: str, suffixes: Sequence[str]) -> Sources:
         raise ValueError(f"cannot read {path}: there is no such file or folder")
     names: list[str] = []
     topmost: list[str] = []
-    around = {path: {_identity(path)}}  # of each folder to come: itself and those that contain it
+    around = {path: {_identity(path)}}  # for each folder to come: itself and the folders that contain it
     for folder, folders, files in os.walk(path, followlinks=True):
         inside = around.pop(folder)
         below = {name: _identity(os.path.join(folder, name)) for name in folders if not name.startswith(".")}

@@ -103,7 +103,7 @@ class TokenFile:
 
 
 class TokenWriter:
-    """Writes a file of tokens, complete when its `with` block ends without an error. Raises ValueError, OSError.
+    """A writer of a file of tokens, complete when its `with` block ends without an error. Raises ValueError, OSError.
 
     vocabulary: its size, which decides the bytes of a token.
     """

@@ -1,4 +1,6 @@
-"""Turns texts into files of tokens: bytes as tokens, or those of a tokenizer.json of the library `tokenizers`."""
+"""Conversion of texts into files of tokens: bytes as tokens, or the tokens of a tokenizer.json of the library
+`tokenizers`.
+"""
 
 import gzip
 import json

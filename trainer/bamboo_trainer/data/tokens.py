@@ -17,7 +17,7 @@ IGNORED: Final = -100  # a target that torch's cross_entropy leaves out
 
 
 class Documents(StrEnum):
-    """How a sequence treats the documents in it; docs/data.md explains the values."""
+    """The treatment of the documents in a sequence; docs/data.md explains the values."""
 
     JOINED = "joined"
     MASKED = "masked"

@@ -54,7 +54,9 @@ class _Share:
 
 
 class LayerCopies:
-    """held: by state and layer. cut: the one whose copies are held, or will come from others."""
+    """The copies of layers in host memory. held: by state and layer. cut: the cut whose copies are held, or will come
+    from others.
+    """
 
     def __init__(
         self,
@@ -64,7 +66,9 @@ class LayerCopies:
         clock: Callable[[], float],
         memory: Callable[[], HostMemory | None] = lambda: None,
     ) -> None:
-        """coordinator: told what is held. clock: seconds. memory: of the host; returns None if no limit is known."""
+        """Create the record. coordinator: gets reports on held layers. clock: seconds. memory: of the host; returns
+        None if no limit is known.
+        """
         self._worker, self._files, self._coordinator, self._clock = worker, files, coordinator, clock
         self._memory = memory
         self._warned = False
@@ -260,11 +264,11 @@ class LayerCopies:
             self.cut = state
 
     def _say(self, state: CheckpointId, layers: Collection[int]) -> None:
-        told = tuple(sorted(layers))
+        held = tuple(sorted(layers))
         if state != self.cut:
-            self._coordinator.tell(CopiesHeld(checkpoint=state, layers=told))
-        elif told:
-            self._coordinator.tell(StateHeld(checkpoint=state, layers=told))
+            self._coordinator.tell(CopiesHeld(checkpoint=state, layers=held))
+        elif held:
+            self._coordinator.tell(StateHeld(checkpoint=state, layers=held))
 
 
 def _bytes(states: Iterable[LayerState]) -> int:

@@ -88,8 +88,8 @@ class LayerExchange:
             if layer in here:
                 self._give(worker, wanted.checkpoint, here[layer])
         if lacked := tuple(layer for layer in wanted.layers if layer not in here):
-            told = LayersWanted(checkpoint=wanted.checkpoint, layers=lacked)
-            self._send(worker, FrameKind.LAYERS_LACKED, wanted.checkpoint, told)
+            reply = LayersWanted(checkpoint=wanted.checkpoint, layers=lacked)
+            self._send(worker, FrameKind.LAYERS_LACKED, wanted.checkpoint, reply)
 
     def _give(self, worker: WorkerId, checkpoint: CheckpointId, state: LayerState) -> None:
         payload = state.payload(checkpoint=checkpoint)

@@ -69,8 +69,10 @@ class FirstTask:
 
 
 def begin_with(spec: InitialSpec, task: Task) -> tuple[Task, list[str]]:
-    """Return the task whose layers have the weights as first values, and sentences on what was taken, left and
-    initialized anew. Raises TaskError.
+    """Return the task whose layers have the weights as first values, and sentences on tensors taken, left and
+    initialized as usual.
+
+    Raises TaskError.
     """
     forms = look(task, (), _form_of)
     split = all(form.split for form in forms)

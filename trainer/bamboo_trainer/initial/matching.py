@@ -1,4 +1,4 @@
-"""Matches tensors of other weights with the model's tensors, whose first values they become. Pure."""
+"""The match of tensors of other weights with the model's tensors, whose first values they become. Pure."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -68,7 +68,9 @@ class Take:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matching:
-    """takes: matches. left: names of unused weights. anew: names of the model's tensors without a match."""
+    """The result of a match. takes: matches. left: names of unused weights. anew: names of the model's tensors without
+    a match.
+    """
 
     takes: tuple[Take, ...]
     left: tuple[str, ...]
@@ -84,8 +86,10 @@ class Matching:
 
 
 def match(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTensor], spec: InitialSpec, shown: str) -> Matching:
-    """Match the model's tensors with the weights. Adapters begin anew where the weights have none. Raises TaskError if
-    a tensor has no counterpart and is not dropped, if shapes or types differ, or if a pattern fits nothing.
+    """Match the model's tensors with the weights. Adapters keep their own first values where the weights have none.
+
+    Raises TaskError if a tensor has no counterpart and is not dropped, if shapes or types differ, or if a pattern fits
+    nothing.
     """
     beside = _beside_adapters(wanted, offered)
     left, by_name = list[str](), dict[str, OfferedTensor]()

@@ -1,4 +1,6 @@
-"""Opens the weights that `task.initialFrom` names: a folder, a file or a checkpoint, of which it reads headers."""
+"""The opening of the weights that `task.initialFrom` names: a folder, a file or a checkpoint, of which it reads
+headers.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from bamboo_trainer.tasks.task_errors import TaskError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """Opened weights. shown: where they are, for messages."""
+    """The opened weights. shown: where they are, for messages."""
 
     source: StateSource
     shown: str

@@ -17,7 +17,10 @@ class LoggerFacts:
 
 
 class Logger(Protocol):
-    """Called by a separate thread. An error is reported once; then the logger is made anew and called again."""
+    """A writer of the history to another system, called by a separate thread.
+
+    An error is reported once; then the logger is created again and called again.
+    """
 
     def write(self, records: Sequence[Record]) -> None:
         """Take records of the history, in order; a logger lost with its worker may have been given the last ones

@@ -17,7 +17,9 @@ def tensorboard(folder: str = "") -> MakeLogger:
 
 
 class _TensorBoard(Logger):
-    """Writes a new file each time that steps are repeated; TensorBoard then forgets later steps of earlier files."""
+    """A writer of event files. It begins a new file each time that steps are repeated; TensorBoard then forgets later
+    steps of earlier files.
+    """
 
     def __init__(self, folder: str, facts: LoggerFacts) -> None:
         try:

@@ -18,7 +18,7 @@ def wandb(project: str, **settings: Any) -> MakeLogger:
 
 
 class _WeightsAndBiases(Logger):
-    """Logs steps. The run ignores a step that it has already, so that none appears twice."""
+    """A writer to a run, which ignores a step that it has already, so that none appears twice."""
 
     def __init__(self, settings: dict[str, Any], facts: LoggerFacts) -> None:
         try:

@@ -220,13 +220,13 @@ class CudaCopies:
         """
         if device not in self._across:
             self._across[device] = (torch.cuda.Stream(device), torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
-        there, here = self._across[device]
+        source, here = self._across[device]
         for tensor in tensors:
-            self._handed_over.wait(there, tensor)
-        with torch.cuda.stream(there), torch.cuda.stream(here):
+            self._handed_over.wait(source, tensor)
+        with torch.cuda.stream(source), torch.cuda.stream(here):
             brought = tuple(tensor.to(self._device, non_blocking=True) for tensor in tensors)
         for tensor in tensors:
-            tensor.record_stream(there)
+            tensor.record_stream(source)
         return self._after(here, brought)
 
     def _after(self, stream: torch.cuda.Stream, brought: Parts) -> Parts:

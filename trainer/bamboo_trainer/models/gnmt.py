@@ -56,7 +56,7 @@ class Reader(nn.Module):
 class AttentiveWriter(nn.Module):
     """(read, mask, before) -> (written, found): the first layer that writes; its output queries the attention.
 
-    The scores are those of a normalized additive attention.
+    The attention is normalized and additive.
     """
 
     def __init__(self, c: Mapping[str, Any]) -> None:

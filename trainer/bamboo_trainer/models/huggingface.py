@@ -67,7 +67,8 @@ _NO_TABLE: Final = {  # the limit's key in configs of models without such a tabl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HuggingFaceSettings:
-    """task.config. Either model (a folder) or architecture (a config.json's content, or a model_type alone).
+    """The settings in task.config: either model (a folder) or architecture (a config.json's content, or a model_type
+    alone).
 
     revision: the commit, if the config's model is an id on the Hub. published_as: that id, or the folder.
     """
@@ -94,8 +95,10 @@ class HuggingFaceSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSettings:
-    """task.config.lora. adapter: a folder of PEFT's, with rank, alpha and targets. dropout: None: the folder's.
-    trained: patterns of parameters that are trained themselves, in addition to those of a head for labels.
+    """The settings in task.config.lora.
+
+    adapter: a folder of PEFT's, with rank, alpha and targets. dropout: None: the folder's. trained: patterns of
+    parameters that are trained themselves, in addition to a head for labels.
     """
 
     adapter: str | None = None
@@ -187,8 +190,8 @@ def with_lora_of(task: Task, config: Mapping[str, Any] | None, trained: Collecti
         return with_lora(
             task, rank=given.rank, alpha=given.alpha, dropout=dropout, targets=given.targets, trained=trained
         )
-    said = sorted({"rank", "alpha", "targets"} & config.keys())
-    expect(not said, f"lora: {said[0] if said else ''}: not with adapter, which says it")
+    conflicting = sorted({"rank", "alpha", "targets"} & config.keys())
+    expect(not conflicting, f"lora: {conflicting[0] if conflicting else ''}: not with adapter, which says it")
     return with_peft(task, given.adapter, dropout=given.dropout, trained=trained)
 
 
@@ -203,8 +206,10 @@ def lora_settings(config: Mapping[str, Any]) -> LoraSettings:
 def trained_beside(
     settings: HuggingFaceSettings, objective: Objective, config: Any, names: Iterable[str]
 ) -> tuple[str, ...]:
-    """Return the parameters trained in addition to adapters, by their names in layers: all of a head for labels, those
-    that lora.trained names, and those that PEFT has saved as a whole.
+    """Return the parameters trained in addition to adapters, by their names in layers.
+
+    They are all parameters of a head for labels, the parameters that lora.trained names, and the ones that PEFT has
+    saved as a whole.
     """
     lora = lora_settings(settings.lora or {})
     saved = PeftAdapter.read(Path(lora.adapter)).keys if lora.adapter else {}
@@ -339,7 +344,7 @@ def _opened(
 
 
 def _is_head(objective: Objective, config: Any, name: str) -> bool:
-    """Return whether a folder may lack that parameter: those behind the blocks are made anew for other labels."""
+    """Return whether a folder may lack that parameter: parameters behind the blocks get new values for other labels."""
     library = transformers()
     prefix = getattr(library, AUTO[objective][1])[type(config)].base_model_prefix if objective in HEADS else ""
     return bool(prefix) and (not name.startswith(f"{prefix}.") or ".pooler." in name)
@@ -351,9 +356,9 @@ def objective_of(config: Any) -> Objective:
     """
     library = transformers()
     for architecture in getattr(config, "architectures", None) or ():
-        for ending, said in _PUBLISHED_FOR.items():
+        for ending, objective in _PUBLISHED_FOR.items():
             if architecture.endswith(ending):
-                return said
+                return objective
     causal = type(config) in library.MODEL_FOR_CAUSAL_LM_MAPPING
     masked = type(config) in library.MODEL_FOR_MASKED_LM_MAPPING
     expect(
@@ -386,7 +391,7 @@ def check_positions(model: nn.Module, config: Any, datasets: Mapping[str, Any]) 
 
 def positions_of(model: nn.Module, config: Any) -> int | None:
     """Return the most tokens of a sequence; None if there is no limit, as with rotary positions."""
-    said = getattr(config, _NO_TABLE.get(config.model_type, "max_position_embeddings"), None)
+    limit = getattr(config, _NO_TABLE.get(config.model_type, "max_position_embeddings"), None)
     tables = [
         module
         for name, module in model.named_modules()
@@ -394,7 +399,7 @@ def positions_of(model: nn.Module, config: Any) -> int | None:
     ]
     if not tables and config.model_type not in _NO_TABLE:
         return None
-    return min([*map(_rows, tables), *([said] if isinstance(said, int) and said > 0 else [])], default=None)
+    return min([*map(_rows, tables), *([limit] if isinstance(limit, int) and limit > 0 else [])], default=None)
 
 
 def _rows(table: nn.Embedding) -> int:
@@ -471,9 +476,10 @@ def _logits(names: Sequence[str], model: nn.Module, inputs: Parts) -> Tensor:
 
 @contextmanager
 def _masks_made(padded: bool) -> Iterator[None]:
-    """Let transformers make masks independently of values, which decide otherwise whether it leaves one out: none if
-    the data have no mask, one for every microbatch if they have one; that of recurrent layers, [samples, length],
-    always. The result is the same.
+    """Make transformers create masks independently of values, which otherwise decide whether it leaves a mask out.
+
+    There is no mask if the data have none, and one for every microbatch if they have one; the mask of recurrent layers,
+    [samples, length], always exists. The result is the same.
     """
     masking_utils: Any = importlib.import_module("transformers.masking_utils")
     functions, is_tracing = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS, masking_utils.is_tracing

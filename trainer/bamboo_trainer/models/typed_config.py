@@ -1,4 +1,4 @@
-"""Parses a task's config into the values of a dataclass: every key known, every value of its type."""
+"""Parser of a task's config into the values of a dataclass: every key known, every value of its type."""
 
 from collections.abc import Collection, Mapping
 from typing import Any

@@ -1,1 +1,1 @@
-"""Which plan is in force, and which worker gets a frame."""
+"""The plan in force, and the worker that gets a frame."""

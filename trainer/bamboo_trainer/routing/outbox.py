@@ -1,4 +1,4 @@
-"""What this worker sends to others on the data plane, and keeps for sending again."""
+"""The frames that this worker sends to others on the data plane, and keeps for sending again."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -46,7 +46,9 @@ class Outbox:
         copies: HostCopies | None = None,
         receiver: Callable[[Address], WorkerId] | None = None,
     ) -> None:
-        """received: takes the frames that this worker sends to itself, as when it owns two cells in a row. receiver:
+        """Create the outbox.
+
+        received: takes the frames that this worker sends to itself, as when it owns two cells in a row. receiver:
         returns the worker for a cell's frame; by default the cell's owner.
         """
         self._receiver = receiver or (lambda address: plan.owner(address.cell))

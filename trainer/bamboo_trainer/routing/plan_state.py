@@ -1,4 +1,4 @@
-"""Which plan this worker obeys, which one waits for its step boundary, and which links to peers are broken."""
+"""The plan that this worker obeys, the plan that waits for its step boundary, and broken links to peers."""
 
 from collections.abc import Iterable
 
@@ -12,8 +12,8 @@ class PlanState:
     """The plans that a worker knows. current: the plan in force. pending: a boundary plan that waits until the root has
     committed under it.
 
-    devices: of the worker; each stage runs in that many parts. heirs_may_differ: of adjacent stages lost together,
-    under the plan in force. nodes_are_shared: some workers are lost together.
+    devices: the number of parts in which the worker runs each stage. heirs_may_differ: of adjacent stages lost
+    together, under the plan in force. nodes_are_shared: some workers are lost together.
     """
 
     def __init__(self, worker: WorkerId, first: Plan, devices: int = 1) -> None:

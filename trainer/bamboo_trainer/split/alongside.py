@@ -8,8 +8,9 @@ from bamboo_trainer.task import Parts
 
 
 class Alongside(Protocol):
-    """Such as a sum over the blocks. It begins with the model's inputs and ends behind the last layer. watched: returns
-    the modules of a block whose outputs it needs.
+    """Tensors such as a sum over the blocks. They begin with the model's inputs and end behind the last layer.
+
+    watched: returns the modules of a block whose outputs are needed.
     """
 
     size: int  # the number of tensors

@@ -20,7 +20,7 @@ _ATTENTION: Final[tuple[Callable[[], bool], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class CallSettings:
-    """The settings of a block's call, where they differ from those of the model's."""
+    """The settings of a block's call, where they differ from the settings of the model's call."""
 
     # device types, each with whether it is on and with its dtype
     autocast: tuple[tuple[str, bool, torch.dtype], ...] = ()

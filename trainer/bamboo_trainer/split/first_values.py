@@ -1,4 +1,4 @@
-"""Builds a model without memory, and makes the first values of some of its tensors later.
+"""Construction of a model without memory, and of the first values of some of its tensors later.
 
 The operations of the model's constructor are recorded while it runs on tensors that have a form and no data. A tensor's
 values come from repeating only the operations that affect it. So no process ever holds the values of the whole model.
@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from bamboo_trainer.data import pure_seed
 
 aten = torch.ops.aten
-OVERWRITES: Final = frozenset(  # all elements of their first argument, whatever was there
+OVERWRITES: Final = frozenset(  # operations that overwrite all elements of their first argument
     {aten.normal_.default, aten.uniform_.default, aten.zero_.default, aten.fill_.Scalar, aten.copy_.default}
 )
 NEEDS_VALUES: Final = (DataDependentOutputException, DynamicOutputShapeException)
@@ -52,7 +52,9 @@ class _Node:
 
 
 class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records a constructor inside this context. Then `of` returns values of its tensors, drawn anew at each call."""
+    """Records a constructor inside this context. Then `of` returns values of its tensors, with new random draws at each
+    call.
+    """
 
     def __init__(self, mode: FakeTensorMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -31,10 +31,11 @@ Call = Callable[[nn.Module, Sequence[Tensor]], Any]
 
 
 class Route:
-    """What all layers of a split model share. blocks: their names, in the order of their calls. alongside: tensors
-    passed in addition to the model's own, if any.
+    """The path of a model's forward, which all layers of a split model share.
 
-    at: returns the recording for inputs of these shapes. base: one of them.
+    blocks: their names, in the order of their calls. alongside: tensors passed in addition to the model's own, if any.
+
+    at: returns the recording for inputs of these shapes. base: one recording.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class SplitLayer(nn.Module):
         return self.module.get_submodule(blocks[self._position - 1]) if 0 < self._position <= len(blocks) else None
 
     def _own(self, parts: Parts) -> Parts:
-        """Return what the model's forward passes on, or returns at its end."""
+        """Return what the model's forward passes on from this position, or returns at its end."""
         route, position = self._route, self._position
         first = position == route.positions[0]
         values, shapes = self._unpacked(parts, first)
@@ -216,13 +217,13 @@ def _as_it_is(tensor: Tensor) -> Tensor:
 
 
 class _Enough(BaseException):
-    """The position is done."""
+    """Signal that the position is done."""
 
 
 class ModelRun(TorchFunctionMode):
     """The model's own forward up to the end of a position: without data until it begins, with data from then on.
 
-    values: known values, by key; those that the position makes for later ones are added.
+    values: known values, by key; the position adds the values that it makes for later ones.
     """
 
     def __init__(self, layer: SplitLayer, recording: Recording, values: dict[Key, Tensor], shapes: Shapes) -> None:

@@ -1,4 +1,4 @@
-"""Splits a module into layers: which position has which parameters, and modules that hold no others."""
+"""The split of a module into layers: which position has which parameters, and modules that hold no others."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -24,7 +24,7 @@ Read = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 MOST_NAMED: Final = 8  # of lists of modules, in a message
 MOST_SHAPES: Final = 256  # of inputs whose recordings are kept
-_Slot = tuple[str, str]  # a module's name, and that of its parameter or buffer
+_Slot = tuple[str, str]  # a module's name, and its parameter's or buffer's name
 
 
 class SplitModule:
@@ -43,12 +43,12 @@ class SplitModule:
         read: Read | None = None,
         alongside: Callable[[nn.Module], Alongside | None] | None = None,
     ) -> None:
-        """blocks: names of a ModuleList, ModuleDict or Sequential, or of several that are called one after the other;
+        """Split the module that `make` builds. Raises CannotSplit.
+
+        blocks: names of a ModuleList, ModuleDict or Sequential, or of several that are called one after the other;
         None: the module is a Sequential of them, or they are in its one ModuleList. example: inputs of some samples.
         call: (model, inputs) -> its result; None: the inputs are its arguments. alongside: returns the tensors that are
         passed in addition to the model's.
-
-        Raises CannotSplit.
         """
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._call, self._read = call or _by_place, read
@@ -127,10 +127,12 @@ class SplitModule:
         made = [torch.empty(s, dtype=dtype, requires_grad=dtype.is_floating_point) for s, dtype in shapes]
         return put_together(returned, made)
 
-    # which position has what
+    # the positions' tensors
 
     def _owners(self, base: Recording) -> dict[int, list[_Slot]]:
-        """Return each position's tensors: a block's own, those of own code, and at its last position unused ones."""
+        """Return each position's tensors: a block's own, the tensors of own code, and at its last position
+        unused ones.
+        """
         places: dict[int, list[_Slot]] = {position: [] for position in self.route.positions}
         own = sorted(base.own_code)
         for slot in self._slots:

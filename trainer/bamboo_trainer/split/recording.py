@@ -1,4 +1,4 @@
-"""Finds what passes between a model's blocks, by running its forward once on tensors without data.
+"""The recording of what passes between a model's blocks, by running its forward once on tensors without data.
 
 A position is a part of the forward that one layer runs: 0 is the model's code before the first block, i + 1 is block i
 with the code between it and the next one, and, after the n blocks, n + 1 is the code after the last one.
@@ -40,8 +40,10 @@ def born(key: Key) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """The recording of a model's forward. By block: the forms and tensors of its call and its result, the shapes of the
-    result's tensors (that of the call's tensor of that number, or these), and the settings around the call.
+    """The recording of a model's forward.
+
+    By block: the forms and tensors of its call and its result, the shapes of the result's tensors (each as a number,
+    the call's tensor with that shape, or as sizes), and the settings around the call.
     """
 
     calls: tuple[Form, ...]
@@ -54,8 +56,8 @@ class Recording:
     result: Form
     result_keys: tuple[Key, ...]
     boundaries: tuple[tuple[Key, ...], ...]  # by position, the tensors that later positions need, in order
-    own_code: frozenset[int]  # positions that run code of the model's in addition to a block
-    gradients: frozenset[Key]  # tensors that have one
+    own_code: frozenset[int]  # positions that run the model's own code in addition to a block
+    gradients: frozenset[Key]  # tensors that have a gradient
     complex: frozenset[Key]  # complex tensors, which cross as pairs of real ones
     written: frozenset[tuple[int, Key]]  # tensors of earlier positions that a position writes to
     made: Mapping[Key, str]  # the names of the functions that made such tensors
@@ -127,7 +129,7 @@ class _Recorder(TorchFunctionMode):
         self.problem: Exception | None = None
         self._blocks, self._names = blocks, names
         self._position, self._next, self._count = 0, 0, 0
-        self._body: frozenset[int] | None = None  # ids of what the running block may use
+        self._body: frozenset[int] | None = None  # ids of tensors that the running block may use
         self._owned = {id(t): name for name, t in _all_tensors(model)}
         self._block_owned = [frozenset(id(t) for _, t in _all_tensors(block)) for block in blocks]
         self._keys: dict[int, tuple[Key, Tensor]] = {}

@@ -29,7 +29,7 @@ class CannotSplit(TaskError):
 class Form:
     """The form of a value, without its tensors."""
 
-    kind: Any  # the type, or `_TENSOR`, or that of a constant
+    kind: Any  # the value's type, or `_TENSOR`
     parts: tuple["Form", ...] = ()
     keys: tuple[Any, ...] = ()  # of a mapping or a dataclass
     value: Any = None  # a constant

@@ -34,7 +34,7 @@ class AsBuilt:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Within this context the attributes are as built; afterwards they are as they were before it."""
+        """Restore the attributes as built within this context, and afterwards their values from before it."""
         kept = [(module, {name: vars(module)[name] for name in _plain(module)}) for module, _ in self._first.values()]
         for module, first in self._first.values():
             _set(module, first)

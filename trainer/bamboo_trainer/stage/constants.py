@@ -28,7 +28,7 @@ class _Known:
 
 
 class _Kind(StrEnum):
-    """As error messages name it."""
+    """The kind of a tensor, as error messages name it."""
 
     BUFFER = "buffer"
     RUNNING = "running buffer"
@@ -66,8 +66,8 @@ class Constants:
     def check(self, bits: bool = False) -> None:
         """Raise TaskError if a constant was written to or replaced, and its bits differ, or a trained parameter is new.
 
-        Cheap: compares bits only where torch counted a write. bits: compare those of all buffers, since torch does not
-        count writes through numpy or `.data`.
+        Cheap: compares bits only where torch counted a write. bits: compare the bits of all buffers, since torch does
+        not count writes through numpy or `.data`.
         """
         seen = set()
         for place, tensor, kind in self._all():

@@ -55,7 +55,9 @@ class RunningBuffers:
     """
 
     def __init__(self, layers: Mapping[int, nn.Module]) -> None:
-        """Raises TaskError if a buffer belongs to several modules, whose contributions would have no order."""
+        """Find the buffers in the layers. Raises TaskError if a buffer belongs to several modules, whose contributions
+        would have no order.
+        """
         self._layers = layers
         self._found = [(index, one) for index, layer in layers.items() for one in running_modules(layer)]
         self._numbers = {id(one.module): number for number, (_, one) in enumerate(self._found)}
@@ -99,13 +101,13 @@ class RunningBuffers:
             data += [_bytes(tensor) for tensor in tensors]
         return Recorded(tuple(contributions), _joined(data))
 
-    def check(self, told: Contributed) -> None:
+    def check(self, contributed: Contributed) -> None:
         """Raise ValueError if a received contribution is to an unknown module, or of another form.
 
         Torch's own modules contribute a mean and a variance; only its update knows the form that a module with declared
         buffers contributes.
         """
-        for contribution in (one for of_one in told.microbatches.values() for one in of_one):
+        for contribution in (one for of_one in contributed.microbatches.values() for one in of_one):
             if contribution.module >= len(self._found):
                 count = len(self._found)
                 raise ValueError(f"a contribution to module {contribution.module} of {count} with running buffers")

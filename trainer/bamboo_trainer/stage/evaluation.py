@@ -56,6 +56,6 @@ class Evaluator:
 
 
 def _uncached(device: torch.device, precision: str) -> "torch.autocast | nullcontext[None]":
-    """Autocast without a cache: casts made without a graph must not be found by a forward that needs one."""
+    """Return autocast without a cache: casts made without a graph must not be found by a forward that needs one."""
     dtype = REDUCED.get(precision)
     return torch.autocast(device.type, dtype=dtype, cache_enabled=False) if dtype else nullcontext()

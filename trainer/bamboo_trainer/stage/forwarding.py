@@ -34,7 +34,7 @@ Metrics = dict[str, Sum]
 
 @dataclass(slots=True, eq=False)
 class Forwarding:
-    """A forward on its way through the layers; `parts` are the outputs so far, at the end the stage's or the loss."""
+    """A forward in progress; `parts` are the outputs so far, at the end the stage's or the loss."""
 
     step: int
     microbatch: int

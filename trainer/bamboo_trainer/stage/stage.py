@@ -52,7 +52,7 @@ class Stage:
         reader: BatchReader | None = None,
         copies: HostCopies | None = None,
     ) -> None:
-        """reader: of the task's data. copies: bring received tensors to the device of the values."""
+        """Create the stage. reader: of the task's data. copies: bring received tensors to the device of the values."""
         task, config, device = values.task, values.config, values.device
         layers, parameters = values.layers, values.parameters
         self.values, self._config = values, config

@@ -21,7 +21,7 @@ class StageBuilder(Protocol):
 
 
 def first_states(plan: Plan, worker: WorkerId) -> list[int]:
-    """Return the stages whose states a worker begins with that has obeyed no plan of this origin before.
+    """Return the stages whose states a worker begins with if it has obeyed no plan of this origin before.
 
     A cell's owner in the first plan that it receives has owned it since the plan's origin. Under later plans of that
     origin, owners send the states that the worker replicates.
@@ -32,7 +32,7 @@ def first_states(plan: Plan, worker: WorkerId) -> list[int]:
 
 
 def _helps(plan: Plan, worker: WorkerId, devices: int) -> bool:
-    """Return whether a worker runs more than one cell on each of its devices, or a portion of one."""
+    """Return whether a worker runs more than one cell on each of its devices, or a portion of a cell."""
     portions = (portion for cell in plan.cells() for portion in plan.at(cell).portions)
     return len(plan.owned_by(worker)) > devices or any(portion.worker == worker for portion in portions)
 
@@ -59,10 +59,12 @@ class StageState:
 
 
 class StageStates:
-    """by_stage: by the number of the stage; only this class changes it."""
+    """The states of this worker's stages. by_stage: by the number of the stage; only this class changes it."""
 
     def __init__(self, builder: StageBuilder, on_host: bool, begun: Mapping[int, Stage]) -> None:
-        """on_host: states kept only for others wait in host memory. begun: stages in their first state, by number."""
+        """Create the states. on_host: states kept only for others wait in host memory. begun: stages in their first
+        state, by number.
+        """
         self._builder, self._on_host, self._begun = builder, on_host, dict(begun)
         self._helps = False
         self.by_stage: dict[int, StageState] = {}
@@ -87,8 +89,10 @@ class StageStates:
             self.by_stage[index].staying = index in staying
 
     def _give(self, state: StageState, owned: bool) -> None:
-        """Park or unpark a state. If this worker also runs a lost worker's cells, the optimizer's state waits in host
-        memory when the device lacks room for their gradients and microbatches in flight.
+        """Park or unpark a state.
+
+        If this worker also runs a lost worker's cells, the optimizer's state waits in host memory when the device lacks
+        room for their gradients and microbatches in flight.
         """
         state.owned = owned
         if state.stage is None:

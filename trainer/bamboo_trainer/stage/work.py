@@ -1,4 +1,4 @@
-"""What a cell has computed of a step so far, and what crosses the boundary between two stages."""
+"""The results of a cell's step so far, and what crosses the boundary between two stages."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ def edge_of(output: Tensor) -> GradientEdge | None:
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """One cell's work on one step: the gradient so far, contexts for backwards, and results of forwards."""
+    """A cell's work on a step: the gradient so far, contexts for backwards, and results of forwards."""
 
     gradients: GradientSum
     # by microbatch: its inputs, and where its backward begins: a last stage's loss, else the outputs that are floats
@@ -94,9 +94,9 @@ class Work:
         """Return the results not read yet: scalars on the stage's device."""
         return tuple(value for one in self.unread.values() for value in one.values)
 
-    def read(self, there: Sequence[Tensor]) -> None:
+    def read(self, scalars: Sequence[Tensor]) -> None:
         """Record the values of `figures`, read from these tensors; waits for those not in host memory."""
-        values = iter([float(value) for value in there])
+        values = iter([float(value) for value in scalars])
         for m, one in self.unread.items():
             if one.added:
                 self.added_values[m] = [(name, next(values)) for name in one.added]

@@ -1,4 +1,4 @@
-"""What a layer's modules produce in a forward in addition to outputs: contributions to buffers, and own losses."""
+"""Results of a layer's forward in addition to its outputs: contributions to buffers, and losses of its own."""
 
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ Contributed = list[tuple[nn.Module, Parts]]  # in order
 
 @dataclass(slots=True)
 class Capture:
-    """The contributions of one forward of a layer, in order."""
+    """The contributions of a layer's forward, in order."""
 
     # fill, count, momentum: BatchNorm's running statistics, number of batches and momentum meanwhile; momentum is 1,
     # or 0.5 with a fill of 0. Neither contributions nor outputs may depend on them.

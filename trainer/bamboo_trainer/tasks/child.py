@@ -1,4 +1,4 @@
-"""Runs work in a child process, so that the task's code does not cache tensors without data."""
+"""Work in a child process, so that the task's code does not cache tensors without data."""
 
 import os
 import signal
@@ -45,7 +45,7 @@ def from_child(items: Iterator[T]) -> tuple[list[T], str]:
 
 
 def _fork(items: Iterator[object], pipe: Connection) -> int:
-    """Fork a child, which sends each item and, at the end, why it cannot continue. Return its number."""
+    """Fork a child, which sends each item and, at the end, why it cannot continue. Return its process id."""
     parent = os.getpid()
     child = os.fork()
     if child:

@@ -63,12 +63,12 @@ def _matching(names: tuple[str, ...], patterns: tuple[str, ...]) -> frozenset[st
 def _decided(task: Task, done: Committed, memories: Mapping[str, Memory]) -> Decided | None:
     if not task.decisions:
         return None
-    said = {name: _asked(task, name, done, memories.get(name, {})) for name in sorted(task.decisions)}
+    decisions = {name: _asked(task, name, done, memories.get(name, {})) for name in sorted(task.decisions)}
     return Decided(
-        learning_rate=math.prod((decision.learning_rate for decision in said.values()), start=1.0),
-        frozen=tuple(sorted({pattern for decision in said.values() for pattern in decision.frozen})),
-        stops=tuple(name for name, decision in said.items() if decision.stop),
-        memory={name: dict(decision.memory) for name, decision in said.items()},
+        learning_rate=math.prod((decision.learning_rate for decision in decisions.values()), start=1.0),
+        frozen=tuple(sorted({pattern for decision in decisions.values() for pattern in decision.frozen})),
+        stops=tuple(name for name, decision in decisions.items() if decision.stop),
+        memory={name: dict(decision.memory) for name, decision in decisions.items()},
     )
 
 

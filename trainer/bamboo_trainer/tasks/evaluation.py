@@ -19,7 +19,7 @@ LOSS = "loss"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSchedule:
-    """When states are evaluated, and on how many batches: every `every_steps` steps, and after the last one."""
+    """The times of evaluations, and their batches: every `every_steps` steps, and after the last one."""
 
     every_steps: int
     batches: int
@@ -64,7 +64,7 @@ def evaluated_samples(evaluation: Evaluation, batch: int, size: int) -> range:
 
 
 def measured(task: Task, evaluation: Evaluation, outputs: Parts, targets: Parts, samples: int) -> dict[str, Sum]:
-    """Return the loss and each metric of one batch. A mean counts once for each sample. Raises TaskError."""
+    """Return the loss and each metric of a batch. A mean counts once for each sample. Raises TaskError."""
     outputs = tuple(p.float() if p.is_floating_point() else p for p in outputs)
     with in_task("the loss, in an evaluation,"):
         found: dict[str, object] = {LOSS: task.loss(outputs, targets)}

@@ -83,8 +83,8 @@ def _number(name: str, value: object) -> float:
         return float(value.detach())
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
-    said = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    returned = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
     raise TaskError(
-        f"the metric {name!r} returned {said}, expected one number (a mean over the batch's samples), "
+        f"the metric {name!r} returned {returned}, expected one number (a mean over the batch's samples), "
         "or two: a sum and its weight"
     )

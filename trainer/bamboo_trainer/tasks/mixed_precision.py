@@ -33,7 +33,7 @@ _NORMS: Final = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def kept_in_fp32(layer: nn.Module) -> set[int]:
-    """Return the ids of the layer's parameters that are never rounded, whatever `training.parameterPrecision` is."""
+    """Return the ids of the layer's parameters that are never rounded, with any `training.parameterPrecision`."""
     return {id(p) for module in layer.modules() if isinstance(module, _NORMS) for p in module.parameters(recurse=False)}
 
 
@@ -49,7 +49,9 @@ def rounded(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """Autocast as torch does; entered per layer, so a parameter that two layers share is cast for each of them."""
+    """Return torch's autocast, to be entered for each layer, so that a parameter of two layers is cast for each of
+    them.
+    """
     dtype = REDUCED.get(precision)
     return torch.autocast(device.type, dtype=dtype) if dtype else nullcontext()
 
@@ -71,7 +73,7 @@ def autocast_and_keep(device: torch.device, precision: str) -> Iterator[None]:
 
 
 def cast_back_at_once(layer: nn.Module, given: Any, result: Any) -> None:
-    """Let each backward cast the gradients of the layer's casts back as soon as it has them.
+    """Make each backward cast the gradients of the layer's casts back as soon as it has them.
 
     Call it after every forward of the layer, with its inputs and result. The first forward after `forget_casts` makes
     the casts. Of the operations that are ready, a backward runs the one with the highest number, the newest one. A cast
@@ -114,8 +116,8 @@ def as_passed_on(parts: Parts) -> Parts:
     """Return a layer's inputs as they would be behind another layer: no leaves, unlike the inputs of a stage.
 
     autocast keeps the cast of a leaf, as if it were a parameter. The gradients of its uses would be summed in 16 bits,
-    unlike those of a tensor passed on within the stage; and the cast would stay until `forget_casts`. A layer may use
-    autocast itself, so this applies whatever the job's precision is.
+    unlike the gradients of a tensor passed on within the stage; and the cast would stay until `forget_casts`. A layer
+    may use autocast itself, so this applies with any precision of the job.
     """
     return tuple([part.view_as(part) if part.requires_grad and part.is_leaf else part for part in parts])
 

@@ -102,7 +102,7 @@ _INTERCEPTED: Final[WeakSet[nn.Module]] = WeakSet()
 
 
 def intercept(module: nn.Module) -> None:
-    """Let forwards of a module with running buffers leave these unchanged from now on, captured or not."""
+    """Make forwards of a module with running buffers leave these unchanged from now on, captured or not."""
     if module in _INTERCEPTED:
         return
     _INTERCEPTED.add(module)
@@ -234,7 +234,7 @@ def spectrally_normed(layer: nn.Module) -> str:
 
 
 def shared_buffer(one: str, other: str) -> TaskError:
-    """Return the error to raise. one, other: "<layer>.<name>"."""
+    """Return the error for a buffer of several modules. one, other: "<layer>.<name>"."""
     return TaskError(
         f"{one} and {other} are one buffer that a forward updates (BatchNorm's running statistics), and not of one "
         "module in one layer: give each layer its own, or track_running_stats=False"

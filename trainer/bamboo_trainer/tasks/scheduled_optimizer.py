@@ -17,7 +17,7 @@ Value = float | tuple[float, ...]
 RATE: Final = "lr"
 # With these a schedule does not decide which tensors an optimizer remembers.
 _HARMLESS: Final = frozenset({RATE, "betas", "weight_decay", "eps", "alpha", "rho", "lr_decay", "lambd"})
-# Their steps leave gradients unchanged. That of SGD does not, with foreach and nesterov.
+# Their steps leave gradients unchanged. SGD's step does not, with foreach and nesterov.
 _READING: Final = (
     torch.optim.Adam,
     torch.optim.AdamW,
@@ -28,14 +28,16 @@ _READING: Final = (
     torch.optim.RMSprop,
     torch.optim.Adadelta,
 )
-# Their fused kernels compute each number from those of the same place and the step's count, of that parameter alone.
+# Their fused kernels compute each number from numbers at its place in that parameter and from the step's count.
 # SGD's takes one flag for all parameters, whether momentum begins.
 _FUSED: Final = (torch.optim.Adam, torch.optim.AdamW)
 
 
 class ScheduledOptimizer:
-    """`inner` is None where there is nothing to train, as on a stage of activation functions only. factor: of the
-    learning rate, from the task's decisions.
+    """The user's optimizer `inner` with the task's schedules.
+
+    `inner` is None where there is nothing to train, as on a stage of activation functions only. factor: of the learning
+    rate, from the task's decisions.
     """
 
     def __init__(self, task: Task, named: Sequence[tuple[str, nn.Parameter]]) -> None:
@@ -52,7 +54,7 @@ class ScheduledOptimizer:
 
     @property
     def keeps_its_names(self) -> bool:
-        """Whether the names of its state are fixed when it is built, whatever the schedules return."""
+        """Whether the names of its state are fixed when it is built, for any results of the schedules."""
         return self.scheduled <= _HARMLESS
 
     @property
@@ -61,7 +63,7 @@ class ScheduledOptimizer:
         return self.inner is not None and type(self.inner) in _READING and not _is_hooked(self.inner)
 
     def fuse(self) -> None:
-        """See the module's `fuse`; before the first step."""
+        """Use torch's fused kernel, as the module's `fuse` does; before the first step."""
         if self.inner is not None:
             fuse(self.inner)
 
@@ -115,7 +117,7 @@ def require_learning_rate(task: Task) -> None:
 
 
 def fuse(optimizer: torch.optim.Optimizer) -> None:
-    """Let torch's fused kernel update the parameter groups whose kernel the task leaves open, before the first step.
+    """Make torch's fused kernel update the parameter groups whose kernel the task leaves open, before the first step.
 
     A kernel that walks over memory wants it without gaps, which it does not check.
     """

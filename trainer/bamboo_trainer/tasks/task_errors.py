@@ -18,15 +18,15 @@ NO_MEMORY: Final = ("can't allocate memory", "Cannot allocate memory", "CUBLAS_S
 
 
 class TaskError(ValueError):
-    """The user's task did what a task may not do; the message names the part and the mistake."""
+    """Error of the user's task, which did what a task may not do; the message names the part and the mistake."""
 
 
 class NotDeterministic(TaskError):
-    """Work that, done again, did not come to the same bits; the message names the first layer that differs."""
+    """Error of work that, done again, gave other bits; the message names the first layer that differs."""
 
 
 class TaskOutOfMemory(MemoryError):
-    """Memory ran out, of the host or of the device; the message names the part of the task."""
+    """Error because memory ran out, on the host or on the device; the message names the part of the task."""
 
 
 class RealInterrupt(KeyboardInterrupt):
@@ -74,7 +74,7 @@ def complaint(error: ValueError) -> str:
 def where(error: BaseException) -> str:
     """Return file, line and function of the innermost frame of the user's code; "" if there is none.
 
-    Without one, return those of the innermost frame of a library that is neither Bamboo's, nor torch's, nor Python's.
+    Without one, return the innermost frame of a library that is neither Bamboo's, nor torch's, nor Python's.
     """
     frame = _innermost(error)
     return f"{shown(frame.filename)} line {frame.lineno}, in {frame.name}" if frame else ""

@@ -81,7 +81,7 @@ def _parameter(layer: nn.Module, index: int, path: str) -> nn.Parameter:
 
 
 def forbid_training(layer: nn.Module, index: int) -> None:
-    """Forbid training a layer that is made in addition to the stages', and that the task's code may have kept.
+    """Forbid training a layer that is made in addition to the stages' layers, and that the task's code may have kept.
 
     A backward that reaches one of its parameters, however late, raises TaskError.
     """

@@ -86,12 +86,12 @@ def layer_factory(task: Task, layer: int) -> Callable[[], nn.Module]:
 
 
 def call_layer(task_layer: nn.Module, given: Any) -> Any:
-    """Call it with the result of the layer before it."""
+    """Call the layer with the result of the layer before it."""
     return task_layer(*arguments(task_layer, given))
 
 
 def arguments(task_layer: nn.Module, given: Any) -> tuple[Any, ...]:
-    """Return its arguments. A tuple is unpacked if the forward takes several arguments."""
+    """Return the layer's arguments. A tuple is unpacked if the forward takes several arguments."""
     if not isinstance(given, tuple):
         return (given,)
     takes_several = _TAKE_SEVERAL.get(task_layer)
@@ -367,8 +367,8 @@ def _form(value: object) -> str:
 
 @contextmanager
 def no_new_parameters(layers: Mapping[int, nn.Module]) -> Iterator[None]:
-    """A context for a forward. Raises TaskError if a layer made a parameter in it, which would not be trained or
-    copied.
+    """Check in this context that a forward makes no parameters, which would not be trained or copied. Raises
+    TaskError.
     """
     before = {index: dict(layer.named_parameters()) for index, layer in layers.items()}
     yield
@@ -379,7 +379,7 @@ def no_new_parameters(layers: Mapping[int, nn.Module]) -> Iterator[None]:
 
 
 def new_parameter(task_layer: nn.Module, layer: int, name: str) -> TaskError:
-    """Return the error to raise."""
+    """Return the error for a parameter that a forward has made."""
     return TaskError(
         f"{named_layer(task_layer, layer)} makes its parameter {name!r} in the forward, after the layers were "
         "split and given to the optimizer; make it in the constructor"
@@ -388,7 +388,7 @@ def new_parameter(task_layer: nn.Module, layer: int, name: str) -> TaskError:
 
 @contextmanager
 def unchanged_buffers(layers: Mapping[int, nn.Module]) -> Iterator[None]:
-    """A context for a forward. Raises TaskError if it changed a buffer of these layers, given by number."""
+    """Check in this context that a forward changes no buffer of these layers, given by number. Raises TaskError."""
     before = _buffer_copies(layers)
     yield
     after = _buffer_copies(layers)
@@ -400,7 +400,7 @@ def unchanged_buffers(layers: Mapping[int, nn.Module]) -> Iterator[None]:
 
 
 def changed_buffer(task_layer: nn.Module, layer: int, name: str, kind: str = "buffer") -> TaskError:
-    """Return the error to raise. kind: what changed, if not a buffer."""
+    """Return the error for a buffer that a forward has changed. kind: what changed, if not a buffer."""
     return TaskError(
         f"{named_layer(task_layer, layer)} changes its {kind} {name!r} in the forward, "
         f"so a repeated forward would differ{_INSTEAD.get(kind, '')}"

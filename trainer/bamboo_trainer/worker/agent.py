@@ -89,12 +89,12 @@ LOGGER_SECONDS = 60.0  # for loggers at the end, to take the remaining records
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """Where a worker runs.
+    """The settings of a worker's place.
 
     host: this machine's address, for the other workers. grace: seconds from SIGTERM to SIGKILL. authority: PEM of the
-    authority that signed the coordinator's certificate; "" for those that this machine trusts. metrics_port: of its own
-    metrics. logger_seconds: for loggers at the end. pod: it has its own container, with the resources that the job
-    requests, and its log to itself.
+    authority that signed the coordinator's certificate; "" for the authorities that this machine trusts. metrics_port:
+    of its own metrics. logger_seconds: for loggers at the end. pod: it has its own container, with the resources that
+    the job requests, and its log to itself.
     """
 
     host: str = "127.0.0.1"
@@ -263,7 +263,7 @@ class WorkerAgent:
         self.control.send(job.ready())
 
     def _say_again(self, engine: Engine) -> None:
-        """Send again all that still matters, since it may be lost."""
+        """Send all messages again that still matter, since they may have been lost."""
         assert self.job is not None
         self.control.send(self.job.ready())
         if self.leave_by < math.inf:
@@ -306,7 +306,7 @@ class WorkerAgent:
         )
 
     def _tell_of_callbacks(self, task: Task) -> None:
-        """As the root of a job without a history, warn that callbacks are not called."""
+        """Warn, as the root of a job without a history, that callbacks are not called."""
         if task.callbacks:
             names = ", ".join(sorted(task.callbacks))
             text = f"the callbacks {names} are called with what is in the job's history, and it keeps none"
@@ -336,8 +336,8 @@ class WorkerAgent:
         else:
             self.control.send(message)
 
-    def _tell_initial(self, told: str) -> None:
-        self.control.send(WorkerWarning(reason=INITIAL_WEIGHTS, message=told[:MOST_TEXT]))
+    def _tell_initial(self, text: str) -> None:
+        self.control.send(WorkerWarning(reason=INITIAL_WEIGHTS, message=text[:MOST_TEXT]))
 
     def _fail(self, reason: str, message: str) -> None:
         self.control.send(WorkerFailed(reason=reason, message=message))
@@ -345,7 +345,7 @@ class WorkerAgent:
         self.exit_code, self.last = EXIT_FAILED, f"{reason}: {message}"
 
     def _await_loggers(self) -> None:
-        """Let loggers finish: the job is over, so this worker holds up no other."""
+        """Wait for loggers to finish: the job is over, so this worker holds up no other."""
         self.job_over = True
         if self.history:
             self.history.announce_end(self.logger_seconds)

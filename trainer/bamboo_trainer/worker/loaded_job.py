@@ -28,8 +28,8 @@ from bamboo_trainer.training import TrainingConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedJob:
-    """spec: with the number of steps that the data allow. evaluations: None without any. loggers: by name, not made
-    yet.
+    """A job that this worker has loaded. spec: with the number of steps that the data allow. evaluations: None without
+    any. loggers: by name, not made yet.
     """
 
     spec: JobSpec

@@ -1,4 +1,4 @@
-"""`bamboo plan`: what it says in --help. What takes time to import is imported late."""
+"""`bamboo plan`: its flags and --help. Slow imports happen late."""
 
 import shutil
 import sys

@@ -1,4 +1,4 @@
-"""`bamboo simulate`: what it says in --help. What takes time to import is imported late."""
+"""`bamboo simulate`: its flags and --help. Slow imports happen late."""
 
 import json
 import sys

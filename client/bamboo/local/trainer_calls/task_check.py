@@ -22,19 +22,19 @@ class Checked:
     """The result of a check."""
 
     problem: str = ""  # why the task cannot be used, in a sentence
-    told: tuple[str, ...] = ()  # what was found, or that nothing was checked
+    lines: tuple[str, ...] = ()  # lines about the task, or that nothing was checked
 
 
 def check_task(manifest: dict[str, Any], folders: Sequence[Path]) -> Checked:
-    """Load the task, build its layers without values and count their needs. folders: of its modules."""
+    """Load the task, build its layers without values and count their needs. folders: where its modules are searched."""
     if missing := missing_packages():
-        return Checked(told=(f"not checked: the task, since {missing} is not installed here",))
+        return Checked(lines=(f"not checked: the task, since {missing} is not installed here",))
     try:
         answer = ask_trainer(CHECK, {"manifest": manifest}, folders, failed="the task could not be tried")
     except TrainerError as error:
         return Checked(problem=str(error))
     initial = (f"initial values: {line}" for line in answer["initial"])
-    return Checked(told=(_task(answer), *initial, _memory(answer)))
+    return Checked(lines=(_task(answer), *initial, _memory(answer)))
 
 
 def count_layers(manifest: dict[str, Any], folders: Sequence[Path]) -> int:
@@ -43,7 +43,7 @@ def count_layers(manifest: dict[str, Any], folders: Sequence[Path]) -> int:
 
 
 def _task(answer: dict[str, Any]) -> str:
-    """Describe a task: 8 layers, 4.9 M parameters; stages: layers 0-1 (0.9 M), 2-3 (1.6 M)."""
+    """Describe a task, as in "8 layers, 4.9 M parameters; stages: layers 0-1 (0.9 M), 2-3 (1.6 M)"."""
     stages = answer["stages"]
     shown = [
         f"{first if first == last else f'{first}-{last}'} ({_millions(parameters)})"

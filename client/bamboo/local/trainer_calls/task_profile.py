@@ -26,7 +26,7 @@ from bamboo_core.planning.profile import (
 PROFILE: Final = "bamboo_trainer.profiling:profile"
 COUNT: Final = "bamboo_trainer.layer_work:count"
 SHOWN_LAYERS: Final = 5
-BUSY: Final = 0.05  # share of the time without a processor, from which on measured seconds are only an estimate
+BUSY: Final = 0.05  # share of the time without a processor above which measured seconds are an estimate
 DISK_RATE: Final = 100e6  # bytes a second, assumed of a store
 DETECTION: Final = "detection: the heartbeat timeout, as of a machine that vanishes"
 

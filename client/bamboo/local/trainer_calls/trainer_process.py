@@ -1,4 +1,4 @@
-"""Processes of the trainer for commands, because it needs torch, which this process may lack."""
+"""Processes of the trainer for commands, because the trainer needs torch, which this process may lack."""
 
 import asyncio
 import subprocess
@@ -16,7 +16,7 @@ from bamboo_core.names import EXIT_FAILED, EXIT_INTERRUPTED
 from bamboo_core.text import one_line
 
 NEEDED = ("bamboo_trainer", "torch")
-END_SECONDS = 30.0  # in which the process removes what is half written
+END_SECONDS = 30.0  # in which the process removes incomplete files
 
 
 class TrainerError(RuntimeError):
@@ -35,10 +35,10 @@ def run_trainer(module: str, arguments: Sequence[str], what: str) -> int:
         return EXIT_FAILED
     process = None
     try:
-        with stop_signals.held():  # else one that comes while it is started would leave it behind
+        with stop_signals.held():  # a signal during the start would leave the process behind
             process = subprocess.Popen([sys.executable, "-P", "-m", module, *arguments])
         return process.wait()
-    finally:  # a signal to this process
+    finally:  # a signal may have interrupted this process
         if process is not None:
             _end(process)
 

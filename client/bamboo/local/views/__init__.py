@@ -1,1 +1,1 @@
-"""What is shown of a local run: its page, its metrics, its workers' log, and what it came to."""
+"""Views of a local run: its page, its metrics, its workers' log, and its summary."""

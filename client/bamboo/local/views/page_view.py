@@ -19,7 +19,7 @@ STARTING = ShownState(name="Starting", tone="idle", sentence="The workers are be
 
 
 class PageView:
-    """Keeps what the page shows, and serves it while `serving` is entered."""
+    """A view that keeps what the page shows, and serves it while `serving` is entered."""
 
     def __init__(self, spec: JobSpec, *, port: int = 0, clock: Clock | None = None) -> None:
         self._spec, self._port = spec, port
@@ -29,7 +29,7 @@ class PageView:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
-        """The page's URL. Raises PageError if it cannot be served."""
+        """Serve the page and yield its URL. Raises PageError if it cannot be served."""
         page = LocalPage(self.document, port=self._port)
         url = await page.start()
         try:
@@ -48,7 +48,7 @@ class PageView:
         ended = self._ended or (STARTING if live is None else None)
         return document(view, self._record, place="local", now=now, ended=ended)
 
-    # as a view of the run
+    # the interface of a run's view
 
     def start(self, request: Callable[[UserRequest], None]) -> None:
         pass

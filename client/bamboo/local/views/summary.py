@@ -1,4 +1,4 @@
-"""What a finished run tells: as text for a person, as JSON for a program."""
+"""The summary of a finished run: as text for a person, as JSON for a program."""
 
 import statistics
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ EXIT_CODES = {
     Outcome.INTERRUPTED: EXIT_INTERRUPTED,
 }
 
-OF_STATUS: Final = (  # what the JSON names as the status does
+OF_STATUS: Final = (  # fields that the JSON copies from the status
     "steps",
     "first_loss",
     "step_seconds",
@@ -39,12 +39,12 @@ SHOWN_TAKEOVERS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What is left to say of a run. status: the coordinator's last one. seconds: of training, without the start of the
-    workers. batch: samples of one step.
+    """The summary of a run. status: the coordinator's last one. seconds: of training, without the start of the workers.
+    batch: samples of one step.
 
-    Every commit says how many microbatches it counts; `status.lost_samples` are those that are missing. Gradients are
-    summed along with the losses; that they are the right ones is what --verify shows. What a run that did not complete
-    has trained since `kept_step` is in no checkpoint.
+    Every commit reports how many microbatches it counts; `status.lost_samples` counts the missing samples. Losses and
+    gradients are summed together; --verify shows that the gradients are right. Steps that an incomplete run has trained
+    since `kept_step` are in no checkpoint.
     """
 
     job: str
@@ -56,7 +56,7 @@ class Summary:
     batch: int
     crashes: tuple[str, ...] = ()  # workers that ended by themselves, and how
     output: str | None = None
-    profiled: str | None = None  # where torch.profiler's files are, or why there are none, if it was asked for
+    profiled: str | None = None  # where torch.profiler's files are, or why there are none; None if not requested
     log_tail: str | None = None  # what the workers printed, if a failure has no better explanation
     log_shown: bool = False  # all of it has been shown
 
@@ -66,7 +66,7 @@ class Summary:
 
     @property
     def kept_step(self) -> int:
-        """That of the newest checkpoint; 0 if there is none."""
+        """The step of the newest checkpoint; 0 without a checkpoint."""
         return (self.status.checkpoint.step or 0) if self.status.checkpoint else 0
 
     @property
@@ -76,7 +76,7 @@ class Summary:
 
     @property
     def samples_per_second(self) -> float | None:
-        """Of the whole run."""
+        """The mean rate over the whole run."""
         done = (self.status.step - self.first_step) * self.batch
         return done / self.seconds if done > 0 and self.seconds > 0 else None
 
@@ -86,13 +86,13 @@ class Summary:
         return (len(self.status.grid[0]), len(self.status.grid)) if self.status.grid else None
 
     def pause_in_steps(self, takeover: Takeover) -> float | None:
-        """The pause in units of an undisturbed step."""
+        """Return the pause in units of an undisturbed step."""
         step = self.status.step_seconds
         return takeover.pause_ms / 1000 / step if step else None
 
 
 def to_json(summary: Summary, **extra: Any) -> str:
-    """One JSON object; `extra` is added to it. Numbers that are not finite are null."""
+    """Return the summary as a JSON object with the fields of `extra`. Numbers that are not finite are null."""
     status, kept = summary.status, summary.status.checkpoint
     document = {
         **{name: getattr(summary, name) for name in ("job", "outcome", "reason", "message", "seconds")},
@@ -145,7 +145,7 @@ def to_text(summary: Summary) -> str:
         lines.append(f"  skipped, as their loss or gradient was not finite: {count(status.skipped_steps, 'step')}")
     lines += _takeovers(summary)
     if status.checkpoint is not None:
-        kept = replace(status.checkpoint, age=None, writing=None)  # which do not matter any more
+        kept = replace(status.checkpoint, age=None, writing=None)  # both are out of date
         lines.append(f"  {checkpoint_of_run(kept)}")
     if status.memory:
         worker, memory = max(status.memory, key=lambda one: one[1].peak)
@@ -172,28 +172,28 @@ def to_text(summary: Summary) -> str:
 
 
 def _crashes(crashes: Sequence[str]) -> str:
-    """The crashes in words; those that ended alike come together, in the order of their numbers: w0, w1 exited with
-    code 1; w2 was killed by SIGSEGV.
+    """Return the crashes in words, grouped by their kind, as in "w0, w1 exited with code 1; w2 was killed by
+    SIGSEGV".
     """
     alike: dict[str, list[str]] = {}
     for worker, _, how in (crash.partition(" ") for crash in crashes):
         alike.setdefault(how, []).append(worker)
-    told = []
+    groups = []
     for how, alike_ones in list(alike.items())[:SHOWN_CRASHES]:
         workers = sorted(alike_ones, key=lambda worker: (len(worker), worker))
         more = f" and {len(workers) - SHOWN_CRASHES} more" if len(workers) > SHOWN_CRASHES else ""
-        told.append(f"{', '.join(workers[:SHOWN_CRASHES])}{more} {how}")
+        groups.append(f"{', '.join(workers[:SHOWN_CRASHES])}{more} {how}")
     left = sum(len(workers) for workers in list(alike.values())[SHOWN_CRASHES:])
-    return "; ".join([*told, f"{left} others"] if left else told)
+    return "; ".join([*groups, f"{left} others"] if left else groups)
 
 
 def compare(disturbed: Sequence[str], undisturbed: Sequence[str]) -> bool:
-    """Whether both runs ended in the same state, bit for bit, whatever their grids; nothing is equal to nothing."""
+    """Return whether both runs ended in the same state, bit for bit, on any grids; False if either has no digests."""
     return bool(disturbed) and bool(undisturbed) and add_digests(disturbed) == add_digests(undisturbed)
 
 
 def steps_done(summary: Summary) -> str:
-    """How many, of how many that were wanted."""
+    """Return the number of steps done and wanted."""
     early = ", stopped early," if summary.status.stopped_early else ""
     return f"{summary.status.step} of {summary.status.steps or '?'} steps{early}"
 
@@ -203,7 +203,7 @@ def _begun(summary: Summary) -> str:
 
 
 def _not_kept(summary: Summary) -> str:
-    """A sentence on the steps of a run that did not complete: those that it has trained and that no checkpoint has."""
+    """Return a sentence on the steps that an incomplete run has trained and that are in no checkpoint."""
     steps = count(summary.status.step - summary.kept_step, "step")
     if summary.kept_step:
         return f"{steps}, all since the checkpoint of step {summary.kept_step}"
@@ -216,12 +216,14 @@ def _rate(samples_per_second: float | None) -> str:
 
 
 def _quoted(text: str) -> list[str]:
-    """The text may hold anything, also what a terminal would take for a command."""
+    """Return the text as quoted lines without control characters, which a terminal would execute."""
     return ["    | " + "".join(c if c.isprintable() else "\N{MIDDLE DOT}" for c in line) for line in text.split("\n")]
 
 
 def _takeovers(summary: Summary) -> list[str]:
-    """The longest ones if there are many, in their order; then the pauses of all."""
+    """Return a line for each takeover, only for the longest if there are many, in their order; then the pauses
+    of all.
+    """
     shown = sorted(summary.status.takeovers, key=lambda taken: -taken.pause_ms)[:SHOWN_TAKEOVERS]
     lines = [
         f"    {_takeover(summary, taken)}" for taken in summary.status.takeovers if any(taken is one for one in shown)
@@ -245,8 +247,8 @@ def _takeover(summary: Summary, takeover: Takeover) -> str:
 
 def _by_kind(worker: WorkerId, sent: Traffic) -> str:
     kinds = sorted(sent.by_kind().items(), key=lambda item: -item[1])
-    said = ", ".join(f"{kind} {size(count)}" for kind, count in kinds if count)
-    return f"{worker} with {size(sent.total)} ({said})"
+    sizes = ", ".join(f"{kind} {size(count)}" for kind, count in kinds if count)
+    return f"{worker} with {size(sent.total)} ({sizes})"
 
 
 def _pauses(summary: Summary) -> list[str]:

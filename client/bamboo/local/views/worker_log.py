@@ -1,21 +1,23 @@
-"""Shows the workers' log while it is being written."""
+"""Display of the workers' log while they write it."""
 
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-CHUNK = 1 << 20  # bytes that are read at once, and of a line that has no end
+CHUNK = 1 << 20  # bytes read at once, and most bytes kept of an unfinished line
 
 
 class LogFollower:
-    """Passes on what has been added to a file since the last time, in whole lines unless they are longer than CHUNK."""
+    """Passes on what a file has gained since the last call, in whole lines unless they are longer than CHUNK."""
 
     def __init__(self, path: Path, write: Callable[[str], object]) -> None:
         self._path, self._write = path, write
         self._offset, self._partial = 0, b""
 
     def follow(self) -> bool:
-        """One CHUNK at most, for others wait meanwhile; whether there was any. The file may not be there yet."""
+        """Pass on at most one CHUNK, because other work waits meanwhile; return whether there was any. The file may not
+        exist yet.
+        """
         with contextlib.suppress(FileNotFoundError), self._path.open("rb") as log:
             log.seek(self._offset)
             data = log.read(CHUNK)
@@ -28,7 +30,7 @@ class LogFollower:
         return False
 
     def end(self) -> None:
-        """Ends the log: nothing more will be added."""
+        """Pass on the rest of the log."""
         while self.follow():
             pass
         self._rest()

@@ -266,8 +266,8 @@ def _is_compared(state: CoordinatorState, c: CheckpointState) -> bool:
     plan = state.current_plan
     if c.writing is None or not state.spec.training.deterministic:
         return True
-    there = state.workers.keys()
-    holders = [plan.holders_of(stage) & there & set(writers) for stage, writers in enumerate(c.writers)]
+    present = state.workers.keys()
+    holders = [plan.holders_of(stage) & present & set(writers) for stage, writers in enumerate(c.writers)]
     return state.guard.are_equal(plan.origin, c.writing.step, holders)
 
 

@@ -20,7 +20,9 @@ from bamboo_core.planning.shares import share
 
 
 def begin(turn: Turn) -> bool:
-    """All have finished: is the last state to be kept yet? Then it is begun. False if it is kept, or given up."""
+    """Begin a checkpoint of the last state once all have finished; return False if the state is kept already, or given
+    up.
+    """
     state, c, plan = turn.state, turn.state.checkpoints, turn.state.plan
     if plan is None or not is_missing(state) or c.final_failures >= MOST_FAILURES:
         return False
@@ -77,7 +79,7 @@ def _finishers(state: CoordinatorState) -> tuple[tuple[WorkerId, ...], ...]:
     plan = state.current_plan
     for number in range(len(plan.stages)):
         named = dict.fromkeys(w for cell, w in sorted(state.ending.finishers.items()) if cell.stage == number)
-        there = [w for w in named if w in state.workers and not state.workers[w].released]
-        staying = [w for w in there if state.stays(w)]
-        found.append(tuple((staying or there)[:MOST_WRITERS]))
+        present = [w for w in named if w in state.workers and not state.workers[w].released]
+        staying = [w for w in present if state.stays(w)]
+        found.append(tuple((staying or present)[:MOST_WRITERS]))
     return tuple(found)

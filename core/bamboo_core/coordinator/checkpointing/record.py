@@ -1,4 +1,4 @@
-"""What a coordinator knows of the job's checkpoints."""
+"""The coordinator's record of the job's checkpoints."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,55 +11,55 @@ from bamboo_core.coordinator.replacing import replace
 from bamboo_core.planning.plan import WorkerId
 
 MOST_KEPT: Final = 100
-MOST_EARLY: Final = 4  # checkpoints whose parts are heard of before their commit
-MOST_COPIED: Final = 4  # checkpoints of which it is known who has copies
-MOST_FAILURES: Final = 2  # of the last state's checkpoints; each has as long as any other one
+MOST_EARLY: Final = 4  # checkpoints whose parts are reported before their commit
+MOST_COPIED: Final = 4  # checkpoints whose copies in memory are known
+MOST_FAILURES: Final = 2  # failed checkpoints of the last state; each attempt has the usual time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointState:
-    """What the coordinator knows of the checkpoints that it has made, and of the one that it makes (`checkpoints`)."""
+    """The checkpoints that the coordinator has made, and the one in progress (`checkpoints`)."""
 
-    # the one in progress
-    number: int = 0  # of the wish for it
+    # the checkpoint in progress
+    number: int = 0  # of the request for it
     at: int = 0  # its step, or a later one
     writers: tuple[tuple[WorkerId, ...], ...] = ()  # of each stage; empty if none is in progress
-    dealt: Mapping[int, WorkerId] = field(default_factory=dict)  # which of them writes which layer
-    writing: CheckpointId | None = None  # once a commit has carried the wish
+    dealt: Mapping[int, WorkerId] = field(default_factory=dict)  # the writer of each layer
+    writing: CheckpointId | None = None  # set once a commit has carried the request
     parts: Mapping[int, CheckpointPart] = field(default_factory=dict)  # by layer
-    # of checkpoints whose commit is not heard of yet: their parts, and why one fails
+    # checkpoints whose commit is not reported yet: their parts, and why one fails
     early: Mapping[CheckpointId, Mapping[int, CheckpointPart]] = field(default_factory=dict)
     common: Mapping[CheckpointId, dict[str, Any]] = field(default_factory=dict)  # as in PartsWritten
     failed: Mapping[CheckpointId, str] = field(default_factory=dict)
-    asked: WorkerId | None = None  # who has to act now
-    asked_at: float = 0.0  # when that was said last
-    since: float = 0.0  # when the wish, then the writing, began
-    stall: float = 0.0  # seconds for which training waited, so far
-    final: bool = False  # it is of the last state, and those who have finished were asked for it one by one
-    # those before it
+    asked: WorkerId | None = None  # the worker that has to act now
+    asked_at: float = 0.0  # when it was last asked
+    since: float = 0.0  # when the request, then the writing, began
+    stall: float = 0.0  # seconds for which training has waited so far
+    final: bool = False  # of the last state, requested from each worker as it finished
+    # earlier checkpoints
     retry: bool = False  # the next one is due at once
-    last_step: int = 0  # of the newest one, or of the newest attempt
+    last_step: int = 0  # of the newest checkpoint or attempt
     kept: tuple[CheckpointId, ...] = ()  # committed and not known to be bad, newest first
     kept_at: float | None = None  # when the newest of them was committed
-    bytes: int = 0  # that it has
-    seconds: float = 0.0  # that it took
-    bad: tuple[CheckpointId, ...] = ()  # that turned out to be damaged
-    counts: CheckpointCounts = field(default_factory=CheckpointCounts)  # what became of all of them
+    bytes: int = 0  # of the newest checkpoint
+    seconds: float = 0.0  # that the newest checkpoint took
+    bad: tuple[CheckpointId, ...] = ()  # damaged checkpoints
+    counts: CheckpointCounts = field(default_factory=CheckpointCounts)  # outcomes of all checkpoints
     first: int = 0  # the step with which the job began
     final_failures: int = 0  # of checkpoints of the last state
-    tidying: tuple[CheckpointId, WorkerId] | None = None  # the newest one and its writer, while that removes others
-    endangered: frozenset[WorkerId] = frozenset()  # the workers with notice for whose sake one was taken
+    tidying: tuple[CheckpointId, WorkerId] | None = None  # the newest one and its writer, which removes older ones
+    endangered: frozenset[WorkerId] = frozenset()  # workers on notice for which a checkpoint was taken
 
     # one in progress
 
     def numbered(self) -> "CheckpointState":
-        """The next number is given to a wish, be it for a cut."""
+        """Take the next number for a requested checkpoint or cut."""
         return replace(self, number=self.number + 1)
 
     def wished(
         self, at: int, writers: tuple[tuple[WorkerId, ...], ...], dealt: Mapping[int, WorkerId], now: float
     ) -> "CheckpointState":
-        """One of that step, or of the next one, is wished for."""
+        """Request a checkpoint of the state after step `at` or a later one."""
         return replace(
             self.numbered(),
             at=at,
@@ -75,47 +75,51 @@ class CheckpointState:
     def with_parts(
         self, checkpoint: CheckpointId, parts: Mapping[int, CheckpointPart], stall: float, common: dict[str, Any]
     ) -> "CheckpointState":
-        """Parts are durable, of the one in progress or of one whose commit is not heard of yet. Workers may say the
-        same again. stall: seconds, of the worker that says so.
+        """Record durable parts of the checkpoint in progress, or of one whose commit this coordinator has not received
+        yet.
+
+        Workers may report the same parts again. stall: seconds for which the reporting worker waited.
         """
         is_carried = checkpoint == self.writing
         known = self.parts if is_carried else self.early.get(checkpoint, {})
         more = sum(part.bytes for layer, part in parts.items() if layer not in known)
         counts = replace(self.counts, bytes=self.counts.bytes + more)
         states = dict(list({**self.common, checkpoint: common}.items())[-MOST_EARLY:])
-        told = replace(self, counts=counts, stall=max(self.stall, stall), common=states)
+        updated = replace(self, counts=counts, stall=max(self.stall, stall), common=states)
         if is_carried:
-            return replace(told, parts={**known, **parts})
+            return replace(updated, parts={**known, **parts})
         early = {**self.early, checkpoint: {**known, **parts}}
-        return replace(told, early=dict(list(early.items())[-MOST_EARLY:]))
+        return replace(updated, early=dict(list(early.items())[-MOST_EARLY:]))
 
     def uncommitted(self) -> tuple[CheckpointId, ...]:
-        """Return the checkpoints of which parts may be written, and which no worker was asked to commit."""
+        """Return the checkpoints that may have written parts and that no worker was asked to commit."""
         return (*self.early, *((self.writing,) if self.writing and self.asked is None else ()))
 
-    # those that there are
+    # existing checkpoints
 
     def keeping(self, kept: Iterable[CheckpointId]) -> "CheckpointState":
-        """The others are not there, or of no use; when the newest one was committed may not be known then."""
+        """Keep only these checkpoints; the others are missing or unusable. If the newest one changes, the time of its
+        commit is unknown.
+        """
         left = tuple(kept)
         return replace(self, kept=left, kept_at=self.kept_at if left[:1] == self.kept[:1] else None)
 
     # the job goes back
 
     def left_behind(self) -> "CheckpointState":
-        """If one is in progress, it counts as given up, as the job goes back."""
+        """Count the checkpoint in progress as abandoned, because the job goes back."""
         return replace(self, counts=self.counts.abandoning(AbandonReason.WENT_BACK)) if self.writers else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoringState:
-    """With which checkpoint the job begins, and why it goes back to one (`restoring`).
+    """The checkpoint with which the job begins, and why it goes back to one (`restoring`).
 
-    looked: whether it is known with which one (found; None: with none) the job begins. asked, asked_at: who looks now,
-    and since when; question: the number of the newest question. pausing: before the store is asked again. spoiled: none
-    can be used of those that there are. problem: why the store does not tell.
-    reason, message: why the job has to go back to one; empty if it has not. back_since: it has to since then, and has
-    not committed a step again.
+    looked: whether the coordinator knows that checkpoint (found; None: it begins without one). asked, asked_at: the
+    worker that reads the store now, and since when. question: the number of the newest question. pausing: before the
+    store is asked again. spoiled: no existing checkpoint is usable. problem: why the store gives no answer. reason,
+    message: why the job has to go back to a checkpoint; empty if it does not. back_since: since when it has to, without
+    a commit since then.
     """
 
     looked: bool = False
@@ -133,7 +137,9 @@ class RestoringState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiesInMemory:
-    """held: of the newest checkpoints, who keeps which layers in host memory (`copies`)."""
+    """Copies of the newest checkpoints in host memory (`copies`). held: the layers that each worker keeps, by
+    checkpoint.
+    """
 
     held: Mapping[CheckpointId, Mapping[WorkerId, frozenset[int]]] = field(default_factory=dict)
 

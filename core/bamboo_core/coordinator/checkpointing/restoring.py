@@ -166,9 +166,9 @@ def begun(turn: Turn) -> None:
     first = c.found.step if c.found else 0
     repeated = max(0, max(state.step, state.progress.earlier.step) - first)
     if (state.phase == "Restoring" and c.reason) or c.found or (repeated and state.spec.checkpoint):
-        told = f"the job goes on from the checkpoint of step {first}" if c.found else "the job begins again"
+        text = f"the job goes on from the checkpoint of step {first}" if c.found else "the job begins again"
         again = f", and repeats {count(repeated, 'step')}" if repeated else ""
-        turn.do(Emit("Restored", f"{told}{again}", bool(repeated)))
+        turn.do(Emit("Restored", f"{text}{again}", bool(repeated)))
     seconds = state.usual_step or state.progress.earlier.step_seconds or 0.0
     cause = RestoreCause(c.reason) if c.reason in list(RestoreCause) else None
     if repeated and state.spec.checkpoint and not c.reason:

@@ -1,4 +1,4 @@
-"""What a coordinator knows of the job's end: why it is to come and who has finished."""
+"""The coordinator's record of the job's end: why it ends and which cells have finished."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,9 +9,9 @@ from bamboo_core.planning.plan import Cell, WorkerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping:
-    """How the job is to end as soon as a state of that many steps or more is kept.
+    """An early end of the job, which takes effect once a state of `step` steps or more is kept.
 
-    since: when that was said. unheard: workers have to come back to a restarted coordinator before.
+    since: when it was requested. unheard: workers have to reconnect to a restarted coordinator first.
     """
 
     reason: str
@@ -23,8 +23,10 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """stopping: the job is to end before its last step. finished: cells whose last state is there, with its digest;
-    finishers: who said so last of each.
+    """The end of the job.
+
+    stopping: the job ends before its last step. finished: cells with their last state, with its digest. finishers: the
+    worker that reported each cell last.
     """
 
     stopping: Stopping | None = None

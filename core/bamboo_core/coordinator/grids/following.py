@@ -98,7 +98,7 @@ def _guess(state: CoordinatorState, rates: GridRates, workers: int) -> Grid | No
 def _note(turn: Turn, staying: int) -> None:
     """Record which workers are present, and how many."""
     state = turn.state
-    there = [w for w in state.holding.there if w in state.noticed]
+    there = [w for w in state.holding.staying if w in state.noticed]
     spared = sum(1 for w in there if state.membership.leaving[w].spared and state.workers[w].ready)
     if gives_back(state.spec):
         turn.put(holding.seen(state, turn.now))
@@ -237,8 +237,8 @@ def tell_why_none(turn: Turn, workers: int) -> None:
     why, enough = _why_none(rates, workers)
     if enough is None:
         turn.finish(Outcome.FAILED, "NoGridFits", why)
-    elif (text := f"{why}; a grid of {count(enough, 'worker')} fits") != state.grids.told:
-        turn.put(replace(state.grids, told=text))
+    elif (text := f"{why}; a grid of {count(enough, 'worker')} fits") != state.grids.announced:
+        turn.put(replace(state.grids, announced=text))
         turn.do(Emit("NoGridFits", text, warning=True))
 
 
@@ -307,12 +307,12 @@ def tell(turn: Turn, grid: Grid) -> None:
 
 
 def _told(grid: Grid, state: CoordinatorState) -> str:
-    """With the schedule if there was a choice of it, or an edit wants another one."""
+    """Return the grid in words, with the schedule if there is a choice of it, or an edit wants another one."""
     allowed = schedules(state.spec)
     chosen = grid.stages > 1 and (len(allowed) > 1 or grid.schedule not in allowed)
     return f"{grid.name} by {grid.schedule}" if chosen else grid.name
 
 
 def _chosen(turn: Turn, text: str) -> None:
-    turn.put(replace(turn.state.grids, told=text))
+    turn.put(replace(turn.state.grids, announced=text))
     turn.do(Emit("GridChosen", text))

@@ -62,16 +62,16 @@ def seen(state: CoordinatorState, now: float) -> Holding:
     """Return the record updated with the present workers, and with the fate of those that are gone."""
     known = state.holding
     staying = {w: r.peer.zone for w, r in state.workers.items() if state.stays(w)}
-    if staying.keys() == known.there.keys():
+    if staying.keys() == known.staying.keys():
         return known
     zones = dict(known.zones)
-    for worker, (zone, since) in known.there.items():
+    for worker, (zone, since) in known.staying.items():
         if worker not in staying:
             was = zones.get(zone, Exposure())
             lost = was.losses + _was_lost(state, worker)
             zones[zone] = Exposure(losses=lost, hours=was.hours + (now - since) / 3600)
-    there = {w: known.there.get(w, (zone, now)) for w, zone in staying.items()}
-    return replace(known, there=there, zones=zones)
+    workers = {w: known.staying.get(w, (zone, now)) for w, zone in staying.items()}
+    return replace(known, staying=workers, zones=zones)
 
 
 def _was_lost(state: CoordinatorState, worker: WorkerId) -> bool:
@@ -84,7 +84,7 @@ def hazard(state: CoordinatorState, zone: str, now: float) -> float:
     """Return a zone's expected losses per worker and hour: near the prior at first, then near what the job has seen."""
     known = state.holding
     was = known.zones.get(zone, Exposure())
-    hours = was.hours + sum(now - since for place, since in known.there.values() if place == zone) / 3600
+    hours = was.hours + sum(now - since for place, since in known.staying.values() if place == zone) / 3600
     return (was.losses + USUAL_LOSSES) / (hours + USUAL_HOURS)
 
 
@@ -94,7 +94,7 @@ def missing_share(state: CoordinatorState, now: float) -> float:
     It is rounded to steps, so that it does not change all the time.
     """
     refills = state.grids.refills
-    zones = Counter(zone for zone, _ in state.holding.there.values()) or Counter([""])
+    zones = Counter(zone for zone, _ in state.holding.staying.values()) or Counter([""])
     mean = sum(number * hazard(state, zone, now) for zone, number in zones.items()) / zones.total()
     losses = mean / 3600 * (median(refills) if refills else choosing.USUAL_REFILL)  # until it is replaced
     losses = math.exp2(round(4 * math.log2(max(LEAST_LOSSES, losses))) / 4)
@@ -143,9 +143,9 @@ class Worth:
         self._share = missing_share(state, now)
         self._speeds: dict[int, float] = {}  # samples/s by number of present workers
         known, spec = state.holding, state.spec
-        there = sorted(known.prices[w] for w in known.there if w in known.prices)
-        more = known.more or ((there[len(there) // 2] if there else UNPRICED, 1),)
-        self._sums = list(accumulate(there, initial=0.0))
+        prices = sorted(known.prices[w] for w in known.staying if w in known.prices)
+        more = known.more or ((prices[len(prices) // 2] if prices else UNPRICED, 1),)
+        self._sums = list(accumulate(prices, initial=0.0))
         self._more = list(accumulate(_each(more, wanted_workers(spec)), initial=0.0))
         self.batch = spec.training.global_batch_size
         self.most, self.held = whole_workers(spec), known.target
@@ -159,7 +159,7 @@ class Worth:
             grid_of(state.current_plan),
             self._share,
             more,
-            tuple(there),
+            tuple(prices),
             self.most,
             self.held,
             spec.standby.workers,
@@ -257,14 +257,14 @@ def aim(turn: Turn, rates: GridRates) -> None:
     elif known.aim is None or known.aim[0] != number:
         changed = replace(known, aim=(number, turn.now))
     elif turn.now - known.aim[1] >= stabilization_seconds(state.spec):
-        changed = replace(known, aim=None, target=number, told=_told(worth, number))
-        turn.do(Emit("WorkersChosen", changed.told))
+        changed = replace(known, aim=None, target=number, reason=_reason(worth, number))
+        turn.do(Emit("WorkersChosen", changed.reason))
     else:
         changed = known
     turn.put(changed)
 
 
-def _told(worth: Worth, number: int) -> str:
+def _reason(worth: Worth, number: int) -> str:
     if number == worth.most:
         return f"all of {count(worth.most, 'worker')} are worth their price"
     speed = worth.speed(number) / worth.speed(worth.most)
@@ -310,7 +310,7 @@ def kept(state: CoordinatorState, peers: list[Peer], grid: Grid, now: float) -> 
 def picks(state: CoordinatorState, then: Grid) -> bool:
     """Return whether a smaller grid gives back workers of different prices; layers are then split anew."""
     known = state.holding
-    prices = [known.prices[w] for w in known.there if w in known.prices]
+    prices = [known.prices[w] for w in known.staying if w in known.prices]
     if not is_too_large(state) or then.cells >= grid_of(state.current_plan).cells or len(prices) < 2:
         return False
     return max(prices) > (1 + UNLIKE) * min(prices)
@@ -329,6 +329,6 @@ def give_back_surplus(turn: Turn) -> bool:
     idle = sorted((w for w in staying if w not in runs), key=lambda w: _order(state, w, turn.now), reverse=True)
     for worker in idle[:surplus]:
         turn.put(turn.state.membership.with_notice(worker, Notice(final=True, spared=True)))
-        told = state.holding.told or f"{count(to_have(state), 'worker')} are held"
-        turn.do(Emit("GivenBack", f"{worker} is given back: {told}"))
+        why = state.holding.reason or f"{count(to_have(state), 'worker')} are held"
+        turn.do(Emit("GivenBack", f"{worker} is given back: {why}"))
     return bool(idle)

@@ -1,4 +1,4 @@
-"""What a coordinator knows by which it chooses the grid, if the job lets it."""
+"""The coordinator's record for the choice of the grid, if the job allows the choice."""
 
 import math
 from collections.abc import Mapping
@@ -11,14 +11,16 @@ from bamboo_core.planning.plan import WorkerId
 from bamboo_core.planning.splits.resplit import Grid
 from bamboo_core.planning.steps.grid_rates import GridRate, GridRates
 
-UNLIKE_STEPS: Final = 3  # the first ones on a grid, which take longer than later ones;
-LONG_STEP: Final = 10.0  # seconds: of steps that take as long only the first one does
+UNLIKE_STEPS: Final = 3  # the first steps on a grid, which take longer than later ones
+LONG_STEP: Final = 10.0  # seconds: if steps take this long, only the first one is unlike the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """What undisturbed steps on a grid take. work: seconds of a microbatch of all layers at that time. step: how many
-    were committed. at: when it was found, in seconds.
+    """The seconds of undisturbed steps on a grid.
+
+    work: seconds of a microbatch of all layers at that time. step: the number of committed steps then. at: when it was
+    measured, in seconds.
     """
 
     seconds: float
@@ -29,9 +31,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposure:
-    """The workers of a zone that are not there any more: how many of them were lost, and the hours for which all of
-    them were there.
-    """
+    """The former workers of a zone: how many of them were lost, and the hours for which they ran in all."""
 
     losses: int = 0
     hours: float = 0.0
@@ -39,42 +39,43 @@ class Exposure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """prices: money an hour of each worker, as the shell says; more: of others, and how many at each, in the order in
-    which they would come, the last one also beyond that; () if that is not known.
+    """The number of workers that the job should hold, by their prices.
 
-    there: who stayed at the last look, in which zone and since when; zones: what became of those before them.
-    target: how many workers are worth their price, without those on standby; None as long as that is not known, so that
-    the job has as many as it may. aim: another number that is better, and since when. told: why that many
-    are held.
-    looked_at: when that was chosen last; best: by what, and the number that was found.
+    prices: money per hour of each worker, from the shell. more: prices of further workers and how many at each price,
+    in the order in which they would come, the last one without limit; () if unknown.
+
+    staying: the workers that stayed at the last look, each with its zone and since when. zones: the former workers of
+    each zone. target: how many workers are worth their price, without standby; None while unknown, so that the job has
+    as many as it may. aim: a better number, and since when. reason: why this number is held. looked_at: when the number
+    was last chosen. best: the inputs of that choice, and its result.
     """
 
     prices: Mapping[WorkerId, float] = field(default_factory=dict)
     more: tuple[tuple[float, int], ...] = ()
-    there: Mapping[WorkerId, tuple[str, float]] = field(default_factory=dict)
+    staying: Mapping[WorkerId, tuple[str, float]] = field(default_factory=dict)
     zones: Mapping[str, Exposure] = field(default_factory=dict)
     target: int | None = None
     aim: tuple[int, float] | None = None
     looked_at: float = -math.inf
     best: tuple[object, int | None] | None = field(default=None, compare=False, repr=False)
-    told: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridState:
-    """Which grid the workers suffice for.
+    """The grid that the workers suffice for.
 
-    resize: the grid that is worth a change, and since when, if it is another one than now.
-    rates: made of what was known of layers then. network: by which factor links seem to be faster than is assumed.
-    looks: what layers took at several moments, the last time when `looked` steps were committed; costs: what they
-    usually take, by these. running: the grid that runs, and the origin since which it does; tries: when the grid has
-    changed since workers or layers did.
-    taken: what the newest undisturbed steps on it took; run: how many there were; heard: how many steps were committed
-    at the last turn. measured: what steps took on grids that were run.
-    short: the newest step in which a worker ran several stages, and since when. workers: that stay, at the last look;
-    changes: the times of their newest changes. gaps: when workers were lost for which none has come yet; refills: the
-    newest times that it took until one came. expected: of the grid that the job is to run. told: which one was chosen
-    last, what was expected of it and of others. unmet: why no grid has room for what an edit asks for, or "".
+    resize: another grid that is worth a change, and since when. rates: computed from the layer times of that moment.
+    network: the factor by which links seem faster than assumed. looks: layer times at several moments, the last one
+    after `looked` committed steps. costs: the usual layer times according to these. running: the grid that runs, and
+    the origin of its states. tries: when the grid has changed since workers or layer times last changed.
+
+    taken: seconds of the newest undisturbed steps on the running grid. run: the number of these steps. heard: the
+    number of committed steps at the last look. measured: step times of grids that have run. short: the newest step in
+    which a worker ran several stages, and since when. workers: how many stayed at the last look. changes: the times of
+    the newest changes of that number. gaps: when workers were lost that have no successor yet. refills: seconds until
+    the newest successors came. expected: the rate of the grid that the job should run. announced: the last choice, with
+    the expected rates. unmet: why no grid meets the request of an edit, or "".
     """
 
     resize: tuple[Grid, float] | None = None
@@ -95,19 +96,21 @@ class GridState:
     gaps: tuple[float, ...] = ()
     refills: tuple[float, ...] = ()
     expected: GridRate | None = None
-    told: str = ""
+    announced: str = ""
     unmet: str = ""
 
     def worth(self, grid: Grid, now: float, *, restarting: bool = True) -> "GridState":
-        """That grid is worth a change. restarting: the time for which another one was counts for nothing."""
+        """Record that this grid is worth a change. restarting: start its waiting time anew instead of taking over
+        another grid's.
+        """
         if self.resize is not None and self.resize[0] == grid:
             return self
         since = now if restarting or self.resize is None else self.resize[1]
         return replace(self, resize=(grid, since))
 
     def on(self, grid: Grid, origin: int, step: int, now: float) -> "GridState":
-        """That grid runs since that origin. What layers took on another one counts for less than what they will take on
-        this one.
+        """Record that this grid runs with the states of that origin. Layer times of the previous grid then
+        count less.
         """
         if (grid, origin) == self.running:
             return self
@@ -117,15 +120,15 @@ class GridState:
         return replace(known, looks=(self.costs,) * min(len(self.looks), noise.PRIOR), tries=(*self.tries, now))
 
     def disturbed(self, step: int) -> "GridState":
-        """Steps take longer, or layers are split anew: what they take is counted from that step on."""
+        """Measure step times from that step on, because steps take longer or the split of the layers changes."""
         return replace(self, taken=(), run=0, heard=step)
 
     def lacking(self, step: int, now: float) -> "GridState":
-        """A worker runs several stages in that step."""
+        """Record that a worker runs several stages in that step."""
         return self if self.short[0] == step else replace(self, short=(step, now))
 
     def looking(self, costs: tuple[float, ...], step: int) -> "GridState":
-        """Layers take so long now, by microbatches of which no look before this one has told."""
+        """Record the layers' present times, from microbatches after the previous look."""
         same = not self.looks or len(self.looks[-1]) == len(costs)
         looks = ((*self.looks, costs) if same else (costs,))[-noise.KEPT :]
         tries = self.tries
@@ -134,7 +137,7 @@ class GridState:
         return replace(self, looks=looks, looked=step, costs=noise.usual(looks), tries=tries)
 
     def stepped(self, step: int, seconds: float | None = None) -> "GridState":
-        """Another step is committed on the grid that runs. seconds: None if it was disturbed."""
+        """Record a committed step on the running grid. seconds: its time; None if it was disturbed."""
         if seconds is None:
             return replace(self, heard=step)
         run, taken = self.run + 1, self.taken
@@ -143,8 +146,10 @@ class GridState:
         return replace(self, taken=taken, run=run, heard=step)
 
     def noted(self, workers: int, now: float, wanted: int, spared: int = 0) -> "GridState":
-        """With how many stay now, of so many that are wanted: for others that were lost nobody comes. spared: how many
-        were given back, for whom nobody comes either.
+        """Record the number of workers that stay now.
+
+        wanted: the wanted number; lost workers beyond it get no successor. spared: how many workers were given back;
+        they get no successor either.
         """
         known = replace(self, workers=self.workers - spared) if spared else self
         if workers == known.workers:

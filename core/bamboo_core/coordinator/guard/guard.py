@@ -50,20 +50,20 @@ def _first_difference(one: Mapping[str, str], other: Mapping[str, str]) -> str:
 
 
 def spot_check(turn: Turn, worker: WorkerId, message: SpotCheckDiffers) -> None:
-    """A worker that computed a microbatch again came to other bits than the cell's owner."""
+    """Handle a worker that recomputed a microbatch and got other bits than the cell's owner."""
     plan = _plan(turn)
     if plan is not None and plan.has(message.cell) and message.step < turn.state.spec.training.steps:
         _differs(turn, one_line(message.message), message.step)
 
 
 def _plan(turn: Turn) -> Plan | None:
-    """The plan in force; None if what workers tell is of states that are given up."""
+    """Return the plan in force; None if reports are about states that are given up."""
     return turn.state.plan if turn.state.phase in ("Running", "Recovering") else None
 
 
 def _differs(turn: Turn, text: str, newest_good: int) -> None:
     """Go back to a checkpoint, or end the job. newest_good: the newest version that the difference has no part in."""
-    turn.put(replace(turn.state.guard, told={}, differences=turn.state.guard.differences + 1))
+    turn.put(replace(turn.state.guard, reported={}, differences=turn.state.guard.differences + 1))
     if turn.state.spec.checkpoint is None:
         turn.finish(Outcome.FAILED, "ResultsDiffer", f"{text}; the job keeps no checkpoints to go back to; {CAUSES}")
     elif turn.state.guard.differences > 1:

@@ -1,4 +1,4 @@
-"""What a coordinator knows of the split of the layers: one that it is changing to, and one that is faster."""
+"""The coordinator's record of splits of the layers: a re-split in progress, and a split that is faster."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,11 +11,12 @@ from bamboo_core.planning.splits.uneven_split import Ranges
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resplit:
-    """Layers that are to be split anew (`resplit`).
+    """A re-split of the layers in progress (`resplit`).
 
-    number: of the wish for a cut, at that step or a later one. asked, asked_at: the root that was told last. cut: once
-    a commit has carried the wish. since: when the wish, then the cut, came. held: by worker, the layers of the cut's
-    state that it says it has copies of. stages: for the sake of speed; the grid stays, and everybody its place.
+    number: of the request for a cut, at step `at` or a later one. asked, asked_at: the root that was last asked, and
+    when. cut: set once a commit has carried the request. since: when the request, then the cut, came. held: by worker,
+    the layers of the cut's state that it reports to hold. stages: the new split, if it is only for speed; grid and
+    places stay.
     """
 
     number: int
@@ -30,9 +31,9 @@ class Resplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filling:
-    """Who is filled before the layers are split anew (`filling`): of each cell, the workers that become replicas.
+    """The filling of workers before a re-split (`filling`). replicas: for each cell, the workers that become replicas.
 
-    origin: of the plan in force; grid: that is to be; staying: the workers that count on that. It holds for these.
+    It is valid for one origin of the plan in force, one future grid and one set of staying workers.
     """
 
     origin: int
@@ -43,7 +44,7 @@ class Filling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FasterSplit:
-    """A split with which a step is expected to be shorter. why: for a person."""
+    """A split with which a step should be shorter. why: a sentence for a person."""
 
     stages: Ranges
     why: str
@@ -51,12 +52,11 @@ class FasterSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Splits:
-    """What is known of splits of the layers.
+    """All splits of the layers that the coordinator considers.
 
-    resplit: layers that are to be split anew, if they are. filling: who is filled before that. uneven: since when, and
-    since which step, another split is expected to be faster (`by_speed`); faster: that one, once it is for long enough.
-    evened: the workers, cell by cell, for whose speeds the layers were split, and when. pause: of the last split, in
-    seconds.
+    resplit: the re-split in progress. filling: the filling before it. uneven: since when, and since which step, another
+    split should be faster (`by_speed`). faster: that split, once this has lasted long enough. evened: the workers, cell
+    by cell, for whose speeds the layers were split, and when. pause: of the last re-split, in seconds.
     """
 
     resplit: Resplit | None = None
@@ -69,10 +69,10 @@ class Splits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnPace:
-    """What a worker has taken for its layers so far, so that it can be compared with itself.
+    """A worker's times for its layers so far, for comparison with itself.
 
-    newest: seconds of a microbatch at the last looks, oldest first. usual: the least median of as many as are kept;
-    None until there are as many.
+    newest: seconds of a microbatch at the last looks, oldest first. usual: the least median over a full list of looks;
+    None until the first full list.
     """
 
     newest: tuple[float, ...] = ()

@@ -61,7 +61,7 @@ def wants(state: CoordinatorState, now: float) -> bool:
 
 
 def is_possible(state: CoordinatorState) -> bool:
-    """Is nothing else going on that a new split of the layers would disturb, and is it known what layers take?"""
+    """Return whether the layers may be split again: nothing else is going on, and layer times are known."""
     ending = state.step + 4 >= state.spec.training.steps  # the last step also needs a checkpoint
     busy = ending or state.ending.stopping is not None or len(state.current_plan.layouts) > 1
     return not (busy or _somebody_leaves(state) or known_work(state) is None)

@@ -1,4 +1,4 @@
-"""What a coordinator knows of workers that are slow."""
+"""The coordinator's record of slow workers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,11 +10,12 @@ from bamboo_core.planning.splits.speeds import Layers, WorkEstimate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """A worker that takes longer than others would for its layers.
+    """A worker that takes longer for its layers than others would.
 
-    since, step: when that was seen first, and how many steps were committed then. cell: which it runs. seconds: that it
-    takes for a microbatch; usual: that others would. compared: with others, not with the counted costs of its layers.
-    found: for long enough to be told. lasting: for long enough that something is done about it.
+    since, step: when the coordinator first saw that, and the number of committed steps then. cell: the cell that it
+    runs. seconds: its time for a microbatch. usual: the time that other workers would take. compared: measured against
+    other workers, not against the counted costs of its layers. found: it has lasted long enough to report it. lasting:
+    it has lasted long enough to act on it.
     """
 
     since: float
@@ -29,13 +30,12 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerState:
-    """What is known of workers' speeds, and who was replaced for them.
+    """The workers' speeds, and the workers replaced because of them.
 
-    slow: also those that are not found yet. paces: of owners, by the layers that they run now. estimate: the newest
-    that covers all layers. looked_at: when that was found, in seconds.
-    replaced: what workers took that were replaced, by their layers; replacements: how many were. asked_at: since when
-    one worker more than the job has is asked for, to take the place of a slow one; again_at: when that may be done
-    again.
+    slow: includes workers that are not reported yet. paces: of owners, by the layers that they run now. estimate: the
+    newest one that covers all layers. looked_at: when it was made, in seconds. replaced: the times of replaced workers,
+    by their layers. replacements: their number. asked_at: since when one additional worker is requested to take the
+    place of a slow one. again_at: when that may be done again.
     """
 
     slow: Mapping[WorkerId, Straggler] = field(default_factory=dict)

@@ -18,7 +18,7 @@ _NAMED = 3  # workers in a sentence
 
 
 def refuse_misfits(turn: Turn) -> None:
-    """Dismiss workers that do not match those that train, or, when the job begins, most of the workers.
+    """Dismiss workers that do not match the training workers, or, when the job begins, the majority.
 
     When the job begins, no worker is refused until there are enough for its grid.
     """

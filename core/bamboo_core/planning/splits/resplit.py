@@ -26,7 +26,7 @@ NOTHING_HELD: Final[Held] = MappingProxyType({})
 
 
 class Grid(NamedTuple):
-    """What a job runs: pipelines of stages, and the schedule."""
+    """The grid of a job: stages, pipelines, and the schedule."""
 
     stages: int
     pipelines: int
@@ -138,7 +138,7 @@ def balanced(plan: Plan, spec: JobSpec, work: WorkEstimate) -> Ranges:
 
 
 def keeps_its_seats(plan: Plan, staying: Collection[WorkerId], live: Collection[WorkerId], grid: Grid) -> bool:
-    """Whether the grid stays the same, with one worker for each cell, and all workers stay."""
+    """Return whether the grid stays the same, with one worker for each cell, and all workers stay."""
     owners = [plan.at(cell).owner for cell in plan.cells()]
     all_stay = set(owners) <= set(staying) and plan.holders() <= set(live)
     return all_stay and grid == grid_of(plan) and len(plan.layouts) == 1 and len(set(owners)) == len(owners)
@@ -161,9 +161,7 @@ def _in_order(plan: Plan, peers: Sequence[Peer]) -> list[Peer]:
 
 
 def in_places(plan: Plan, peers: Sequence[Peer], cells: int) -> list[Peer]:
-    """Order the workers for that many cells: owners at their own cell, where they have its layers, others in the
-    gaps.
-    """
+    """Order the workers for `cells` cells: owners at their own cell, where they have its layers, others in the gaps."""
     order = {cell: i for i, cell in enumerate(plan.cells()[:cells])}
     seats: dict[int, Peer] = {}
     for peer in peers:

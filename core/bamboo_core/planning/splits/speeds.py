@@ -45,7 +45,7 @@ class WorkEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """How slow workers are, compared with others that do the same."""
+    """The slowness of workers, compared with others that do the same."""
 
     # of each worker; the median of comparable workers is 1, of two the faster one, since faults make workers slower
     slowness: Mapping[WorkerId, float]

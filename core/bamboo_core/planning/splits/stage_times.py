@@ -1,4 +1,4 @@
-"""The times that a worker reports for the stages that it runs or replicates, in seconds."""
+"""Stage times: the seconds that a worker reports for the stages that it runs or replicates."""
 
 from collections.abc import Iterable
 from typing import Annotated

@@ -20,7 +20,7 @@ from bamboo_core.planning.schedule import StageOrder
 from bamboo_core.planning.splits.uneven_split import Ranges
 from bamboo_core.planning.steps.worker_memory import most_bytes
 
-SHARES: Final = 12  # that are tried, each time half as far apart
+SHARES: Final = 12  # shares to try, each at half the distance
 PRECISION: Final = 1e-6  # of the longest stage
 
 

@@ -52,8 +52,8 @@ def bounded_grids(spec: JobSpec, layers: int, workers: int, only: int | None = N
 
     For each number of stages: the most pipelines that the workers fill, and each smaller number that lengthens the
     longest share of a step; numbers in between compute as long, and reduce about as long. One stage never waits, so it
-    uses the first schedule only. There are none if the workers are fewer than the job needs to begin. only: grids with
-    that many stages.
+    uses the first schedule only. There are none if the workers are fewer than the job needs to begin. only: the one
+    number of stages to consider.
     """
     if workers < fewest_workers(spec):
         return
@@ -74,7 +74,7 @@ def bounded_grids(spec: JobSpec, layers: int, workers: int, only: int | None = N
 
 
 def is_within_bounds(spec: JobSpec, grid: Grid) -> bool:
-    """Whether the job may have that grid, given the workers. The running grid may fail this after an edit."""
+    """Return whether the job may have that grid, given the workers. The running grid may fail this after an edit."""
     stages, pipelines = _bounds(spec)
     fits = grid.stages in stages and grid.pipelines in pipelines and grid.cells <= whole_workers(spec)
     return fits and grid.schedule in schedules(spec)
@@ -86,7 +86,9 @@ def _bounds(spec: JobSpec) -> tuple[range, range]:
 
 
 def may_do_without(spec: JobSpec) -> bool:
-    """Whether a job with a chosen grid may train without replicas if nothing else fits, because it has checkpoints."""
+    """Return whether a job with a chosen grid may train without replicas if nothing else fits, because it has
+    checkpoints.
+    """
     return spec.checkpoint is not None and spec.redundancy.mode is not RedundancyMode.NONE
 
 
@@ -117,8 +119,10 @@ class GridRates:
         self._needed: dict[tuple[Grid, Ranges, int], int] = {}  # bytes, also by the number of replicas
 
     def are_of(self, figures: ModelFigures) -> bool:
-        """Whether those figures have about the same layer times, equal sizes and links. Called after every event. Sizes
-        become known later than layer times after a restart of the coordinator.
+        """Return whether these figures have about the same layer times, equal sizes and links.
+
+        The coordinator calls it after every event. Sizes become known later than layer times after a restart of the
+        coordinator.
         """
         if self._judged[0] is not figures:
             self._judged = figures, _are_alike(self.figures, figures)
@@ -132,11 +136,11 @@ class GridRates:
         return self._bare
 
     def siblings_suffice(self, grid: Grid) -> bool:
-        """Whether a stage's owners in other pipelines are enough copies without replicas."""
+        """Return whether a stage's owners in other pipelines are enough copies without replicas."""
         return 0 < self.spec.redundancy.kept < grid.pipelines
 
     def lacks_room(self, grid: Grid) -> bool:
-        """Whether the job runs that grid without replicas of stages, because they do not fit."""
+        """Return whether the job runs that grid without replicas of stages, because they do not fit."""
         without = may_do_without(self.spec) or self.siblings_suffice(grid)
         return without and self._split_with_copies(grid) is None
 
@@ -153,7 +157,9 @@ class GridRates:
 
     def ranked(self, workers: int, most: int, known: Mapping[Grid, float], scale: float) -> tuple[GridRate, ...]:
         """Return the fastest grid of each number of stages that these workers can run, as with `best`, fastest first.
-        most: the number of results. known: seconds of some grids; those of others are the model's, times `scale`.
+
+        most: the number of results. known: measured seconds of some grids; for other grids the model's seconds are
+        multiplied by `scale`.
         """
         key = scale, tuple(known.items())
         if self._ranked[0] != key:
@@ -174,7 +180,7 @@ class GridRates:
         return GridRate(grid, known[grid] if grid in known else scale * rates.seconds(grid))
 
     def fastest(self, workers: int, stages: int) -> GridRate | None:
-        """Return the fastest grid with that many stages that fits; of equals the one with the fewest workers."""
+        """Return the fastest grid with this number of stages that fits; of equals the one with the fewest workers."""
         filled = stages, workers // stages
         if filled not in self._fastest:
             ranking = self._fastest_of_each(workers, 1, {}, 1.0, stages)
@@ -206,7 +212,9 @@ class GridRates:
         return tuple(sorted(fastest.values(), key=_rank)[:most])
 
     def least_of(self, workers: int, stages: int) -> float | None:
-        """Return a lower bound of the seconds of a step on any grid with that many stages; None if there is none."""
+        """Return a lower bound of the seconds of a step on any grid with this number of stages; None if there
+        is none.
+        """
         filled = stages, workers // stages
         if filled not in self._least_of:
             grids = bounded_grids(self.spec, len(self.figures.layers), workers, stages)
@@ -214,7 +222,9 @@ class GridRates:
         return self._least_of[filled]
 
     def fits(self, grid: Grid) -> bool:
-        """Whether the grid fits, also while a worker runs a lost one's stage, if replicas or siblings allow that."""
+        """Return whether the grid fits, also while a worker runs a lost worker's stage, if replicas or siblings allow
+        that.
+        """
         return self.split(grid) is not None
 
     def split(self, grid: Grid) -> Ranges | None:
@@ -246,7 +256,7 @@ class GridRates:
         return grid.stages, grid.schedule, min(count, most), grid.pipelines > 1, mode
 
     def has_room(self, grid: Grid, split: Ranges) -> bool:
-        """Whether workers have room for that split of the grid's stages."""
+        """Return whether workers have room for that split of the grid's stages."""
         return self._fits_with(grid, split, self._redundancy(grid).kept)
 
     def copies(self, grid: Grid, split: Ranges) -> int:
@@ -306,11 +316,11 @@ class GridRates:
         return self._model.completed(self._alike(grid), ends)
 
     def stages(self, stages: int) -> Stages:
-        """Return the sums over the layers of each of that many stages."""
+        """Return the sums over the layers of each of `stages` stages."""
         return self._model.stages(self.ranges(stages))
 
     def ranges(self, stages: int) -> tuple[tuple[int, int], ...]:
-        """Return the layers of each of that many stages, split by costs alone."""
+        """Return the layers of each of `stages` stages, split by costs alone."""
         if stages not in self._ranges:
             costs, devices = self.figures.costs, self.spec.worker.devices
             self._ranges[stages] = layer_ranges(costs, self.spec.topology, stages, devices)

@@ -82,8 +82,8 @@ def execute(group: Group, *losses: StepLoss) -> GroupTimes:
 
 
 def _is_alone(group: Group) -> bool:
-    """Whether the group is one pipeline whose stages each have a worker and a machine of their own, and no shared
-    cells.
+    """Return whether the group is one pipeline whose stages each have a worker and a machine of their own, and no
+    shared cells.
     """
     workers = range(len(group.forward))
     apart = len(set(group.machines or workers)) == len(workers)
@@ -275,8 +275,10 @@ class _Execution:
     def _begun(
         self, place: Place, run: Run, *, taken_over: bool, left: int | None = None, again: Collection[int] = ()
     ) -> _Cell:
-        """Return a cell in execution. left: the first remaining microbatch of a shared cell; None: the run's first.
-        again: earlier ones that run for their frames.
+        """Return a cell in execution.
+
+        left: the first remaining microbatch of a shared cell; None: the run's first. again: earlier microbatches that
+        run again because other cells need their frames.
         """
         (first, end, worker), order = run, self._group.order
         is_shared = left is not None or end - first < self._group.microbatches[place[0]]
@@ -295,7 +297,7 @@ class _Execution:
     # work
 
     def _turn(self, number: int, now: float) -> None:
-        """Let a worker finish its instruction if it is done, and begin the most urgent one."""
+        """Complete a worker's instruction if it is done, and begin the most urgent one."""
         worker = self._workers[number]
         if not worker.alive or now < worker.free:
             return

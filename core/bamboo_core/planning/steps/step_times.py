@@ -80,7 +80,7 @@ class StepModel:
         return self._stages[ranges]
 
     def seconds(self, plan: Plan, layout: Layout) -> float:
-        """Return the seconds from the begin of one step to that of the next, with nothing lost."""
+        """Return the seconds from the begin of one step to the begin of the next, without losses."""
         key = (_shape(plan, layout), layout, plan.stages, plan.device_layers)
         if key not in self._steps:
             self._steps[key] = self._calm(on_devices(plan), layout)
@@ -191,7 +191,7 @@ class StepModel:
     # grids of equal pipelines
 
     def seconds_alike(self, alike: AlikePipelines) -> float:
-        """Return the seconds of a step of all these pipelines, like `seconds`, at the cost of one."""
+        """Return the seconds of a step of all these pipelines, like `seconds`, at the cost of a single pipeline."""
         return self._calm(on_devices(alike.plan), alike.layout, alike)
 
     def least_alike(self, alike: AlikePipelines) -> float:
@@ -333,9 +333,9 @@ class StepModel:
             if assignment.replicas:
                 least = max(least, self._sync(size, len(assignment.replicas)) + stages.update[number] + network.latency)
             here, after = machine(assignment.owner), Cell(cell.pipeline, cell.stage + 1)
-            if cell.stage < last and (there := machine(plan.at(after).owner)) != here:
+            if cell.stage < last and (following := machine(plan.at(after).owner)) != here:
                 given = count * stages.boundary[cell.stage]
-                for one, other in ((here, there), (there, here)):
+                for one, other in ((here, following), (following, here)):
                     out[one] += given
                     into[other] += given
         least = max([least, *(size / self._link(size) for size in followed.values())])

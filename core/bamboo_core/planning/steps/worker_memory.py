@@ -165,6 +165,6 @@ def memory_warning(profile: ModelProfile, spec: JobSpec) -> str:
     for taken_over, when in ((False, ""), (True, " while it runs a lost neighbour's stage, too")):
         needed = device_bytes(profile.figures, spec, taken_over=taken_over)
         if needed > memory:
-            there = f"{memory / 1e9:.1f} GB"
-            return f"a {one} needs about {needed / 1e9:.1f} GB{when}, and a machine of the profile has {there}"
+            available = f"{memory / 1e9:.1f} GB"
+            return f"a {one} needs about {needed / 1e9:.1f} GB{when}, and a machine of the profile has {available}"
     return ""

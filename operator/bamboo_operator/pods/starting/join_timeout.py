@@ -1,4 +1,4 @@
-"""Workers that run and do not connect to the operator: reported after a while, replaced after a longer one."""
+"""Timeouts of workers that run and do not connect to the operator: reported after a while, later replaced."""
 
 from collections.abc import Collection, Mapping
 from datetime import datetime
@@ -14,8 +14,7 @@ REPORT_SECONDS, REPLACE_SECONDS = 60.0, 600.0
 def seconds_unjoined(
     pods: Mapping[WorkerId, Mapping[str, Any]], joined: Collection[WorkerId], since: datetime, now: datetime
 ) -> dict[WorkerId, float]:
-    """The seconds for which the containers of living workers' pods have run without the worker having joined, by
-    worker.
+    """Return by worker the seconds for which its containers have run without the worker having joined.
 
     since: when the operator began to listen, before which no worker could join.
     """
@@ -24,7 +23,9 @@ def seconds_unjoined(
 
 
 def join_problem(unjoined: Mapping[WorkerId, float], url: str) -> StartupProblem | None:
-    """What is reported of them. url: the one that workers connect to."""
+    """Return the report on workers that run and have not connected; None if none is late. url: the address that workers
+    connect to.
+    """
     late = sorted(name for name, seconds in unjoined.items() if seconds >= REPORT_SECONDS)
     if not late:
         return None

@@ -1,4 +1,4 @@
-"""Pods that a scheduling gate of their template, or of Kueue, holds back: they do not look for a node yet."""
+"""Scheduling gates of a pod's template or of Kueue, which hold a pod back: it does not look for a node yet."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,20 +12,20 @@ Json = Mapping[str, Any]
 
 
 def gates_of(pod: Json) -> tuple[str, ...]:
-    """The names of the gates that hold the pod back; none if the scheduler may place it."""
+    """Return the names of the gates that hold the pod back; none if the scheduler may place it."""
     return tuple(str(gate.get("name")) for gate in (pod.get("spec") or {}).get("schedulingGates") or ())
 
 
 def waits_for_quota(pod: Json) -> bool:
-    """Tell whether Kueue holds the pod back until there is quota for it."""
+    """Return whether Kueue holds the pod back until there is quota for it."""
     return QUEUE_GATE in gates_of(pod)
 
 
 class GateReleases:
     """The times at which the gates of pods without a node went away.
 
-    A pod does not tell whether it ever had gates. One that may have had some, and has none when it is first seen, as
-    after a restart of the operator, counts as released then.
+    A pod does not show whether it ever had gates. If a pod may have had some, and has none when it is first seen, as
+    after a restart of the operator, it counts as released then.
     """
 
     def __init__(self, job: JobSpec) -> None:
@@ -35,7 +35,7 @@ class GateReleases:
         self._seen, self._held, self._at = set[WorkerId](), set[WorkerId](), dict[WorkerId, float]()
 
     def observe(self, waiting: Mapping[WorkerId, Json], now: float) -> None:
-        """Notes which gates have gone away. waiting: the pods that have no node, held back or not."""
+        """Note which gates have gone away. waiting: the pods that have no node, held back or not."""
         held = {name for name, pod in waiting.items() if gates_of(pod)}
         new = waiting.keys() - self._seen
         released = (self._held | (new if self._expected else set())) - held
@@ -44,5 +44,5 @@ class GateReleases:
         self._seen, self._held = set(waiting), held
 
     def at(self, worker: WorkerId) -> float | None:
-        """The time at which the worker's gates went away; None if it was never held back."""
+        """Return when the worker's gates went away; None if it was never held back."""
         return self._at.get(worker)

@@ -1,7 +1,7 @@
-"""What only a pod's events tell of why it does not start: a volume or a network that its node cannot give it.
+"""Problems that only a pod's events show: a volume or a network that its node cannot give it.
 
-A Secret that an environment variable is made of, and that is missing, is in the pod's status. As a volume it is not:
-there the container is `ContainerCreating` until it starts, and all that the kubelet says, it says in events.
+A missing Secret of an environment variable is in the pod's status. A missing Secret of a volume is not: the container
+is `ContainerCreating` until it starts, and the kubelet reports the problem in events only.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -18,7 +18,7 @@ Json = Mapping[str, Any]
 
 FIRST_SECONDS, LAST_SECONDS = 10.0, 60.0  # how long a pod has been awaited when its events are read, and read again
 READ_AT_ONCE = 10
-REPEATED_SECONDS = 150.0  # within which the kubelet tries a volume again, and says again that it cannot be mounted
+REPEATED_SECONDS = 150.0  # within which the kubelet tries a volume again and repeats its event
 LONGEST_MESSAGE = 500
 _CAUSES = {  # reasons of events -> the reason that is reported
     "FailedMount": "FailedMount",
@@ -27,7 +27,7 @@ _CAUSES = {  # reasons of events -> the reason that is reported
     "FailedCreatePodSandBox": "FailedCreatePodSandBox",
     "NetworkNotReady": "NetworkNotReady",
 }
-_PROGRESS = ("Pulling", "Pulled", "Created", "Started")  # what it says when all volumes and the network are there
+_PROGRESS = ("Pulling", "Pulled", "Created", "Started")  # events once volumes and network are ready
 _SUMMARY = "Unable to attach or mount volumes"  # names volumes, and no cause
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
@@ -38,7 +38,7 @@ class PodEvent:
 
     reason: str
     message: str
-    at: datetime  # when it happened last, by the clock of who tells it
+    at: datetime  # when it happened last, by the reporter's clock
 
     @classmethod
     def read(cls, event: Json) -> "PodEvent":
@@ -49,7 +49,7 @@ class PodEvent:
 
 
 def event_problem(events: Iterable[Json]) -> StartupProblem | None:
-    """What these events of one pod say holds it back now; None if they say nothing, or that it has passed."""
+    """Return what holds a pod back now according to its events; None if they report no problem, or a past one."""
     found = [PodEvent.read(event) for event in events]
     failures = [event for event in found if event.reason in _CAUSES]
     if not failures:
@@ -65,26 +65,28 @@ def event_problem(events: Iterable[Json]) -> StartupProblem | None:
 
 
 class RecheckSchedule:
-    """Each object is read again after first seconds of waiting, and then less and less often, up to every last ones."""
+    """The times at which to read objects again: first after `first` seconds, then less and less often, up to every
+    `last` seconds.
+    """
 
     def __init__(self, first: float, last: float) -> None:
         self._first, self._last = first, last
-        self._next: dict[str, tuple[float, float]] = {}  # when, and how long after the last time
+        self._next: dict[str, tuple[float, float]] = {}  # time of the next read, and its distance from the last one
 
     def due(self, waited_for: Collection[str], now: float) -> list[str]:
-        """Which of those are to be read now. What is not waited for any more is forgotten."""
+        """Return the keys to read now, and forget the keys that are not waited for any more."""
         new = (now + self._first, self._first)
         self._next = {key: self._next.get(key, new) for key in waited_for}
         return [key for key, (at, _) in self._next.items() if at <= now]
 
     def answered(self, key: str, now: float) -> None:
-        """Notes that the object was read, and has not changed."""
+        """Note that the object was read, and has not changed."""
         pause = min(2 * self._next[key][1], self._last)
         self._next[key] = (now + pause, pause)
 
 
 class StartupEvents:
-    """The events of the pods whose status does not tell why they do not start."""
+    """The events of pods whose status does not show why they do not start."""
 
     def __init__(self, namespace: str, api: KubeApi) -> None:
         self._namespace, self._api = namespace, api
@@ -97,7 +99,7 @@ class StartupEvents:
         return self._problems
 
     async def read(self, pods: Mapping[WorkerId, Json], now: float) -> None:
-        """Reads the events of pods that are due. pods: all that may have yet to start. Raises RemoteError."""
+        """Read the events of pods that are due. pods: all pods that may not have started. Raises RemoteError."""
         awaited = {pod["metadata"]["uid"] for pod in pods.values() if is_unexplained(pod)}
         self._problems = {uid: problem for uid, problem in self._problems.items() if uid in awaited}
         for uid in self._schedule.due(awaited, now)[:READ_AT_ONCE]:

@@ -1,6 +1,7 @@
-"""Why workers' pods do not start, as their status says: no node for them, no image, a secret that is missing, or
-a gate that holds them back (of Kueue's see `queueing`). Where the status is silent, their events are read
-(`startup_events`).
+"""Reasons in a pod's status why it does not start: no node, no image, a missing secret, or a gate that holds it back
+(for Kueue's see `queueing`).
+
+Where the status is silent, the operator reads the pod's events (`startup_events`).
 """
 
 import re
@@ -22,7 +23,7 @@ GATED = "Gated"
 IMAGE = "ImagePullBackOff"
 LONGEST_REFUSAL = 1000
 _BACK_OFF = re.compile(r'Back-off pulling image "[^"]*"(?:: )?')
-_WAITING = {  # reasons why a container waits that do not pass by themselves -> the reason that is reported
+_WAITING = {  # lasting reasons why a container waits -> the reported reason
     "ErrImagePull": IMAGE,
     "ImagePullBackOff": IMAGE,
     "InvalidImageName": "InvalidImageName",
@@ -32,7 +33,7 @@ _WAITING = {  # reasons why a container waits that do not pass by themselves -> 
     "CreateContainerError": "CreateContainerError",
     "RunContainerError": "RunContainerError",
 }
-_SILENT = (None, "ContainerCreating", "PodInitializing")  # says nothing of why it waits
+_SILENT = (None, "ContainerCreating", "PodInitializing")  # reasons that do not explain the wait
 HAS_SANDBOX = "PodReadyToStartContainers"
 
 
@@ -50,7 +51,9 @@ NO_EVENTS: Mapping[str, StartupProblem] = MappingProxyType({})
 def missing_pods(
     count: int, backoff: StartBackoff | None, *, refused: str, pools_full: bool
 ) -> Iterator[StartupProblem]:
-    """Why workers have no pod, if that many have none. backoff: if it holds; refused: why the newest pod was."""
+    """Yield why `count` workers have no pod. backoff: the wait, if it holds; refused: why the API server refused the
+    newest pod.
+    """
     if count and backoff:
         message = f"workers end before they have joined ({backoff.detail}); the next ones are requested"
         yield StartupProblem("StartBackOff", f"{message} {backoff.pause:g} s after the last")
@@ -62,10 +65,10 @@ def missing_pods(
 
 
 def is_unexplained(pod: Json) -> bool:
-    """Is it on a node, has nothing of it started, and does its status not say why?
+    """Return whether the pod is on a node and has started nothing, and its status does not say why.
 
-    A pod that has its volumes and its network says so (PodReadyToStartContainers, from Kubernetes 1.29 on): then its
-    images are pulled, and whatever goes wrong from there on is in its status.
+    A pod that has its volumes and its network says so (PodReadyToStartContainers, from Kubernetes 1.29 on). Then its
+    images are pulled, and its status shows all later problems.
     """
     status = pod.get("status") or {}
     if not lives(pod) or not (pod.get("spec") or {}).get("nodeName"):
@@ -79,20 +82,21 @@ def is_unexplained(pod: Json) -> bool:
 def startup_problems(
     pods: Mapping[str, Json], events: Mapping[str, StartupProblem] = NO_EVENTS
 ) -> tuple[StartupProblem, ...]:
-    """What keeps these workers, by name, from starting: one for each reason, with the first worker's message.
+    """Return what keeps these workers, by name, from starting: one problem for each reason, with the first worker's
+    message.
 
-    events: what those of pods say whose status does not tell, by the pods' uids. Workers that are held back come last:
-    for them it is to wait, while the others need somebody's help.
+    events: problems by the pods' uids, for pods whose status does not show any. Workers at a gate come last, because
+    they only wait, while the others need help.
     """
     found = [(name, problem) for name in sorted(pods) for problem in _of(pods[name], events)]
     count = Counter(problem.reason for _, problem in found)
     first = {problem.reason: (name, problem.message) for name, problem in reversed(found)}
-    told = tuple(StartupProblem(reason, _sentence(reason, count[reason], *first[reason])) for reason in sorted(first))
-    return (*told, *_held_back(pods))
+    each = tuple(StartupProblem(reason, _sentence(reason, count[reason], *first[reason])) for reason in sorted(first))
+    return (*each, *_held_back(pods))
 
 
 def _sentence(reason: str, count: int, name: str, message: str) -> str:
-    """A sentence on pods that do not start. name: of the first of them, by which its pod is found."""
+    """Return a sentence on pods that do not start. name: the first of them, by which a user finds its pod."""
     what = "cannot be scheduled" if reason == UNSCHEDULABLE else "cannot start"
     return f"{count} worker(s) {what}: {message} ({name}{', ...' * (count > 1)})"
 
@@ -111,19 +115,19 @@ def _of(pod: Json, events: Mapping[str, StartupProblem]) -> Iterator[StartupProb
     if (condition := _unschedulable(pod)) is not None:
         yield StartupProblem(UNSCHEDULABLE, str(condition.get("message") or "the scheduler gives no reason"))
         return
-    told = events.get(pod["metadata"]["uid"]) if is_unexplained(pod) else None
-    yield from islice((told,) if told else _stalled(status), 1)
+    event = events.get(pod["metadata"]["uid"]) if is_unexplained(pod) else None
+    yield from islice((event,) if event else _stalled(status), 1)
 
 
 def _unschedulable(pod: Json) -> Json | None:
-    """The condition that says that there is no node for the pod, if there is one."""
+    """Return the condition saying that the scheduler finds no node for the pod; None without it."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     found = (c for c in conditions if c.get("type") == "PodScheduled" and c.get("reason") == UNSCHEDULABLE)
     return next(found, None)
 
 
 def _stalled(status: Json) -> Iterator[StartupProblem]:
-    """One for each container that is kept from starting."""
+    """Yield one problem for each container that cannot start."""
     for container in _containers(status):
         waiting = _waiting(container) or {}
         if reason := _WAITING.get(str(waiting.get("reason"))):
@@ -137,15 +141,16 @@ def _containers(status: Json) -> list[Json]:
 
 
 def _waiting(container: Json) -> Json | None:
-    """The state in which a container waits; None if it has started."""
+    """Return the state in which a container waits; None if it has started."""
     found: Json | None = (container.get("state") or {}).get("waiting")
     return found
 
 
 def _why(reason: str, message: Any, image: Any) -> str:
-    """What the kubelet says, the same while it tries to pull an image as while it waits for the next time.
+    """Return the kubelet's reason, the same text while it tries to pull an image and while it waits for the next
+    attempt.
 
-    Then it puts before its last error that it waits; kubelets before 1.32 leave out the error.
+    While it waits, the kubelet writes that before its last error; kubelets before 1.32 leave out the error.
     """
     last_error = _BACK_OFF.sub("", str(message or ""), count=1) if reason == IMAGE else ""
     return last_error or f"{reason}: {message or image}"

@@ -26,7 +26,7 @@ class PortionSteps:
     """
 
     def __init__(self, plan: PlanState, states: StageStates, committer: Committer, log: MessageLog) -> None:
-        """committer: knows the layout of a step. log: of what this worker has sent."""
+        """Create the steps. committer: knows the layout of a step. log: of frames that this worker has sent."""
         self._plan, self._states, self._committer, self._log = plan, states, committer, log
         self.kept = KeptSums()
         self.steps: dict[tuple[Cell, Range], CellStep] = {}
@@ -45,11 +45,11 @@ class PortionSteps:
         changed: cells that a plan in the middle of a step has given to others. old: the plan before it.
         """
         plan, step = self._plan.current, self._committer.log.newest + 1
-        there = {peer.worker for peer in plan.workers}
+        present = {peer.worker for peer in plan.workers}
         for cell in {*self._awaited, *self._gives} if plan.boundary else changed:
             self._awaited.pop(cell, None)
             self._gives.pop(cell, None)
-        self._awaited = {cell: one for cell, one in self._awaited.items() if one[1] in there}
+        self._awaited = {cell: one for cell, one in self._awaited.items() if one[1] in present}
         self._summed = {one for one in self._summed if not plan.boundary and one[0] not in changed}
         self._wanted = {
             (c, other): wanted
@@ -58,7 +58,7 @@ class PortionSteps:
         }
         for cell in changed:
             assert old is not None
-            giver = kept_by(old, self._plan.owner(cell), there, cell) if plan.at(cell).portions else None
+            giver = kept_by(old, self._plan.owner(cell), present, cell) if plan.at(cell).portions else None
             if giver and self._plan.owner(cell) == self._plan.worker != giver:
                 self._awaited[cell] = step, giver
             elif giver == self._plan.worker != self._plan.owner(cell):

@@ -29,7 +29,7 @@ Place = tuple[Cell, int, int]  # cell, step and microbatch
 
 
 class Rehearsals:
-    """log: of what this worker has sent."""
+    """The rehearsals of replicated stages. log: of frames that this worker has sent."""
 
     def __init__(
         self,

@@ -79,7 +79,7 @@ class SpotChecks:
         observer: Observer,
         schedule: SpotSchedule | None,
     ) -> None:
-        """coordinator: told of a difference. schedule: None if nothing is checked."""
+        """Create the checks. coordinator: gets reports on differences. schedule: None if nothing is checked."""
         self._plan, self._outbox, self._states, self._log = plan, outbox, states, log
         self._coordinator, self._observer, self._schedule = coordinator, observer, schedule
         self._made: dict[Cell, _Made] = {}
@@ -127,7 +127,7 @@ class SpotChecks:
         alone = made.work.gradients.alone
         if alone is None:
             return
-        told = SpotSums(
+        sums = SpotSums(
             **made.sums._asdict(),
             inputs=len(made.taken.tensors) if made.taken else 0,
             taken=made.taken.payload if made.taken else None,
@@ -139,9 +139,9 @@ class SpotChecks:
         tensors = tuple(tensor for one in (made.taken, given) if one for tensor in one.tensors)
         worker = checker(self._plan.current, cell) if cell_step.step > 0 else self._plan.worker
         if worker == self._plan.worker:
-            self._asked[cell] = (worker, self._outbox.frame(address, tensors, told))
+            self._asked[cell] = (worker, self._outbox.frame(address, tensors, sums))
         else:
-            self._outbox.post(worker, address, tensors, told)
+            self._outbox.post(worker, address, tensors, sums)
 
     # as the checker
 

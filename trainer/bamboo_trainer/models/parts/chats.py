@@ -1,4 +1,4 @@
-"""Conversations written by a tokenizer's chat template; only the answers are learned."""
+"""Conversations written by a tokenizer's chat template; training learns only the answers."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,12 +36,12 @@ class Chat:
 
 
 def open_chats(model: str | None, vocabulary: int, config: Mapping[str, Any], where: str) -> TensorDataset:
-    """Open conversations as samples, without those that have no answer.
+    """Open conversations as samples. Conversations without an answer are left out.
 
-    Inputs: int64 [samples, length], and a mask of those that count, or the number of each token's conversation if they
-    are packed. Targets: those of the token at the same place. model: its folder, if it has one. vocabulary: the size of
+    Inputs: int64 [samples, length], and a mask of the tokens that count, or the number of each token's conversation if
+    they are packed. Targets: for the token at the same place. model: its folder, if it has one. vocabulary: the size of
     the model's. config: {"path": of a file with a JSON object {"messages": [{"role", "content"}, ...]} in each line,
-    "length", "packed": false, "tokenizer": its folder, by default that of the model}. Raises ValueError.
+    "length", "packed": false, "tokenizer": its folder, by default the model's}. Raises ValueError.
     """
     for key in config:
         if key not in _KEYS:
@@ -118,7 +118,7 @@ class ChatTemplate:
 
 
 class _Unstable(ValueError):
-    """A conversation's beginning is written in another way when more follows."""
+    """Error because a conversation's beginning is written in another way when more follows."""
 
 
 def _conversations(path: Path, where: str) -> Iterator[tuple[str, list[Any]]]:

@@ -32,7 +32,7 @@ _COMMIT: Final = re.compile("[0-9a-f]{40}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubModel:
-    """weights: they are needed, and not only the model's description."""
+    """A model on the Hub at a commit. weights: they are needed, and not only the model's description."""
 
     id: str
     commit: str
@@ -45,7 +45,7 @@ class HubModel:
 
 
 def model_folder(given: str, revision: str | None, *, weights: bool) -> str:
-    """Return the folder itself, if it is one of this machine, else that of the model in the Hub's cache.
+    """Return the folder itself, if it is on this machine, else the model's folder in the Hub's cache.
 
     Raises ValueError, a sentence for the user, which says what to do where nothing can be fetched.
     """
@@ -60,15 +60,15 @@ def model_folder(given: str, revision: str | None, *, weights: bool) -> str:
 
 
 def _not_pinned(given: str, revision: str | None) -> str:
-    said = f"model: there is no folder {given}; for the model of that name on the Hub"
+    sentence = f"model: there is no folder {given}; for the model of that name on the Hub"
     if revision is None:
-        said = f"{said} revision must name a commit of it"
+        sentence = f"{sentence} revision must name a commit of it"
     else:
-        said = f"{said} revision must be a commit of 40 hex digits, got {revision!r}"
+        sentence = f"{sentence} revision must be a commit of 40 hex digits, got {revision!r}"
     try:
-        return f"{said}; {revision or 'main'} is {_of_child('', _commit_of(given, revision or 'main'))} now"
+        return f"{sentence}; {revision or 'main'} is {_of_child('', _commit_of(given, revision or 'main'))} now"
     except ValueError as error:
-        return f"{said} ({error})"
+        return f"{sentence} ({error})"
 
 
 def _in_cache(model: HubModel) -> str | None:
@@ -96,7 +96,7 @@ def _of_child(subject: str, answer: Iterator[tuple[str, str]]) -> str:
 
 
 def _fetched(model: HubModel) -> Iterator[tuple[str, str]]:
-    """In a child process: fetch all files, and yield the folder."""
+    """Fetch all files, in a child process, and yield the folder."""
     from huggingface_hub import constants, snapshot_download
 
     _as_the_environment_says()
@@ -113,7 +113,7 @@ def _fetched(model: HubModel) -> Iterator[tuple[str, str]]:
 
 
 def _commit_of(model: str, revision: str) -> Iterator[tuple[str, str]]:
-    """In a child process: yield the commit of a branch or a tag."""
+    """Yield the commit of a branch or a tag, in a child process."""
     from huggingface_hub import HfApi
 
     _as_the_environment_says()
@@ -126,12 +126,12 @@ def _commit_of(model: str, revision: str) -> Iterator[tuple[str, str]]:
 
 
 def _as_the_environment_says() -> None:
-    """In a child process: allow the network, unless the user forbids it, and show nothing."""
+    """Allow the network in a child process, unless the user forbids it, and show nothing."""
     from huggingface_hub import constants
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    said = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
-    constants.HF_HUB_OFFLINE = any(value.upper() in constants.ENV_VARS_TRUE_VALUES for value in said)
+    values = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+    constants.HF_HUB_OFFLINE = any(value.upper() in constants.ENV_VARS_TRUE_VALUES for value in values)
     disable_progress_bars()
 
 
@@ -143,7 +143,7 @@ def _problem(error: Exception, model: str, revision: str, instead: str) -> str:
     if constants.HF_HUB_OFFLINE:
         return f"it is not in the cache as a whole, and HF_HUB_OFFLINE forbids to fetch it: {instead}"
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
-        error = error.__cause__  # why it could not be fetched
+        error = error.__cause__  # the reason of the failed download
     if isinstance(error, errors.GatedRepoError):
         return f"{where} gives it only to who has accepted its terms: set HF_TOKEN to a token of theirs, or {instead}"
     if isinstance(error, errors.RepositoryNotFoundError):

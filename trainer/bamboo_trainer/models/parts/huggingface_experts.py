@@ -18,13 +18,16 @@ NAME = "router"  # of the loss in reports
 
 
 class BalancedExperts:
-    """Balances the experts of a model of transformers. size: how many tensors layers pass on: [2 * experts + 1] in
-    fp32, of how often each expert was chosen, how probable it was, and for how many tokens; and the mask of tokens that
-    count, if the data have one.
+    """The loss that balances the experts of a model of transformers.
+
+    size: how many tensors layers pass on: [2 * experts + 1] in fp32, of how often each expert was chosen, how probable
+    it was, and for how many tokens; and the mask of tokens that count, if the data have one.
     """
 
     def __init__(self, routers: Sequence[Any], experts: int, chosen: int, coefficient: float, *, masked: bool) -> None:
-        """routers: transformers' `OutputRecorder`s of routers' results. chosen: experts for each token."""
+        """Create the loss. routers: transformers' `OutputRecorder`s of routers' results. chosen: experts for each
+        token.
+        """
         self._routers, self._experts, self._chosen, self._coefficient = routers, experts, chosen, coefficient
         self.size = 2 if masked else 1
 
@@ -50,8 +53,9 @@ class BalancedExperts:
         return self._experts * torch.sum((chosen / tokens) * (probable / tokens))
 
     def _sums(self, logits: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the sums of one router: [2 * experts + 1]. logits: [tokens, experts]. mask: [samples, length]; 0 for
-        tokens that do not count.
+        """Return a router's sums: [2 * experts + 1].
+
+        logits: [tokens, experts]. mask: [samples, length]; 0 for tokens that do not count.
         """
         probable = torch.softmax(logits.reshape(-1, self._experts), dim=-1)
         counts = torch.ones(len(probable), device=logits.device) if mask is None else mask.reshape(-1).float()

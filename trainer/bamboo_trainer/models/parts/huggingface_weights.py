@@ -1,6 +1,6 @@
-"""The tensors of a published folder: config.json beside model.safetensors, or several files and their index.
+"""The tensors of a published folder: config.json with model.safetensors, or with several files and their index.
 
-Each is read when needed. Before that, only the files' beginnings are read.
+Each tensor is read when needed. Before that, only the files' beginnings are read.
 """
 
 import json

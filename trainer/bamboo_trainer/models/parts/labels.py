@@ -29,10 +29,12 @@ MADE_UP: Final = {"length": 32, "samples": 512}
 
 
 class Labelled:
-    """Labelled samples. Inputs: int64 token ids, perhaps a mask of those that count, and after it the kinds of tokens;
-    their shape is [samples, length], or [samples, choices, length] for "choice". Targets: int64 [samples], or [samples,
-    length] for "token"; -100 does not count. For "sequence" they may be floats: [samples] for one label, the value to
-    predict, else [samples, labels], each true or false.
+    """Labelled samples.
+
+    Inputs: int64 token ids, perhaps a mask of the tokens that count, and after it the kinds of tokens; their shape is
+    [samples, length], or [samples, choices, length] for "choice". Targets: int64 [samples], or [samples, length] for
+    "token"; -100 does not count. For "sequence" they may be floats: [samples] for one label, the value to predict, else
+    [samples, labels], each true or false.
 
     words: size of the vocabulary. labels: their number. where: the config's key, for messages. trim, names: see
     `Sequences`.
@@ -96,8 +98,10 @@ class Labelled:
 
 
 def open_labelled(config: Mapping[str, Any], head: Head, words: int, labels: int, where: str = "data") -> Labelled:
-    """Open the samples that a config describes. config: {"kind": "random", "length", "samples", "padding"} are made up,
-    and the default; the other kinds are those of `bamboo_trainer.data.dataset_from`. Raises ValueError.
+    """Open the samples that a config describes. Raises ValueError.
+
+    config: {"kind": "random", "length", "samples", "padding"} are made up, and the default; for the other kinds see
+    `bamboo_trainer.data.dataset_from`.
     """
     given = dict(config)
     trim = taken_trim(given, where)
@@ -107,8 +111,10 @@ def open_labelled(config: Mapping[str, Any], head: Head, words: int, labels: int
 
 
 def label_loss(outputs: Parts, targets: Parts) -> Weighted:
-    """Return the loss as transformers computes it, summed, so that a step's is the mean over its whole batch: the cross
-    entropy of labels that count; for floats the squared error of one label, the binary cross entropy of several.
+    """Return the loss as transformers computes it, summed, so that a step's loss is the mean over its whole batch.
+
+    It is the cross entropy of labels that count; for floats the squared error of a single label, or the binary cross
+    entropy of several.
     """
     (logits,), (labels,) = outputs, targets
     if not labels.is_floating_point():
@@ -123,8 +129,10 @@ def label_loss(outputs: Parts, targets: Parts) -> Weighted:
 
 
 def label_accuracy(outputs: Parts, targets: Parts) -> tuple[Tensor, Tensor]:
-    """Return the number of right answers, and of possible ones: labels that count and have the highest logit; of
-    several true or false labels, the right ones; of one value, the samples nearer than 0.5.
+    """Return the number of right answers, and of possible ones.
+
+    These are labels that count and have the highest logit; of several true or false labels, the right ones; of a single
+    value, the samples nearer than 0.5.
     """
     (logits,), (labels,) = outputs, targets
     if not labels.is_floating_point():

@@ -1,6 +1,6 @@
-"""Adapters in PEFT's own files: adapter_config.json beside adapter_model.safetensors.
+"""Adapters in PEFT's own files: adapter_config.json and adapter_model.safetensors.
 
-PEFT's names are those of the whole module: `base_model.model.`, the linear layer's own name, `.lora_A.weight`.
+PEFT's names come from the whole module: `base_model.model.`, the linear layer's own name, `.lora_A.weight`.
 """
 
 import math
@@ -44,7 +44,8 @@ def _our_name(key: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeftAdapter:
-    """See `bamboo_trainer.lora.Adapters`. updates: rank and scale by the linear layer's name in the whole module.
+    """An adapter in PEFT's files; see `bamboo_trainer.lora.Adapters`. updates: rank and scale by the linear layer's
+    name in the whole module.
 
     keys: of the file, by the parameters' names in the whole module. trained: patterns of other trained parameters.
     """

@@ -34,13 +34,15 @@ def taken_trim(config: dict[str, Any], where: str) -> int:
 
 
 def check_trim(trim: int, masked: bool, where: str) -> None:
-    """Raise ValueError if a batch is to end with its longest sequence, and no mask gives their lengths."""
+    """Raise ValueError if a batch ends with its longest sequence, and no mask gives their lengths."""
     if trim and not masked:
         raise ValueError(f"{where}.trim: expected only with a mask of the tokens that count")
 
 
 class Sequences:
-    """Inputs: int64 [samples, length], and a mask of those that count if the data have one. Targets: the same shape.
+    """Sequences of tokens as samples.
+
+    Inputs: int64 [samples, length], and a mask of the tokens that count if the data have one. Targets: the same shape.
 
     data: tokens, perhaps a mask, and for "causal" the targets, which belong to the token at the same place; shift: the
     targets are the tokens themselves, as transformers takes labels. For "masked" the tokens to predict are chosen here,
@@ -145,10 +147,10 @@ def open_sequences(
 ) -> Sequences:
     """Open the sequences that a config describes. Raises ValueError.
 
-    config: {"kind": "random", "length", "samples", "padding"} are made-up sequences, and the default; the other kinds
-    are those of `bamboo_trainer.data.dataset_from`, and `kinds`. "shift", words: of `Sequences`. "trim": of
-    `taken_trim`. where: the config's key; made-up data for an evaluation are other samples of the same kind. packs: the
-    model can keep documents of one sequence apart.
+    config: {"kind": "random", "length", "samples", "padding"} are made-up sequences, and the default; for the other
+    kinds see `bamboo_trainer.data.dataset_from` and `kinds`. "shift", words: of `Sequences`. "trim": of `taken_trim`.
+    where: the config's key; made-up data for an evaluation are other samples of the same kind. packs: the model can
+    keep documents of one sequence apart.
     """
     given = dict(config)
     shift = given.pop("shift", False)
@@ -184,7 +186,7 @@ def with_length(config: Mapping[str, Any], length: int | None) -> dict[str, Any]
 
 
 def accuracy(outputs: Parts, targets: Parts) -> tuple[Tensor, Tensor]:
-    """Return the number of right tokens, and of those that count. logits: [samples, length, vocabulary]."""
+    """Return the number of right tokens, and of tokens that count. logits: [samples, length, vocabulary]."""
     counts = targets[0] != IGNORED
     return ((outputs[0].argmax(-1) == targets[0]) & counts).sum(), counts.sum()
 
@@ -274,8 +276,8 @@ def language_model(
     def opened(config: Mapping[str, Any], where: str = "data") -> Sequences:
         found = open_sequences(config, objective, words, where)
         if not rotary and found.length > c["positions"]:
-            told = f"expected sequences of at most {c['positions']} tokens (positions), got {found.length}"
-            raise ValueError(f"{where}: {told}")
+            problem = f"expected sequences of at most {c['positions']} tokens (positions), got {found.length}"
+            raise ValueError(f"{where}: {problem}")
         return found
 
     dataset = opened(with_length(c["data"], c["positions"]))

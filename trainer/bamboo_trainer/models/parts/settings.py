@@ -105,9 +105,10 @@ MakeUp = Callable[[int, int], Dataset]  # how many samples, and the number that 
 
 
 def open_data(config: Mapping[str, Any], made_up: MakeUp, where: str = "data") -> Dataset:
-    """Open the dataset that a config describes. config: {"kind": "random", "samples": 512} is made-up data, and the
-    default; the other kinds are those of `bamboo_trainer.data.dataset_from`. where: the config's key; made-up data for
-    an evaluation are other samples.
+    """Open the dataset that a config describes.
+
+    config: {"kind": "random", "samples": 512} is made-up data, and the default; for the other kinds see
+    `bamboo_trainer.data.dataset_from`. where: the config's key; made-up data for an evaluation are other samples.
     """
     given = dict(config)
     if given.pop("kind", MADE_UP) != MADE_UP:

@@ -45,7 +45,7 @@ def open_text(model: str | None, vocabulary: int, config: Mapping[str, Any], whe
     """Open a text as sequences of the tokens of the model's tokenizer, which are held in memory.
 
     model: its folder, if it has one. vocabulary: the size of the model's. config: {"path": see the kind "text" of
-    `dataset_from`, "length", "tokenizer": "bytes", or a folder, by default that of the model}. Raises ValueError.
+    `dataset_from`, "length", "tokenizer": "bytes", or a folder, by default the model's}. Raises ValueError.
     """
     if unknown := [key for key in config if key not in _KEYS]:
         raise ValueError(f"{where}: unknown key {unknown[0]!r}, {suggestion(unknown[0], ['kind', *_KEYS])}")

@@ -34,8 +34,10 @@ class BackwardRunner:
         *,
         splits: bool,
     ) -> None:
-        """bring: copies gradients to the device. microbatches: of a step. splits: weight gradients may be postponed,
-        which layers that run again in the backward do not allow.
+        """Create the runner.
+
+        bring: copies gradients to the device. microbatches: of a step. splits: weight gradients may be postponed, which
+        layers that run again in the backward do not allow.
         """
         self._parameters, self._bring, self._microbatches = parameters, bring, microbatches
         self._named = f"layers {min(layers)} to {max(layers)}"
@@ -45,7 +47,9 @@ class BackwardRunner:
     def run(
         self, work: Work, place: tuple[int, int], gradients: Gradients | None, scale: BackwardScale, *, postpone: bool
     ) -> Gradients:
-        """See `Stage.backward`. place: step and microbatch. postpone: weight gradients, if that changes no bit."""
+        """Run a backward; see `Stage.backward`. place: step and microbatch. postpone: weight gradients, if that changes
+        no bit.
+        """
         step, microbatch = place
         added = len(work.added.get(microbatch, ()))
         leaves, given = work.ends(microbatch, gradients, self._microbatches, scale)
@@ -139,13 +143,13 @@ class BackwardRunner:
             self.weights(work, step, max(work.postponed))
 
     def _bind(self, total: GradientSum) -> None:
-        """Let backwards add to the sum's target."""
+        """Make backwards add to the sum's target."""
         if not total.is_begun:
             self._parameters.unbind()  # from a finished sum, which may have to make room
         self._parameters.bind(total.target)
 
     def _add(self, total: GradientSum, compute: Callable[[], None]) -> None:
-        """Add to the sum the parameter gradients of one microbatch, which `compute` computes.
+        """Add to the sum the parameter gradients of a microbatch, which `compute` computes.
 
         For a half of a sum they are computed separately first: a parameter may be reached more than once, and its
         gradients must be summed before they are added to the other half.

@@ -21,7 +21,7 @@ Ends = Sequence[tuple[Tensor | GradientEdge, Tensor]]
 
 
 class Bucket(NamedTuple):
-    """layer: its first layer. place: in the flat gradient, elements."""
+    """A range of a stage's gradient. layer: its first layer. place: in the flat gradient, elements."""
 
     layer: int
     place: slice

@@ -1,4 +1,4 @@
-"""The sum of one cell's gradients over its microbatches, in the order of `bamboo_core.planning.gradient_groups`."""
+"""The sum of a cell's gradients over its microbatches, in the order of `bamboo_core.planning.gradient_groups`."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -9,7 +9,7 @@ from torch import Tensor
 from bamboo_core.planning.gradient_groups import SumNode, nodes_of, parent, share_of, sum_of
 from bamboo_trainer.memory.headroom import has_room
 
-PIECE: Final = 1 << 24  # elements that are brought from host memory at once, to be added
+PIECE: Final = 1 << 24  # elements to bring from host memory at once
 
 
 class GradientSum:
@@ -29,13 +29,15 @@ class GradientSum:
         microbatches: Sequence[int],
         buckets: Sequence[slice] = (slice(None),),
     ) -> None:
-        """size: elements, fp32. bounds: of all groups of a step. microbatches: this cell's, whole groups. buckets: of
+        """Create an empty sum.
+
+        size: elements, fp32. bounds: of all groups of a step. microbatches: this cell's, whole groups. buckets: of
         elements, all of them together.
         """
         self._size, self._device, self._bounds = size, device, bounds
         share = share_of(microbatches, bounds)
         self._share, (self._group, self._end) = share, share
-        self._buckets, self._open = buckets, set(range(len(buckets)))  # those that lack the last group
+        self._buckets, self._open = buckets, set(range(len(buckets)))  # buckets that lack the last group
         self._received: dict[SumNode, Tensor] = {}
         self._done: list[tuple[SumNode, Tensor]] = []
         self._current: Tensor | None = None
@@ -148,7 +150,7 @@ class GradientSum:
     def resume(self, microbatches: tuple[int, int], sums: Sequence[Tensor]) -> int:
         """Continue after the next groups, half-open, which another worker has summed.
 
-        Returns how many of `sums`, from the first, belong to them. They are not modified.
+        Return how many of `sums`, from the first, belong to them. They are not modified.
         """
         nodes = nodes_of(SumNode(*map(self._bounds.index, microbatches)), len(self._bounds) - 1)
         for node, total in zip(nodes, sums, strict=False):
@@ -160,7 +162,7 @@ class GradientSum:
     def receive(self, microbatches: tuple[int, int], sums: Sequence[Tensor]) -> int:
         """Take the sums of these groups, half-open, from another worker; the last ones complete the sum.
 
-        Returns how many of `sums`, from the first, belong to them. They are not modified.
+        Return how many of `sums`, from the first, belong to them. They are not modified.
         """
         self._current, bounds = None, self._bounds
         nodes = nodes_of(SumNode(*map(bounds.index, microbatches)), len(bounds) - 1)

@@ -1,4 +1,4 @@
-"""One worker's results for some of a cell's microbatches, packed for another worker, which adds them to its work."""
+"""A worker's results for some of a cell's microbatches, packed for another worker, which adds them to its work."""
 
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
@@ -42,7 +42,7 @@ def add_to(work: Work, microbatches: Range, payload: PartialSum, tensors: Parts)
 
 
 def resume(work: Work, microbatches: Range, payload: PartialSum, tensors: Parts) -> None:
-    """Let this work, not begun yet, continue after these microbatches, half-open, packed by `packed_work`."""
+    """Make this work, not begun yet, continue after these microbatches, half-open, packed by `packed_work`."""
     _note(work, payload, tensors[work.gradients.resume(microbatches, tensors) :])
 
 

@@ -69,15 +69,15 @@ class _Held:
 
 @dataclass(slots=True, eq=False)
 class WeightGradients:
-    """The weight gradients of one microbatch that are not computed yet. Holds the microbatch's graph, and so all that
-    its forward has kept.
+    """The weight gradients of a microbatch that are not computed yet. Holds the microbatch's graph, and so all that its
+    forward has kept.
     """
 
     leaves: Parts
     _frontier: list[tuple[list[tuple[Node, _Held]], list[Tensor]]] = field(default_factory=list)
 
     def compute(self) -> None:
-        """Add them to the parameters' `grad`, once."""
+        """Add the weight gradients to the parameters' `grad`, once."""
         while self._frontier:
             nodes, parameters = self._frontier.pop(0)
             reached = [(GradientEdge(node, i), g) for node, held in nodes for i, g in held.reached()]

@@ -15,8 +15,9 @@ from bamboo_trainer.training import TrainingConfig
 
 
 def fitted(state: CommonState, task: Task, config: TrainingConfig, version: int) -> CommonState:
-    """Return a state at this version with what the job has settings for: what is missing begins anew, as does a course
-    of other evaluations. An empty state gives the first one.
+    """Return a state at this version with what the job has settings for; an empty state gives the first one.
+
+    Missing parts begin from their first values, as does the course if the job's evaluations differ.
     """
     metric = f"{config.early.goal} {config.early.metric}" if config.early else ""
     return CommonState(

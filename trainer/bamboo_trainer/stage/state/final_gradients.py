@@ -20,7 +20,7 @@ class FinalGradients:
 
     size: elements of the final gradient. gradient_size: elements of a gradient in which each layer's use of a tied
     parameter is still separate. buckets: places in the latter, which become final one after the other. tied: the tied
-    groups whose layers' gradients are to be summed, by group.
+    groups whose layers' gradients this stage sums, by group.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class FinalGradients:
         elsewhere: Collection[int],
         microbatches: int,
     ) -> None:
-        """elsewhere: the tied groups whose norms another stage reports. microbatches: of a step."""
+        """Create the form. elsewhere: the tied groups whose norms another stage reports. microbatches: of a step."""
         self._parameters, self._running, self._optimizer = parameters, running, optimizer
         self._elsewhere, self._microbatches = frozenset(elsewhere), microbatches
         self.tied = tuple(tied)
@@ -49,9 +49,9 @@ class FinalGradients:
         sizes = (self.size, self.running_size) if self._running else (self.size,)
         return tuple(part.numel() for part in final) == sizes
 
-    def check_contributed(self, told: Contributed) -> None:
+    def check_contributed(self, contributed: Contributed) -> None:
         """Raise ValueError if contributions of another pipeline's forwards do not fit this stage's running buffers."""
-        self._running.check(told)
+        self._running.check(contributed)
 
     def folded(self, contributions: Mapping[int, Recorded]) -> Parts:
         """Return the bytes of the running buffers after a step, from the contributions of all its microbatches; () if

@@ -49,8 +49,8 @@ class LateCopies:
         if not source.is_contiguous() or source.layout is not torch.strided:
             return source.to("cpu", copy=True)
         copy = torch.empty(source.shape, dtype=source.dtype, device="cpu")
-        (here, there), length = (source.view(-1), copy.view(-1)), PIECE_BYTES // source.element_size()
-        self._pieces.extend((here[i : i + length], there[i : i + length]) for i in range(0, here.numel(), length))
+        (here, target), length = (source.view(-1), copy.view(-1)), PIECE_BYTES // source.element_size()
+        self._pieces.extend((here[i : i + length], target[i : i + length]) for i in range(0, here.numel(), length))
         return copy
 
     @property

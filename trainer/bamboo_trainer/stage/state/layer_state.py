@@ -124,7 +124,7 @@ def in_words(layers: Mapping[int, nn.Module], name: str) -> str:
 
 
 def needed(layers: Collection[int], parameters: FlatParameters) -> tuple[int, ...]:
-    """Return the layers whose states restore a stage of these layers: its own, and those that own tied parameters."""
+    """Return the layers whose states restore a stage of these layers: its own, and the owners of tied parameters."""
     return tuple(sorted({*layers, *(layer_of(name) for name, _ in parameters.named())}))
 
 
@@ -134,7 +134,7 @@ def restore(
     optimizer: OptimizerState,
     states: Mapping[int, LayerState],
 ) -> int:
-    """Restore a stage of these layers, and return the version. states: those `needed`, or more.
+    """Restore a stage of these layers, and return the version. states: the `needed` ones, or more.
 
     Raises ValueError, with nothing changed, if one is missing, or they do not fit each other or the stage.
     """

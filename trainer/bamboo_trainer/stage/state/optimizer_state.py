@@ -40,7 +40,7 @@ class OptimizerState:
                 yield name, value
 
     def scalars(self) -> dict[str, Scalar]:
-        """Return the state's plain numbers, and those of parameter groups that change from step to step."""
+        """Return the state's plain numbers, and the numbers of parameter groups that change from step to step."""
         scalars: dict[str, Scalar] = {}
         for name, value in self._remembered.values():
             if isinstance(value, Tensor):
@@ -84,7 +84,7 @@ class OptimizerState:
         self._move(to_host)
 
     def fetch(self, device: torch.device) -> None:
-        """Move them back to the parameters' device."""
+        """Move the state's tensors back to the parameters' device."""
         self._move(lambda tensor: tensor.to(device))
 
     def _move(self, moved: Callable[[Tensor], Tensor]) -> None:

@@ -18,13 +18,13 @@ from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.task_errors import NotDeterministic, TaskError
 from bamboo_trainer.tasks.user_code import same_bits
 
-MOST: Final = 1 << 22  # elements of the parameters that are tried at once
+MOST: Final = 1 << 22  # elements of the parameters in a trial
 
 logger = logging.getLogger(__name__)
 
 
 def tried(slots: Sequence[Slot], version: int) -> list[Slot]:
-    """Return slots of one layer, chosen by the version: as many of its parameters as fit MOST elements."""
+    """Return slots of a single layer, chosen by the version: as many of its parameters as fit MOST elements."""
     layers = list(dict.fromkeys(_layer(slot) for slot in slots))
     chosen, size = list[Slot](), 0
     for slot in slots:
@@ -39,10 +39,10 @@ def _layer(slot: Slot) -> str:
 
 
 class OptimizerTrial:
-    """Made when the gradients are set, before the real optimizer's step."""
+    """A trial step of a rebuilt optimizer, made when the gradients are set, before the real optimizer's step."""
 
     def __init__(self, slots: Sequence[Slot], real: ScheduledOptimizer, groups: GroupNumbers) -> None:
-        """Raises TaskError or ValueError if such an optimizer cannot be built."""
+        """Build the second optimizer. Raises TaskError or ValueError if that is impossible."""
         assert real.inner is not None
         self._state = real.inner.state
         twins = [Slot(s.name, nn.Parameter(s.parameter.detach().clone()), 0, None) for s in slots]

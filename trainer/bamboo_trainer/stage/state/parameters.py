@@ -102,8 +102,8 @@ def tied_segments(
 class FlatParameters:
     """The layers' tensors: trained parameters in `flat` ([size]), and `constants` (buffers, frozen parameters).
 
-    dtype: parameters are rounded to it, except those of norms, which stay in fp32, outside of `flat`. Backwards add all
-    gradients up in fp32.
+    dtype: parameters are rounded to it, except norms' parameters, which stay in fp32, outside of `flat`. Backwards add
+    all gradients up in fp32.
 
     A tied parameter has one place in `flat`. Each layer that uses it has a parameter of its own, with the same memory,
     and a place of its own in the gradient: the first one has the slot's, the others follow after all slots. So a
@@ -207,7 +207,9 @@ class FlatParameters:
         self._bound = gradient
 
     def release(self, gradient: Tensor) -> list[Tensor]:
-        """Unbind, so that the next backward gives each parameter an own gradient, in fp32; return their places here."""
+        """Unbind, so that the next backward gives each parameter a gradient of its own, in fp32; return their places
+        here.
+        """
         bound = self._bound is gradient
         places = [place.parameter.grad if bound else place.of(gradient) for place in self._places]
         self.unbind()

@@ -1,4 +1,4 @@
-"""What a stage's optimizer keeps for each parameter, by name, such as "state:0.weight:exp_avg"."""
+"""The state that a stage's optimizer keeps for each parameter, by name, such as "state:0.weight:exp_avg"."""
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, Final

@@ -53,7 +53,10 @@ class StageValues:
         device: torch.device | str = "cpu",
         copies: HostCopies | None = None,
     ) -> None:
-        """stages: the layers of all stages, half-open ranges. copies: bring received tensors to the device."""
+        """Build the values before the first step.
+
+        stages: the layers of all stages, half-open ranges. copies: bring received tensors to the device.
+        """
         self.version = 0
         self.task, self.config, self.index, self.device = task, config, stage, torch.device(device)
         copies = copies or AtOnce(self.device)
@@ -201,7 +204,7 @@ class StageValues:
         return layer_state.take(wanted, *held, shown=shown, late=late)
 
     def layers_needed(self) -> tuple[int, ...]:
-        """Return the layers that `restore` needs: the stage's own, and those that own tied parameters."""
+        """Return the layers that `restore` needs: the stage's own, and the owners of tied parameters."""
         return layer_state.needed(self.layers, self.parameters)
 
     def restore(self, states: Mapping[int, LayerState]) -> None:

@@ -1,1 +1,1 @@
-"""Reads a task's data ahead by step and microbatch, in this process or in others."""
+"""Reading of a task's data ahead by step and microbatch, in this process or in others."""

@@ -1,7 +1,8 @@
-"""Reads the task's data by step and microbatch, in the background while the worker computes.
+"""Reading of the task's data by step and microbatch, in the background while the worker computes.
 
-Not if the dataset draws from torch's generator: the background would draw from the one that layers draw from. The first
-batch, read in the foreground, shows whether it does. A `Prefetched` dataset has several readers.
+There is no reading ahead if the dataset draws from torch's generator: the background would draw from the one that
+layers draw from. The first batch, read in the foreground, shows whether it does. A `Prefetched` dataset has several
+readers.
 """
 
 import threading
@@ -27,10 +28,10 @@ Key = tuple[int, int, int]  # stage, step, microbatch
 
 
 class BatchReader:
-    """One for all stages of a worker. One thread at a time calls the dataset, unless it asks for readers."""
+    """The reader of all stages of a worker. One thread at a time calls the dataset, unless it asks for readers."""
 
     def __init__(self, task: Task, samples: Callable[[int, int, Dataset], Sequence[int]]) -> None:
-        """samples: (step, microbatch, dataset) -> which samples."""
+        """Create the reader. samples: (step, microbatch, dataset) -> the samples' numbers."""
         self._task, self._samples = task, samples
         self._calling = threading.Lock()
         self._expected: dict[Key, Future[Batch]] = {}
@@ -72,7 +73,7 @@ class BatchReader:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """While in this context, read nothing in the background."""
+        """Stop reading in the background while in this context."""
         with self._calling, self._readers.paused() if self._readers else nullcontext():
             yield
 

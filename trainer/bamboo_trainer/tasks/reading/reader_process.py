@@ -1,4 +1,4 @@
-"""Processes that read a task's data, and what is said to them.
+"""Processes that read a task's data, and their messages.
 
 They are forked by one quiet process, which was itself forked from the worker at a moment when no thread of it held a
 lock: what a thread holds while its process is forked (torch's generator, the allocator, a lock of the dataset's
@@ -6,7 +6,7 @@ library) stays locked in the child for ever. So a reader can be replaced at any 
 
     worker  --control-->  template  --forks-->  readers        worker  --channel-->  each reader
 
-Each ends with the process that has forked it, whatever ends that, and holds none of the worker's connections open.
+Each ends with the process that has forked it, however that ends, and holds none of the worker's connections open.
 """
 
 import contextlib
@@ -116,7 +116,7 @@ class ReaderTemplate:
                 if answer := self._control.recv(_NUMBER.size):
                     return int(_NUMBER.unpack(answer)[0])
             except TimeoutError:
-                self.kill()  # a late answer would be taken for that to another request
+                self.kill()  # a late answer would be taken for the answer to another request
                 raise
             except OSError:
                 self.gone = True
@@ -148,7 +148,7 @@ class ReaderProcess:
 
 
 def _become(parent: int, kept: socket.socket, work: Callable[[], None]) -> NoReturn:
-    """Work, in a process that has just been forked, until no requests come any more."""
+    """Do the work in a process that has just been forked, until no requests come any more, then exit."""
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)  # they are for the worker, which may have time left
@@ -220,8 +220,8 @@ def _answer(channel: socket.socket, indices: Sequence[int], read: Read) -> None:
         tensors = [[_plain(part) for part in parts] for parts in batch]
     except (TaskError, TaskOutOfMemory) as error:
         traceback.print_exc()
-        told = {"error": str(error), "memory": isinstance(error, TaskOutOfMemory)}
-        send(channel, json.dumps(told).encode())
+        answer = {"error": str(error), "memory": isinstance(error, TaskOutOfMemory)}
+        send(channel, json.dumps(answer).encode())
         return
     forms = [[[str(p.dtype).removeprefix("torch."), list(p.shape)] for p in parts] for parts in tensors]
     send(channel, json.dumps({"parts": forms}).encode())

@@ -61,7 +61,7 @@ class Readers:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """While in this context, no thread of this process reads."""
+        """Pause the reading threads of this process while in this context."""
         with self._state:
             self._paused += 1
             self._state.wait_for(lambda: self._processes or not self._reading)
@@ -73,7 +73,7 @@ class Readers:
                 self._state.notify_all()
 
     def close(self) -> None:
-        """End the readers, whatever they are doing. Threads that are stuck end with the process."""
+        """End the readers, even busy ones. Threads that are stuck end with the process."""
         with self._state:
             self._closed = True
             template, keeper = self._template, self._keeper
@@ -95,7 +95,7 @@ class Readers:
         return not self._processes or (self._template is not None and not self._template.gone)
 
     def _require_template(self) -> None:
-        """Fork the template, if there is none now."""
+        """Fork the template, if there is none now. Raises TaskError."""
         if self._ready() or self._closed:
             return
         if self._template:

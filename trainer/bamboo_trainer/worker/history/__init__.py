@@ -1,1 +1,1 @@
-"""A worker's part in the job's history: what it knows, writes, and gives to loggers."""
+"""A worker's part in the job's history: its knowledge, its files, and its loggers."""

@@ -32,8 +32,10 @@ _SAVED: Final = re.compile(r"the state of step (\d+) is saved")  # of Checkpoint
 
 
 class Called(Cursor, frozen=True, kw_only=True):
-    """A callback's cursor, and its state. during: the attempt of the cursor. at: its state at
-    checkpoints, by step. off: the attempt in which it failed. ended: `on_end` was called.
+    """A callback's cursor and its state.
+
+    during: the attempt of the cursor. at: its state at checkpoints, by step. off: the attempt in which it failed.
+    ended: `on_end` was called.
     """
 
     state: Any = None
@@ -44,7 +46,7 @@ class Called(Cursor, frozen=True, kw_only=True):
 
 
 class CallbackCalls:
-    """make, facts: of the callback. tell: sends to the coordinator."""
+    """The calls of a callback. make, facts: of the callback. tell: sends to the coordinator."""
 
     kind = Called
     at_once = AT_ONCE
@@ -84,7 +86,9 @@ class CallbackCalls:
         self._callback = None
 
     def _begun_anew(self, record: Record, before: Called) -> Called:
-        """If the job restarted from a checkpoint, restore the callback's state at it, or the newest before."""
+        """Restore the callback's state at the checkpoint from which the job restarted, or the newest before,
+        if it did.
+        """
         if not isinstance(record, StepRecord | EvaluationRecord) or record.attempt <= before.during:
             return before
         trains = isinstance(record, StepRecord)

@@ -1,6 +1,7 @@
-"""Loggers and callbacks follow the history, each with a cursor of its own and in a thread that it alone holds up.
+"""Followers of the history: loggers and callbacks, each with a cursor and a thread of its own, so that it holds up no
+other.
 
-Only the root's follow. The cursor is saved beside the history, so the followers of a new root continue there.
+Only the root's followers run. The cursor is saved with the history, so the followers of a new root continue from it.
 """
 
 import hashlib
@@ -36,7 +37,7 @@ def facts_of(job: str, url: str) -> LoggerFacts:
 
 
 class Recipient(Protocol):
-    """A receiver of the records. who: its name in messages. file: of its cursor, beside the history.
+    """A receiver of the records. who: its name in messages. file: of its cursor, in the history's folder.
 
     reason: of a warning that it fails. kind: the file's type. at_once: records between two saves of the cursor.
     """
@@ -58,7 +59,7 @@ class Recipient(Protocol):
 
 
 class LoggerRecipient:
-    """A logger, which is made anew after a failure."""
+    """A logger, which is created again after a failure."""
 
     kind = Cursor
     at_once = 20_000
@@ -196,7 +197,9 @@ class HistoryFollower:
 
 
 class Followers:
-    """loggers, callbacks: by name. tell: sends to the coordinator. turns: makes the callers of their turns."""
+    """The followers of the job's history. loggers, callbacks: by name. tell: sends to the coordinator. turns: makes the
+    callers of their turns.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The newest commits that a worker has heard, until they are known to be in the job's history, as its records."""
+"""The newest commits known to a worker and perhaps not yet to the job's history, as records of that history."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,17 +16,17 @@ SENT_AT_ONCE: Final = 1000  # commits, in one frame
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """batch: samples of a step. tokens: of a sample; None if unknown."""
+    """The sizes of a step's data. batch: samples of a step. tokens: of a sample; None if unknown."""
 
     batch: int
     tokens: int | None = None
 
 
 class HistoryBuffer:
-    """Every worker has one, so a root that is lost takes no step along.
+    """The newest commits and events, not yet in the history. Every worker has one, so a lost root takes no step along.
 
-    Commits are named by the number of steps before them. written: the history has all commits before that one; the
-    root sends the number with each commit. attempt: of the job; 0: unknown. It has no lock.
+    Commits are named by the number of steps before them. written: the history has all commits before that one; the root
+    sends the number with each commit. attempt: of the job; 0: unknown. It has no lock.
     """
 
     def __init__(self, rates: Rates) -> None:
@@ -36,10 +36,10 @@ class HistoryBuffer:
         self._origin = self._first = 0  # first: the step with which the attempt began
         self.attempt = self.written = 0
 
-    # what happens
+    # events
 
     def obey(self, plan: Plan) -> None:
-        """If the states begin anew, forget the commits of steps that are repeated."""
+        """Forget the commits of steps that are repeated, if the states start from an earlier step."""
         if plan.origin == self._origin:
             return
         self._origin, self.written = plan.origin, min(self.written, plan.first_step)
@@ -86,7 +86,7 @@ class HistoryBuffer:
             self.written = written
             self._commits = {step: commit for step, commit in self._commits.items() if step >= written}
 
-    # what is known
+    # queries
 
     @property
     def newest_attempt(self) -> int:

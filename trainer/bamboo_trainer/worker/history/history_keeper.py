@@ -1,4 +1,4 @@
-"""Keeps the job's history: as the root writes it, on every worker keeps what a next root would need.
+"""The keeper of the job's history: the root writes it, and every worker keeps what a next root would need.
 
 A root writes all commits that any worker knows and that are not known to be in the history; readers merge what two
 roots have written. A separate thread writes; neither the training nor its end waits for the store, or not for long.
@@ -24,14 +24,16 @@ from bamboo_trainer.worker.history.turns import MakeTurns, TurnThread
 logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS: Final = 5.0
-MOST_RECORDS: Final = 1000  # of a file that is rewritten again and again; then a new one begins
+MOST_RECORDS: Final = 1000  # of a file, which is rewritten repeatedly; then a new one begins
 DEAD_SECONDS: Final = 600.0  # after which an incomplete file has no writer: a call takes no longer
 HELD_SECONDS: Final = 30.0  # the longest that anything waits for the history, if the store is unavailable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Waiter:
-    """until: the time after which it is called in any case. complete: after all callbacks know the end of training."""
+    """A callback that waits for the history. until: the time after which it is called in any case. complete: after all
+    callbacks know the end of training.
+    """
 
     until: float
     callback: Callable[[], None]
@@ -39,7 +41,9 @@ class _Waiter:
 
 
 class HistoryKeeper:
-    """tell: sends to the coordinator, from any thread. turns: makes the caller of `_turn`."""
+    """The keeper of the history on a worker. tell: sends to the coordinator, from any thread. turns: makes the caller
+    of `_turn`.
+    """
 
     def __init__(
         self,
@@ -78,7 +82,7 @@ class HistoryKeeper:
             self._buffer.obey(plan)
             if leads and self._term is not None and self._term[0] == plan.origin:
                 return
-            self._hurry()  # to release those that wait
+            self._hurry()  # to release waiters
             self._term, self._informed, self._file = (plan.origin, plan.epoch) if leads else None, False, None
             if not leads:
                 self._followers.lead(False)
@@ -152,7 +156,7 @@ class HistoryKeeper:
         with self._lock:
             term, due, waiting = self._term, self._informed or last, tuple(self._waiting)
         if term is None or not due:
-            return ()  # the commits that the others know have to be written before they are told to forget them
+            return ()  # the others' commits have to be written before the others may forget them
         if self._file is None:
             self._prepare(term)
         with self._lock:
@@ -179,7 +183,7 @@ class HistoryKeeper:
         return waiting
 
     def _prepare(self, term: tuple[int, int]) -> None:
-        """Learn or choose the attempt's number, and begin a file."""
+        """Find or choose the attempt's number, and begin a file."""
         self._files.remove_partial(older=DEAD_SECONDS)
         files = self._files.all()
         written = self._files.read(files[-1]) if files else ()

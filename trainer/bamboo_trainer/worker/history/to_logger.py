@@ -20,8 +20,9 @@ logger = logging.getLogger(__name__)
 
 
 def write(source: str, make: MakeLogger) -> int:
-    """Write all of it, the last record of each step; return the number of steps. The run is that of the job's own
-    logger. Raises the logger's errors, HistoryError, StorageError, ValueError.
+    """Write a whole history into a logger, the last record of each step; return the number of steps.
+
+    The run is the one of the job's own logger. Raises the logger's errors, HistoryError, StorageError, ValueError.
     """
     records, facts = _read(source)
     target = make(facts)

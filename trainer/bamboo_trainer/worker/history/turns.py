@@ -1,4 +1,4 @@
-"""A thread that calls a function when it is woken, and at the latest after a time."""
+"""Turns: calls of a function by a thread that is woken, or at the latest after a time."""
 
 import threading
 from collections.abc import Callable
@@ -24,7 +24,7 @@ MakeTurns = Callable[[Turn, float, str], Turns]
 
 
 class TurnThread:
-    """seconds: between two turns at most. name: the thread's."""
+    """A thread that calls turns. seconds: between two turns at most. name: the thread's."""
 
     def __init__(self, turn: Turn, seconds: float, name: str) -> None:
         self._turn, self._seconds = turn, seconds

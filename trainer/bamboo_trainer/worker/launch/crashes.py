@@ -1,4 +1,4 @@
-"""Where a process crashed: faulthandler's dump, cut to the frames that the user can act on."""
+"""The place where a process crashed: faulthandler's dump, cut to the frames that the user can act on."""
 
 import faulthandler
 import os
@@ -14,8 +14,8 @@ _FRAME: Final = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash:
-    """error: such as "Segmentation fault". place: file, line and function of the user's innermost frame, or "". frames:
-    from the innermost to the user's outermost one; all if none is the user's. left_out: how many follow.
+    """A crash. error: such as "Segmentation fault". place: file, line and function of the user's innermost frame, or
+    "". frames: from the innermost to the user's outermost one; all if none is the user's. left_out: how many follow.
     """
 
     error: str

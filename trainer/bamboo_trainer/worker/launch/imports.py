@@ -16,7 +16,7 @@ def lasting_imports() -> Iterator[None]:
     collection, a fifth of a second in the middle of a step.
 
     Unless the environment sets it, torch is also set to ask for huge pages for tensors from 2 MiB on: the kernel
-    provides new memory in pages, and with small ones that takes ten times as long as writing to it.
+    provides new memory in pages, and with small pages that takes ten times as long as writing to it.
     """
     os.environ.setdefault(HUGE_PAGES, "1")
     gc.disable()

@@ -56,13 +56,13 @@ MODULES = (
 WORKER_MAIN = "bamboo_trainer.worker.launch.process:main"
 CHUNK = 1 << 16
 WAIT_SECONDS = 0.01  # for children that have been killed
-LOOK_SECONDS = 0.1  # between two looks at orphans that were told to end
-GONE_SECONDS = 5.0  # from the end of one pipe to that of the other, when the launcher's parent dies
-END_SECONDS = 3.0  # for all of them, when the launcher ends; Pool.close() waits longer
+LOOK_SECONDS = 0.1  # between two looks at orphans that were asked to end
+GONE_SECONDS = 5.0  # between the ends of the two pipes when the launcher's parent dies
+END_SECONDS = 3.0  # for all children, when the launcher ends; ForkServer.close() waits longer
 
 
 class Unresolved(ValueError):
-    """A name that leads to no function; the text is a sentence for the user."""
+    """Error of a name that leads to no function; the text is a sentence for the user."""
 
 
 def resolve(name: str) -> Callable[..., Any]:
@@ -131,7 +131,7 @@ class Gates:
 
 
 class Launcher:
-    """scratch: removed if this process's parent dies."""
+    """The fork server's process. scratch: removed if this process's parent dies."""
 
     def __init__(self, commands: int, events: int, scratch: str | None = None) -> None:
         self._commands = commands
@@ -261,7 +261,7 @@ class Launcher:
         self._tell(event="result", id=call.id, **result)
 
     def _fork(self, body: Callable[[], int]) -> tuple[int, CrashFile]:
-        """Fork; return the child's number, and a file for its crash, which the caller closes. Raises OSError."""
+        """Fork; return the child's process id, and a file for its crash, which the caller closes. Raises OSError."""
         sys.stdout.flush()
         sys.stderr.flush()
         launcher, crash = os.getpid(), CrashFile()
@@ -317,7 +317,7 @@ class Launcher:
         self._end_orphans()
 
     def _reap_all(self) -> None:
-        """Reap ended children. Raises ChildProcessError when no child is left."""
+        """Reap ended children and report them. Raises ChildProcessError when no child is left."""
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
@@ -375,7 +375,7 @@ def _remove(scratch: str | None) -> None:
 
 @contextlib.contextmanager
 def _ending_with_parent(commands: int, scratch: str | None) -> Iterator[None]:
-    """End the process, while in this context, as soon as its parent dies, whatever its main thread does.
+    """End the process, while in this context, as soon as its parent dies, even while its main thread is busy.
 
     The watching thread is gone afterwards: the launcher forks.
     """
@@ -393,7 +393,9 @@ def _ending_with_parent(commands: int, scratch: str | None) -> Iterator[None]:
 
 
 def _watch_parent(commands: int, over: int, scratch: str | None) -> None:
-    """Return when `over` ends, or if commands wait to be read: then the launcher was told how to end."""
+    """Wait for the parent's death and end the process; return when `over` ends, or when a command on how to end waits
+    to be read.
+    """
     poll = select.poll()
     for pipe in (commands, over):
         poll.register(pipe, 0)  # only its end

@@ -16,7 +16,7 @@ from bamboo_trainer.worker.launch.strike_gate import StrikeGate
 
 
 def _read_token(path: Path) -> str:
-    """Return the token. Raises OSError, also while the file is being written."""
+    """Return the token in the file. Raises OSError, also while the file is being written."""
     token = path.read_bytes().decode(errors="replace").strip()
     if not token.isascii() or not token:
         raise OSError(f"there is no token in {path}")
@@ -35,17 +35,17 @@ def main(
     follower: Follower | None = None,
     settings: WorkerSettings = LOCAL_SETTINGS,
 ) -> int:
-    """Run one worker in this process until it is told to stop; returns its exit code.
+    """Run one worker in this process until it is asked to stop; return its exit code.
 
-    token: or the file that always holds the newest one. profile: see `StepProfiler.of`. gate: the descriptor of the
-    socket on which a `StrikeGate` asks the launcher in these steps. follower: of its spans.
+    token: the token, or the file that always holds the newest one. profile: see `StepProfiler.of`. gate: the descriptor
+    of the socket on which a `StrikeGate` asks the launcher in these steps. follower: of its spans.
     """
     torch.set_num_threads(1)
     followers = [follower] if follower else []
     if gate is not None:
         followers.append(StrikeGate(socket.socket(fileno=gate), steps))
     if profile:
-        from bamboo_trainer.telemetry.step_profiler import StepProfiler  # nobody else needs it
+        from bamboo_trainer.telemetry.step_profiler import StepProfiler  # imported only if needed
 
         followers.append(StepProfiler.of(worker, profile))
     if trace:
@@ -55,7 +55,7 @@ def main(
     logs.begin(worker, lambda: agent.engine.step if agent.engine else None, shared=not settings.pod)
     try:
         if settings.metrics_port:
-            from bamboo_trainer.worker.metrics import serve  # nobody else needs it
+            from bamboo_trainer.worker.metrics import serve  # imported only if needed
 
             serve(agent, settings.host, settings.metrics_port)
         return agent.run()

@@ -13,12 +13,12 @@ from bamboo_trainer.telemetry.spans import Follower
 
 logger = logging.getLogger(__name__)
 
-GATED = ("Forward", "Backward", "BackwardInput")  # two for each microbatch, whatever the schedule
+GATED = ("Forward", "Backward", "BackwardInput")  # two for each microbatch, with any schedule
 ANSWER_SECONDS = 60.0
 
 
 class StrikeGate(Follower):
-    """Asks before an instruction begins. Without an answer the worker proceeds.
+    """A follower of spans that asks before an instruction begins. Without an answer the worker proceeds.
 
     channel: to the launcher; a line out, a line back.
     """
