@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bamboo_core.planning.plan import Cell, Plan
-from bamboo_trainer.frames.frame import Address, Facts, FrameKind
+from bamboo_trainer.frames.frame import Address, FrameFacts, FrameKind
 from bamboo_trainer.memory.host_copies import AtOnce, Copy, Parts
 from bamboo_trainer.routing.outbox import Outbox, Received
 from bamboo_trainer.routing.plan_state import PlanState
@@ -90,6 +90,6 @@ def test_what_is_sent_again_says_so_and_has_the_epoch_of_now() -> None:
     box.resend(Cell(0, 1))
     box.resend(Cell(0, 1), worker="w9")
     assert [(peer, frame.epoch, frame.payload) for peer, frame in sent.frames] == [
-        (OWNER[1], PLAN.epoch + 1, Facts(again=True)),
-        ("w9", PLAN.epoch + 1, Facts(again=True)),
+        (OWNER[1], PLAN.epoch + 1, FrameFacts(again=True)),
+        ("w9", PLAN.epoch + 1, FrameFacts(again=True)),
     ]

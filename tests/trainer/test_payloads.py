@@ -16,7 +16,7 @@ from bamboo_core.coordinator.events import Outcome
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.commit.commit_log import Commit, Ready
 from bamboo_trainer.frames import payloads
-from bamboo_trainer.frames.frame import Address, Facts, Frame, FrameKind
+from bamboo_trainer.frames.frame import Address, Frame, FrameFacts, FrameKind
 from bamboo_trainer.frames.payloads import RefusedFrame
 from bamboo_trainer.transport.base import Arrived
 from manifest_kit import bamboojob, training
@@ -94,7 +94,7 @@ MEANT = {
     FrameKind.CONTRIBUTION: payloads.Contributed(
         microbatches={0: [payloads.Contribution(module=1, tensors=[("F32", (2,)), ("I32", ())])], 1: []}
     ),
-    FrameKind.GRADIENT: Facts(again=True),
+    FrameKind.GRADIENT: FrameFacts(again=True),
     FrameKind.PARTIAL_SUM: payloads.PartialSum(
         losses={3: 0.5},
         weights={3: 2.0},

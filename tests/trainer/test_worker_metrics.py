@@ -18,7 +18,7 @@ from bamboo_core.control.memory import SentTraffic, Traffic
 from bamboo_core.metrics.exposition import Exporter
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.checkpoint.checkpointing import Checkpointing
-from bamboo_trainer.frames.frame import Address, Facts, Frame
+from bamboo_trainer.frames.frame import Address, Frame, FrameFacts
 from bamboo_trainer.frames.frame import FrameKind as FrameKind
 from bamboo_trainer.frames.payloads import FORMS
 from bamboo_trainer.telemetry.spans import Spans
@@ -87,7 +87,7 @@ def test_what_is_sent_is_counted_by_kind_and_what_is_sent_again(agent: WorkerAge
     once = agent.transport.sent[FrameKind.ACTIVATION]
     assert once > 0
     assert sum(agent.transport.resent) == 0
-    again = Frame(address=address, epoch=1, payload=Facts(again=True))
+    again = Frame(address=address, epoch=1, payload=FrameFacts(again=True))
     agent.transport.send("w1", again)
     assert agent.transport.sent[FrameKind.ACTIVATION] == once + agent.transport.resent[FrameKind.ACTIVATION]
     agent.transport.send("stranger", again)

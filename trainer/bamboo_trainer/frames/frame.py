@@ -86,7 +86,7 @@ def is_of_microbatch(address: Address) -> bool:
     return address.kind in BOUNDARY and address.part != EVALUATED
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class FrameFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The payload of a frame without another one."""
 
     # of each part of floats that crosses a boundary, whether it needs a gradient, or has one; empty: all do
@@ -95,7 +95,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     again: bool = False  # the frame has been sent before
 
     @classmethod
-    def of(cls, gradients: Iterable[bool], weight: float | None = None) -> "Facts | None":
+    def of(cls, gradients: Iterable[bool], weight: float | None = None) -> "FrameFacts | None":
         """Return the facts of parts that cross a boundary; None if there is nothing to tell."""
         flags = tuple(gradients)
         return None if weight is None and all(flags) else cls(gradients=() if all(flags) else flags, weight=weight)

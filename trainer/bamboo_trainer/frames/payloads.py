@@ -16,7 +16,7 @@ from bamboo_core.control.evaluations import Course, EarlyStop
 from bamboo_core.control.protocol import MOST_METRICS, Evaluations
 from bamboo_core.job.spec import MOST_LAYERS
 from bamboo_core.planning.plan import Cell, WorkerId
-from bamboo_trainer.frames.frame import BOUNDARY, NO_CELL, Facts, Frame, FrameKind
+from bamboo_trainer.frames.frame import BOUNDARY, NO_CELL, Frame, FrameFacts, FrameKind
 from bamboo_trainer.frames.tensors import DTYPES, MAX_BODY, MAX_DIMENSIONS
 from bamboo_trainer.loss_scale import LossScale
 
@@ -171,8 +171,8 @@ class SpotSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # the first tensors of the frame, its inputs; the others are the gradients that its backward took
     inputs: Annotated[int, msgspec.Meta(ge=0)]
-    taken: Facts | None  # of the inputs
-    given: Facts | None  # of these gradients
+    taken: FrameFacts | None  # of the inputs
+    given: FrameFacts | None  # of these gradients
     data: Annotated[int, msgspec.Meta(ge=0)]
     layers: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=MOST_LAYERS)]
     contributed: Annotated[int, msgspec.Meta(ge=0)]
@@ -220,11 +220,11 @@ class PayloadForm(NamedTuple):
 
 
 FORMS: Final = {
-    FrameKind.ACTIVATION: PayloadForm(Facts | None, 1, torch.inf),
-    FrameKind.GRADIENT: PayloadForm(Facts | None, 0, torch.inf),  # integers have none
+    FrameKind.ACTIVATION: PayloadForm(FrameFacts | None, 1, torch.inf),
+    FrameKind.GRADIENT: PayloadForm(FrameFacts | None, 0, torch.inf),  # integers have none
     FrameKind.CONTRIBUTION: PayloadForm(Contributed, 1, torch.inf, flat=True, data=True),
-    FrameKind.RESULT: PayloadForm(Facts | None, 1, 1, flat=True),
-    FrameKind.TIED: PayloadForm(Facts | None, 1, torch.inf, flat=True),
+    FrameKind.RESULT: PayloadForm(FrameFacts | None, 1, 1, flat=True),
+    FrameKind.TIED: PayloadForm(FrameFacts | None, 1, torch.inf, flat=True),
     FrameKind.READY: PayloadForm(Ready),
     FrameKind.COMMIT: PayloadForm(Commit),
     FrameKind.SYNC: PayloadForm(Commits, 1, 2, flat=True, data=True),
@@ -243,7 +243,7 @@ FORMS: Final = {
     FrameKind.KEPT_SUM: PayloadForm(PartialSum, 1, torch.inf, flat=True, data=True),
     FrameKind.KEPT_ALL: PayloadForm(None),
     FrameKind.EVALUATIONS: PayloadForm(Evaluations),
-    FrameKind.REPEAT: PayloadForm(Facts | None),  # again: what is in the log is to be sent again, too
+    FrameKind.REPEAT: PayloadForm(FrameFacts | None),  # again: what is in the log is to be sent again, too
     FrameKind.SUMMED: PayloadForm(None),
 }
 

@@ -9,7 +9,7 @@ import msgspec
 from torch import Tensor
 
 from bamboo_core.planning.plan import Cell, WorkerId
-from bamboo_trainer.frames.frame import BOUNDARY, Address, Facts, Frame, FrameKind, is_of_microbatch
+from bamboo_trainer.frames.frame import BOUNDARY, Address, Frame, FrameFacts, FrameKind, is_of_microbatch
 from bamboo_trainer.frames.payloads import Contributed, PartialSum
 from bamboo_trainer.memory.host_copies import AtOnce, Copy, HostCopies, Parts
 from bamboo_trainer.routing.message_log import MessageLog
@@ -152,6 +152,6 @@ class Outbox:
 
 def _said_again(payload: Any) -> Any:
     """Return a frame's payload, marked as sent again."""
-    if isinstance(payload, Contributed | PartialSum | Facts):
+    if isinstance(payload, Contributed | PartialSum | FrameFacts):
         return msgspec.structs.replace(payload, again=True)
-    return Facts(again=True) if payload is None else payload
+    return FrameFacts(again=True) if payload is None else payload

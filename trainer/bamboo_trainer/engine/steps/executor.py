@@ -25,7 +25,7 @@ from bamboo_trainer.engine.steps.device_times import DeviceTimes
 from bamboo_trainer.engine.steps.instructions import Instructions
 from bamboo_trainer.engine.steps.portion_steps import PortionSteps
 from bamboo_trainer.engine.steps.spot_checks import SpotChecks
-from bamboo_trainer.frames.frame import REDUCED, Address, Facts, Frame, FrameKind, is_of_microbatch
+from bamboo_trainer.frames.frame import REDUCED, Address, Frame, FrameFacts, FrameKind, is_of_microbatch
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.gradients.partial_sums import packed_work
@@ -147,7 +147,7 @@ class Executor:
             if lacks:
                 address = Address(FrameKind.REPEAT, *source, step, min(lacks), s)
                 for worker in plan.at(source).runners:
-                    self._outbox.post(worker, address, (), Facts(again=True) if again else None)
+                    self._outbox.post(worker, address, (), FrameFacts(again=True) if again else None)
 
     def repeat(self, sender: WorkerId, frame: Frame) -> bool:
         """Make a cell's frames that a neighbouring stage lacks. Return False if its microbatches do not run here."""

@@ -36,7 +36,7 @@ from bamboo_trainer.engine.steps.device_times import DeviceTimes
 from bamboo_trainer.engine.steps.frame_fit import chunk
 from bamboo_trainer.engine.steps.kept_sums import Pace
 from bamboo_trainer.engine.steps.spot_checks import SpotChecks
-from bamboo_trainer.frames.frame import EVALUATED, Address, Facts, FrameKind
+from bamboo_trainer.frames.frame import EVALUATED, Address, FrameFacts, FrameKind
 from bamboo_trainer.memory.host_copies import HostCopies
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
@@ -119,7 +119,7 @@ class Instructions:
     def _send_on(self, cell_step: CellStep, microbatch: int, outputs: Parts) -> None:
         d, s = cell_step.cell
         if s < self._plan.stages - 1:
-            facts = Facts.of(part.requires_grad for part in outputs if part.is_floating_point())
+            facts = FrameFacts.of(part.requires_grad for part in outputs if part.is_floating_point())
             address = Address(FrameKind.ACTIVATION, d, s + 1, cell_step.step, microbatch)
             self._outbox.emit(address, [part.detach() for part in outputs], facts)
 
@@ -152,7 +152,7 @@ class Instructions:
         if spot:
             self._spots.backward(cell_step, m, given, inputs)
         if s > 0:
-            facts = Facts.of((gradient is not None for gradient in inputs), work.weights.get(m))
+            facts = FrameFacts.of((gradient is not None for gradient in inputs), work.weights.get(m))
             present = [gradient for gradient in inputs if gradient is not None]
             self._outbox.emit(Address(FrameKind.GRADIENT, d, s - 1, cell_step.step, m), present, facts)
         if cell_step.again.pop(m, None) is None:
