@@ -13,7 +13,6 @@ from bamboo_core.complaints import complain
 from bamboo_core.names import EXIT_USAGE
 
 if TYPE_CHECKING:
-    from bamboo.local.job_source import JobSource
     from bamboo.remote.changes import Manifest
     from bamboo.remote.session import Command, Target
 
@@ -40,17 +39,6 @@ def usage(*messages: str) -> NoReturn:
     for message in messages:
         complain(message)
     raise typer.Exit(EXIT_USAGE)
-
-
-def job_of(path: Path, *, pods: bool = True) -> "JobSource":
-    """Return the job of a manifest's file, as `source_of_file` does. A mistake in it ends the command."""
-    from bamboo.local.job_source import source_of_file
-    from bamboo_core.job.manifest import ManifestError
-
-    try:
-        return source_of_file(str(path), pods=pods)
-    except ManifestError as error:
-        usage(*map(str, error.problems))
 
 
 def refuse_beside(ctx: typer.Context, names: Iterable[str], beside: str) -> None:

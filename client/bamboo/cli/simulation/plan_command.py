@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from bamboo.cli.dispatch import job_of, refuse_beside, usage
+from bamboo.cli.dispatch import refuse_beside, usage
+from bamboo.cli.simulation.job_file import job_of
 from bamboo.jobs.plan_options import PlanOptions
 from bamboo.terminal.output_format import Output, OutputFormat
 from bamboo_core.complaints import complain

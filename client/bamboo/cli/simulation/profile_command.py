@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from bamboo.cli.dispatch import job_of, usage
+from bamboo.cli.dispatch import usage
 from bamboo.cli.output_files import Written, check_output_file
+from bamboo.cli.simulation.job_file import job_of
 from bamboo_core.complaints import complain, system_reason
 from bamboo_core.names import EXIT_FAILED
 from bamboo_core.storage.durable import whole_file

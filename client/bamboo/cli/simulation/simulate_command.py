@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bamboo.cli.dispatch import job_of, refuse_beside, usage
+from bamboo.cli.dispatch import refuse_beside, usage
 from bamboo.cli.output_files import check_plot
+from bamboo.cli.simulation.job_file import job_of
 from bamboo.jobs.simulate_options import SimulateOptions
 from bamboo.terminal.output_format import Output, OutputFormat
 from bamboo_core.option_groups import grouped
