@@ -1,18 +1,17 @@
 """Work in processes that end with the process that started them, however it ends."""
 
-import ctypes
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import active_children, get_context
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from bamboo.simulation.figures import SimulationError
 from bamboo.stop_signals import STOP_SIGNALS
+from bamboo_core.orphans import end_with
 
-PR_SET_PDEATHSIG: Final = 1
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -62,9 +61,7 @@ def _do(item: Any) -> Any:
 
 def _begin(work: Callable[[Any], Any], parent: int) -> None:
     """Start a process. It ignores Ctrl-C and SIGTERM, which may reach all processes; the parent kills it."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    end_with(parent)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

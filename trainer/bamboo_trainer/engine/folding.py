@@ -24,9 +24,7 @@ class Folding:
 
     def __init__(self, devices: int) -> None:
         self._devices = devices
-        self._takeovers: dict[
-            Cell, dict[int, TakenOver]
-        ] = {}  # takeovers of device stages, until all of the cell's have caught up
+        self._takeovers: dict[Cell, dict[int, TakenOver]] = {}  # of device stages, until all of the cell's caught up
         self._finished: dict[Cell, dict[int, CellFinished]] = {}
         self._sums: dict[int, dict[int, dict[int, StateSums]]] = {}  # by stage, version and device
 
