@@ -17,7 +17,7 @@ from bamboo_trainer.frames.payloads import CommonState, LayerPayload, ReplicaSta
 from bamboo_trainer.stage.state.group_numbers import Scalar
 from bamboo_trainer.stage.state.optimizer_state import OptimizerState
 from bamboo_trainer.stage.state.parameters import FlatParameters
-from bamboo_trainer.tasks.user_code import named_layer
+from bamboo_trainer.tasks.user_code import named_layer, same_bits
 
 VALUE = "value:"
 
@@ -158,7 +158,7 @@ def restore(
         if not optimizer.fixed:
             optimizer.replace_tensors(given)
         for name, tensor in (*parameters.named(), *optimizer.named()):
-            if name.startswith("constant:") and _same_bits(tensor, given[name]):
+            if name.startswith("constant:") and same_bits(tensor.detach().cpu(), given[name].detach().cpu()):
                 continue  # another stage may share this tensor, and would take a write to it for the task's
             tensor.copy_(given[name])
     optimizer.set_scalars(scalars)
@@ -190,11 +190,6 @@ def _check_tensor(name: str, given: Tensor, own: Tensor) -> None:
         raise ValueError(
             f"the state's {name} is {given.dtype} {list(given.shape)}, expected {own.dtype} {list(own.shape)}"
         )
-
-
-def _same_bits(tensor: Tensor, other: Tensor) -> bool:
-    one, two = (t.detach().cpu().reshape(-1).view(torch.uint8) for t in (tensor, other))
-    return torch.equal(one, two)
 
 
 def _copy(tensor: Tensor) -> Tensor:
