@@ -53,6 +53,11 @@ def test_an_evaluation_of_which_the_first_message_is_lost_is_told_again(seed: in
     assert run_seed(seed, *kinds).problem is None
 
 
+def test_a_neighbour_changes_hands_after_a_shared_cell_has_its_sum() -> None:
+    """The plan shares the cell no longer, and the worker that sent its first microbatches' activations is lost."""
+    assert run_seed(5088, Kind.SIBLINGS).problem is None
+
+
 @seeds(2, 24)
 @pytest.mark.parametrize(
     ("kinds", "first"),

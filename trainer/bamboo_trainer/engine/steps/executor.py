@@ -165,6 +165,9 @@ class Executor:
             self._keep_finished(portion)
         if lacking:
             self._refresh_portions(again=True)
+        owned = self.cells.get(address.cell)
+        if owned and owned.portions and not plan.at(address.cell).portions and self._portions.lacks(owned):
+            self._run_alone(owned)  # the plan no longer shares the cell, so no portion makes these frames
         return True
 
     def _share(self, cell_step: CellStep) -> None:

@@ -129,6 +129,14 @@ class PortionSteps:
                     found.append(self.steps.pop((of, microbatches)))
         return found
 
+    def lacks(self, owned: CellStep) -> bool:
+        """Return whether a neighbouring stage wants frames of a cell's step that the log here does not have."""
+        layout, pipeline = owned.layout, owned.cell.pipeline
+        if layout is None or pipeline >= layout.pipelines:
+            return False
+        own = layout.split[pipeline]
+        return bool(self._lacking(owned.cell, owned.step, (own[0], own[-1] + 1)))
+
     def _lacking(self, cell: Cell, step: int, microbatches: Range) -> set[int]:
         """Return the microbatches of these whose frames a neighbouring stage wants, and the log does not have."""
         found = set[int]()
