@@ -95,7 +95,7 @@ simulate: $(STAMP) ## protocol and operator under random faults in virtual time,
 	for kind in "" --elastic --restarts --grids; do $(BIN)/python tests/simulation/simulate.py --seeds 0:$(N)00 $$kind; done
 	for kind in "" --grids; do $(BIN)/python tests/simulation/operator_simulate.py --seeds 0:$(N)0 $$kind; done  # a tenth as many, for they take longer
 
-cluster: $(STAMP) ## start a Kubernetes with fake nodes to play with, or NODES=real ones; DO=status and DO=down
+cluster: $(STAMP) ## a Kubernetes with Bamboo and fake nodes to play with; DO=status, DO=down, NODES=real
 	PYTHONPATH=tests/support $(BIN)/python -m cluster $(DO) $(if $(NODES),--nodes $(NODES))
 
 dist: $(STAMP) ## build the distributions, as wheels and sources, into build/dist

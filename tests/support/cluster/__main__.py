@@ -5,15 +5,20 @@ import shutil
 import signal
 import sys
 import time
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
+from chart_release import Release
 from cluster import build
-from cluster.handle import STOP_SECONDS, Cluster, ControlFailed, call
+from cluster.handle import OLDEST_SUPPORTED, STOP_SECONDS, Cluster, ControlFailed, call
+from cluster.nodes import usual_nodes
+from helm_kit import HelmError, Missing
 
+SYSTEM = "bamboo-system"
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 Node = Annotated[str, typer.Argument(help="The node's name")]
 
@@ -53,7 +58,7 @@ def up(
     nodes: Annotated[Kind, typer.Option(help="What pods are: processes, or containers on real nodes")] = Kind.PROCESSES,
     image: Annotated[list[Path] | None, typer.Option(help="An archive of an image for real nodes")] = None,
 ) -> None:
-    """Start the cluster; the first time Kubernetes is built, which takes some minutes."""
+    """Start the cluster and install Bamboo on it; the first time Kubernetes is built, which takes some minutes."""
     folder = _folder()
     if not _running():
         shutil.rmtree(folder, ignore_errors=True)
@@ -62,10 +67,25 @@ def up(
             if nodes is Kind.REAL:
                 Cluster.start_real(archives=image or (), folder=folder, owned=False)
             else:
-                Cluster.start(folder=folder, owned=False)
+                _start_with_bamboo(folder)
         except (build.Unavailable, build.Broken, RuntimeError) as error:
             _fail(str(error))
     print(f"export KUBECONFIG={folder / 'admin.kubeconfig'}")
+    if nodes is Kind.PROCESSES:
+        print("bamboo submit JOB.yaml --watch   # docs/tutorial.md, My first spot job")
+        print("make cluster DO='fail spot-a'    # a node vanishes; DO=down ends the cluster")
+
+
+def _start_with_bamboo(folder: Path) -> None:
+    """Start a cluster of processes, whose nodes any pod may use, and install the chart there."""
+    started = Cluster.start(nodes=[replace(spec, taints=()) for spec in usual_nodes()], folder=folder, owned=False)
+    if started.minor < OLDEST_SUPPORTED:
+        build.to_stderr(f"Kubernetes 1.{started.minor} is older than what Bamboo supports: see docs/testing-cluster.md")
+    try:
+        Release(started, SYSTEM, folder).install()
+    except (Missing, HelmError) as error:
+        started.stop()
+        _fail(str(error))
 
 
 @app.command()

@@ -1,0 +1,65 @@
+"""The second half of docs/tutorial.md on this machine: `make cluster`, the job of the page, a node that vanishes."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster import build
+from cluster.handle import Cluster
+from helm_kit import Missing, helm
+from operator_process import Job
+
+ROOT = Path(__file__).parents[2]
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+def page(name: str) -> str:
+    """Return the file of that name as the tutorial shows it."""
+    found = re.search(rf"`{re.escape(name)}`:\n\n```\w+\n(.*?)```", TUTORIAL, re.DOTALL)
+    assert found is not None, name
+    return found[1]
+
+
+def test_the_job_of_the_tutorial_trains_on_the_cluster_that_make_starts(tmp_path: Path) -> None:
+    cache, folder = tmp_path / "bamboo", tmp_path / "bamboo" / "cluster"
+    cache.mkdir()
+    try:
+        programs = {build.GIVEN: str(build.binaries())}
+        (cache / helm().parent.name).symlink_to(helm().parent)
+    except (Missing, build.Unavailable) as missing:
+        pytest.skip(str(missing))
+    model = {"first_model.py": page("first_model.py")}
+    container = {
+        "name": "trainer",
+        "env": [{"name": "PYTHONPATH", "value": "/model"}],
+        "volumeMounts": [{"name": "model", "mountPath": "/model"}],
+    }
+    job = yaml.safe_load(page("first-spot-job.yaml"))
+    job["spec"]["training"]["steps"] = 400
+    volumes = [{"name": "model", "configMap": {"name": "model"}}]
+    job["spec"]["worker"]["template"] = {"spec": {"containers": [container], "volumes": volumes}}
+
+    def make(*words: str) -> str:
+        env = {**os.environ, **programs, "BAMBOO_CACHE": str(tmp_path), "PYTHONPATH": "tests/support"}
+        argv = [sys.executable, "-m", "cluster", *words]
+        return subprocess.run(argv, cwd=ROOT, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+    assert f"export KUBECONFIG={folder / 'admin.kubeconfig'}" in make("up")
+    try:
+        cluster = Cluster.attach(folder / "admin.kubeconfig")
+        found = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "model"}, "data": model}
+        cluster.api.create(found, "default")
+        cluster.api.create(yaml.safe_load(page("weights.yaml")), "default")
+        training = Job(cluster.api, "default", job)
+        training.step(50)
+        make("fail", "spot-a")
+        assert training.until("Complete", seconds=900)["training"]["step"] == 400
+    finally:
+        make("down")
+    assert not folder.exists()
