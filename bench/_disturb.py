@@ -11,7 +11,7 @@ from typing import Any
 from _common import MACHINES, Job, Lab, median, say
 from _recorder import Done, read
 from bamboo_core.control.channel_events import Received
-from bamboo_core.control.protocol import PlanApplied, SendPlan, TakenOver
+from bamboo_core.control.protocol import HoldState, PlanApplied, SendPlan, TakenOver
 from bamboo_core.coordinator.events import Command, Event, PreemptionNotice, Send
 from bamboo_core.planning.heirs import level_counts
 from bamboo_core.planning.plan import Cell, WorkerId
@@ -24,7 +24,10 @@ WORK = ("Forward", *BACKWARDS, "BackwardRest", "BackwardWeight")
 
 @dataclass(slots=True)
 class Disturbance:
-    """Times on the machine's monotonic clock; `calm` is the median undisturbed step before it, in seconds."""
+    """Times on the machine's monotonic clock; `calm` is the median undisturbed step before it, in seconds.
+
+    anew: the step began anew on another grid, so that no worker took the cell over.
+    """
 
     victim: WorkerId
     cell: Cell
@@ -39,6 +42,7 @@ class Disturbance:
     applied: float | None = None
     taken: float | None = None
     reported: TakenOver | None = None
+    anew: bool = False
 
 
 @dataclass(slots=True)
@@ -62,7 +66,7 @@ class Taker:
 
     def look(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         last = self.found[-1] if self.found else None
-        if last and last.reported is None:
+        if last and self._is_open(last):
             self._follow(last, now, event, commands)
         if last and len(self.job.committed) >= last.step + 2 and self.job.machines < MACHINES:
             self.job.machines = MACHINES
@@ -73,7 +77,7 @@ class Taker:
         done = len(self.job.committed)
         if self._calm_since is None:
             self._calm_since = done + 1  # not the one in progress
-        if self._due or done < self._calm_since + CALM or (last and last.reported is None):
+        if self._due or done < self._calm_since + CALM or (last and self._is_open(last)):
             return
         if len(self.found) == self.count:
             self.job.stop()
@@ -82,6 +86,10 @@ class Taker:
             self._parts = self._parts or self.rng.sample(range(self.count), self.count)
             moment = (self._parts[-1] + self.rng.random()) / self.count
             asyncio.get_running_loop().call_later(moment * self._step_seconds(), self._strike)
+
+    def _is_open(self, d: Disturbance) -> bool:
+        """Return whether the cell is not taken over yet, or the step that began anew is not committed."""
+        return len(self.job.committed) <= d.step + 1 if d.anew else d.reported is None
 
     def _settled(self) -> bool:
         """Whether every stage has a worker of its own, with all its replicas in sync."""
@@ -126,9 +134,10 @@ class Taker:
         if d.known is None and (d.victim in state.membership.gone or (d.notice and now >= d.at)):
             d.known = now
         for command in commands:
+            d.anew = d.anew or (isinstance(command, Send) and isinstance(command.message, HoldState))
             if isinstance(command, Send) and isinstance(command.message, SendPlan) and d.planned is None:
                 plan = command.message.plan
-                if plan.at(d.cell).owner != d.victim:
+                if plan.has(d.cell) and plan.at(d.cell).owner != d.victim:
                     d.planned, d.epoch, d.heir = now, plan.epoch, plan.at(d.cell).owner
         if d.planned is not None and isinstance(event, Received):
             message = event.message
@@ -159,8 +168,11 @@ def unplanned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> 
     """Return the figures of a kill.
 
     caught up: the heir has finished the last forward or backward of the open steps that the victim had finished. work,
-    idle: of the heir, from the plan until it is done with the cell's step; tail: from then until the commit.
+    idle: of the heir, from the plan until it is done with the cell's step; tail: from then until the commit. Of a step
+    that began anew only the steps' times.
     """
+    if d.anew:
+        return _steps(d, committed, at=d.at)
     assert d.known is not None
     assert d.planned is not None
     assert d.applied is not None

@@ -48,6 +48,9 @@ async def measure(place: Lab, o: PauseOptions) -> dict[str, Any]:
     microbatches = o.pipelines * o.microbatches
     document = manifest(o.task, o.stages, microbatches, MANY, mode="Replicas", standby=o.standby)
     document["spec"]["topology"] |= {"pipelines": o.pipelines, "schedule": "1F1B"}
+    if not o.standby:  # the coordinator chooses the stages, so that a step may begin anew on a smaller grid
+        del document["spec"]["topology"]["stages"]
+        document["spec"]["elastic"] = {"maxWorkers": o.pipelines * o.stages, "stabilizationSeconds": 0}
     found: dict[str, Any] = {}
     if o.kills:
         found["kills"] = await disturb(place, document, o.kills, notice=False, seed=o.seed)
@@ -61,7 +64,8 @@ def report(o: PauseOptions, found: dict[str, Any]) -> None:
     what = f"{o.task}, {o.pipelines} x {o.stages}, {o.microbatches} microbatches, {o.standby} on standby"
     if "kills" in found:
         rows, others = found["kills"]["takeovers"], found["kills"]["others"]
-        print(f"{what}; {len(rows)} kills; others took {others:.2f} cores\n")
+        anew = sum("pause" not in row for row in rows)
+        print(f"{what}; {len(rows)} kills, {anew} steps began anew; others took {others:.2f} cores\n")
         names = ("detect", "decide", "reform", "without_recompute", "recompute", "pause", "calm", "affected", "delay")
         table(f"Without notice, ms (target: {TARGET_KILL:.0f} without_recompute)", rows, names)
         table("The heir's time from the plan until its last instruction; then until the commit, ms", rows, HEIR)
@@ -81,7 +85,9 @@ def table(title: str, rows: Sequence[dict[str, float]], names: Sequence[str]) ->
     quantiles = {"min": 0.0, "median": 0.5, "90 %": 0.9, "max": 1.0}
     lines = []
     for name in names:
-        values = [row[name] for row in rows]
+        values = [row[name] for row in rows if name in row]
+        if not values:
+            continue  # each step began anew
         digits = 2 if "ratio" in name else 1
         figures = [*(quantile(values, q) for q in quantiles.values()), sum(values) / len(values)]
         lines.append([name, *(f"{figure:.{digits}f}" for figure in figures)])
