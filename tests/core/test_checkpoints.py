@@ -207,6 +207,3 @@ def test_a_stage_whose_holders_all_have_notice_is_kept_before_they_go() -> None:
     save(world, 4)
     world.tell(Tick())
     assert len(sent(world, protocol.TakeCheckpoint)) == 1, "once for the same workers"
-
-
-# copies in host memory

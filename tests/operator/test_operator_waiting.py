@@ -18,11 +18,6 @@ from pod_controller_kit import Job, Place
 pytest_plugins = ["pod_controller_fixtures"]
 
 
-def of(pipelines: int) -> dict[str, dict[str, int]]:
-    """Of a job with two stages."""
-    return {"elastic": {"maxWorkers": 2 * pipelines}}
-
-
 def copied(place: Place) -> Place:
     """The same pods, as another operator finds them, or another training of the job."""
     other = Place()
@@ -249,6 +244,3 @@ async def test_a_pod_that_was_made_without_an_answer_counts_once(begin: Callable
     place.take("tiny-w0")
     await started.reconciles()
     assert sorted(place.pods) == ["tiny-w1", "tiny-w2"]
-
-
-# what does not change

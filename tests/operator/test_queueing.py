@@ -184,10 +184,6 @@ async def test_without_kueue_a_job_has_its_pods_at_once_and_says_so(begin: Calla
     assert "does not manage pods of namespace default" in queued.controller.unmanaged
 
 
-def classes(place: Place) -> dict[str, str | None]:
-    return {name.removeprefix("tiny-"): one["metadata"]["labels"].get(CLASS) for name, one in place.pods.items()}
-
-
 async def test_time_at_kueues_gate_is_not_taken_for_a_lack_of_nodes(begin: Callable[..., Job]) -> None:
     place = Place()
     place.kueue = True
