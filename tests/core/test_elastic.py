@@ -2,26 +2,17 @@
 
 from dataclasses import replace
 
-from bamboo_core.job.spec import PipelineSchedule, RedundancySpec
+import replica_kit
+from bamboo_core.job.spec import PipelineSchedule
 from bamboo_core.planning.desired import PlanningView, Urgency, owners_of_new_rows
 from bamboo_core.planning.elastic import drop_old_layouts, resize
-from bamboo_core.planning.plan import Cell, Peer, Plan, plan_problems
+from bamboo_core.planning.plan import Cell, Plan, plan_problems
 from replica_kit import planned
 
 
 def view(plan: Plan, pipelines: int, more: int = 0, filled: bool = True, leaving: str = "") -> PlanningView:
-    """more: workers that stand by; filled: are those of them that the plan has made replicas in step?"""
-    live = {p.worker: p for p in plan.workers}
-    live |= {f"n{i}": Peer(worker=f"n{i}", host="h", port=1) for i in range(more)}
-    made = PlanningView(
-        plan=plan,
-        live=live,
-        leaving={leaving: Urgency.NONE} if leaving else {},
-        synced=frozenset((c, w) for c in plan.cells() for w in plan.at(c).replicas),
-        redundancy=RedundancySpec().on(1),
-        pipelines=pipelines,
-        generation=plan.target.generation,
-    )
+    """filled: are the workers that stand by, and that the plan has made replicas, in step?"""
+    made = replica_kit.view(plan, more=more, pipelines=pipelines, leaving={leaving: Urgency.NONE} if leaving else {})
     synced = frozenset((Cell(0, cell.stage), worker) for cell, worker in owners_of_new_rows(made).items())
     return replace(made, synced=made.synced | synced) if filled else made
 

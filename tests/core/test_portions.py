@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from bamboo_core.job.spec import RedundancyMode, RedundancySpec
 from bamboo_core.job.training_spec import TrainingSpec
-from bamboo_core.planning.desired import PlanningView, Urgency
+from bamboo_core.planning.desired import Urgency
 from bamboo_core.planning.grid import initial_plan
 from bamboo_core.planning.plan import Assignment, Cell, Peer, Plan, Portion, plan_problems
 from bamboo_core.planning.portions import is_settled, ranges
 from bamboo_core.planning.transitions import improve, takeover
+from replica_kit import view
 
 KEPT = RedundancySpec(mode=RedundancyMode.REPLICAS)
 
@@ -36,20 +37,8 @@ def planned(
     return initial_plan(peers, layers, pipelines, training, redundancy)
 
 
-def view(plan: Plan, dead: set[str], leaving: tuple[str, ...] = ()) -> PlanningView:
-    return PlanningView(
-        plan=plan,
-        live={p.worker: p for p in plan.workers if p.worker not in dead},
-        leaving=dict.fromkeys(leaving, Urgency.NONE),
-        synced=frozenset((c, w) for c in plan.cells() for w in plan.at(c).replicas),
-        redundancy=RedundancySpec().on(1),
-        pipelines=len(plan.pipelines),
-        generation=0,
-    )
-
-
 def after(plan: Plan, *dead: str, leaving: tuple[str, ...] = ()) -> Plan:
-    found = takeover(view(plan, set(dead), leaving))
+    found = takeover(view(plan, dead=dead, leaving=dict.fromkeys(leaving, Urgency.NONE)))
     assert isinstance(found, Plan)
     assert plan_problems(found) == []
     return found
@@ -88,11 +77,11 @@ def test_every_microbatch_has_somebody_and_nobody_has_much_more(
 
 def test_a_worker_that_has_a_pipeline_of_its_own_again_runs_all_of_it() -> None:
     plan = after(planned(3, spare=1), "w0")
-    filling = improve(view(plan, {"w0"}))
+    filling = improve(view(plan, dead={"w0"}))
     assert filling is not None
     assert filling.reason == "Replicating"
     assert filling.at(Cell(0, 0)).portions == plan.at(Cell(0, 0)).portions
-    healed = improve(view(filling, {"w0"}))
+    healed = improve(view(filling, dead={"w0"}))
     assert healed is not None
     assert healed.reason == "Healed"
     assert not any(healed.at(c).portions for c in healed.cells())
@@ -114,7 +103,7 @@ def test_portions_of_the_loss_end_with_the_step_if_every_worker_has_a_pipeline()
     mine = Assignment(owner="w0", portions=(Portion(worker="w0", first=0, end=4), Portion(worker="w1", first=4, end=8)))
     plan = msgspec.structs.replace(plan, pipelines=((mine,), plan.pipelines[1]))
     assert not is_settled(plan)
-    settled = improve(view(plan, set()))
+    settled = improve(view(plan))
     assert settled is not None
     assert (settled.reason, settled.boundary, is_settled(settled)) == ("Settled", True, True)
 
@@ -148,7 +137,7 @@ def test_an_only_runner_goes_on_behind_what_it_keeps(replicas: int, stage: int) 
 def test_what_the_new_owner_keeps_is_no_load(pipelines: int, groups: int, elapsed: float) -> None:
     plan = planned(pipelines, stages=2, microbatches=pipelines * groups, groups=pipelines * groups)
     cell, kept = Cell(0, 1), max(0, int(elapsed * groups) - 1)
-    found = takeover(replace(view(plan, {plan.at(cell).owner}), elapsed=elapsed))
+    found = takeover(view(plan, dead={plan.at(cell).owner}, elapsed=elapsed))
     assert isinstance(found, Plan)
     load = Counter(run_by(found)[m] for m in range(groups))
     load[found.at(cell).owner] -= kept

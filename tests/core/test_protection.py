@@ -141,3 +141,16 @@ def test_a_node_with_more_workers_than_it_may_have_is_named(room: int, told: tup
     if told:
         message = "3 workers on node n1, and spread.workersPerNode is 2"
         assert protection(replace(found, grid=said().grid), world.spec).message == message
+
+
+def test_protection_says_how_many_hold_a_stage_and_how_many_should() -> None:
+    asked = job(redundancy={"replicas": 2})
+    full, fewer = said(replicas=2), said(replicas=1)
+    told = protection(full, asked)
+    assert (told.holds, told.reason) == (True, "InStep")
+    assert told.message == "the state of every stage is held by three workers or more, in step"
+    told = protection(fewer, asked)
+    assert (told.holds, told.reason) == (True, "FewerReplicas")
+    assert told.message.startswith("the state of every stage is held by two workers or more, in step; ")
+    assert "redundancy.replicas 2 asks for three, " in told.message
+    assert protection(fewer, job()).reason == "InStep"

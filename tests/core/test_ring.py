@@ -12,9 +12,9 @@ from bamboo_core.job.placement_spec import SpreadPolicy
 from bamboo_core.job.spec import RedundancySpec
 from bamboo_core.planning.grid import initial_plan
 from bamboo_core.planning.heirs import heirs_may_differ
-from bamboo_core.planning.plan import Peer, Plan
+from bamboo_core.planning.plan import Peer, Plan, plan_problems
 from bamboo_core.planning.ring import replicas_in, ring, rows
-from replica_kit import peer, training
+from replica_kit import adjacent_heirs_differ, after_loss, peer, planned, training
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=2, max_size=12))
@@ -150,3 +150,47 @@ def test_pipelines_in_a_zone_keep_neighbours_on_different_nodes(policy: SpreadPo
     for row in rows(peers, 4, 2, 1, policy):
         assert len({where[w].zone for w in row}) == 1
         assert together([where[w].node for w in row]) == 0
+
+
+grids = st.tuples(
+    st.integers(1, 7), st.integers(1, 2), st.integers(1, 3), st.text("abcd", min_size=1, max_size=7).map("".join)
+)
+
+
+@given(grids)
+def test_any_workers_may_be_lost_at_once_up_to_the_number_of_replicas(grid: tuple[int, int, int, str]) -> None:
+    stages, pipelines, replicas, _ = grid
+    plan = planned(*grid)
+    assert plan_problems(plan) == []
+    differ = heirs_may_differ(plan)
+    least = min(replicas, stages - 1)
+    for cell in plan.cells():
+        assert len(plan.at(cell).replicas) == least
+    load = Counter(w for c in plan.cells() for w in plan.at(c).replicas)
+    assert not load or max(load.values()) <= least + (replicas > 1)
+    for dead in map(set, itertools.combinations(sorted(plan.worker_ids()), least)):
+        after = after_loss(plan, dead) if dead else plan
+        assert isinstance(after, Plan), dead
+        assert plan_problems(after) == []
+        if pipelines == 1 and not differ:
+            assert not adjacent_heirs_differ(plan, after), dead
+
+
+def zones_of(plan: Plan) -> dict[str, str]:
+    return {p.worker: p.zone for p in plan.workers}
+
+
+@pytest.mark.parametrize("stages", [3, 4, 6, 7, 8, 9, 12, 64])
+def test_two_zones_of_three_may_be_lost_at_once(stages: int) -> None:
+    plan = planned(stages, 1, 2, "abc")
+    for lost in itertools.combinations("abc", 2):
+        dead = {w for w, zone in zones_of(plan).items() if zone in lost}
+        assert isinstance(after_loss(plan, dead), Plan), lost
+
+
+def test_where_zones_are_even_the_replicas_are_those_before_and_everyone_keeps_as_many() -> None:
+    for replicas in (1, 2, 3):
+        plan = planned(12, 1, replicas, "abcd")
+        owners = [a.owner for a in plan.pipelines[0]]
+        for s, assignment in enumerate(plan.pipelines[0]):
+            assert assignment.replicas == tuple(owners[(s - back) % 12] for back in range(1, replicas + 1))

@@ -1,28 +1,18 @@
 """From the plan in force to the next one: whatever is lost, leaves or comes, it is sound and reaches its target."""
 
-from collections.abc import Collection
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo_core.job.spec import RedundancyMode, RedundancySpec
 from bamboo_core.planning.desired import PlanningView, Urgency
-from bamboo_core.planning.plan import Cell, Peer, Plan, plan_problems
+from bamboo_core.planning.grid import initial_plan
+from bamboo_core.planning.plan import Assignment, Cell, Peer, Plan, plan_problems
 from bamboo_core.planning.transitions import StageLost, drain, improve, switch_mode, takeover
-from replica_kit import copies, planned
-
-
-def view(
-    plan: Plan, *, dead: Collection[str] = (), more: int = 0, synced: bool = True, **given: object
-) -> PlanningView:
-    """more: workers that stand by. synced: all replicas are in step."""
-    live = {p.worker: p for p in plan.workers if p.worker not in dead}
-    live |= {f"n{i}": Peer(worker=f"n{i}", host="h", port=1) for i in range(more)}
-    level = frozenset((c, w) for c in plan.cells() for w in plan.at(c).replicas) if synced else frozenset()
-    known: dict[str, object] = {"leaving": {}, "redundancy": RedundancySpec().on(1), "pipelines": len(plan.pipelines)}
-    return PlanningView(plan=plan, live=live, synced=level, generation=plan.target.generation, **{**known, **given})  # type: ignore[arg-type]
+from replica_kit import TRAINING, copies, planned, view
 
 
 def owners(plan: Plan) -> dict[Cell, str]:
@@ -105,6 +95,16 @@ def test_with_time_it_waits_for_a_spare_worker_to_be_filled() -> None:
     assert after.at(Cell(0, 2)).owner == "n0"
 
 
+@pytest.mark.parametrize(
+    ("stages", "pipelines", "spare", "held"), [(2, 1, 1, 2), (2, 1, 0, 1), (1, 3, 0, 2), (1, 2, 1, 2)]
+)
+def test_spare_workers_hold_what_too_short_a_ring_cannot(stages: int, pipelines: int, spare: int, held: int) -> None:
+    """Two replicas of each state are wanted: from other stages, other pipelines' owners, or workers that stand by."""
+    seen = view(planned(stages, pipelines, 2, "a"), more=spare, redundancy=RedundancySpec(replicas=2).on(pipelines))
+    final = settled(seen)
+    assert {copies(final.plan, final.synced, cell) for cell in final.plan.cells()} == {held}
+
+
 def test_no_spare_worker_keeps_replicas_that_others_keep() -> None:
     assert "n0" not in settled(view(planned(3, 1, 1, "ab"), more=1)).plan.holders()
 
@@ -115,3 +115,55 @@ def test_another_mode_begins_with_the_next_step() -> None:
     after = switch_mode(view(plan, redundancy=RedundancySpec(mode=RedundancyMode.NONE)))
     assert after is not None
     assert (after.mode, after.boundary, owners(after)) == (RedundancyMode.NONE, True, owners(plan))
+
+
+def placed(**where: str) -> dict[str, Peer]:
+    return {worker: Peer(worker=worker, host="h", port=1, node=node) for worker, node in where.items()}
+
+
+def four_stages(*replicas: tuple[str, ...]) -> Plan:
+    """Of w0 to w3, on nodes a and b in turn. replicas: of each stage, if they are not its predecessor."""
+    peers = placed(w0="a", w1="b", w2="a", w3="b")
+    plan = initial_plan(list(peers.values()), tuple((s, s + 1) for s in range(4)), 1, TRAINING, RedundancySpec())
+    held = replicas or tuple((f"w{(s - 1) % 4}",) for s in range(4))
+    row = tuple(Assignment(owner=f"w{s}", replicas=held[s]) for s in range(4))
+    return msgspec.structs.replace(plan, pipelines=(row,), workers=tuple(peers.values()))
+
+
+def looking(plan: Plan, live: dict[str, Peer], leaving: dict[str, Urgency] | None = None) -> PlanningView:
+    """With all replicas in step."""
+    plan = msgspec.structs.replace(plan, workers=tuple({**{p.worker: p for p in plan.workers}, **live}.values()))
+    return view(plan, live=live, leaving=leaving or {})
+
+
+def test_who_heals_a_pipeline_is_on_another_node_than_the_owners_around() -> None:
+    """w3 runs stages 3 and 0, since w0 is gone: x would be beside w1 and w3, y is not."""
+    row = (Assignment(owner="w3", replicas=("w2",)), *four_stages().pipelines[0][1:])
+    plan = msgspec.structs.replace(four_stages(), pipelines=(row,))
+    live = placed(w1="b", w2="a", w3="b", x="b", y="c")
+    healed = improve(looking(plan, live))
+    assert healed is not None
+    assert {"x", "y"} & set(healed.at(Cell(0, 0)).replicas) == {"y"}
+
+
+def test_the_heir_of_a_lost_or_leaving_worker_is_on_another_node_than_it_if_there_is_one() -> None:
+    plan = four_stages(("w2", "w3"), ("w0",), ("w1",), ("w2",))
+    after = takeover(looking(plan, placed(w1="b", w2="a", w3="b")))
+    assert isinstance(after, Plan)
+    assert after.at(Cell(0, 0)).owner == "w3"
+    left = drain(looking(plan, placed(w0="a", w1="b", w2="a", w3="b"), {"w0": Urgency.NOW}))
+    assert left is not None
+    assert left.at(Cell(0, 0)).owner == "w3"
+
+
+def test_stages_whose_holders_are_all_on_one_node_get_a_replica_on_a_spare_one() -> None:
+    """It has room for one more than usual, so of three such stages it takes two."""
+    here = placed(w0="a", w1="a", w2="a")
+    plan = initial_plan(list(here.values()), tuple((s, s + 1) for s in range(3)), 1, TRAINING, RedundancySpec())
+    assert improve(looking(plan, here)) is None
+    copied = improve(looking(plan, {**here, **placed(x="b")}))
+    assert copied is not None
+    assert [cell.stage for cell in copied.replicated_by("x")] == [0, 1]
+    both = improve(looking(plan, {**here, **placed(x="b", y="c")}))
+    assert both is not None
+    assert [len({"x", "y"} & set(both.at(Cell(0, stage)).replicas)) for stage in range(3)] == [1, 1, 1]

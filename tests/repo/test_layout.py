@@ -17,8 +17,6 @@ SCENARIOS = {
         "checkpoint_s3",
         "coordinator_distrust",
         "coordinator_waiting",
-        "lost_nodes",
-        "replicas",
         "storage_faults",
         "stragglers",
     },

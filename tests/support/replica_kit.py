@@ -1,5 +1,6 @@
-"""Plans whose stages have several replicas."""
+"""Plans, and what a coordinator sees when it makes the next one."""
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -32,19 +33,27 @@ def in_two_parts() -> Plan:
     )
 
 
+def view(plan: Plan, *, dead: Collection[str] = (), more: int = 0, synced: bool = True, **given: Any) -> PlanningView:
+    """Return what a coordinator sees that runs this plan.
+
+    more: workers that stand by, n0 and following ones. synced: all replicas are in step. given: other fields.
+    """
+    live = {p.worker: p for p in plan.workers if p.worker not in dead}
+    live |= {f"n{i}": peer(f"n{i}") for i in range(more)}
+    usual: dict[str, Any] = {
+        "live": live,
+        "leaving": {},
+        "synced": frozenset((c, w) for c in plan.cells() for w in plan.at(c).replicas) if synced else frozenset(),
+        "redundancy": RedundancySpec().on(1),
+        "pipelines": len(plan.pipelines),
+        "generation": plan.target.generation,
+    }
+    return PlanningView(plan=plan, **(usual | given))
+
+
 def after_loss(plan: Plan, dead: set[str]) -> Any:
-    """What follows when all of these are lost at once, with all replicas in step."""
-    return takeover(
-        PlanningView(
-            plan=plan,
-            live={p.worker: p for p in plan.workers if p.worker not in dead},
-            leaving={},
-            synced=frozenset((c, w) for c in plan.cells() for w in plan.at(c).replicas),
-            redundancy=RedundancySpec(replicas=3).on(1),
-            pipelines=len(plan.pipelines),
-            generation=0,
-        )
-    )
+    """Return what follows when all of these are lost at once, with all replicas in step."""
+    return takeover(view(plan, dead=dead, redundancy=RedundancySpec(replicas=3).on(1)))
 
 
 def adjacent_heirs_differ(plan: Plan, after: Plan) -> bool:
