@@ -10,10 +10,8 @@ from bamboo_core.planning.profile import Machine
 from bamboo_core.planning.steps.worker_memory import device_bytes, memory_warning
 from job_simulation_kit import job
 
-pytest_plugins = ["job_simulation_fixtures"]
 
-
-def test_a_machine_that_is_too_small_is_told(files: tuple[str, str]) -> None:
+def test_a_machine_that_is_too_small_is_told() -> None:
     """Two stages' parameters and what AdamW remembers; a sum of gradients, and the replica's final one.
 
     While a worker runs two stages, what AdamW remembers of them is on the device for one, in its update.

@@ -1,18 +1,179 @@
 """Many jobs at an API server that is slow, in virtual time: what a user hears of each must not wait for all others."""
 
 import asyncio
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
+from bamboo_core.kube.api import KubeApi
+from bamboo_core.names import LABEL_JOB_NAME, TRAINER_CONTAINER
+from bamboo_operator.auth.pod_tokens import TokenReviewer
+from bamboo_operator.auth.worker_gateway import WorkerGateway
+from bamboo_operator.cluster.indices import ClusterIndices
+from bamboo_operator.jobs import coordinator_runner as runner_module
+from bamboo_operator.jobs import reconciler
 from bamboo_operator.jobs.burst import CALM_SECONDS, Burst
 from bamboo_operator.jobs.burst import LONGEST_SECONDS as LONGEST_BURST
-from opsim_loop import VirtualLoop
-from slow_api_kit import (
-    JOBS,
-    WORKERS,
-    ManyJobs,
-    virtual_runner,
-)
+from bamboo_operator.jobs.controller import STUCK_SECONDS, JobController
+from bamboo_operator.jobs.reconcile_schedule import QUIET_SECONDS
+from bamboo_operator.jobs.reconciler import LONGEST_SECONDS, turn
+from bamboo_operator.jobs.shared import SharedResources
+from bamboo_operator.kube.attempts import ApiAttempts
+from bamboo_operator.kube.objects import JobKey
+from bamboo_operator.manifests.worker_pod import WorkerPodSettings
+from bamboo_operator.pods.controller import PodController
+from bamboo_operator.watch_handlers import watch_handlers
+from manifest_kit import bamboojob, training
+from opsim_kopf import KopfEvents
+from opsim_loop import VirtualLoop, virtual_time
+from opsim_server import Object, Server, Watch
+
+JOBS, WORKERS = 30, 8
+
+
+SLOWNESS = 60.0  # a call takes 0.8 s on average
+
+
+PULL_SECONDS = 10.0
+
+
+BACKOFF_SECONDS = 20.0
+
+
+IMAGE = "registry.invalid/no-such-image:1"
+
+
+ERROR = f'failed to pull and unpack image "{IMAGE}": not found'
+
+
+def manifest(name: str) -> Object:
+    return bamboojob(
+        name,
+        namespace="default",
+        task={"entrypoint": "stand.in:build"},
+        training=training(10, 8, 1),
+        topology={"stages": WORKERS // 2, "pipelines": 2},
+        worker={"image": IMAGE},
+    )
+
+
+def suspended(document: Object) -> Object:
+    return {**document, "spec": {**document["spec"], "suspend": True}}
+
+
+def late_pod(job: str, uid: str) -> Object:
+    owner = {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "name": job, "uid": uid, "controller": True}
+    metadata = {
+        "name": f"{job}-w9",
+        "namespace": "default",
+        "labels": {LABEL_JOB_NAME: job},
+        "ownerReferences": [owner],
+        "uid": f"{job}-w9",
+    }
+    return {"metadata": metadata, "spec": {"containers": [{"name": TRAINER_CONTAINER}]}, "status": {}}
+
+
+def shared_for(cluster: ClusterIndices, api: KubeApi) -> SharedResources:
+    return SharedResources(
+        cluster=cluster,
+        gateway=WorkerGateway(),
+        api=api,
+        reviews=TokenReviewer(api),
+        key=b"k" * 16,
+        url="ws://operator",
+        settings=WorkerPodSettings(coordinator_url="", image="trainer"),
+    )
+
+
+class ManyJobs:
+    """All jobs are made at once, and no node can pull their image. When what was first seen of each job, by its name.
+
+    refused: a pod's status says that it cannot start. told: the job's status does. stuck: what liveness has said.
+    """
+
+    def __init__(self, loop: VirtualLoop, slowness: float = SLOWNESS, *, suspended: bool = False) -> None:
+        rng = random.Random(1)
+        self._loop, self._suspended = loop, suspended
+        self.pods: list[tuple[str, float]] = []  # what happened to pods, and when
+        self.made: Counter[str] = Counter()
+        self.first: float | None = None  # when the first pod was made
+        self.stuck: list[str] = []
+        self.refused: dict[str, float] = {}
+        self.told: dict[str, float] = {}
+        self.writes = 0
+        self._jobs_made: list[Object] = []
+        self._pods, self._jobs = (Watch(loop, rng, partial(self._show, kind)) for kind in ("pods", "bamboojobs"))
+        watches = {"pods": self._pods, "nodes": Watch(loop, rng, lambda *_: None), "bamboojobs": self._jobs}
+        self._server = Server(loop, rng, watches, self._changed)
+        self._server.slowness = slowness
+        self._cluster = ClusterIndices()
+        shared = shared_for(self._cluster, KubeApi(self._server))
+        self.burst = shared.burst
+        self._controller = JobController(shared)
+        self._events = KopfEvents(watch_handlers(self._controller, shared), self._cluster)
+
+    async def run(self, jobs: int, seconds: float) -> None:
+        self._pods.listening = self._jobs.listening = True
+        for number in range(jobs):
+            made = manifest(f"job-{number:02}")
+            self._jobs_made.append(self._server.create("bamboojobs", suspended(made) if self._suspended else made))
+        try:
+            while self._loop.time() < seconds and not self.stuck:
+                await asyncio.sleep(10.0)
+                self.stuck += filter(None, [self._controller.stuck()])
+        finally:
+            await self._controller.stop()
+
+    def bring_late_pod(self, name: str) -> None:
+        """Brings a pod of an operator that was there before, and whose answer came late."""
+        (uid,) = [job["metadata"]["uid"] for job in self._jobs_made if job["metadata"]["name"] == name]
+        self._server.create("pods", late_pod(name, uid))
+
+    def _show(self, what: str, kind: str | None, thing: Object) -> None:
+        self._events.show(what, kind, thing)
+
+    def _changed(self, what: str, thing: Object) -> None:
+        name = thing["metadata"]["name"]
+        if what.startswith("pods "):
+            self.pods.append((what.removeprefix("pods "), self._loop.time()))
+        if what == "pods ADDED" and not self._suspended:
+            self.made[thing["metadata"]["labels"][LABEL_JOB_NAME]] += 1
+            self.first = self._loop.time() if self.first is None else self.first
+            thing["spec"]["nodeName"] = "node"
+            self._loop.call_later(PULL_SECONDS, self._refuse, thing, 0)
+        elif what == "bamboojobs MODIFIED":
+            self.writes += 1
+            conditions = {c["type"]: c for c in thing["status"]["conditions"]}
+            if conditions["WorkersReady"]["reason"] == "ImagePullBackOff":
+                self.told.setdefault(name, self._loop.time())
+
+    def _refuse(self, pod: Object, count: int) -> None:
+        """Refuses an image as a kubelet does: it tries, waits, and tries again."""
+        pulled = f"ErrImagePull: {ERROR}"
+        reason, message = (
+            ("ImagePullBackOff", f'Back-off pulling image "{IMAGE}": {pulled}')
+            if count % 2
+            else ("ErrImagePull", ERROR)
+        )
+        waiting = {"reason": reason, "message": message}
+        container = {"name": TRAINER_CONTAINER, "image": IMAGE, "state": {"waiting": waiting}}
+        pod["status"] = {"phase": "Pending", "containerStatuses": [container]}
+        self._server.modified("pods", pod)
+        self.refused.setdefault(pod["metadata"]["labels"][LABEL_JOB_NAME], self._loop.time())
+        self._loop.call_later(BACKOFF_SECONDS, self._refuse, pod, count + 1)
+
+
+@contextmanager
+def virtual_runner(patch: pytest.MonkeyPatch) -> Iterator[tuple[asyncio.Runner, VirtualLoop]]:
+    loop = VirtualLoop(0.0)
+    patch.setattr(runner_module, "TICK_SECONDS", 1.0)  # no worker is there that could be late
+    with virtual_time(loop), asyncio.Runner(loop_factory=lambda: loop) as runner:
+        yield runner, loop
+
 
 LIFE_SECONDS = 200.0
 
@@ -57,3 +218,64 @@ def test_while_workers_are_taken_away_decisions_come_first(
     assert simulated.first is not None
     assert first <= simulated.first < first + 1
     assert simulated.made == {f"job-{number:02}": WORKERS for number in range(JOBS)}
+
+
+IDLE_SECONDS = 900.0
+
+
+def test_idle_jobs_are_looked_at_only_when_something_happens_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod that nobody knew of is removed at once all the same, and an edit is followed."""
+    looks: Counter[str] = Counter()
+
+    class Counted(ApiAttempts):
+        def __init__(self, key: JobKey) -> None:
+            super().__init__(key)
+            self.name = key[1]
+
+        def heartbeat(self) -> None:
+            looks[self.name] += 1
+            super().heartbeat()
+
+    monkeypatch.setattr(reconciler, "ApiAttempts", Counted)
+    with virtual_runner(monkeypatch) as (runner, loop):
+        simulated = ManyJobs(loop, slowness=1.0, suspended=True)
+        loop.call_later(0.45 * IDLE_SECONDS, simulated.bring_late_pod, "job-00")
+        runner.run(simulated.run(JOBS, IDLE_SECONDS))
+        removed = [at for what, at in simulated.pods if what == "DELETED"]
+    assert simulated.stuck == []
+    assert [int(at - 0.45 * IDLE_SECONDS) < QUIET_SECONDS / 10 for at in removed] == [True]
+    quiet = [looks[f"job-{number:02}"] for number in range(1, JOBS)]
+    assert max(quiet) <= 2 * (IDLE_SECONDS / QUIET_SECONDS + 4), "twice at each look"
+
+
+def test_a_reconciliation_that_is_stuck_is_reported_though_the_status_is_written_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def stand_still(_: PodController) -> None:
+        await asyncio.sleep(3600.0)
+
+    monkeypatch.setattr(PodController, "reconcile", stand_still)
+    with virtual_runner(monkeypatch) as (runner, loop):
+        simulated = ManyJobs(loop)
+        runner.run(simulated.run(1, 2 * (LONGEST_SECONDS + STUCK_SECONDS)))
+    assert simulated.stuck[0].startswith("no reconciliation of default/job-00 for ")
+
+
+def test_who_waits_for_its_turn_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long that takes: else those that were served already would come before it, again and again."""
+    served = []
+
+    async def take_turns(name: str, turns: asyncio.Semaphore) -> None:
+        for _ in range(3):
+            async with turn(turns, ApiAttempts(("x", name)).heartbeat):
+                served.append(name)
+                await asyncio.sleep(20.0)
+
+    async def all_take_turns(names: list[str]) -> None:
+        turns = asyncio.Semaphore(1)
+        await asyncio.gather(*(take_turns(name, turns) for name in names))
+
+    names = [f"job-{number}" for number in range(6)]
+    with virtual_runner(monkeypatch) as (runner, _):
+        runner.run(all_take_turns(names))
+    assert served == 3 * names

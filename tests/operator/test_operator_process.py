@@ -12,13 +12,13 @@ from aiohttp import web
 
 from bamboo_core.kube.errors import ClusterUnreachable
 from bamboo_operator.kube.active_label import ActiveLabel
-from bamboo_operator.kube.lease import lease_held_by
+from bamboo_operator.kube.lease import LeaseName, lease_held_by
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.process import OperatorOptions, run_operator
 from http_kit import serving
-from lease_kit import PLACE
 from remote_kit import kubeconfig
 
+PLACE = LeaseName("system", "operator")
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 
 
