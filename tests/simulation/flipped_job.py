@@ -53,19 +53,6 @@ class Flip:
     bit: int = MANTISSA  # of that element, counted around
     every_time: bool = False
 
-    def possible(self, stages: int) -> bool:
-        """Is there such a place? The first stage has no inputs from others, and only the last one has a loss."""
-        first, last = self.stage == 0, self.stage == stages - 1
-        match self.place:
-            case Place.INPUT | Place.BACKWARD:
-                return not first
-            case Place.LOSS_GRADIENT:
-                return last
-            case Place.RETURNED:
-                return not last
-            case _:
-                return True
-
 
 def flip(tensor: Tensor, element: int, bit: int) -> None:
     with torch.no_grad():
