@@ -6,15 +6,20 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from bamboo_core.job.api_object import written
+from bamboo_core.job.status import BambooJobStatus
 from bamboo_core.kube.errors import ClusterUnreachable
 from bamboo_operator.kube.objects import JobIdentity
+from bamboo_operator.status.document import job_status
 from bamboo_operator.status.writer import StatusWriter
 from operator_kit import job, said
 from opsim_server import merged
 from status_kit import facts
+
+JOB = JobIdentity(("team", "tiny"), "uid")
 
 
 class Api:
@@ -34,7 +39,7 @@ class Api:
 async def test_a_field_whose_write_was_not_answered_is_removed_too() -> None:
     """Another operator would take the plan for that of workers that train."""
     api = Api()
-    writer = StatusWriter(JobIdentity(("team", "tiny"), "uid"), {}, api)  # type: ignore[arg-type]
+    writer = StatusWriter(JOB, {}, api)  # type: ignore[arg-type]
     await writer.write(facts(spec=job()), None)
     api.answers = False
     with pytest.raises(ClusterUnreachable):
@@ -47,7 +52,7 @@ async def test_a_field_whose_write_was_not_answered_is_removed_too() -> None:
 
 async def test_what_may_have_been_written_is_written_over_though_nothing_has_changed_since() -> None:
     api = Api()
-    writer = StatusWriter(JobIdentity(("team", "tiny"), "uid"), {}, api)  # type: ignore[arg-type]
+    writer = StatusWriter(JOB, {}, api)  # type: ignore[arg-type]
     await writer.write(facts(spec=job()), None)
     before = dict(api.status)
     api.answers = False
@@ -61,10 +66,18 @@ async def test_what_may_have_been_written_is_written_over_though_nothing_has_cha
     assert api.writes == writes, "once is enough"
 
 
+def test_a_job_counts_as_suspended_once_its_workers_were_told_to_stop() -> None:
+    """The workers of one that still has a plan train on until their state is saved."""
+    resting = job_status(None, BambooJobStatus(), facts(spec=replace(job(), suspend=True)))
+    saving = msgspec.structs.replace(resting, plan='{"epoch":1}')
+    found = [StatusWriter(JOB, written(one), Api()) for one in (BambooJobStatus(), saving, resting)]  # type: ignore[arg-type]
+    assert [writer.suspended for writer in found] == [False, False, True]
+
+
 @pytest.mark.parametrize("answered", [True, False])
 async def test_a_field_within_another_one_is_removed_when_it_is_not_there_any_more(answered: bool) -> None:
     api = Api()
-    writer = StatusWriter(JobIdentity(("team", "tiny"), "uid"), {}, api)  # type: ignore[arg-type]
+    writer = StatusWriter(JOB, {}, api)  # type: ignore[arg-type]
     known = facts(spec=job())
     await writer.write(known, said(loss=math.nan, steps=11))
     api.answers = answered

@@ -221,6 +221,11 @@ REGRESSIONS = {  # that went wrong once
         _at(60, DisturbanceKind.CUT_OFF, 25.0),
         _at(61, DisturbanceKind.SUSPEND, 19.0),
     ),
+    "suspended while a worker does not hear it, resumed, and the operator restarts": (
+        _at(60, DisturbanceKind.CHANNEL, 4.0),
+        _at(60.2, DisturbanceKind.SUSPEND, 0.4),
+        _at(61.5, DisturbanceKind.OPERATOR, 0.1),
+    ),
     "all pods go while nobody watches": (_at(60, DisturbanceKind.WATCH, 30.0), _at(60.5, DisturbanceKind.SUSPEND, 1.0)),
     "a lost worker lives, and the operator restarts": (
         _at(60, DisturbanceKind.FREEZE, 9.0),

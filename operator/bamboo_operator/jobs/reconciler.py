@@ -171,10 +171,19 @@ class JobReconciler:
                 continue
             if held:  # suspended while no operator ran: save its state, then stop it
                 self._edited.set()
+            elif self._status.suspended:
+                await self._end_suspension()
             await self._train(spec)
-            if not self._status.over:  # it was suspended, and may be resumed by now
-                await self._removal.remove_all()
         await self._clean_up()
+
+    async def _end_suspension(self) -> None:
+        """Delete the pods of a resumed job, whose workers were told to stop, then write that it is not suspended.
+
+        In this order another operator can tell these workers from those of the next training.
+        """
+        self._controller = None  # of the earlier training
+        await self._removal.remove_all()
+        await self._write_until_done()
 
     def _trains(self) -> bool:
         """Return whether workers still run of a training that an earlier operator left."""

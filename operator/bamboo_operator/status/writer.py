@@ -47,6 +47,11 @@ class StatusWriter:
         return self.written.plan if trains(self.written.plan) else None
 
     @property
+    def suspended(self) -> bool:
+        """Return whether the job is suspended and its workers were told to stop, perhaps by another operator."""
+        return self.plan is None and self.written.holds("Suspended")
+
+    @property
     def lost(self) -> frozenset[str]:
         """Return the workers whose loss was handled, though their pods may still exist."""
         return lost_workers_in(self.written.plan)
