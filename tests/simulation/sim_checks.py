@@ -185,8 +185,7 @@ def _wrong_result(job: "Simulation") -> str | None:
     for cell, digest in job.state.ending.finished:
         if digest != digests[cell.stage]:
             return f"cell {tuple(cell)} ended with {digest}, not {digests[cell.stage]}"
-    careful = job.scenario.care == 2 and not job.injector.restarted
-    if careful and (restores := job.state.checkpoints.counts.restores):
+    if _spared(job) and (restores := job.state.checkpoints.counts.restores):
         return f"went back to a checkpoint, though every fault left copies: {restores}"
     losses = [job.state.progress.losses.get(step) for step in range(job.scenario.arithmetic.steps)]
     if any(got not in (want, None) for got, want in zip(losses, job.oracle.losses, strict=True)):
@@ -214,6 +213,12 @@ def _wrong_result(job: "Simulation") -> str | None:
     return None
 
 
+def _spared(job: "Simulation") -> bool:
+    """Whether every fault left copies of all it took: without redundancy, or on one cell, the first plan has none."""
+    wanted, a = job.scenario, job.scenario.arithmetic
+    return wanted.care == 2 and wanted.mode != "None" and a.stages * a.pipelines > 1 and not job.injector.restarted
+
+
 def _avoidable(job: "Simulation") -> str | None:
     """Was there still a live worker for every stage, of which the coordinator could have made an owner?
 
@@ -225,9 +230,7 @@ def _avoidable(job: "Simulation") -> str | None:
     commit, gone = job.commit, job.state.membership.gone
     layers = range(job.scenario.arithmetic.layers)
     living = {layer: holders(job.nodes.values(), gone, layer, commit) for layer in layers}
-    a = job.scenario.arithmetic
-    spared = job.scenario.care == 2 and job.scenario.mode != "None" and a.stages * a.pipelines > 1
-    if spared and not job.injector.restarted:
+    if _spared(job):
         return f"Unrecoverable, though every fault left copies of all it took: {job.finish}"
     if any(not names for names in living.values()):
         return None

@@ -102,7 +102,7 @@ class FaultInjector:
         if not job.coordinating or would_orphan(state, down | {v.name for v in victims}):
             return False
         if plan is None:
-            return True
+            return care == 1 or not down & state.workers.keys()
         troubled = bool(down & plan.worker_ids())
         if care == 1:
             return not troubled or plan.worker_ids() - down <= state.plans.applied
