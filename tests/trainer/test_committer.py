@@ -154,6 +154,14 @@ def test_a_root_that_pauses_goes_on_when_it_is_asked_for_something_new(how: str)
         assert (root.decide(3) is None) is (how == "another checkpoint"), "it pauses again after that one"
 
 
+def test_a_root_does_not_pause_if_it_has_reported_since_it_was_asked_to() -> None:
+    """The coordinator may have restarted, and the job may go on."""
+    root = One(FIRST)
+    root.committer.take_checkpoint(PAUSE)
+    root.committer.report()
+    assert [commit_of(root, step).checkpoint for step in range(3)] == [None] * 3
+
+
 def test_the_heir_of_a_root_that_pauses_goes_on() -> None:
     plan = new_root()
     heir = One(plan.at(ROOT).owner)

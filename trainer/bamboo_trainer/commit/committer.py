@@ -241,12 +241,15 @@ class Committer:
             self._introduce()
 
     def report(self) -> None:
-        """Repeat the newest commits and evaluations to the coordinator, and end a pause, which it may request again.
+        """Repeat the newest commits and evaluations to the coordinator, and end a pause, even one that is to come: the
+        coordinator requests it again, unless it does not know of it.
 
         A new root waits for the other workers' evaluations first, as the coordinator may end the job with the last
         commit.
         """
         self.pauses, self._owes_report = False, self.is_root and bool(self.awaited_reports)
+        if self._wanted and self._wanted.pause:
+            self._wanted = None
         if self.is_root and not self.awaited_reports:
             if self._evaluations:
                 self._tell_evaluations()
