@@ -1,7 +1,6 @@
 """A first stage's gradient in buckets: what leaves while its last backward goes on is final, and has the same bits."""
 
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -12,8 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from bamboo_core.control.digests import add_digests
-from bamboo_core.planning.plan import Cell
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.stage.gradients import buckets
 from bamboo_trainer.stage.gradients.buckets import MOST_BUCKETS, Bucket, Cut, buckets_of, parts_of
@@ -21,11 +18,10 @@ from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.inspection.sharing import settled
-from branching_job import kill_at_each
-from manifest_kit import bamboojob, gpt_task, training
+from manifest_kit import bamboojob, training
 from queued_device import QueuedJob, Speed
 from stage_kit import CONFIG, ROUNDED, at, chain, small_task
-from training_job import Fault, Job
+from training_job import Job
 
 HALF = (0, 1, 2, 3), (0, 2, 4, 8)  # a pipeline's microbatches, and the bounds of all groups
 TRAINING = replace(CONFIG, microbatches=8)
@@ -168,79 +164,6 @@ def test_a_forward_that_was_run_in_another_way_has_a_whole_backward() -> None:
     for (node, total), (same, other) in zip(work.gradients.nodes(0), expected, strict=True):
         assert node == same
         assert torch.equal(total, other)
-
-
-def manifest(stages: int, pipelines: int, *, tied: bool = True, mode: str = "Replicas", **changes: Any) -> Any:
-    return bamboojob(
-        task=gpt_task(dModel=16, context=8, tieEmbeddings=tied),
-        training=training(3, 12, 2, maxGradientNorm=1.0, **changes.pop("training", {})),
-        topology={"stages": stages, "pipelines": pipelines, **changes},
-        redundancy={"mode": mode},
-    )
-
-
-def digest(job: Job) -> str:
-    assert job.finish is not None
-    assert job.finish.reason == "Complete", job.finish
-    return add_digests(job.digests)
-
-
-COMPILED = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler"),
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),  # torch's own, when its compiler is imported
-]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"schedule": "ZBH1"},
-        {"training": {"precision": "bf16"}},
-        pytest.param({"training": {"compile": True}}, marks=COMPILED),
-    ],
-    ids=["1F1B", "ZBH1", "bf16", "compiled"],
-)
-def test_a_job_has_the_same_bits_with_and_without_buckets(changes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def jobs(grids: Sequence[tuple[int, int]]) -> list[Job]:
-        return [Job(manifest(*grid, **changes)).run() for grid in grids]
-
-    alone, *several = jobs([(1, 1), (1, 3), (2, 2)])
-    assert not any(fault.name == "BackwardRest" for fault in alone.executed)
-    for job in several:
-        assert {fault.cell.stage for fault in job.executed if fault.name == "BackwardRest"} == {0}
-    monkeypatch.undo()
-    (whole,) = jobs([(2, 2)])
-    assert not any(fault.name == "BackwardRest" for fault in whole.executed)
-    assert len({digest(job) for job in (alone, *several, whole)}) == 1
-
-
-@pytest.mark.parametrize("stages", [2, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_kill_at_every_part_of_the_backward_and_the_reduction_leaves_the_bits(stages: int) -> None:
-    expected = digest(Job(manifest(1, 1)).run())
-    names = {"Backward", "BackwardRest", "ScatterGradients", "ReduceGradients", "GatherGradients"}
-
-    def judge(job: Job) -> None:
-        assert digest(job) == expected
-
-    def chosen(fault: Fault) -> bool:
-        last = fault.name != "Backward" or fault.microbatch == 5
-        return fault.step == 1 and fault.cell == Cell(1, 0) and fault.name in names and last
-
-    killed = kill_at_each(manifest(stages, 2), chosen, judge)
-    assert {fault.name for fault in killed} == names
-
-
-def test_shared_pipelines_take_gradients_in_buckets() -> None:
-    """A lost pipeline of one stage is run by the others, whose portions are not parted; its owner reduces buckets."""
-    expected = digest(Job(manifest(1, 1, tied=False)).run())
-    job = Job(manifest(1, 3, tied=False), (Fault("BackwardRest", Cell(1, 0), 1, 3),)).run()
-    assert not job.faults
-    assert "AddPartialSums" in {fault.name for fault in job.executed}
-    assert job.finish is not None
-    assert job.finish.reason == "Complete"
-    assert digest(job) == expected
 
 
 def test_the_reduction_is_under_way_while_the_last_backward_is() -> None:

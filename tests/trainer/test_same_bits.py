@@ -28,6 +28,7 @@ from bamboo_core.planning.plan import ROOT, Cell
 from bamboo_core.planning.spot_checks import SpotSchedule
 from bamboo_trainer import loss_scale
 from bamboo_trainer.loading import load_task
+from bamboo_trainer.stage.gradients import buckets
 from bamboo_trainer.training import TrainingConfig, shown_to_build
 from branching_job import BranchingJob, each_way
 from manifest_kit import bamboojob, gpt_task, training
@@ -45,6 +46,7 @@ pytestmark = [
 Grid = tuple[int, int]  # stages and pipelines
 RESUMED = ("wide", "resumed")  # of whose state a checkpoint holds more than usual; it is resumed on the deep grid
 COMPUTED = ("Forward", "Backward", "BackwardInput", "BackwardWeight")
+REDUCTION = ("BackwardRest", "ScatterGradients", "ReduceGradients", "GatherGradients")  # with several pipelines only
 PHASES = ("Forward", "Backward", "ReportReady", "OptimizerStep")
 NUMBERS = training(4, 8, 2, maxGradientNorm=1.0)
 
@@ -240,6 +242,10 @@ ROWS: dict[str, Row] = {
         steps=(3,),
         fast=RESUMED,
     ),
+    "gradients in buckets": Row(task=gpt(tieEmbeddings=True), kills=("Backward", *REDUCTION)),
+    "gradients in buckets of one stage": Row(
+        task=gpt(), numbers=numbers(batch=12), wide=(1, 3), kills=REDUCTION[:1], fast=("wide",)
+    ),
     "mean loss with losses of layers": Row(task=own("weighted_tasks:build", weighted=False), wide=(2, 4), fast=()),
     "made_before": shared("made_before"),
     "cached": shared("cached", "resumed"),
@@ -355,11 +361,14 @@ class Table:
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory, compiled_cache: None) -> Iterator[Table]:
-    """Every step has spot checks: none of them ends a correct job. Scales of fp16 fall and grow within a few steps."""
+    """Every step has spot checks: none of them ends a correct job. Scales of fp16 fall and grow within a few steps, and
+    small gradients are sent in as many buckets as large ones.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training_job, "SpotSchedule", partial(SpotSchedule, early=range(1, 100)))
         patch.setattr(loss_scale, "INITIAL", 2.0**18)
         patch.setattr(loss_scale, "GROWTH_INTERVAL", 3)
+        patch.setattr(buckets, "BUCKET_BYTES", 4)
         yield Table(tmp_path_factory)
 
 
@@ -427,8 +436,9 @@ def cells(*columns: str, rows: Callable[[Row], bool] = lambda row: True) -> pyte
 def test_no_grid_and_no_loss_of_a_worker_changes_the_bits(name: str, column: str, table: Table) -> None:
     row = ROWS[name]
     grid = (row.deep, 1) if column == "deep" else row.wide
-    not_of_root = {"BackwardInput", "BackwardWeight"} if column == "wide" else set()  # nobody waits for its gradient
-    assert check_kills(table, name, grid) == set(row.kills) - not_of_root
+    # Nobody waits for the gradient of the root's inputs, and one pipeline has nothing to reduce.
+    never = {"BackwardInput", "BackwardWeight"} if column == "wide" else set(REDUCTION)
+    assert check_kills(table, name, grid) == set(row.kills) - never
 
 
 @cells("resumed")
