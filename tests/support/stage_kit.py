@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-import reference
 from bamboo_core.planning.plan import Plan
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.frames.payloads import Commit
@@ -149,16 +148,6 @@ def state_of(stages: Iterable[Stage]) -> dict[str, torch.Tensor]:
 def whole_state(stage: Stage) -> dict[int, LayerState]:
     """Copies of what a replica of the stage needs."""
     return stage.values.layer_states(stage.values.layers_needed(), shown=False)
-
-
-def check_rounds_as_plain_pytorch(task: Task, split: Any, rounding: TrainingConfig, exact: TrainingConfig) -> None:
-    """The chain trains as one process does, to the last bit, and not as it does without rounding. Four steps."""
-    losses, state = reference.train(task, rounding, 4)
-    parts = chain(task, split, rounding)
-    assert [one_step(parts, k, rounding) for k in range(4)] == losses
-    torch.testing.assert_close(state_of(parts), state, rtol=0, atol=0)
-    wide, _ = reference.train(task, exact, 4)
-    assert wide != losses, "nothing was rounded"
 
 
 def state_bytes(stage: Stage) -> tuple[int, int]:

@@ -1,6 +1,5 @@
 """What layers pass on in bf16: half the bytes between stages, the same bits on any grid."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,21 +11,7 @@ from bamboo_trainer.memory.estimate import measure
 from bamboo_trainer.tasks.mixed_precision import passed_on
 from manifest_kit import bamboojob, gpt_task, training
 from memory_transport import MemoryTransport
-from stage_kit import SPLITS, at, check_rounds_as_plain_pytorch, small_gpt
 from training_job import Job
-
-HALVED = replace(at("bf16", boundary_precision="bf16"), max_gradient_norm=None)
-
-
-@pytest.mark.parametrize("stages", [1, 2, 4])
-@pytest.mark.parametrize("checkpointed", [(), (1, 2)])
-def test_it_trains_like_plain_pytorch_that_rounds_after_every_layer(
-    tmp_path, stages: int, checkpointed: tuple[int, ...]
-) -> None:
-    task = replace(
-        small_gpt(tmp_path, dropout=0.1, learningRate=1e-2, warmupSteps=2, steps=4), checkpointed=checkpointed
-    )
-    check_rounds_as_plain_pytorch(task, SPLITS[stages], HALVED, replace(HALVED, boundary_precision="fp32"))
 
 
 def manifest(boundary: str) -> dict[str, Any]:

@@ -10,16 +10,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import reference
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.tasks.inspection.costs import layer_costs
-from stage_kit import CONFIG, SPLITS, at, begin, chain, microbatch, one_step, small_gpt, small_task, state_of
+from stage_kit import CONFIG, ROUNDED, SPLITS, at, begin, chain, microbatch, one_step, small_gpt, small_task, state_of
 from stage_task_kit import Any, Counting, Defaults, One, Pairs, Several
+
+FORMS = {  # and a tolerance for tied parameters, whose gradient is summed layer by layer
+    "fp32": (at("fp32"), 2e-5),
+    "bf16": (at("bf16"), 2e-3),
+    "fp16": (at("fp16"), 2e-3),
+    "boundaries in bf16": (at("bf16", boundary_precision="bf16"), 2e-2),
+    "parameters in bf16": (ROUNDED, 2e-2),
+}
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 2e-5), ("bf16", 2e-3), ("fp16", 2e-3)])
-def test_a_chain_of_stages_trains_like_plain_pytorch(tmp_path, stages, tied, precision, tolerance):
-    """To the bit; the gradient of tied parameters is summed layer by layer, hence a tolerance."""
-    config = at(precision, max_gradient_norm=None)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_chain_of_stages_trains_like_plain_pytorch(tmp_path, stages, tied, form):
+    """To the bit, and what is rounded leaves other bits."""
+    config, tolerance = replace(FORMS[form][0], max_gradient_norm=None), FORMS[form][1]
     task = small_gpt(tmp_path, dropout=0.1, tieEmbeddings=tied, learningRate=1e-2, warmupSteps=2, steps=6)
     losses, state = reference.train(task, config, 6)
     parts = chain(task, SPLITS[stages], config)
@@ -30,6 +38,8 @@ def test_a_chain_of_stages_trains_like_plain_pytorch(tmp_path, stages, tied, pre
         assert [one_step(parts, k, config) for k in range(6)] == losses
         torch.testing.assert_close(state_of(parts), state, rtol=0, atol=0)
     assert losses[-1] < losses[0]
+    exact = replace(config, boundary_precision="fp32", parameter_precision="fp32")
+    assert (reference.train(task, exact, 6)[0] == losses) is (config == exact)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
