@@ -16,8 +16,7 @@ from bamboo_core.planning.grid import split_layers
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.tasks.inspection.costs import layer_costs, profile
 from bamboo_trainer.tasks.task_errors import TaskError
-from bamboo_trainer.tasks.user_code import build_layer, run_layer
-from layer_cost_kit import BATCH, WIDTH, Chooses, products, recurrent, sequences
+from layer_cost_kit import BATCH, WIDTH, Chooses, recurrent, sequences
 from manifest_kit import minimal
 
 
@@ -26,33 +25,6 @@ def test_the_plan_of_a_recurrent_model_is_balanced() -> None:
     layers = [*[recurrent] * 6, *[lambda: nn.Linear(WIDTH, WIDTH)] * 8]
     stages = split_layers(layer_costs(sequences(*layers), BATCH), 3)
     assert [sum(1 <= layer <= 6 for layer in range(*stage)) for stage in stages] == [2, 2, 2]
-
-
-def test_a_layer_of_any_size_is_counted_without_its_memory() -> None:
-    """160 GB of parameters."""
-    wide = 200_000
-    layers = (lambda: nn.Linear(WIDTH, wide), lambda: nn.Linear(wide, wide))
-    costs = layer_costs(sequences(*layers), BATCH)
-    assert costs[2] >= products(wide, wide)
-
-
-@functools.cache
-def table(size: int) -> torch.Tensor:
-    """What a model keeps beside its layers, as tables of positions are kept."""
-    return torch.arange(size) / size
-
-
-class Positions(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + table(x.shape[-1])
-
-
-def test_counting_leaves_nothing_behind() -> None:
-    table.cache_clear()
-    task = sequences(Positions)
-    layer_costs(task, BATCH)
-    (outputs,) = run_layer(build_layer(task, 0, 1), 1, (torch.zeros(1, 2, WIDTH),))
-    assert torch.equal(outputs[0, 0], torch.arange(WIDTH) / WIDTH)
 
 
 def test_a_layer_is_run_for_real_only_where_it_must_be(caplog: pytest.LogCaptureFixture) -> None:
@@ -120,14 +92,6 @@ def test_a_layer_may_read_its_values_from_a_file(tmp_path: Path, caplog: pytest.
     _, plain, read = layer_costs(sequences(lambda: nn.Linear(WIDTH, WIDTH), loaded), BATCH)
     assert plain == read
     assert caplog.messages == []
-
-
-def test_frozen_layers_cost_no_gradient() -> None:
-    def frozen() -> nn.Module:
-        return nn.Linear(WIDTH, WIDTH).requires_grad_(False)
-
-    _, trained, fixed = layer_costs(sequences(lambda: nn.Linear(WIDTH, WIDTH), frozen), BATCH)
-    assert fixed < 0.75 * trained
 
 
 class Nowhere(nn.Module):

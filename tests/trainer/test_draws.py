@@ -1,7 +1,6 @@
 """Random numbers that nobody seeds are recorded."""
 
 import cProfile
-import random
 import sys
 
 import numpy as np
@@ -20,13 +19,6 @@ class SeldomByNumpy(nn.Module):
         return x * 2 if np.random.uniform() < 1e-12 else x
 
 
-class Seeds(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        random.seed(5)
-        np.random.seed(5)
-        return x * random.random() * float(np.random.rand())
-
-
 def drawn(layer: type[nn.Module]) -> str:
     """What the layer draws from, in each of two forwards."""
     stage = build_stage(between(layer), 0, [(0, 3)], CONFIG)
@@ -37,10 +29,6 @@ def drawn(layer: type[nn.Module]) -> str:
             stage.forward(work, 0, 0, None)
     assert not draws[0].each_time()
     return draws[1].each_time()
-
-
-def test_a_layer_that_seeds_its_generators_draws_nothing() -> None:
-    assert (drawn(Seeds), drawn(SeldomByNumpy)) == ("", "numpy.random")
 
 
 def test_numpys_generator_may_be_of_another_kind() -> None:

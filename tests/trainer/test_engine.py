@@ -142,41 +142,6 @@ def test_all_siblings_share_what_is_lost_in_the_same_step(stages: int, pipelines
     assert (taken.forwards, taken.backwards) == (4 - kept, 4 - kept)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("stages", "pipelines", "mode", "lost"),
-    [
-        (2, 2, "Replicas", 0),
-        (1, 3, "Replicas", 0),
-        (1, 4, "Replicas", 0),
-        (2, 3, "None", 0),
-        (3, 2, "Replicas", 0),
-        (3, 2, "Replicas", 1),
-        (3, 2, "Replicas", 2),
-    ],
-)
-def test_somebody_else_is_lost_while_a_loss_is_shared(stages: int, pipelines: int, mode: str, lost: int) -> None:
-    """From the takeover to the end of that step, whoever runs the instruction; of three workers, before each only."""
-
-    class Killed(BranchingJob):
-        def strikes(self, fault: Fault) -> bool:
-            counts = fault.step == 2 and not self.faults and (pipelines > 3 or not fault.after)
-            return (counts and self.branch(fault)) or super().strikes(fault)
-
-    def judge(job: Job) -> int:
-        assert job.outcome is Outcome.COMPLETE, job.emitted
-        assert job.digests == with_a_loss_undisturbed(stages, pipelines).digests
-        assert job.state.progress.losses == with_a_loss_undisturbed(stages, pipelines).state.progress.losses
-        return job.state.membership.preemptions
-
-    with_a_loss_undisturbed(stages, pipelines)
-    killed = each_way(
-        lambda: Killed(with_a_loss(stages, pipelines, mode), (Fault("Backward", Cell(1, lost), 2, 6),)), judge
-    )
-    assert {"Forward", "Backward", "SendPartialSum", "AddPartialSums", "ReduceGradients"} <= {f.name for f in killed}
-    assert set(killed.values()) == {2}
-
-
 def test_what_a_kill_does_wrong_is_told() -> None:
     """Each of these jobs is run in a process of its own."""
     if torch.accelerator.is_available():

@@ -240,24 +240,6 @@ def test_an_early_stop_ends_a_job_with_the_state_that_was_evaluated_last() -> No
     check_stopped(Job(stopping(2, 2)).run(), six_steps())
 
 
-def test_a_job_that_goes_on_from_a_checkpoint_stops_where_it_would_have_stopped() -> None:
-    """What was evaluated before the checkpoint counts: it is a part of the state."""
-    expected = six_steps()
-    checkpoint = {"storage": "memory://store", "everySteps": 5}
-    short = stopping(2, 1, 5, checkpoint=checkpoint)
-    short["spec"]["training"]["evaluation"]["patience"] = 9  # what does not decide bits may change
-    store = Job(short).run().store
-    assert [one.step for one in store.committed] == [5]
-    longer = Job(stopping(1, 2, checkpoint=checkpoint), store=store).run()
-    assert longer.finish is not None
-    assert (longer.finish.reason, longer.finish.message) == ("EarlyStopped", STOPPED)
-    assert ended(longer)[1] == expected[1]
-    assert [one.step for one in store.committed] == [5, 6]
-    again = Job(stopping(3, 1, checkpoint=checkpoint), store=store).run()
-    assert (again.finish, ended(again)[1]) == (longer.finish, expected[1])
-    assert [one.step for one in store.committed] == [5, 6], "nothing is left to train or to keep"
-
-
 def test_evaluated_states_are_kept_with_their_scores() -> None:
     job = Job(with_checkpoints(steps=8, every=3, keepBest=True, evaluation={"metric": "close", "goal": "Max"})).run()
     assert job.finish is not None

@@ -24,6 +24,8 @@ from bamboo_trainer.worker.failure_reasons import exit_code, failure_message, fa
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "OutOfMemory"),
         (OSError(errno.ENOSPC, "No space left on device"), "WorkerError"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "OutOfMemory"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"), "OutOfMemory"),
+        (ValueError("out of memory"), "WorkerError"),
         (DeviceError("no GPU"), "DeviceUnavailable"),
         (CompilerUnavailable("no compiler"), "CompilerUnavailable"),
         (RuntimeError("a bug"), "WorkerError"),

@@ -5,14 +5,11 @@ history.
 """
 
 import json
-import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from bamboo_core.history.files import find
@@ -181,24 +178,3 @@ def test_the_end_waits_for_a_slow_logger_and_the_number_of_a_step_is_one_whereve
     new = list(kept.glob("*.jsonl"))
     assert new
     assert all(file.read_bytes().startswith(BEGINNING) for file in new)
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_the_wait_for_a_logger_and_the_job_is_complete(tmp_path: Path) -> None:
-    task = own_task(tmp_path, SLOW_LOGGER.replace("time.sleep(8)", "time.sleep(600)"))
-    job, training_ = tmp_path / "job.yaml", training(6, 8, 2)
-    job.write_text(yaml.safe_dump(bamboojob("kept", task=task, topology={"stages": 2}, training=training_)))
-    command = [sys.executable, "-m", "bamboo", "run", str(job), "--output", str(tmp_path / "out")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        assert process.stdout is not None
-        watchdog = threading.Timer(280, process.kill)
-        watchdog.start()
-        said = []
-        for line in process.stdout:
-            said.append(line)
-            if "LoggersAwaited" in line:
-                process.send_signal(signal.SIGINT)
-        code = process.wait()
-        watchdog.cancel()
-    assert code == 0, said
-    assert any("LoggerIncomplete" in line and "as you asked" in line for line in said), said

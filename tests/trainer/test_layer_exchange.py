@@ -203,36 +203,3 @@ def test_a_step_in_which_a_worker_is_lost_begins_anew_with_the_same_bits(kind: K
     answers = each_way(make, begun_anew)
     assert set(answers.values()) <= {0, 1}, "once at most"
     assert sum(answers.values()) > len(answers) / 2
-
-
-@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
-def test_whoever_is_lost_while_a_step_begins_anew_the_bits_are_the_same(every: int) -> None:
-    """At each turn of all of them, from the decision until all have the layers of their new stages."""
-
-    def decide(job: Job) -> None:
-        shortage(job)
-        plan, now = job.state.plan, shortage.turns
-        if plan is None or now < 0 or not (plan.sources or job.state.splits.resplit):
-            return
-        for number, worker in enumerate(sorted(name for name, node in job.nodes.items() if node.alive)):
-            if (now + number) % every == 0 and isinstance(job, BranchingJob) and job.branch((now, worker)):
-                job.capacity = alive(job) - 1
-                job.kill(worker)
-
-    class Slow(BranchingJob):
-        def strikes(self, fault: Fault) -> bool:
-            slow_steps(self, fault)
-            return False
-
-    shortage = Shortage()
-    document = manifest(MLP)
-    document["spec"]["redundancy"] = {"mode": "Replicas", "replicas": 2}
-
-    def make() -> BranchingJob:
-        nonlocal shortage
-        shortage = Shortage(lost_at=LATE)
-        return Slow(document, layer_seconds=LAYER_SECONDS, decide=decide)
-
-    answers = each_way(make, begun_anew)
-    assert set(answers.values()) == {1}, "a step begins anew once"
-    assert {len(worker) for _, worker in answers} == {2}

@@ -10,7 +10,7 @@ from bamboo_core.control.digests import add_digests
 from bamboo_trainer.checkpoint.layer_file import decode
 from bamboo_trainer.stage.stage import build_stage
 from split_state_kit import OPTIMIZERS, SPLITS, files_of, task_of
-from stage_kit import CONFIG, chain, one_step, small_gpt, small_task, whole_state
+from stage_kit import CONFIG, chain, one_step, small_task, whole_state
 
 
 def restored(task, split, files):
@@ -93,16 +93,6 @@ def test_what_is_frozen_and_shared_is_a_part_of_each_layer_that_has_it():
         others = [restored(task, other, files) for other in splits]
         assert all(files_of(stages) == files for stages in others)
         assert len({add_digests(stage.values.share_of_digest() for stage in stages) for stages in others}) == 1
-
-
-def test_the_model_that_comes_with_bamboo_is_restored_too(tmp_path):
-    task = small_gpt(tmp_path)
-    whole = chain(task, [(0, 4)])
-    one_step(whole, 0)
-    files = files_of(whole)
-    apart = restored(task, [(0, 2), (2, 4)], files)
-    assert files_of(apart) == files
-    assert one_step(apart, 1) == one_step(restored(task, [(0, 2), (2, 4)], files), 1)
 
 
 def test_only_the_layers_that_a_worker_writes_are_copied():

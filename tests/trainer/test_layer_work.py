@@ -7,18 +7,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from bamboo.local.trainer_calls.task_profile import counts_of
 from bamboo.profiles.analytic import analytic_profile
 from bamboo.profiles.devices import device_table
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_trainer.data.in_memory import TensorDataset
 from bamboo_trainer.layer_work import FusedOperations, LayerWork, count, layer_work
 from bamboo_trainer.loading import settled_task
 from bamboo_trainer.memory.estimate import measure
 from bamboo_trainer.profiling import profile
-from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.inspection.operations import Operations
 from profiling_kit import manifest
 
@@ -88,33 +86,6 @@ def test_a_language_model_is_counted_without_data_whatever_its_tokens_weigh(capl
     layer_work(task, spec)
     measure(task, spec)
     assert "the layers are run with data" not in caplog.text
-
-
-class LooksAtValues(nn.Module):
-    """Cannot be run without data."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear(x)
-        return out if bool(x.sum() > 1e9) else out * 2
-
-
-def test_what_cannot_be_run_without_data_is_run_with_it() -> None:
-    inputs = TensorDataset((torch.ones(8, 4),), (torch.zeros(8, 4),))
-    task = Task(
-        layers=[LooksAtValues, LooksAtValues],
-        loss=lambda out, target: (out[0] - target[0]).square().mean(),
-        dataset=inputs,
-        optimizer=torch.optim.SGD,
-        learning_rate=lambda step: 0.1,
-    )
-    spec = parse_manifest(manifest())
-    first, last = layer_work(task, spec)
-    assert flops(first.forward) == {"fp32": 2 * 2 * 4 * 4}
-    assert flops(last.backward) == {"fp32": 2 * 2 * 2 * 4 * 4}
 
 
 def test_a_layer_that_keeps_only_its_inputs_is_run_again_in_its_backward() -> None:

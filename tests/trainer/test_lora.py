@@ -9,18 +9,12 @@ from torch import Tensor, nn
 
 import reference
 from bamboo_core.control.digests import add_digests
-from bamboo_core.job.yaml_file import load_document
-from bamboo_trainer.loading import load_task
 from bamboo_trainer.lora import LoraLinear, merged, with_lora
 from bamboo_trainer.models import gpt
-from bamboo_trainer.task import Task, TrainingFacts
-from bamboo_trainer.tasks.task_errors import TaskError
+from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.user_code import build_layer
-from bamboo_trainer.training import TrainingConfig
-from folders import ROOT
 from manifest_kit import TEXT
 from stage_kit import CONFIG, SPLITS, chain, one_step, small_task, state_of
-from training_job import Job
 
 PATTERNS = ("*qkv", "projection", "head")
 
@@ -89,33 +83,6 @@ def test_a_layer_that_is_a_linear_itself_gets_an_adapter() -> None:
 def test_what_cannot_be_is_told(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         with_lora(tiny(), **options)
-
-
-def test_the_example_trains_adapters_of_a_transformers_model() -> None:
-    """As plain PyTorch does; nothing but adapters changes."""
-    pytest.importorskip("transformers")
-    document = load_document(str(ROOT / "examples" / "lora.yaml"))
-    document["spec"]["training"] |= {"steps": 2, "evaluation": {"everySteps": 2, "batches": 1}}
-    config = document["spec"]["task"]["config"]
-    calm = Job(document).run()
-    assert calm.finish is not None
-    assert calm.finish.reason == "Complete", calm.finish
-    task = load_task(
-        "bamboo_trainer.models.huggingface:build",
-        config,
-        TrainingFacts(steps=2, global_batch_size=16, micro_batch_size=4),
-    )
-    plain = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=None, microbatches=4, micro_batch_size=4)
-    (first, _), (losses, after) = reference.train(task, plain, 0), reference.train(task, plain, 2)
-    assert not first
-    torch.testing.assert_close(list(calm.state.progress.losses.values()), losses, rtol=1e-4, atol=1e-5)
-    before = reference.train(task, plain, 0)[1]
-    changed = {name for name in after if not torch.equal(before[name], after[name])}
-    assert changed
-    assert all("_proj.lora_" in name for name in changed)
-    assert calm.state.progress.evaluations[2]["accuracy"] is not None
-    with pytest.raises(TaskError, match="lora: unknown key 'size', expected some of adapter, rank"):
-        load_task("bamboo_trainer.models.huggingface:build", {**config, "lora": {"size": 2}})
 
 
 @pytest.mark.parametrize("targets", [("*qkv",), ("*",)])

@@ -1,15 +1,12 @@
 """Several readers: the same batches in the same order, whatever becomes of the processes that read them."""
 
 import os
-import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.tasks.task_errors import TaskError
 from reader_kit import Sleeping, Told, reading, until
@@ -49,19 +46,6 @@ def test_what_a_reader_raises_is_told_in_one_sentence_where_the_batch_is_asked_f
         assert tuple(reader.batch(0, 5, 1)[0][0].tolist()) == CONFIG.samples(5, 1, range(1000))
 
 
-class Unseeded(Told):
-    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
-        torch.rand(1)
-        return super().batch(indices)
-
-
-def test_a_dataset_that_draws_from_torchs_generator_gets_no_readers(tmp_path):
-    with reading(Unseeded(tmp_path), readers=2) as reader:
-        reader.batch(0, 0, 0)
-        reader.expect(0, [(1, 0)])
-        assert reader.batch(0, 1, 0)[0][1][0] == os.getpid()
-
-
 def test_close_does_not_wait_for_stuck_readers_and_reaps_them(tmp_path):
     data = Sleeping(tmp_path)
     data.pid = os.getpid()
@@ -72,18 +56,6 @@ def test_close_does_not_wait_for_stuck_readers_and_reaps_them(tmp_path):
         asleep = until(lambda: len(found := list(tmp_path.glob("asleep-*"))) == 2 and found)
     for mark in asleep:
         assert not Path(f"/proc/{mark.name.partition('-')[2]}").exists()
-
-
-def test_the_dataset_may_draw_from_a_generator_of_its_own(tmp_path):
-    class Augmented(Told):
-        def batch(self, indices):
-            noise = torch.tensor([random.Random(i).random() for i in indices])
-            return (noise,), (noise,)
-
-    with reading(Augmented(tmp_path), readers=2) as reader:
-        here = reader.batch(0, 1, 0)
-        reader.expect(0, [(1, 0)])
-        assert torch.equal(reader.batch(0, 1, 0)[0][0], here[0][0])
 
 
 def test_what_a_model_of_the_library_makes_of_its_data_is_read_by_their_readers(tmp_path, monkeypatch):

@@ -12,12 +12,10 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import reference
-from bamboo_core.control.digests import add_digests
-from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.task_errors import TaskError
-from stage_kit import CONFIG, chain, one_step, small_task, state_of, whole_state
+from stage_kit import CONFIG, chain, one_step, small_task, state_of
 
 Named = Iterable[tuple[str, nn.Parameter]]
 UNCLIPPED = replace(CONFIG, max_gradient_norm=None)
@@ -163,16 +161,6 @@ def test_parameter_groups_train_as_in_plain_pytorch_on_any_split(name, split):
     torch.testing.assert_close(state_of(stages), state, rtol=0, atol=0)
 
 
-def test_groups_by_name_are_not_one_group():
-    def trained(biases: dict[str, float]) -> torch.Tensor:
-        optimizer = by_name(torch.optim.AdamW, biases, lr=1e-3, weight_decay=0.3)
-        return reference.train(grouped_task(optimizer), UNCLIPPED, 2)[1]["layers.3.bias"]
-
-    alike, undecayed, slower = trained({}), trained({"weight_decay": 0.0}), trained({"lr": 3e-4})
-    assert not torch.equal(alike, undecayed)
-    assert not torch.equal(alike, slower)
-
-
 @pytest.mark.parametrize(
     ("default", "own", "moved"),
     [
@@ -216,31 +204,6 @@ def pairs_in_groups(named: Named) -> torch.optim.Optimizer:
 def test_an_optimizer_that_cannot_be_used_is_told(optimizer, message):
     with pytest.raises(TaskError, match=message):
         chain(grouped_task(optimizer), SPLITS[2])
-
-
-@pytest.mark.parametrize("name", [name for name in GROUPED if name.startswith(("fused", "foreach"))])
-def test_owners_and_replicas_of_any_split_have_the_same_bits_with_fused_kernels(name: str) -> None:
-    """An owner steps all parameters of its stage in one call, and who replicates it, or holds other layers, others."""
-    task = grouped_task(GROUPED[name])
-    chains = [chain(task, split) for split in SPLITS]
-    replicas = [build_stage(task, 0, SPLITS[1], CONFIG)]
-    replicas[0].values.restore(whole_state(chains[1][0]))
-    for step in range(3):
-        for stages in chains:
-            one_step(stages, step)
-        replicas[0].values.restore(whole_state(chains[1][0]))
-    whole, *others = [add_digests(stage.values.share_of_digest() for stage in stages) for stages in chains]
-    assert others == [whole] * len(others)
-    assert replicas[0].values.digest() == chains[1][0].values.digest()
-    again = build_stage(task, 0, SPLITS[0], CONFIG)
-    again.values.restore({i: s for stage in chains[2] for i, s in stage.values.layer_states().items()})
-    for stages in ([again], *chains):
-        one_step(stages, 3)
-    assert (
-        again.values.digest()
-        == chains[0][0].values.digest()
-        == add_digests(s.values.share_of_digest() for s in chains[2])
-    )
 
 
 def fused(config: Mapping[str, Any]) -> Task:

@@ -8,10 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from bamboo_core.coordinator.worker_reports import MOST_SKIPS
-from bamboo_core.planning.plan import Cell
-from bamboo_trainer.commit.commit_log import CommitLog
-from bamboo_trainer.frames.payloads import Ready
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.user_code import build_layer
@@ -107,33 +103,8 @@ def test_by_default_the_job_ends(kind: str, reason: str) -> None:
     assert job.finish.message == f"the {kind} of step {step + 1} is not a finite number"
 
 
-def hopeless(config: Mapping[str, Any]) -> Task:
-    return small_task(loss=lambda outputs, targets: outputs[0].sum() * math.nan)
-
-
-def test_too_many_in_a_row_end_the_job() -> None:
-    document = manifest(2, 1, "loss", steps=MOST_SKIPS + 2)
-    document["spec"]["task"] = {"entrypoint": "test_skipped_steps:hopeless"}
-    job = Job(document).run()
-    assert job.finish is not None
-    assert job.finish.reason == "TooManySkippedSteps"
-    assert job.finish.message.endswith(f"more than {MOST_SKIPS} steps in a row had to be skipped")
-    assert sum(emit.reason == "StepSkipped" for emit in job.emitted) == MOST_SKIPS + 1
-
-
 def test_a_skipped_step_leaves_the_state_and_moves_the_version() -> None:
     stage = build_stage(build({"kind": "loss"}), 0, [(0, 3)], CONFIG)
     before = stage.values.digest()
     stage.values.skip()
     assert (stage.values.version, stage.values.digest()) == (1, before)
-
-
-def test_infinities_of_both_signs_are_a_mean_like_any_other_that_is_not_finite() -> None:
-    log = CommitLog(0)
-    log.ready(0, Ready(cell=Cell(0, 0), squared_norm=[1.0], losses={0: math.inf, 1: -math.inf}), "a")
-    job = Job(manifest(1, 1, "loss")).run()
-    layout = job.state.plan.layouts[0] if job.state.plan else None
-    assert layout is not None
-    commit = log.decide(0, 1, layout, 0, 1)
-    assert commit is not None
-    assert math.isnan(commit.loss)

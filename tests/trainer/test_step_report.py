@@ -26,5 +26,6 @@ def test_what_is_no_number_is_told_as_none() -> None:
         loss = combined([ready(0, losses={0: 1.0}, **facts)]).loss
         assert not abs(loss) <= 1e300
     mixed = combined([ready(0, losses={0: 1.0}, weights={0: 1.0}), ready(1, losses={1: 1.0})])
-    assert mixed.loss != mixed.loss
+    both = combined([ready(0, losses={0: float("inf"), 1: -float("inf")})])
+    assert (mixed.loss != mixed.loss, both.loss != both.loss) == (True, True)
     assert combined([ready(0, losses={0: 1.0, 1: 2.0})]).loss == 1.5

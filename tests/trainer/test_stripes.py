@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bamboo_trainer.frames.frame import FrameKind
 from bamboo_trainer.transport import sockets, stripes, wire
 from bamboo_trainer.transport.base import Arrived, LinkDown, LinkUp
-from transport_kit import Net, dial, eventually, greet, make_frame, our_threads, refused, same
+from transport_kit import Net, dial, eventually, greet, make_frame, our_threads, refused
 
 pytest_plugins = ["transport_pair_fixtures"]
 
@@ -80,14 +80,6 @@ def test_only_large_frames_open_more_connections(flows: int, kind: FrameKind, en
             assert len(set(ends.sent[-1])) == len(set(ends.received[-1])) == flows
         senders = {name for name in our_threads() if name.startswith("bamboo-tx-")}
         assert senders == {f"bamboo-tx-b-{LANES[kind]}"}
-
-
-@several
-def test_a_body_of_several_tensors_arrives(net: Net) -> None:
-    a, _, _, b_in = net.pair()
-    frame = make_frame(torch.randn(1 << 20), torch.arange(7), torch.empty(0), torch.randn(3).bfloat16())
-    a.send("b", frame)
-    assert same(b_in.wait(Arrived)[0].frame, frame)
 
 
 def cut(sock: socket.socket) -> None:

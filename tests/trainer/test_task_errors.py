@@ -1,6 +1,5 @@
 """Errors of the user's code: each is the task's, in one line that names file, line and function; memory is memory."""
 
-import errno
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -15,7 +14,7 @@ from bamboo_trainer.loading import load_task
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks import task_errors
-from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory, is_tasks, ran_out_of_memory, told, where
+from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory, is_tasks, told, where
 from bamboo_trainer.tasks.user_code import unchanged_buffers
 from bamboo_trainer.worker.failure_reasons import failure_message, failure_reason
 from stage_kit import CONFIG, one_step, small_task
@@ -120,19 +119,6 @@ def test_memory_that_runs_out_in_any_part_of_a_task_is_called_that(part: str) ->
     assert message.startswith(named)
     assert "ran out of memory: MemoryError (" in message
     assert "in fall)" in message
-
-
-def test_torch_has_its_own_ways_to_say_that_memory_ran_out() -> None:
-    with pytest.raises(RuntimeError) as caught:
-        torch.empty(1 << 50)
-    assert ran_out_of_memory(caught.value)
-    assert failure_reason(caught.value) == "OutOfMemory"
-    assert ran_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
-    assert ran_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"))
-    assert ran_out_of_memory(OSError(errno.ENOMEM, "Cannot allocate memory"))
-    assert not ran_out_of_memory(OSError(errno.ENOSPC, "No space left on device"))
-    assert not ran_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x8 and 16x4)"))
-    assert not ran_out_of_memory(ValueError("out of memory"))
 
 
 def test_the_innermost_frame_of_the_users_code_is_named_and_not_torchs() -> None:

@@ -12,22 +12,12 @@ from torch import nn
 
 import reference
 from bamboo_trainer.from_module import example_of
-from bamboo_trainer.models import mlp
 from bamboo_trainer.tasks import user_code
 from bamboo_trainer.tasks.inspection.costs import layer_costs
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import dataset_length
-from stage_kit import CONFIG, SPLITS, chain, one_step, small_task, state_of
+from stage_kit import CONFIG, SPLITS, chain, one_step, small_task
 from stage_task_kit import Any, Counting, Defaults, One, Pairs, Several
-
-
-@pytest.mark.parametrize("split", [[(0, 4)], [(0, 1), (1, 4)], [(0, 2), (2, 3), (3, 4)]])
-def test_layers_may_pass_tuples(split):
-    task = mlp.build({"width": 8, "blocks": 2, "samples": 64})
-    losses, state = reference.train(task, CONFIG, 5)
-    stages = chain(task, split)
-    assert [one_step(stages, k) for k in range(5)] == pytest.approx(losses, rel=1e-5)
-    torch.testing.assert_close(state_of(stages), state, rtol=1e-5, atol=1e-6)
 
 
 def test_what_a_forward_takes_is_asked_once_and_keeps_no_layer_alive(monkeypatch):
