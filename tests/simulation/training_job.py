@@ -447,6 +447,18 @@ class Job:
         return self.finish.outcome if self.finish else None
 
     @property
+    def end(self) -> Finish:
+        """How the job ended, which it must have."""
+        assert self.finish is not None
+        return self.finish
+
+    @property
+    def bits(self) -> str:
+        """A digest of the whole model's last state, the same on any grid; the job must be complete."""
+        assert self.outcome is Outcome.COMPLETE, (self.finish, self.emitted[-5:])
+        return add_digests({cell.stage: digest for cell, digest in self.state.ending.finished}.values())
+
+    @property
     def digests(self) -> tuple[str, ...]:
         return tuple(digest for cell, digest in self.state.ending.finished if cell.pipeline == 0)
 

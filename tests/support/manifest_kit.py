@@ -75,6 +75,12 @@ def gpt_task(**config: Any) -> dict[str, Any]:
     return {"entrypoint": "bamboo_trainer.models.gpt:build", "config": usual | config}
 
 
+def mlp_task(**config: Any) -> dict[str, Any]:
+    """A small model of linear layers."""
+    usual = {"width": 16, "blocks": 2, "samples": 32}
+    return {"entrypoint": "bamboo_trainer.models.mlp:build", "config": usual | config}
+
+
 def minimal() -> dict[str, Any]:
     document: dict[str, Any] = yaml.safe_load(MINIMAL)
     return document

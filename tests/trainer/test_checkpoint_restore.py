@@ -8,38 +8,29 @@ import msgspec
 import pytest
 
 from bamboo_core.control.channel_events import Received
-from bamboo_core.control.digests import add_digests
 from bamboo_core.control.protocol import PartsWritten
-from bamboo_core.coordinator.events import Outcome
 from bamboo_core.planning.plan import ROOT
 from bamboo_trainer.frames.frame import Address, Frame, FrameKind
 from bamboo_trainer.frames.payloads import Commit
 from bamboo_trainer.transport.base import Arrived
+from manifest_kit import bamboojob, mlp_task, training
 from training_job import Job, MemoryStore, Node
 
 STEPS = 8
 
 
 def manifest(stages: int, pipelines: int, *, steps: int = STEPS, every: int | None = None) -> dict[str, Any]:
-    spec: dict[str, Any] = {
-        "task": {
-            "entrypoint": "bamboo_trainer.models.mlp:build",
-            "config": {"width": 16, "blocks": 4, "samples": 32},
-        },
-        "training": {"steps": steps, "globalBatchSize": 4, "microBatchSize": 2, "gradientGroups": 2},
-        "topology": {"stages": stages, "pipelines": pipelines},
-    }
-    if every:
-        spec["checkpoint"] = {"storage": "memory://x", "everySteps": every}
-    return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "kept"}, "spec": spec}
+    return bamboojob(
+        task=mlp_task(blocks=4),
+        training=training(steps, 4, 2, gradientGroups=2),
+        topology={"stages": stages, "pipelines": pipelines},
+        **({"checkpoint": {"storage": "memory://x", "everySteps": every}} if every else {}),
+    )
 
 
 def result(job: Job) -> tuple[str, dict[int, float]]:
     """Of the whole model, however it is split; and the losses of the steps that this job has done."""
-    assert job.outcome is Outcome.COMPLETE, job.finish
-    return add_digests(job.digests), {
-        step: loss for step, loss in job.state.progress.losses.items() if loss is not None
-    }
+    return job.bits, {step: loss for step, loss in job.state.progress.losses.items() if loss is not None}
 
 
 @cache

@@ -109,9 +109,8 @@ def test_workers_tell_what_whole_stages_take() -> None:
 
 def test_too_few_layers_are_refused_before_training() -> None:
     job = Job(divided(4), per_worker=2).run()
-    assert job.finish is not None
-    assert (job.finish.outcome, job.finish.reason) == (Outcome.FAILED, "InvalidTopology")
-    assert "spec.worker.devices (2)" in job.finish.message
+    assert (job.end.outcome, job.end.reason) == (Outcome.FAILED, "InvalidTopology")
+    assert "spec.worker.devices (2)" in job.end.message
     assert not any(isinstance(e, protocol.SendPlan) for node in job.nodes.values() for e in node.events)
 
 
@@ -141,6 +140,5 @@ def test_states_of_every_part_are_compared_and_a_flipped_bit_is_found() -> None:
         job = FlippedJob(document, flip, per_worker=2)
         job.run()
         assert job.flipped
-        assert job.finish is not None
-        assert job.finish.reason == "ResultsDiffer"
-        assert "of stage 1 after 4 steps" in job.finish.message
+        assert job.end.reason == "ResultsDiffer"
+        assert "of stage 1 after 4 steps" in job.end.message

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bamboo_core.control.digests import add_digests
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.coordinator.job_status import status
 from bamboo_core.job.manifest import parse_manifest
@@ -222,14 +221,11 @@ def six_steps() -> tuple[Any, ...]:
 
 def ended(job: Job) -> tuple[Any, ...]:
     """The steps that count, and the last state."""
-    digests = {cell.stage: digest for cell, digest in job.state.ending.finished}
-    return job.state.progress.losses, add_digests(digests.values()), job.state.progress.evaluations
+    return job.state.progress.losses, job.bits, job.state.progress.evaluations
 
 
 def check_stopped(job: Job, expected: tuple[Any, ...]) -> None:
-    assert job.finish is not None
-    assert (job.finish.outcome, job.finish.reason) == (Outcome.COMPLETE, "EarlyStopped"), job.finish
-    assert job.finish.message == STOPPED
+    assert (job.end.reason, job.end.message) == ("EarlyStopped", STOPPED)
     told = status(job.state, 0.0)
     assert (told.step, told.steps, told.stopped_early, told.eta_seconds) == (6, 12, WHY, 0.0)
     assert ended(job) == expected
@@ -242,8 +238,7 @@ def test_an_early_stop_ends_a_job_with_the_state_that_was_evaluated_last() -> No
 
 def test_evaluated_states_are_kept_with_their_scores() -> None:
     job = Job(with_checkpoints(steps=8, every=3, keepBest=True, evaluation={"metric": "close", "goal": "Max"})).run()
-    assert job.finish is not None
-    assert job.finish.reason == "Complete"
+    assert job.end.reason == "Complete"
     scores = {one.step: score for one, score in job.store.scores.items()}
     expected = {step: found["close"] for step, found in job.state.progress.evaluations.items()}
     assert expected.keys() == {2, 4, 6, 8}
@@ -273,7 +268,6 @@ def test_a_job_that_goes_back_again_to_its_last_step_ends() -> None:
             job.kill("w0")
 
     again = Job(document, decide=lose_the_first, store=store).run(20_000)
-    assert again.finish is not None
-    assert again.finish.outcome is Outcome.COMPLETE
+    assert again.end.outcome is Outcome.COMPLETE
     assert "Restoring" in [one.reason for one in again.emitted]
     assert again.state.ending.finished == calm.state.ending.finished

@@ -164,6 +164,5 @@ def test_steps_that_are_skipped_in_fp16_stay_legal(monkeypatch: pytest.MonkeyPat
     more: dict[str, Any] = {"precision": "fp16"}
     document = manifest((2, 1), config, **more)
     job = Job(document).run()
-    assert job.finish is not None
-    assert job.finish.reason == "Complete", job.finish
+    assert job.end.reason == "Complete", job.finish
     assert job.state.progress.skips

@@ -156,8 +156,7 @@ def test_a_config_names_the_data_to_evaluate() -> None:
         topology={"stages": 2},
     )
     done = Job(document).run()
-    assert done.finish is not None
-    assert done.finish.message == "all 1 steps are done"
+    assert done.end.message == "all 1 steps are done"
     tensors = done.weights
     task = load_task(ENTRYPOINT, config)
     layers = layers_of(task)

@@ -122,7 +122,7 @@ class Watched(Job):
 
 
 def finished(job: Job) -> bool:
-    return job.finish is not None and job.finish.reason == "Complete"
+    return job.finish is not None and job.end.reason == "Complete"
 
 
 def test_losses_scales_and_weights_are_those_of_plain_pytorch_with_gradscaler() -> None:
@@ -163,17 +163,15 @@ def test_a_loss_that_is_not_finite_ends_the_job_as_in_any_precision() -> None:
     document = manifest(2, 1)
     document["spec"]["task"] = {"entrypoint": "test_loss_scale:infinite", "config": {"forward": True}}
     job = Job(document).run()
-    assert job.finish is not None
-    assert job.finish.reason == "LossNotFinite"
+    assert job.end.reason == "LossNotFinite"
 
 
 def test_gradients_that_overflow_at_every_scale_end_the_job_with_a_clear_reason() -> None:
     document = manifest(2, 1, steps=MOST_SKIPS + 2)
     document["spec"]["task"] = {"entrypoint": "test_loss_scale:infinite", "config": {"forward": False}}
     job = Job(document).run()
-    assert job.finish is not None
-    assert job.finish.reason == "TooManySkippedSteps"
-    assert job.finish.message == (
+    assert job.end.reason == "TooManySkippedSteps"
+    assert job.end.message == (
         "the gradient of step 11 is not a finite number with losses scaled by 256; more than 10 steps in a row had to "
         "be skipped"
     )

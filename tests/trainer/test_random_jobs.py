@@ -95,12 +95,6 @@ class RandomJob:
         return Disaster(at, (rng.randrange(1, steps), rng.randrange(12)) if suspended else None, rng)
 
 
-def complete(job: Job) -> Job:
-    assert job.run().finish is not None
-    assert job.finish.outcome is Outcome.COMPLETE, (job.finish, job.emitted[-5:])
-    return job
-
-
 def last_state(job: Job) -> dict[int, bytes]:
     """The files of the last checkpoint, by layer: parameters, buffers, averages, what the optimizer remembers."""
     last = max(job.store.committed)
@@ -115,18 +109,18 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(FIRST, END))])
 def test_a_job_ends_with_the_same_bits_whatever_is_drawn(seed: int, table: Table) -> None:
     drawn = RandomJob(seed, table)
-    calm = complete(Job(drawn.alone()))
+    calm = Job(drawn.alone()).run()
+    assert calm.outcome is Outcome.COMPLETE, (calm.finish, calm.emitted[-5:])
     store, rng = MemoryStore(), drawn.rng
     losses, evaluations = {}, {}
     for disaster in (drawn.disaster(suspended=rng.random() < 0.5), drawn.disaster(suspended=False), Disaster({})):
         job = Job(drawn.disturbed(rng.choice([1, 2, 1000])), decide=disaster, store=store).run()
         losses, evaluations = losses | job.state.progress.losses, evaluations | job.state.progress.evaluations
-        assert job.finish is not None
-        if job.finish.outcome is Outcome.COMPLETE:
+        if job.end.outcome is Outcome.COMPLETE:
             break  # else it goes on, on another grid
-        lost = job.finish.outcome is Outcome.UNRECOVERABLE and not store.committed  # as it must be
-        assert job.finish.outcome is Outcome.INTERRUPTED or lost, (job.finish, job.emitted[-5:])
-    assert job.finish.outcome is Outcome.COMPLETE
+        lost = job.end.outcome is Outcome.UNRECOVERABLE and not store.committed  # as it must be
+        assert job.end.outcome is Outcome.INTERRUPTED or lost, (job.finish, job.emitted[-5:])
+    assert job.end.outcome is Outcome.COMPLETE
     assert losses == calm.state.progress.losses
     assert evaluations == calm.state.progress.evaluations
     assert last_state(job) == last_state(calm)

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from bamboo_core.control.digests import add_digests
 from bamboo_core.coordinator.checkpoint_counts import RestoreCause
 from bamboo_core.coordinator.events import Outcome
 from flipped_job import Flip, FlippedJob, Place
+from manifest_kit import bamboojob, mlp_task, training
 from training_job import Job
 
 STEPS, FLIPPED = 8, 5
@@ -16,35 +16,27 @@ OWNER, SHADOW = "w1", "w0"  # of stage 1
 
 
 def manifest(mode: str = "Replicas", standby: int = 1) -> dict[str, Any]:
-    spec: dict[str, Any] = {
-        "task": {"entrypoint": "bamboo_trainer.models.mlp:build", "config": {"width": 16, "blocks": 2, "samples": 32}},
-        "training": {"steps": STEPS, "globalBatchSize": 8, "microBatchSize": 2},
-        "topology": {"stages": 3},
-        "redundancy": {"mode": mode},
-        "standby": {"workers": standby},
-        "checkpoint": {"storage": "memory://x", "everySteps": 2},
-    }
-    return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "bits"}, "spec": spec}
+    return bamboojob(
+        task=mlp_task(),
+        training=training(STEPS, 8, 2),
+        topology={"stages": 3},
+        redundancy={"mode": mode},
+        standby={"workers": standby},
+        checkpoint={"storage": "memory://x", "everySteps": 2},
+    )
 
 
 @cache
 def undisturbed() -> str:
-    job = Job(manifest(standby=0)).run()
-    assert job.outcome is Outcome.COMPLETE
-    return add_digests(job.digests)
-
-
-def told(job: FlippedJob) -> list[str]:
-    return [emit.reason for emit in job.emitted]
+    return Job(manifest(standby=0)).run().bits
 
 
 def check_found_and_undone(job: FlippedJob) -> None:
     """The job went back once, and the weights are those of a job in which nothing happened."""
     assert job.flipped
-    assert job.outcome is Outcome.COMPLETE, (job.finish, job.emitted)
-    assert told(job).count("ResultsDiffer") == 1
+    assert [emit.reason for emit in job.emitted].count("ResultsDiffer") == 1
     assert job.state.checkpoints.counts.restores == {RestoreCause.RESULTS_DIFFER: 1}
-    assert add_digests(job.digests) == undisturbed()
+    assert job.bits == undisturbed()
 
 
 @pytest.mark.parametrize("worker", [OWNER, SHADOW])
@@ -63,9 +55,8 @@ def test_without_checkpoints_it_is_found_within_32_steps_and_ends_the_job(worker
     del document["spec"]["checkpoint"]
     job = FlippedJob(document, Flip(place=Place.PARAMETERS, stage=1, worker=worker, step=17, microbatch=1))
     job.run()
-    assert job.finish is not None
-    assert (job.finish.outcome, job.finish.reason) == (Outcome.FAILED, "ResultsDiffer")
-    assert "of stage 1" in job.finish.message
+    assert (job.end.outcome, job.end.reason) == (Outcome.FAILED, "ResultsDiffer")
+    assert "of stage 1" in job.end.message
     assert 17 <= job.state.step <= 32
 
 
@@ -84,7 +75,6 @@ def test_a_worker_that_is_wrong_every_time_is_found_by_a_spot_check(place: Place
     flip = Flip(place=place, stage=1, worker=OWNER, step=FLIPPED, microbatch=0, every_time=True)
     job = FlippedJob(manifest("Replicas"), flip)
     job.run()
-    assert job.finish is not None
-    assert job.finish.reason == "ResultsDiffer"
-    assert f"in step {FLIPPED + 1}, microbatch 0 of stage 1" in job.finish.message
+    assert job.end.reason == "ResultsDiffer"
+    assert f"in step {FLIPPED + 1}, microbatch 0 of stage 1" in job.end.message
     assert job.state.guard.differences == 2

@@ -97,10 +97,9 @@ def test_skipped_steps_are_as_in_plain_pytorch(kind: str) -> None:
 @pytest.mark.parametrize(("kind", "reason"), [("loss", "LossNotFinite"), ("gradient", "GradientNotFinite")])
 def test_by_default_the_job_ends(kind: str, reason: str) -> None:
     job = Job(manifest(2, 1, kind, nonFinite="Fail")).run()
-    assert job.finish is not None
-    assert job.finish.reason == reason
+    assert job.end.reason == reason
     step = plainly(kind)[0][0]
-    assert job.finish.message == f"the {kind} of step {step + 1} is not a finite number"
+    assert job.end.message == f"the {kind} of step {step + 1} is not a finite number"
 
 
 def test_a_skipped_step_leaves_the_state_and_moves_the_version() -> None:

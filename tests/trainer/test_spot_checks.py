@@ -110,9 +110,8 @@ def why_ended(job: Job) -> str:
         job.run()
     except NotDeterministic as error:
         return str(error)
-    assert job.finish is not None
-    assert job.finish.reason == "ResultsDiffer"
-    return job.finish.message
+    assert job.end.reason == "ResultsDiffer"
+    return job.end.message
 
 
 def linear() -> nn.Module:
@@ -318,13 +317,13 @@ class Reentrant(nn.Linear):
 @pytest.mark.parametrize("kind", [Seeds, Reentrant])
 def test_what_is_deterministic_is_let_through(kind, monkeypatch) -> None:
     done = job(monkeypatch, (1, 1), linear, of(kind, 2, 2)).run()
-    assert done.finish.outcome is Outcome.COMPLETE
+    assert done.end.outcome is Outcome.COMPLETE
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (2, 1), (1, 2)])
 def test_what_a_layer_counts_and_keeps_is_harmless_if_its_results_do_not_depend_on_it(grid, monkeypatch) -> None:
     done = job(monkeypatch, grid, Harmless, Harmless).run()
-    assert done.finish.outcome is Outcome.COMPLETE
+    assert done.end.outcome is Outcome.COMPLETE
     assert sum(fault.name == "SpotCheck" for fault in done.executed) >= 6 * 2
 
 

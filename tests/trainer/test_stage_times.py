@@ -17,10 +17,9 @@ from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts
 from bamboo_trainer.training import TrainingConfig
-from manifest_kit import bamboojob, training
+from manifest_kit import bamboojob, mlp_task, training
 from training_job import Fault, Job
 
-MLP = {"entrypoint": "bamboo_trainer.models.mlp:build", "config": {"width": 16, "blocks": 6, "samples": 32}}
 LAYER, BACKWARD = 0.01, 2.0  # seconds of a layer's forward; its backward takes that many times as long
 
 
@@ -174,7 +173,7 @@ class TimedJob(Job):
 
 def manifest(steps: int) -> dict[str, Any]:
     return bamboojob(
-        task=MLP,
+        task=mlp_task(blocks=6),
         training=training(steps, 8, 2, gradientGroups=2),
         topology={"stages": 3, "schedule": "1F1B"},
         elastic={"minWorkers": 3, "maxWorkers": 3, "stabilizationSeconds": 0},

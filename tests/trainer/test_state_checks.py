@@ -39,9 +39,8 @@ class Noisy(torch.optim.SGD):
 
 
 def why_failed(job: Job) -> str:
-    assert job.finish is not None
-    assert job.finish.reason == "ResultsDiffer"
-    return job.finish.message
+    assert job.end.reason == "ResultsDiffer"
+    return job.end.message
 
 
 def noisy(config):
@@ -69,8 +68,7 @@ def test_a_job_that_says_it_is_not_deterministic_is_not_compared(stages, pipelin
     document["spec"]["task"] = {"entrypoint": "reference:build_noisy"}
     document["spec"]["training"]["deterministic"] = False
     job = Job(document).run()
-    assert job.finish is not None
-    assert job.finish.reason == "Complete"
+    assert job.end.reason == "Complete"
 
 
 def test_states_that_differ_as_they_were_built_end_the_job_at_once(monkeypatch) -> None:

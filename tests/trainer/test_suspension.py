@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from bamboo_core.control.channel_events import Received
-from bamboo_core.control.digests import add_digests
 from bamboo_core.control.protocol import CheckpointFailed, PartsWritten
 from bamboo_core.coordinator.events import Interrupted, Outcome
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.planning.plan import ROOT
-from manifest_kit import bamboojob, training
+from manifest_kit import bamboojob, mlp_task, training
 from training_job import Job
 
 STEPS = 8
@@ -23,22 +22,17 @@ SLOW = 400  # turns in which others could train many steps
 def manifest(stages: int, pipelines: int, standby: int = 0) -> dict[str, Any]:
     return bamboojob(
         "kept",
-        task={"entrypoint": "bamboo_trainer.models.mlp:build", "config": {"width": 16, "blocks": 4, "samples": 32}},
-        training={**training(STEPS, 8, 2), "gradientGroups": 2},
+        task=mlp_task(blocks=4),
+        training=training(STEPS, 8, 2, gradientGroups=2),
         topology={"stages": stages, "pipelines": pipelines},
         standby={"workers": standby},
         checkpoint={"storage": "memory://x", "everySteps": 1000},
     )
 
 
-def result(job: Job) -> str:
-    assert job.outcome is Outcome.COMPLETE, job.finish
-    return add_digests(job.digests)
-
-
 @cache
 def undisturbed() -> str:
-    return result(Job(manifest(3, 1)).run())
+    return Job(manifest(3, 1)).run().bits
 
 
 @dataclass
@@ -73,8 +67,7 @@ class Suspension:
 
 def suspended(document: dict[str, Any], suspension: Suspension) -> Job:
     job = Job(document, decide=suspension).run()
-    assert job.finish is not None
-    assert (job.finish.outcome, job.finish.reason) == (Outcome.INTERRUPTED, "Suspended")
+    assert (job.end.outcome, job.end.reason) == (Outcome.INTERRUPTED, "Suspended")
     return job
 
 
@@ -93,7 +86,7 @@ def test_it_goes_on_at_exactly_the_step_at_which_it_was_suspended(grid: tuple[in
     assert suspension.from_step < kept.step <= suspension.from_step + 2
     assert job.state.step == kept.step, "no step was committed after it"
     after = resumed(job, 2, 1)
-    assert result(after) == undisturbed()
+    assert after.bits == undisturbed()
     assert {fault.step for fault in after.executed if fault.name == "Forward"} == set(range(kept.step, STEPS))
 
 
@@ -107,7 +100,7 @@ def test_a_worker_that_is_lost_while_the_checkpoint_is_written_costs_no_bits(sta
 
     job = suspended(manifest(3, 1, standby=1), Suspension(4, kill))
     assert job.store.committed
-    assert result(resumed(job, 2, 1)) == undisturbed()
+    assert resumed(job, 2, 1).bits == undisturbed()
 
 
 def test_if_the_store_fails_the_job_is_suspended_all_the_same() -> None:
@@ -119,7 +112,7 @@ def test_if_the_store_fails_the_job_is_suspended_all_the_same() -> None:
 
     job = suspended(manifest(2, 1), Suspension(4, fail))
     assert job.store.committed == []
-    assert result(resumed(job, 2, 1)) == undisturbed()
+    assert resumed(job, 2, 1).bits == undisturbed()
 
 
 def test_a_coordinator_that_does_not_know_of_the_suspension_has_the_job_go_on() -> None:
@@ -130,8 +123,7 @@ def test_a_coordinator_that_does_not_know_of_the_suspension_has_the_job_go_on() 
         for node in job.nodes.values():
             node.engine.report()
 
-    job = Job(manifest(3, 1), decide=Suspension(4, forget)).run()
-    assert result(job) == undisturbed()
+    assert Job(manifest(3, 1), decide=Suspension(4, forget)).run().bits == undisturbed()
 
 
 def coordinator_without_it(job: Job) -> CoordinatorState:

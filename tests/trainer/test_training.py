@@ -43,8 +43,7 @@ def document(stages: int = 2, **length: Any) -> dict[str, Any]:
 def test_a_job_trains_for_as_many_steps_as_follow_from_its_data(length: dict[str, int], steps: int) -> None:
     job = Job(document(**length)).run()
     same = Job(document(1, steps=steps)).run()
-    assert job.finish is not None
-    assert job.finish.message == f"all {steps} steps are done"
+    assert job.end.message == f"all {steps} steps are done"
     assert len(job.state.progress.losses) == steps
     assert job.state.progress.losses == same.state.progress.losses, (
         "a build that asks for the number of steps gets the same one"

@@ -106,7 +106,7 @@ def test_a_step_without_any_weight_has_no_finite_loss(policy: str, outcome: Outc
     job = Job(document).run()
     assert job.outcome is outcome
     if outcome is Outcome.FAILED:
-        assert job.finish.reason == "LossNotFinite"
+        assert job.end.reason == "LossNotFinite"
     else:
         assert job.state.progress.skipped_steps == STEPS
         assert job.state.progress.losses == {}
