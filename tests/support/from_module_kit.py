@@ -1,6 +1,6 @@
 """Plain modules."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -55,11 +55,31 @@ def layers_of(task: Task) -> list[nn.Module]:
     return layers
 
 
+def state_of(layers: list[nn.Module]) -> dict[str, Tensor]:
+    """By the names of the module that was split."""
+    return {k.removeprefix("module."): t for layer in layers for k, t in layer.state_dict().items()}
+
+
+def load_state(layers: list[nn.Module], state: Mapping[str, Tensor]) -> None:
+    """Give the layers the weights of a job, and set them to eval mode."""
+    for number, layer in enumerate(layers):
+        prefix = f"layers.{number}."
+        layer.load_state_dict({k.removeprefix(prefix): t for k, t in state.items() if k.startswith(prefix)})
+        layer.eval()
+
+
+def check_gradients(layers: list[nn.Module], model: nn.Module) -> None:
+    """The layers have the gradients of the model, which some of its parameters may lack."""
+    ours = {k.removeprefix("module."): p.grad for layer in layers for k, p in layer.named_parameters()}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(ours[name], parameter.grad)
+
+
 def whole(task: Task, make: Callable[[], nn.Module]) -> tuple[list[nn.Module], nn.Module]:
     """The layers, and the model in one with their values."""
     layers, model = layers_of(task), make()
-    state = {k.removeprefix("module."): t for layer in layers for k, t in layer.state_dict().items()}
-    model.load_state_dict(state)
+    model.load_state_dict(state_of(layers))
     return layers, model
 
 

@@ -4,16 +4,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from bamboo_trainer.loading import load_task
 from bamboo_trainer.models import huggingface
 from bamboo_trainer.task import Task, Weighted
-from bamboo_trainer.tasks.ties import tie, tied_groups
-from bamboo_trainer.tasks.user_code import build_layer, call_layer, run_layer
+from bamboo_trainer.tasks.task_errors import TaskError
+from from_module_kit import check_gradients, layers_of, run, state_of
 
 transformers = pytest.importorskip("transformers")
 
 
+ENTRYPOINT = "bamboo_trainer.models.huggingface:build"
 WORDS, LENGTH = 64, 12
 
 
@@ -68,33 +70,42 @@ def config_of(family: str, **more: Any) -> dict[str, Any]:
     return {"architecture": {"model_type": family, **FAMILIES[family]}, "data": data, **more}
 
 
-def layers_of(task: Task) -> list[nn.Module]:
-    layers = [build_layer(task, 0, n) for n in range(len(task.layers))]
-    tie(dict(enumerate(layers)), tied_groups(task), task, 0)
-    return layers
+def headed(family: str, objective: str, **more: Any) -> dict[str, Any]:
+    """A config of a model with a head. Made-up data are filled up with the token 0."""
+    config = config_of(family, objective=objective, **more)
+    config["architecture"]["pad_token_id"] = 0
+    return config
 
 
-def state_of(layers: list[nn.Module]) -> dict[str, Tensor]:
-    return {k.removeprefix("module."): t for layer in layers for k, t in layer.state_dict().items()}
+def refused(config: dict[str, Any]) -> str:
+    """The sentence by which a config is refused."""
+    with pytest.raises(TaskError) as error:
+        load_task(ENTRYPOINT, config)
+    assert "\n" not in str(error.value)
+    return str(error.value)
 
 
-def run(layers: list[nn.Module], inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    passed: Any = inputs
-    for number, layer in enumerate(layers):
-        passed = run_layer(layer, number, passed, lambda given, layer=layer: call_layer(layer, given))
-    return tuple(passed)
+def objective_of(config: dict[str, Any]) -> str:
+    return str(huggingface.objective_of(huggingface.published_config(huggingface.read_settings(config))))
+
+
+def pair_of(
+    config: dict[str, Any], objective: Any = "causal", attention: str | None = None
+) -> tuple[Task, list[nn.Module], Any]:
+    """The task, its layers, and the model of transformers with their values; both in eval mode."""
+    task = huggingface.build(config)
+    published = huggingface.published_config(huggingface.read_settings(config))
+    layers, model = layers_of(task), huggingface.make_model(published, objective, attention)
+    assert not model.load_state_dict(state_of(layers), strict=False).missing_keys
+    for module in (*layers, model):
+        module.eval()
+    return task, layers, model
 
 
 def check_as_transformers(config: dict[str, Any], head: Any = None, attention: str | None = None) -> None:
     """Its logits, loss and gradients are those of transformers. head: its objective, if it is no language model."""
-    task = huggingface.build(config)
-    layers = layers_of(task)
-    published = huggingface.published_config(huggingface.read_settings(config))
-    objective = head or huggingface.objective_of(published)
-    model = huggingface.make_model(published, objective, attention)
-    assert not model.load_state_dict(state_of(layers), strict=False).missing_keys
-    for module in (*layers, model):
-        module.eval()
+    objective = head or objective_of(config)
+    task, layers, model = pair_of(config, objective, attention)
     inputs, (labels,) = task.dataset.batch([1, 5, 7])
     mask = inputs[1] if len(inputs) > 1 else None
     shifted = {"shift_labels": labels} if objective == "causal" else {}
@@ -108,8 +119,5 @@ def check_as_transformers(config: dict[str, Any], head: Any = None, attention: s
     torch.testing.assert_close(loss, output.loss)
     loss.backward()
     output.loss.backward()
-    ours = {k.removeprefix("module."): p.grad for layer in layers for k, p in layer.named_parameters()}
-    theirs = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    assert len(theirs) > 20
-    for name, gradient in theirs.items():
-        torch.testing.assert_close(ours[name], gradient)
+    assert sum(p.grad is not None for p in model.parameters()) > 20
+    check_gradients(layers, model)

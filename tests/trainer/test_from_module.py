@@ -14,7 +14,7 @@ from bamboo_trainer.tasks.evaluation import measured
 from bamboo_trainer.tasks.running_buffers import running_modules
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import check_metrics, task_metrics
-from from_module_kit import layers_of, run, small, whole
+from from_module_kit import check_gradients, layers_of, run, small, whole
 
 MODELS = ("chain", "dictionaries", "sizes", "encoded", "normed")
 
@@ -34,11 +34,7 @@ def test_the_layers_compute_what_the_model_computes(name: str) -> None:
     assert torch.equal(loss, expected)
     loss.backward()
     expected.backward()
-    gradients = {k.removeprefix("module."): p.grad for layer in layers for k, p in layer.named_parameters()}
-    named = dict(model.named_parameters())
-    assert gradients.keys() >= named.keys()
-    for key, parameter in named.items():
-        torch.testing.assert_close(gradients[key], parameter.grad)
+    check_gradients(layers, model)
 
 
 class Normed(nn.Module):

@@ -18,9 +18,8 @@ from bamboo_trainer.loading import load_task
 from bamboo_trainer.models.parts.hub_models import model_folder
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
-from transformers_kit import FAMILIES, LENGTH, transformers
+from transformers_kit import ENTRYPOINT, FAMILIES, LENGTH, transformers
 
-ENTRYPOINT = "bamboo_trainer.models.huggingface:build"
 MODEL, COMMIT = "bamboo-tests/tiny-gpt2", "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "hf_" + "s" * 20
 

@@ -7,7 +7,8 @@ import torch
 
 from bamboo_trainer.models import huggingface
 from bamboo_trainer.tasks.capture import Capture, capturing
-from transformers_kit import FAMILIES, config_of, layers_of, run, state_of, transformers
+from from_module_kit import check_gradients
+from transformers_kit import FAMILIES, config_of, pair_of, run, transformers
 
 
 @pytest.mark.parametrize(
@@ -19,11 +20,7 @@ from transformers_kit import FAMILIES, config_of, layers_of, run, state_of, tran
 )
 def test_experts_are_balanced_as_by_transformers(family: str, padding: bool) -> None:
     config = config_of(family, data={"padding": padding}, routerAuxLossCoef=0.5)
-    task = huggingface.build(config)
-    layers = layers_of(task)
-    published = huggingface.published_config(huggingface.read_settings(config))
-    model = huggingface.make_model(published, "causal")
-    model.load_state_dict(state_of(layers))
+    task, layers, model = pair_of(config)
     inputs, (labels,) = task.dataset.batch([1, 5, 7])
     mask = inputs[1] if padding else None
     output = model(inputs[0], mask, labels=labels, shift_labels=labels, output_router_logits=True)
@@ -32,14 +29,12 @@ def test_experts_are_balanced_as_by_transformers(family: str, padding: bool) -> 
         (logits,) = run(layers, inputs)
     ((name, added),) = capture.losses
     assert name == "router"
-    coefficient = published.aux_loss_coef if family == "jetmoe" else published.router_aux_loss_coef
+    coefficient = model.config.aux_loss_coef if family == "jetmoe" else model.config.router_aux_loss_coef
     torch.testing.assert_close(added, 0.5 * output.aux_loss)
     ours, theirs = task.loss((logits,), (labels,)), output.loss - coefficient * output.aux_loss
     (ours.total / ours.weight + added).backward()
     (theirs + 0.5 * output.aux_loss).backward()
-    gradients = {k.removeprefix("module."): p.grad for layer in layers for k, p in layer.named_parameters()}
-    for key, parameter in model.named_parameters():
-        torch.testing.assert_close(gradients[key], parameter.grad)
+    check_gradients(layers, model)
 
 
 def test_whether_experts_are_balanced_is_said_as_for_transformers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,12 +15,9 @@ from bamboo_trainer.models.parts import huggingface_weights
 from bamboo_trainer.models.parts.huggingface_weights import opened
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
-from transformers_kit import FAMILIES, LENGTH, layers_of, state_of, transformers
+from transformers_kit import ENTRYPOINT, FAMILIES, LENGTH, layers_of, state_of, transformers
 
 pytest_plugins = ["transformers_fixtures"]
-
-
-ENTRYPOINT = "bamboo_trainer.models.huggingface:build"
 
 
 def test_a_folder_is_read_layer_by_layer(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,21 @@ from bamboo_trainer.loading import load_task
 from bamboo_trainer.models import huggingface
 from bamboo_trainer.models.parts.labels import label_accuracy
 from bamboo_trainer.task import Weighted
-from bamboo_trainer.tasks.task_errors import TaskError
-from transformers_kit import FAMILIES, LENGTH, check_as_transformers, config_of, layers_of, run, state_of, transformers
+from transformers_kit import (
+    ENTRYPOINT,
+    FAMILIES,
+    LENGTH,
+    check_as_transformers,
+    headed,
+    layers_of,
+    objective_of,
+    pair_of,
+    run,
+    state_of,
+    transformers,
+)
 
 pytest_plugins = ["transformers_fixtures"]
-ENTRYPOINT = "bamboo_trainer.models.huggingface:build"
 HEADS = [
     ("bert", "sequence", True),
     ("bert", "token", True),
@@ -38,13 +48,6 @@ HEADS = [
 ]
 
 
-def headed(family: str, objective: str, **more: Any) -> dict[str, Any]:
-    """Made-up data are filled up with the token 0."""
-    config = config_of(family, objective=objective, **more)
-    config["architecture"]["pad_token_id"] = 0
-    return config
-
-
 def npz(path: Path, **arrays: Any) -> dict[str, Any]:
     np.savez(path, **arrays)
     names = [name for name in arrays if name != "labels"]
@@ -65,13 +68,7 @@ def test_values_and_labels_that_hold_or_not_are_learned_as_transformers_does(lab
     kinds = torch.arange(LENGTH).expand(6, -1) // 7
     data = npz(tmp_path / "x.npz", ids=ids, mask=torch.ones_like(ids), kinds=kinds, labels=target)
     config = headed("bert", "sequence", labels=labels) | {"data": data}
-    task = huggingface.build(config)
-    layers = layers_of(task)
-    published = huggingface.published_config(huggingface.read_settings(config))
-    model = huggingface.make_model(published, "sequence").eval()
-    model.load_state_dict(state_of(layers), strict=False)
-    for layer in layers:
-        layer.eval()
+    task, layers, model = pair_of(config, "sequence")
     inputs, (wanted,) = task.dataset.batch(range(6))
     (logits,) = run(layers, inputs)
     output = model(ids, torch.ones_like(ids), kinds, labels=target)
@@ -98,27 +95,9 @@ def test_a_published_model_gets_a_head(tmp_path: Path, caplog: pytest.LogCapture
         transformers.BertConfig(**FAMILIES["bert"], id2label=dict(enumerate(names)))
     )
     headed.save_pretrained(tmp_path / "tagger")
-    settings = huggingface.read_settings({"model": str(tmp_path / "tagger")})
-    assert huggingface.objective_of(huggingface.published_config(settings)) == "token"
+    assert objective_of({"model": str(tmp_path / "tagger")}) == "token"
     again = state_of(layers_of(huggingface.build({"model": str(tmp_path / "tagger")})))
     assert torch.equal(again["classifier.weight"], headed.classifier.weight)
-
-
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        (headed("gpt2", "choice"), "objective: transformers has no ForMultipleChoice of gpt2"),
-        (config_of("gpt2", objective="sequence"), "the config of gpt2 has no pad_token_id, by which the last token of"),
-        (headed("bert", "choice", labels=3), "labels: expected only with objective sequence or token"),
-        (headed("bert", "token", labels=0), "labels must be a number of at least 1 or a list of names, got 0"),
-        (headed("bert", "token", labels=["a", "a"]), "labels must be a number of at least 1 or a list of names"),
-        (headed("bert", "token", data={"lenght": 2}), "data: unknown key 'lenght', did you mean length?"),
-    ],
-)
-def test_a_config_that_cannot_be_is_refused(config: dict[str, Any], said: str) -> None:
-    with pytest.raises(TaskError) as refused:
-        load_task(ENTRYPOINT, config)
-    assert said in str(refused.value)
 
 
 IDS = np.ones((4, 5), np.int64)

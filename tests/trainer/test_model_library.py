@@ -2,19 +2,18 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.task import Task, TrainingFacts, Weighted
 from bamboo_trainer.tasks.task_errors import TaskError
-from bamboo_trainer.tasks.ties import tie, tied_groups
-from bamboo_trainer.tasks.user_code import build_layer, call_layer
+from bamboo_trainer.tasks.user_code import build_layer
+from from_module_kit import layers_of, load_state, run
 from manifest_kit import bamboojob, training
 from training_job import Job
 
@@ -70,22 +69,6 @@ def parameters(task: Task) -> int:
 @pytest.mark.parametrize(("model", "size"), PUBLISHED)
 def test_the_sizes_are_the_published_ones(model: str, size: str) -> None:
     assert parameters(load_task(entrypoint(model), {"size": size})) == PUBLISHED[model, size]
-
-
-def layers_of(task: Task) -> list[nn.Module]:
-    layers = [build_layer(task, 0, n) for n in range(len(task.layers))]
-    tie(dict(enumerate(layers)), tied_groups(task), task, 0)
-    for layer in layers:
-        layer.eval()
-    return layers
-
-
-def outputs(layers: list[nn.Module], inputs: tuple[Tensor, ...]) -> Tensor:
-    passed: Any = inputs[0] if len(inputs) == 1 else inputs
-    for layer in layers:
-        passed = call_layer(layer, passed)
-    assert isinstance(passed, Tensor)
-    return passed
 
 
 def published_names(model: str) -> list[tuple[list[str], str, bool]]:
@@ -178,6 +161,8 @@ def test_logits_are_those_of_the_published_model(model: str) -> None:
     for tensor in values.values():
         tensor += 0.1 * torch.randn_like(tensor)
     layers = layers_of(load_task(entrypoint(model), {"size": "tiny", "data": {"padding": model == "bert"}}))
+    for layer in layers:
+        layer.eval()
     own = {f"{n}.{k}": p for n, layer in enumerate(layers) for k, p in layer.named_parameters()}
     with torch.no_grad():
         for names, name, turned in published_names(model):
@@ -189,7 +174,7 @@ def test_logits_are_those_of_the_published_model(model: str) -> None:
     inputs = (tokens, mask) if model == "bert" else (tokens,)
     expected = theirs(input_ids=tokens, **({"attention_mask": mask.long()} if model == "bert" else {})).logits
     keep = mask if model == "bert" else torch.ones_like(mask)
-    torch.testing.assert_close(outputs(layers, inputs)[keep], expected[keep], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(run(layers, inputs)[0][keep], expected[keep], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -232,7 +217,7 @@ def measured(model: nn.Sequential | list[nn.Module], task: Task) -> dict[str, fl
     assert task.evaluation is not None
     inputs, targets = task.evaluation.dataset.batch(range(len(task.evaluation.dataset)))
     with torch.no_grad():
-        logits = outputs(list(model), inputs)
+        (logits,) = run(list(model), inputs)
         loss = task.loss((logits,), targets)
     counts = targets[0] != {"gnmt": 0}.get(model_name(task), -100)
     right = (logits.argmax(-1) == targets[0])[counts]
@@ -262,9 +247,7 @@ def test_a_config_names_the_data_to_evaluate(model: str) -> None:
     )
     done = Job(document).run()
     layers = layers_of(task)
-    tensors = done.weights
-    for n, layer in enumerate(layers):
-        layer.load_state_dict({k: tensors[f"layers.{n}.{k}"] for k in layer.state_dict()})
+    load_state(layers, done.weights)
     assert done.state.progress.evaluations[1] == pytest.approx(measured(layers, task), rel=1e-4)
     assert load_task(entrypoint(model), {"size": "tiny"}).evaluation is None
     with pytest.raises(TaskError, match=r"task\.config: evaluation\.samples must be .* at least 1, got 0"):

@@ -19,10 +19,9 @@ from export_kit import write
 from manifest_kit import bamboojob, training
 from reference import train
 from stage_kit import chain, state_of
-from transformers_kit import FAMILIES, LENGTH, transformers
+from transformers_kit import ENTRYPOINT, FAMILIES, LENGTH, transformers
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # of PEFT and transformers
-ENTRYPOINT = "bamboo_trainer.models.huggingface:build"
 PLAIN = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=None, microbatches=2, micro_batch_size=2)
 IDS = torch.arange(2 * LENGTH).reshape(2, LENGTH)
 

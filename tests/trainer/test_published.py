@@ -18,15 +18,13 @@ from bamboo_trainer.models import huggingface
 from bamboo_trainer.task import Task
 from bamboo_trainer.training import TrainingConfig
 from checkpoint_kit import make_manifest
+from from_module_kit import load_state
 from manifest_kit import bamboojob, training
 from reference import train
 from stage_kit import chain
-from transformers_kit import LENGTH, config_of, layers_of, run, transformers
+from transformers_kit import ENTRYPOINT, LENGTH, config_of, layers_of, run, transformers
 
 pytest_plugins = ["transformers_fixtures"]
-
-
-ENTRYPOINT = "bamboo_trainer.models.huggingface:build"
 
 
 def write_checkpoint(folder: Path, task: Task, state: dict[str, Tensor]) -> None:
@@ -67,11 +65,8 @@ def test_what_was_trained_is_exported_and_loaded_by_transformers(family: str, ob
     model, info = auto.from_pretrained(out, output_loading_info=True, local_files_only=True)
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
     layers = layers_of(task)
-    for number, layer in enumerate(layers):
-        prefix = f"layers.{number}."
-        layer.load_state_dict({k.removeprefix(prefix): t for k, t in state.items() if k.startswith(prefix)})
-    for module in (*layers, model):
-        module.eval()
+    load_state(layers, state)
+    model.eval()
     inputs, _ = task.dataset.batch([3, 4])
     ours, theirs = run(layers, inputs)[0], model(input_ids=inputs[0]).logits
     if objective == "choice":  # of which the heads multiply matrices of different shapes

@@ -14,9 +14,7 @@ import pytest
 import torch
 from test_chats import config as chats
 from test_evaluation import STOPPING
-from test_huggingface import ENTRYPOINT
 from test_initial_first_task import initial_task
-from test_labels import headed
 from test_peft_files import adapter_task
 from test_sequences import config as sequences
 from test_sequences import packed, trimmed
@@ -35,7 +33,7 @@ from manifest_kit import bamboojob, gpt_task, training
 from processes import run_with_faults
 from reference import train
 from training_job import Fault, Job, MemoryStore
-from transformers_kit import config_of
+from transformers_kit import ENTRYPOINT, config_of, headed
 
 pytest_plugins = ["compiled_fixtures", "transformers_fixtures"]
 pytestmark = [
