@@ -11,11 +11,8 @@ from hypothesis import strategies as st
 from bamboo_core.checkpoint.data_record import difference
 from bamboo_trainer.data import Mixture, TensorDataset, dataset_from
 from bamboo_trainer.data.record import record_of
-from bamboo_trainer.loading import load_task
 from bamboo_trainer.task import TrainingFacts
 from stage_kit import small_task
-
-GPT2 = {"vocabulary": 64, "positions": 12, "width": 16, "heads": 2, "blocks": 3}
 
 
 def numbers(first: int, count: int) -> TensorDataset:
@@ -70,9 +67,6 @@ def test_other_weights_are_other_data(weight: float) -> None:
     assert difference(mixed(0.3), mixed(weight)) is not None
 
 
-SOURCE = {"kind": "random", "length": 12, "samples": 9, "weight": 1}
-
-
 @pytest.mark.parametrize(
     ("config", "said"),
     [
@@ -93,11 +87,3 @@ def test_what_is_no_mixture_is_one_sentence(config: dict[str, Any], said: str) -
     with pytest.raises(ValueError, match=r"^data") as refused:
         dataset_from({"kind": "mixture", **config})
     assert said in str(refused.value)
-
-
-def test_a_language_model_of_the_library_learns_a_mixture() -> None:
-    sources = [SOURCE, {"kind": "text", "length": 12, "weight": 1}]
-    config = {**GPT2, "vocabulary": 256, "data": {"kind": "mixture", "sources": sources}}
-    task = load_task("bamboo_trainer.models.gpt2:build", config)
-    (ids,), (labels,) = task.dataset.batch([0, 9])
-    assert (ids.shape, labels.shape) == ((2, 12), (2, 12))

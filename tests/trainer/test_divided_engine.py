@@ -47,27 +47,6 @@ def test_the_number_of_devices_does_not_change_the_bits(stages: int, pipelines: 
     assert owners == {cell: expanded(plan).at(cell).owner for cell in expanded(plan).cells()}
 
 
-def test_workers_are_lost_leave_and_come() -> None:
-    """One is killed, one gets a notice, and there are workers for a second pipeline."""
-    protected: set[int] = set()  # pipelines of plans all of whose replicas were in step
-
-    def decide(job: Job) -> None:
-        plan = job.state.plan
-        if plan and all((cell, w) in job.state.plans.synced for cell in plan.cells() for w in plan.at(cell).replicas):
-            protected.add(len(plan.pipelines))
-        if job.turns == 300:
-            job.kill(job.state.current_plan.at(Cell(0, 1)).owner)
-        elif job.turns == 900:
-            job.notice(job.state.current_plan.at(Cell(0, 0)).owner)
-
-    document = divided(2, 1, steps=30, standby=1, most=2)
-    job = Job(document, decide=decide, per_worker=2, capacity=5).run()
-    check_same_bits(job, with_one_device(2, 1, steps=30))
-    reasons = [e.reason for e in job.emitted]
-    assert {"Takeover", "Healed", "PlannedTakeover"} <= set(reasons), reasons
-    assert 2 in protected
-
-
 def test_a_worker_says_at_a_reconnection_the_plan_that_it_was_told() -> None:
     job = Job(divided(2, steps=2), per_worker=2)
     told: dict[int, Plan] = {}
@@ -96,15 +75,6 @@ def test_checkpoints_are_the_same_files() -> None:
         for job, at in zip((one, two), last, strict=True)
     ]
     assert files[0] == files[1]
-
-
-def test_workers_tell_what_whole_stages_take() -> None:
-    document = divided(2, steps=8)
-    job = Job(document, per_worker=2)
-    job.run()
-    plan = job.state.current_plan
-    told = {times.layers for record in job.state.workers.values() for times in record.times}
-    assert told <= set(plan.stages)
 
 
 def test_too_few_layers_are_refused_before_training() -> None:

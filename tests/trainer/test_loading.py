@@ -9,10 +9,8 @@ import torch
 from torch import nn
 
 import reference
-from bamboo_core.checkpoint.data_record import difference
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_trainer.check import check
-from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.tasks.task_errors import TaskError
@@ -89,27 +87,6 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_trained(kind, batch,
     assert str(check(document).get("problem")).startswith(str(message))
     with pytest.raises(TaskError, match=re.escape(message)) if message else nullcontext():
         load_job(document)
-
-
-def on_values(config):
-    return small_task(dataset=TensorDataset((torch.full((12, 2), config["value"]),), (torch.zeros(12, 2),)))
-
-
-def test_a_worker_with_other_data_says_so_without_checkpoints_too():
-    """The coordinator compares what workers report: see test_platforms."""
-    reports = [
-        load_job(
-            bamboojob(
-                task={"entrypoint": "test_loading:on_values", "config": {"value": value}},
-                training=training(2, 8, 4),
-                topology={"stages": 2},
-            )
-        ).ready()
-        for value in (1.0, 2.0, 2.0)
-    ]
-    first, other, same = (report.data for report in reports)
-    assert difference(first, other) is not None
-    assert difference(other, same) is None
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from bamboo_trainer.check import check
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.inspection.sharing import merged, settled
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
-from manifest_kit import bamboojob, training
 from sharing_tasks import SHARING, WIDTH, WORDS, Head, Whole, build
 from stage_kit import one_step, small_task, state_of
 
@@ -51,14 +49,6 @@ def test_stages_train_what_plain_pytorch_trains(sharing: str, split: list[tuple[
     for step in range(STEPS):
         one_step(stages, step, CONFIG)
     torch.testing.assert_close(state_of(stages), expected, rtol=1e-5, atol=1e-6)
-
-
-def manifest(sharing: str, stages: int, pipelines: int) -> dict[str, Any]:
-    return bamboojob(
-        task={"entrypoint": "sharing_tasks:build", "config": {"sharing": sharing}},
-        training=training(STEPS, 12, 3),
-        topology={"stages": stages, "pipelines": pipelines},
-    )
 
 
 def test_what_is_shared_is_tied_under_the_first_layers_name() -> None:
@@ -200,11 +190,3 @@ def test_a_layer_that_cannot_be_copied_is_told() -> None:
     with pytest.raises(TaskError, match="does not make a new layer at each call, and it cannot be copied"):
         build_layer(task, 0, 1)
     head.lock.close()
-
-
-@pytest.mark.parametrize("sharing", SHARING)
-def test_what_is_shared_counts_once_before_the_job_begins(sharing: str) -> None:
-    task = build({"sharing": sharing})
-    whole = nn.ModuleList(build_layer(task, 0, i) for i in range(len(task.layers)))
-    found = check(manifest(sharing, 2, 1))
-    assert found["parameters"] == sum(p.numel() for p in whole.parameters())
