@@ -1,7 +1,7 @@
 """What the tests of stages share: two small tasks, and a chain of stages run in one process."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from bamboo_trainer.stage.stage_states import StageStates, first_states
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.stage.work import Gradients, Work
 from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
 
 TEXT = bytes(range(32, 127)) * 60
@@ -52,11 +53,34 @@ def small_task(**changes) -> Task:
     return replace(task, **changes)
 
 
-def accumulate(task: Task, model: nn.Module, config: TrainingConfig, step: int) -> None:
-    """The gradient of a step, microbatch by microbatch, as one does it in plain PyTorch."""
-    for m in range(config.microbatches):
-        inputs, targets = task.dataset.batch(config.samples(step, m, task.dataset))
-        (task.loss((model(inputs[0]),), targets) / config.microbatches).backward()
+def plain_model(task: Task, seed: int = CONFIG.seed) -> nn.Sequential:
+    return nn.Sequential(*(build_layer(task, seed, index) for index in range(len(task.layers))))
+
+
+def plain_steps(
+    task: Task, model: nn.Module, optimizer: torch.optim.Optimizer, config: TrainingConfig, steps: int
+) -> Iterator[tuple[int, float]]:
+    """Train as one does it in plain PyTorch: only samples and first values are Bamboo's.
+
+    Yields each step and its loss when the gradients are there, and does the optimizer's step when it is resumed.
+    """
+    for step in range(steps):
+        optimizer.zero_grad()
+        for group in optimizer.param_groups:
+            group["lr"] = task.learning_rate(step)
+        total = 0.0
+        for m in range(config.microbatches):
+            inputs, targets = task.dataset.batch(config.samples(step, m, task.dataset))
+            loss = task.loss((model(inputs if len(inputs) > 1 else inputs[0]),), targets) / config.microbatches
+            loss.backward()
+            total += float(loss.detach())
+        yield step, total
+        optimizer.step()
+
+
+def plain_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """By the names that a job gives to its parameters and buffers."""
+    return {f"layers.{name}": tensor.detach() for name, tensor in model.state_dict().items()}
 
 
 def chain(task: Task, split, config=CONFIG) -> list[Stage]:

@@ -18,9 +18,8 @@ from bamboo_trainer.optimizers import Combined
 from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.scheduled_optimizer import fuse
-from bamboo_trainer.tasks.user_code import build_layer
 from split_state_kit import LAYERS, SPLITS, files_of
-from stage_kit import CONFIG, chain, one_step, small_task, state_of, whole_state
+from stage_kit import CONFIG, chain, one_step, plain_model, plain_steps, small_task, state_of, whole_state
 
 Named = Iterable[tuple[str, nn.Parameter]]
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -49,15 +48,9 @@ def test_a_convolution_before_a_norm_gets_the_bits_of_a_plain_loop_with_the_same
     )
     config = replace(CONFIG, max_gradient_norm=None)
     stages = chain(task, [(0, len(layers))], config)
-    model = nn.Sequential(*[build_layer(task, config.seed, n) for n in range(len(layers))])
-    plain = ADAMW(model.parameters(), lr=0.1, fused=stated)
-    for step in range(5):
+    model = plain_model(task)
+    for step, _ in plain_steps(task, model, ADAMW(model.parameters(), lr=0.1, fused=stated), config, 5):
         one_step(stages, step, config)
-        plain.zero_grad()
-        for microbatch in range(config.microbatches):
-            inputs, targets = task.dataset.batch(config.samples(step, microbatch, task.dataset))
-            (task.loss((model(*inputs),), targets) / config.microbatches).backward()
-        plain.step()
     found = state_of(stages)
     same = [torch.equal(found[f"layers.{name}"], parameter) for name, parameter in model.named_parameters()]
     assert all(same) is equal

@@ -179,10 +179,6 @@ def test_nothing_is_looked_at_before_it_is_asked_for(tmp_path: Path) -> None:
 # Jobs
 
 
-def job(document: dict[str, Any], store: MemoryStore | None = None) -> Job:
-    return Job(document, store=store).run()
-
-
 def task_with(initial: dict[str, Any] | None) -> dict[str, Any]:
     task = {"entrypoint": "test_initial_first_task:build", "config": {"classes": 3}}
     return task | ({"initialFrom": initial} if initial else {})
@@ -215,7 +211,7 @@ def initial_task(folder: Path) -> dict[str, Any]:
 
 def test_a_job_says_what_it_took(tmp_path: Path) -> None:
     initial = initial_task(tmp_path)["initialFrom"]
-    alone, plain = job(manifest(initial, 1, 1)), job(manifest(None, 1, 1))
+    alone, plain = (Job(manifest(one, 1, 1)).run() for one in (initial, None))
     assert plain.state.progress.losses != alone.state.progress.losses
     told = [emit for emit in alone.emitted if emit.reason == "InitialWeights"]
     assert [emit.message for emit in told] == [
@@ -226,11 +222,11 @@ def test_a_job_says_what_it_took(tmp_path: Path) -> None:
 def test_a_job_that_goes_on_from_its_checkpoint_does_not_look(file: Path) -> None:
     initial = {"url": str(file), "drop": ["head.weight"]}
     kept = {"checkpoint": {"storage": "memory://x", "everySteps": 2}}
-    whole = job(manifest(initial, 2, 1, steps=6, **kept))
+    whole = Job(manifest(initial, 2, 1, steps=6, **kept)).run()
     store = MemoryStore()
-    job(manifest(initial, 2, 1, steps=4, **kept), store=store)
+    Job(manifest(initial, 2, 1, steps=4, **kept), store=store).run()
     file.unlink()
-    resumed = job(manifest(initial, 3, 1, steps=6, **kept), store=store)
+    resumed = Job(manifest(initial, 3, 1, steps=6, **kept), store=store).run()
     assert resumed.bits == whole.bits
     assert not [emit for emit in resumed.emitted if emit.reason == "InitialWeights"]
 

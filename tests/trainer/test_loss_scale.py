@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from bamboo_core.control.protocol import MOST_METRICS
+from bamboo_core.coordinator.events import Outcome
 from bamboo_core.coordinator.worker_reports import MOST_SKIPS
 from bamboo_trainer import loss_scale
 from bamboo_trainer.loss_scale import LARGEST, LossScale
 from bamboo_trainer.task import Parts, Task, Weighted, add_loss
-from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
 from manifest_kit import bamboojob, training
-from stage_kit import small_task
+from stage_kit import plain_model, plain_state, small_task
 from training_job import Job
 
 STEPS = 10
@@ -85,7 +85,7 @@ def manifest(
 def plainly(task: Task) -> tuple[list[float], list[float], dict[str, Tensor]]:
     """Losses, scales and weights in plain PyTorch, as its documentation has it."""
     config = TrainingConfig.of(Job(manifest(1, 1)).spec.training)
-    model = nn.Sequential(*(build_layer(task, config.seed, index) for index in range(4)))
+    model = plain_model(task, config.seed)
     optimizer = task.optimizer(list(model.named_parameters()))
     scaler = torch.amp.GradScaler("cpu", init_scale=INITIAL, growth_interval=INTERVAL)
     losses, scales = [], []
@@ -105,7 +105,7 @@ def plainly(task: Task) -> tuple[list[float], list[float], dict[str, Tensor]]:
         scaler.step(optimizer)
         scaler.update()
         losses.append(total)
-    return losses, scales, {f"layers.{name}": tensor.detach() for name, tensor in model.state_dict().items()}
+    return losses, scales, plain_state(model)
 
 
 class Watched(Job):
@@ -119,10 +119,6 @@ class Watched(Job):
         super()._coordinate(event)
         if "loss_scale" in self.state.progress.metrics:
             self.scales[self.state.step - 1] = self.state.progress.metrics["loss_scale"]
-
-
-def finished(job: Job) -> bool:
-    return job.finish is not None and job.end.reason == "Complete"
 
 
 def test_losses_scales_and_weights_are_those_of_plain_pytorch_with_gradscaler() -> None:
@@ -188,5 +184,5 @@ def test_a_task_may_have_all_metrics_that_there_can_be() -> None:
     document = manifest(2, 1)
     document["spec"]["task"] = {"entrypoint": "test_loss_scale:measured"}
     job = Job(document).run()
-    assert finished(job)
+    assert job.outcome is Outcome.COMPLETE
     assert len(job.state.progress.metrics) == MOST_METRICS

@@ -14,8 +14,7 @@ from bamboo_trainer import schedules
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import TaskError
-from bamboo_trainer.tasks.user_code import build_layer
-from stage_kit import CONFIG, accumulate, chain, one_step, small_task, state_of
+from stage_kit import CONFIG, chain, one_step, plain_model, plain_state, plain_steps, small_task, state_of
 
 STEPS = 20
 Named = Iterable[tuple[str, nn.Parameter]]
@@ -109,23 +108,18 @@ def scheduled(kind: str) -> Task:
 
 
 def plainly(kind: str, steps: int) -> dict[str, torch.Tensor]:
-    """The same training, written as one does without Bamboo: only samples and first values are Bamboo's."""
-    task, config = scheduled(kind), CONFIG
-    model = nn.Sequential(*(build_layer(task, config.seed, index) for index in range(3)))
-    optimizer = task.optimizer([(n, p) for n, p in model.named_parameters()])
-    for step in range(steps):
+    task = scheduled(kind)
+    model = plain_model(task)
+    optimizer = task.optimizer(list(model.named_parameters()))
+    for step, _ in plain_steps(task, model, optimizer, CONFIG, steps):
         for g in optimizer.param_groups:
             half = 0.5 if kind == "SGD" and g is optimizer.param_groups[-1] else 1.0
-            g["lr"] = task.learning_rate(step)
             if kind == "SGD":
                 g["momentum"], g["weight_decay"] = half * SGD["momentum"](step), 0.01 * step
             else:
                 g["betas"], g["weight_decay"] = ADAM["betas"](step), ADAM["weight_decay"](step)
-        optimizer.zero_grad()
-        accumulate(task, model, config, step)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_gradient_norm or 0.0)
-        optimizer.step()
-    return {f"layers.{name}": tensor.detach() for name, tensor in model.state_dict().items()}
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CONFIG.max_gradient_norm or 0.0)
+    return plain_state(model)
 
 
 @pytest.mark.parametrize("split", [[(0, 3)], [(0, 2), (2, 3)]], ids=len)

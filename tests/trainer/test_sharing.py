@@ -16,27 +16,17 @@ from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
 from sharing_tasks import SHARING, WIDTH, WORDS, Head, Whole, build
-from stage_kit import one_step, small_task, state_of
+from stage_kit import one_step, plain_model, plain_state, plain_steps, small_task, state_of
 
 STEPS = 5
 CONFIG = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=None, microbatches=4, micro_batch_size=3)
 
 
 def plainly(task: Task) -> dict[str, torch.Tensor]:
-    """One optimizer over one module list: what is shared is one object."""
-    layers = nn.ModuleList(build_layer(task, CONFIG.seed, i) for i in range(len(task.layers)))
-    optimizer = task.optimizer(list(layers.named_parameters()))
-    for group in optimizer.param_groups:
-        group["lr"] = 0.03
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        for m in range(CONFIG.microbatches):
-            (x,), targets = task.dataset.batch(CONFIG.samples(step, m, task.dataset))
-            for layer in layers:
-                x = layer(x)
-            (task.loss((x,), targets) / CONFIG.microbatches).backward()
-        optimizer.step()
-    return {f"layers.{name}": tensor.detach() for name, tensor in layers.state_dict().items()}
+    """One optimizer over one model: what is shared is one object."""
+    model = plain_model(task, CONFIG.seed)
+    assert list(plain_steps(task, model, task.optimizer(list(model.named_parameters())), CONFIG, STEPS))
+    return plain_state(model)
 
 
 @pytest.mark.parametrize("sharing", [*SHARING, "frozen"])

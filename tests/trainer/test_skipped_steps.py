@@ -10,10 +10,9 @@ from torch import Tensor
 
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Parts, Task
-from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
 from manifest_kit import bamboojob, training
-from stage_kit import CONFIG, small_task
+from stage_kit import CONFIG, plain_model, plain_state, plain_steps, small_task
 from training_job import Job
 
 STEPS = 6
@@ -62,24 +61,14 @@ def plainly(kind: str) -> tuple[list[int], dict[str, Tensor]]:
     """As one does it in plain PyTorch: look at gradients and loss before `optimizer.step()`."""
     config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=2, micro_batch_size=2)
     task, skipped = build({"kind": kind}), []
-    model = torch.nn.Sequential(*(build_layer(task, 0, index) for index in range(3)))
+    model = plain_model(task, 0)
     optimizer = task.optimizer(model.named_parameters())
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        total = 0.0
-        for m in range(2):
-            inputs, targets = task.dataset.batch(config.samples(step, m, task.dataset))
-            one = task.loss((model(inputs[0]),), targets) / 2
-            one.backward()
-            total += float(one.detach())
+    for step, total in plain_steps(task, model, optimizer, config, STEPS):
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         if not (math.isfinite(total) and math.isfinite(norm)):
             skipped.append(step)
-            continue
-        for group in optimizer.param_groups:
-            group["lr"] = task.learning_rate(step)
-        optimizer.step()
-    return skipped, {f"layers.{name}": tensor.detach() for name, tensor in model.state_dict().items()}
+            optimizer.zero_grad()  # without gradients it changes nothing
+    return skipped, plain_state(model)
 
 
 @pytest.mark.parametrize("kind", ["loss", "gradient"])

@@ -12,9 +12,18 @@ from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.scheduled_optimizer import fuse
-from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
-from stage_kit import chain, one_step, small_task, state_bytes, state_of, whole_state
+from stage_kit import (
+    chain,
+    one_step,
+    plain_model,
+    plain_state,
+    plain_steps,
+    small_task,
+    state_bytes,
+    state_of,
+    whole_state,
+)
 
 WIDTH = 4
 KINDS = (0, 0, 1, 0, 2, 0, 0, 3, 0, 1, 0, 0)  # of the samples; most experts have nothing to do in most microbatches
@@ -107,29 +116,18 @@ CONFIG = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=None, microb
 SPLITS = ([(0, 6)], [(0, 1), (1, 6)], [(0, 3), (3, 6)], [(s, s + 1) for s in range(6)])
 
 
-def plainly(optimizer: str, config: TrainingConfig = CONFIG) -> tuple[dict[str, Tensor], dict[str, int]]:
+def plainly(optimizer: str) -> tuple[dict[str, Tensor], dict[str, int]]:
     """Final parameters by name, and how many steps used each."""
     task = build({"optimizer": optimizer})
-    layers = nn.ModuleList(build_layer(task, config.seed, i) for i in range(len(task.layers)))
-    layers[5].tied = layers[0].tied
-    named = {name: p for name, p in layers.named_parameters() if p.requires_grad}
+    model = plain_model(task, CONFIG.seed)
+    model[5].tied = model[0].tied
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     trainer, used = task.optimizer(named.items()), dict.fromkeys(named, 0)
     fuse(trainer)
-    for group in trainer.param_groups:
-        group["lr"] = 0.05
-    for step in range(STEPS):
-        trainer.zero_grad()
-        for microbatch in range(config.microbatches):
-            parts, targets = task.dataset.batch(config.samples(step, microbatch, task.dataset))
-            for layer in layers:
-                parts = layer(parts)
-            (task.loss((parts,), targets) / config.microbatches).backward()
+    for _ in plain_steps(task, model, trainer, CONFIG, STEPS):
         for name, parameter in named.items():
             used[name] += parameter.grad is not None
-        if config.max_gradient_norm is not None:
-            nn.utils.clip_grad_norm_(named.values(), config.max_gradient_norm)
-        trainer.step()
-    return {f"layers.{name}": p.detach() for name, p in layers.state_dict().items()}, used
+    return plain_state(model), used
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
