@@ -219,7 +219,7 @@ class Job:
     store: of checkpoints, if it is not empty. devices: those of each worker, the
     parts of its stages in turn. copies: of what a worker sends, if that is the CPU alone. per_worker: devices, each of
     which runs a part of its stage, if the manifest does not say it. layer_seconds: that workers say each layer takes,
-    instead of what it does.
+    instead of what it does. task: instead of the manifest's.
     """
 
     def __init__(
@@ -233,20 +233,21 @@ class Job:
         copies: Callable[[], HostCopies] = AtOnce,
         per_worker: int | None = None,
         layer_seconds: float | None = None,
+        task: Task | None = None,
     ) -> None:
         self.copies, self._layer_seconds = copies, layer_seconds
         self.store = store or MemoryStore()
         self.computes_on = tuple(map(torch.device, devices))
         self.manifest, spec = manifest, parse_manifest(manifest)
         self.spec = replace(spec, worker=replace(spec.worker, devices=per_worker or spec.worker.devices))
-        task, seed = self.spec.task, self.spec.training.seed
+        named, seed = self.spec.task, self.spec.training.seed
         training = shown_to_build(self.spec.training)
-        self._is_ours = task.entrypoint.startswith(("bamboo_trainer.models.", "plain_models:"))
+        self._is_ours = named.entrypoint.startswith(("bamboo_trainer.models.", "plain_models:"))
         if self._is_ours:
-            told = ALONE if task.entrypoint in NOT_TOLD else training
-            self.task = model(task.entrypoint, json.dumps(task.config), seed, told)
+            told = ALONE if named.entrypoint in NOT_TOLD else training
+            self.task = model(named.entrypoint, json.dumps(named.config), seed, told)
         else:
-            self.task = settled(load_task(task.entrypoint, task.config, training), seed)
+            self.task = settled(task or load_task(named.entrypoint, named.config, training), seed)
         self.faults, self.decide, self.capacity = list(faults), decide, capacity
         self.now, self.turns = 0.0, 0
         self.network = MemoryNetwork()

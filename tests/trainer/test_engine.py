@@ -34,20 +34,14 @@ def manifest(
     tied: bool = False,
     mode: str = "Replicas",
     steps: int = STEPS,
-    most: int | None = None,
 ) -> dict[str, Any]:
-    document = bamboojob(
+    return bamboojob(
         task=gpt_task(dModel=16, context=8, tieEmbeddings=tied),
         training=training(steps, 8, 2, maxGradientNorm=1.0),
-        topology={"stages": stages, "schedule": "1F1B"},
+        topology={"stages": stages, "pipelines": pipelines, "schedule": "1F1B"},
         redundancy={"mode": mode},
         standby={"workers": standby},
     )
-    if most is None:
-        document["spec"]["topology"]["pipelines"] = pipelines
-    else:
-        document["spec"]["elastic"] = {"maxWorkers": most * stages, "stabilizationSeconds": 0}
-    return document
 
 
 @functools.cache

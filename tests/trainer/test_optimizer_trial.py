@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from test_engine import manifest
 from torch import nn
 
-import reference
 from bamboo_core.coordinator.events import Outcome
 from bamboo_trainer.frames.payloads import CommonState
 from bamboo_trainer.optimizers import Combined
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.tasks.task_errors import NotDeterministic
+from determinism_kit import job_of
 from stage_kit import CONFIG, ROUNDED, at, begin, microbatch, small_task
 from training_job import Job
 
@@ -54,25 +53,17 @@ class Remembering(torch.optim.SGD):
         super().step()
 
 
-def job(monkeypatch: pytest.MonkeyPatch, optimizer: Any, grid: tuple[int, int], **changes: Any) -> Job:
-    def build(config: object) -> Any:
-        layers = [lambda: nn.Linear(2, 2), lambda: nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))] * 2
-        return small_task(layers=layers, costs=[1] * 4, optimizer=optimizer)
-
-    monkeypatch.setattr(reference, "build_optimized", build, raising=False)
-    document = manifest(*grid, mode="Replicas", steps=13)
-    document["spec"]["task"] = {"entrypoint": "reference:build_optimized"}
-    document["spec"]["topology"] |= changes.pop("topology", {})
-    document["spec"]["training"] |= changes
-    return Job(document)
+def job(optimizer: Any, grid: tuple[int, int]) -> Job:
+    layers = [lambda: nn.Linear(2, 2), lambda: nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))] * 2
+    return job_of(small_task(layers=layers, costs=[1] * 4, optimizer=optimizer), grid, 13)
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (2, 1), (1, 2)])
 @pytest.mark.parametrize("kind", [OverAll, Warming, Remembering])
-def test_an_optimizer_that_is_no_function_of_gradient_and_state_is_found(kind, grid, monkeypatch) -> None:
+def test_an_optimizer_that_is_no_function_of_gradient_and_state_is_found(kind, grid) -> None:
     message = rf"the optimizer \({kind.__name__}\) came to other bits of parameter \d\.\S+ in step (1|6|12) than one"
     with pytest.raises(NotDeterministic, match=message):
-        job(monkeypatch, lambda named: kind([p for _, p in named], lr=0.1), grid).run()
+        job(lambda named: kind([p for _, p in named], lr=0.1), grid).run()
 
 
 def mixed(named):
@@ -110,8 +101,8 @@ def each(names: Iterable[str]) -> list[Any]:
 
 @pytest.mark.parametrize("grid", [pytest.param((1, 1), marks=pytest.mark.slow), (2, 2)])
 @pytest.mark.parametrize("name", each(SOUND))
-def test_sound_optimizers_are_not_found(name, grid, monkeypatch) -> None:
-    done = job(monkeypatch, SOUND[name], grid).run()
+def test_sound_optimizers_are_not_found(name, grid) -> None:
+    done = job(SOUND[name], grid).run()
     assert done.outcome is Outcome.COMPLETE, done.emitted
 
 

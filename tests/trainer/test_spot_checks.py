@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_engine import manifest
 from torch import nn
 
-import reference
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.task import Parts, add_loss
 from bamboo_trainer.tasks.task_errors import NotDeterministic
+from determinism_kit import job_of
 from stage_kit import small_task
 from training_job import Fault, Job
 
@@ -84,22 +83,9 @@ class Behind(LateLayer):
         return Scaled.apply(x)
 
 
-def job(
-    monkeypatch: pytest.MonkeyPatch,
-    grid: tuple[int, int],
-    *layers: Any,
-    mode: str = "Replicas",
-    deterministic: bool = True,
-    **task: Any,
-) -> Job:
-    def build(config: object) -> Any:
-        return small_task(layers=layers, costs=[1] * len(layers), **task)
-
-    monkeypatch.setattr(reference, "build_late", build, raising=False)
-    document = manifest(*grid, mode=mode, steps=STEPS)
-    document["spec"]["task"] = {"entrypoint": "reference:build_late"}
-    document["spec"]["training"]["deterministic"] = deterministic
-    return Job(document)
+def job(grid: tuple[int, int], *layers: Any, mode: str = "Replicas", deterministic: bool = True, **task: Any) -> Job:
+    made = small_task(layers=layers, costs=[1] * len(layers), **task)
+    return job_of(made, grid, STEPS, mode, deterministic=deterministic)
 
 
 def why_ended(job: Job) -> str:
@@ -222,15 +208,15 @@ AT_ONCE = {
 
 @pytest.mark.parametrize(("grid", "mode"), [((2, 1), "Replicas"), ((2, 1), "None"), ((1, 2), "None")])
 @pytest.mark.parametrize("case", AT_ONCE)
-def test_a_layer_is_named_in_the_first_step(case, grid, mode, monkeypatch) -> None:
+def test_a_layer_is_named_in_the_first_step(case, grid, mode) -> None:
     layer, message = AT_ONCE[case]
-    found = job(monkeypatch, grid, layer, linear, mode=mode)
+    found = job(grid, layer, linear, mode=mode)
     assert re.search(message.replace("0 to 0", rf"0 to {2 - grid[0]}"), why_ended(found))
     assert found.state.step <= 1
 
 
 @pytest.mark.parametrize("part", ["inputs", "targets", "loss"])
-def test_so_are_a_dataset_and_a_loss(part, monkeypatch) -> None:
+def test_so_are_a_dataset_and_a_loss(part) -> None:
     class Augmented(TensorDataset):
         def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
             (inputs,), (targets,) = super().batch(indices)
@@ -242,7 +228,7 @@ def test_so_are_a_dataset_and_a_loss(part, monkeypatch) -> None:
 
     points = torch.arange(24.0).reshape(12, 2)
     changes: Any = {"loss": loss} if part == "loss" else {"dataset": Augmented((points,), (points,))}
-    found = why_ended(job(monkeypatch, (2, 1), linear, linear, **changes))
+    found = why_ended(job((2, 1), linear, linear, **changes))
     what = "the output of layer 1 (Linear), or the loss of it," if part == "loss" else "the dataset's batch"
     assert f"{what} is not deterministic: in step 1" in found
 
@@ -255,32 +241,32 @@ def test_so_are_a_dataset_and_a_loss(part, monkeypatch) -> None:
         for column, mode in enumerate(MODES)
     ],
 )
-def test_what_begins_late_is_found_in_every_mode(mode, late, place, monkeypatch) -> None:
+def test_what_begins_late_is_found_in_every_mode(mode, late, place) -> None:
     layers: list[Any] = [linear, linear]
     layers[place] = late
-    found = job(monkeypatch, (2, 1), *layers, mode=mode)
+    found = job((2, 1), *layers, mode=mode)
     message = rf"layers? {place}.* in step (6|12|20|30|38), microbatch"
     assert re.search(message, why_ended(found))
 
 
 @pytest.mark.parametrize("late", [Draws, Counts, Switches, Elsewhere, Behind])
-def test_it_is_found_by_another_pipeline(late, monkeypatch) -> None:
-    found = job(monkeypatch, (1, 2), late, linear, mode="None")
+def test_it_is_found_by_another_pipeline(late) -> None:
+    found = job((1, 2), late, linear, mode="None")
     assert re.search(r"layers? .* in step \d+, microbatch", why_ended(found))
 
 
 @pytest.mark.parametrize("late", [Draws, Counts, Switches, Behind])
-def test_it_is_found_by_the_only_worker(late, monkeypatch) -> None:
-    found = job(monkeypatch, (1, 1), late, linear, mode="None")
+def test_it_is_found_by_the_only_worker(late) -> None:
+    found = job((1, 1), late, linear, mode="None")
     assert re.search(r"(w0 came to other bits than it came to at first|as it was built)", why_ended(found))
 
 
 @pytest.mark.parametrize(
     "lost", [(), (Fault("ReduceGradients", Cell(1, 0), 20), Fault("GatherGradients", Cell(1, 1), 20))]
 )
-def test_nobody_looks_where_results_may_differ(lost, monkeypatch) -> None:
+def test_nobody_looks_where_results_may_differ(lost) -> None:
     """Neither in the first step, nor where copies are compared, nor at the end, nor after a loss."""
-    fickle = job(monkeypatch, (2, 2), of(Dropped, 2, 2), of(Draws), deterministic=False)
+    fickle = job((2, 2), of(Dropped, 2, 2), of(Draws), deterministic=False)
     fickle.faults = [*lost]
     assert fickle.run().finish.outcome is Outcome.COMPLETE
 
@@ -315,14 +301,14 @@ class Reentrant(nn.Linear):
 
 
 @pytest.mark.parametrize("kind", [Seeds, Reentrant])
-def test_what_is_deterministic_is_let_through(kind, monkeypatch) -> None:
-    done = job(monkeypatch, (1, 1), linear, of(kind, 2, 2)).run()
+def test_what_is_deterministic_is_let_through(kind) -> None:
+    done = job((1, 1), linear, of(kind, 2, 2)).run()
     assert done.end.outcome is Outcome.COMPLETE
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (2, 1), (1, 2)])
-def test_what_a_layer_counts_and_keeps_is_harmless_if_its_results_do_not_depend_on_it(grid, monkeypatch) -> None:
-    done = job(monkeypatch, grid, Harmless, Harmless).run()
+def test_what_a_layer_counts_and_keeps_is_harmless_if_its_results_do_not_depend_on_it(grid) -> None:
+    done = job(grid, Harmless, Harmless).run()
     assert done.end.outcome is Outcome.COMPLETE
     assert sum(fault.name == "SpotCheck" for fault in done.executed) >= 6 * 2
 
@@ -340,6 +326,6 @@ class Initialized(nn.Linear):
         return super().forward(x)
 
 
-def test_parameters_that_the_first_call_sets_are_no_function_of_the_state(monkeypatch) -> None:
+def test_parameters_that_the_first_call_sets_are_no_function_of_the_state() -> None:
     with pytest.raises(NotDeterministic, match=r"writes to its parameters in a forward when 'ready' of Initialized"):
-        job(monkeypatch, (1, 1), Initialized, linear, mode="None").run()
+        job((1, 1), Initialized, linear, mode="None").run()

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from test_engine import manifest
 from torch import nn
 
-import reference
 from bamboo_trainer.commit.state_checks import EVERY, StateChecks, is_due
 from bamboo_trainer.tasks.task_errors import TaskError
-from determinism_kit import Late, between
+from determinism_kit import Late, between, job_of
 from stage_kit import chain, one_step, small_task
 from training_job import Job
 
@@ -43,35 +41,23 @@ def why_failed(job: Job) -> str:
     return job.end.message
 
 
-def noisy(config):
-    return small_task(
-        layers=[lambda: nn.Linear(2, 2)] * 2,
-        optimizer=lambda named: Noisy([p for _, p in named], lr=0.1),
-    )
+NOISY = small_task(layers=[lambda: nn.Linear(2, 2)] * 2, optimizer=lambda named: Noisy([p for _, p in named], lr=0.1))
 
 
-@pytest.mark.parametrize(("stages", "pipelines", "mode"), [(2, 1, "Replicas"), (1, 2, "None"), (2, 2, "Replicas")])
-def test_holders_of_a_stage_whose_bits_differ_end_the_job_soon(stages, pipelines, mode, monkeypatch) -> None:
+@pytest.mark.parametrize(("grid", "mode"), [((2, 1), "Replicas"), ((1, 2), "None"), ((2, 2), "Replicas")])
+def test_holders_of_a_stage_whose_bits_differ_end_the_job_soon(grid, mode) -> None:
     """Owner and replica, or the owners of two pipelines: at the next comparison, after 4 of 40 steps."""
-    monkeypatch.setattr(reference, "build_noisy", noisy, raising=False)
-    document = manifest(stages, pipelines, mode=mode, steps=40)
-    document["spec"]["task"] = {"entrypoint": "reference:build_noisy"}
     message = r"other bits of stage \d after 4 steps; first difference: parameter 'bias' of layer \d \(Linear\)"
-    assert re.search(message, why_failed(Job(document).run()))
+    assert re.search(message, why_failed(job_of(NOISY, grid, 40, mode).run()))
 
 
-@pytest.mark.parametrize(("stages", "pipelines", "mode"), [(2, 1, "Replicas"), (1, 2, "None")])
-def test_a_job_that_says_it_is_not_deterministic_is_not_compared(stages, pipelines, mode, monkeypatch) -> None:
+@pytest.mark.parametrize(("grid", "mode"), [((2, 1), "Replicas"), ((1, 2), "None")])
+def test_a_job_that_says_it_is_not_deterministic_is_not_compared(grid, mode) -> None:
     """Neither are its states, nor is its optimizer tried."""
-    monkeypatch.setattr(reference, "build_noisy", noisy, raising=False)
-    document = manifest(stages, pipelines, mode=mode, steps=6)
-    document["spec"]["task"] = {"entrypoint": "reference:build_noisy"}
-    document["spec"]["training"]["deterministic"] = False
-    job = Job(document).run()
-    assert job.end.reason == "Complete"
+    assert job_of(NOISY, grid, 6, mode, deterministic=False).run().end.reason == "Complete"
 
 
-def test_states_that_differ_as_they_were_built_end_the_job_at_once(monkeypatch) -> None:
+def test_states_that_differ_as_they_were_built_end_the_job_at_once() -> None:
     """As by their hardware, or by the order of a set."""
     built = count()
 
@@ -80,12 +66,7 @@ def test_states_that_differ_as_they_were_built_end_the_job_at_once(monkeypatch) 
             super().__init__(2, 2)
             self.weight.data.fill_(next(built))
 
-    monkeypatch.setattr(
-        reference, "build_elsewhere", lambda config: small_task(layers=[Elsewhere], costs=[1]), raising=False
-    )
-    document = manifest(1, 2, mode="None", steps=40)
-    document["spec"]["task"] = {"entrypoint": "reference:build_elsewhere"}
-    job = Job(document)
+    job = job_of(small_task(layers=[Elsewhere], costs=[1]), (1, 2), 40, "None")
     message = r"w1 and w0 hold other bits of stage 0 as it was built; first difference: parameter 'weight' of layer 0"
     assert re.search(message, why_failed(job.run()))
     assert job.state.step == 0
