@@ -57,6 +57,7 @@ from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.inspection.sharing import settled
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.training import TrainingConfig, shown_to_build, with_steps
+from manifest_kit import bamboojob, training
 from memory_transport import MemoryNetwork
 
 NOT_TOLD = ("bamboo_trainer.models.gpt:build", "bamboo_trainer.models.mlp:build")  # what a job trains with
@@ -469,6 +470,17 @@ class Job:
         held = (state for node in self.nodes.values() for state in node.states.values())
         owned = (state.stage.values.state_tensors() for state in held if state.stage and state.owned)
         return {name: tensor for tensors in owned for name, tensor in tensors.items()}
+
+
+def job_of(task: Task, grid: tuple[int, int], steps: int, mode: str = "Replicas", **numbers: Any) -> Job:
+    """A job that trains this task. numbers: what else the manifest's training has."""
+    document = bamboojob(
+        task={"entrypoint": "given:build"},
+        training=training(steps, 8, 2, **{"maxGradientNorm": 1.0, **numbers}),
+        topology={"stages": grid[0], "pipelines": grid[1], "schedule": "1F1B"},
+        redundancy={"mode": mode},
+    )
+    return Job(document, task=task)
 
 
 def check_same_bits(first: Job, *others: Job) -> None:

@@ -11,9 +11,8 @@ import reference
 from bamboo_trainer.decisions import Committed, Decision, Memory, frozen_for, reduce_on_plateau, stop_when
 from bamboo_trainer.task import Task
 from bamboo_trainer.training import TrainingConfig
-from manifest_kit import bamboojob, training
 from stage_kit import small_task
-from training_job import Job
+from training_job import Job, job_of
 
 STEPS, LAST, MICROBATCHES = 9, 7, 4
 
@@ -45,44 +44,38 @@ def build(config: Mapping[str, Any]) -> Task:
     )
 
 
-def manifest(stages: int, pipelines: int, steps: int = STEPS, **config: Any) -> dict[str, Any]:
-    return bamboojob(
-        task={"entrypoint": "test_decisions:build", "config": config},
-        training=training(steps, 8, 2, maxGradientNorm=0.1),
-        topology={"stages": stages, "pipelines": pipelines},
-    )
+def job(grid: tuple[int, int], steps: int = STEPS, **config: Any) -> Job:
+    return job_of(build(config), grid, steps, maxGradientNorm=0.1).run()
 
 
 def test_a_decision_ends_training_with_the_state_after_its_step() -> None:
-    job = Job(manifest(1, 1)).run()
-    losses = job.state.progress.losses
-    assert (job.end.reason, job.end.message) == (
+    whole = job((1, 1))
+    losses = whole.state.progress.losses
+    assert (whole.end.reason, whole.end.message) == (
         "EarlyStopped",
         "the task's decision 'end' ended training; the last one is that after 7 of 9 steps",
     )
     assert len(losses) == LAST
-    longer = Job(manifest(1, 1, steps=LAST, decisions=["slowing", "plateau", "unfreeze"])).run()
+    longer = job((1, 1), LAST, decisions=["slowing", "plateau", "unfreeze"])
     assert longer.end.reason == "Complete"
-    assert (longer.bits, longer.state.progress.losses) == (job.bits, losses), "the step after it counts for nothing"
+    assert (longer.bits, longer.state.progress.losses) == (whole.bits, losses), "the step after it counts for nothing"
 
 
 def test_numbers_are_those_of_plain_pytorch() -> None:
     config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=0.1, microbatches=4, micro_batch_size=2)
     losses, state = reference.train(build({}), config, STEPS)
-    job = Job(manifest(2, 1)).run()
+    split = job((2, 1))
     assert len(losses) == LAST
-    found = [job.state.progress.losses[step] for step in range(LAST)]
-    assert found == pytest.approx(losses, rel=1e-5)
+    assert list(split.state.progress.losses.values()) == pytest.approx(losses, rel=1e-5)
     for name, tensor in state.items():
-        torch.testing.assert_close(job.weights[name], tensor, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(split.weights[name], tensor, rtol=1e-5, atol=1e-7)
 
 
 def test_what_is_frozen_keeps_its_bits_and_counts_in_no_norm() -> None:
-    document = manifest(2, 1, steps=3, decisions=["unfreeze"])
-    job, task = Job(document).run(), build({})
+    after = job((2, 1), 3, decisions=["unfreeze"]).weights
     config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=0.1, microbatches=4, micro_batch_size=2)
-    _, before = reference.train(task, config, 0)
-    still = {name for name, tensor in before.items() if torch.equal(job.weights[name], tensor)}
+    _, before = reference.train(build({}), config, 0)
+    still = {name for name, tensor in before.items() if torch.equal(after[name], tensor)}
     assert still == {"layers.0.weight", "layers.0.bias", "layers.3.bias"}
 
 

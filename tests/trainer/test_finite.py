@@ -1,7 +1,6 @@
 """What an optimizer's step leaves is finite, and so are the rates of the next one, or the job ends and says which."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,14 +9,14 @@ import torch
 from torch import nn
 
 from bamboo_core.coordinator import worker_reports
+from bamboo_core.coordinator.events import Outcome
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer import loss_scale
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import TaskError
-from manifest_kit import bamboojob, training
 from stage_kit import CONFIG, one_step, small_task
-from training_job import Fault, Job
+from training_job import Fault, Job, job_of
 
 STEPS = 4
 
@@ -38,27 +37,16 @@ class Careless(torch.optim.AdamW):
                     (parameter if self.place == "parameter" else self.state[parameter][self.place])[1] = self.number
 
 
-def rate(config: Mapping[str, Any], step: int) -> float:
-    return float(config["rate"]) if step == config["at"] else 0.05
-
-
-def build(config: Mapping[str, Any]) -> Task:
-    if "rate" in config:
-        return small_task(
-            optimizer=lambda named: torch.optim.AdamW([p for _, p in named]),
-            learning_rate=lambda step: rate(config, step),
-        )
-    wrong = {**config, "number": float(config["number"])}
-    return small_task(optimizer=lambda named: Careless([p for _, p in named], **wrong))
-
-
-def manifest(grid: tuple[int, int], config: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    return bamboojob(
-        task={"entrypoint": "test_finite:build", "config": dict(config)},
-        training=training(STEPS, 4, 2, **more),
-        topology={"stages": grid[0], "pipelines": grid[1]},
-        redundancy={"mode": "Replicas"},
+def rated(rate: float, at: int) -> Task:
+    """A task with that learning rate in one step."""
+    return small_task(
+        optimizer=lambda named: torch.optim.AdamW([p for _, p in named]),
+        learning_rate=lambda step: rate if step == at else 0.05,
     )
+
+
+def careless(number: float, at: int, place: str = "parameter") -> Task:
+    return small_task(optimizer=lambda named: Careless([p for _, p in named], at=at, number=number, place=place))
 
 
 def ended(job: Job) -> str:
@@ -72,13 +60,13 @@ def ended(job: Job) -> str:
 @pytest.mark.parametrize(
     ("grid", "step", "given"),
     [
-        *((grid, step, "nan") for grid in ((1, 1), (2, 1), (2, 2)) for step in (0, 1, STEPS - 1)),
-        *(((2, 1), 1, given) for given in ("inf", "-inf", "-0.05")),
+        *((grid, step, math.nan) for grid in ((1, 1), (2, 1), (2, 2)) for step in (0, 1, STEPS - 1)),
+        *(((2, 1), 1, given) for given in (math.inf, -math.inf, -0.05)),
     ],
 )
-def test_no_step_is_committed_whose_learning_rate_is_none(grid: tuple[int, int], step: int, given: str) -> None:
-    job = Job(manifest(grid, {"rate": given, "at": step}))
-    wrong = f"task.learning_rate({step}) returned {float(given)}, expected a finite number that is not negative"
+def test_no_step_is_committed_whose_learning_rate_is_none(grid: tuple[int, int], step: int, given: float) -> None:
+    job = job_of(rated(given, step), grid, STEPS)
+    wrong = f"task.learning_rate({step}) returned {given}, expected a finite number that is not negative"
     assert ended(job) == wrong
     assert sorted(job.state.progress.losses) == list(range(step))
 
@@ -93,7 +81,7 @@ def test_no_step_is_committed_whose_learning_rate_is_none(grid: tuple[int, int],
 def test_an_optimizer_that_leaves_no_numbers_is_named_with_its_step(
     grid: tuple[int, int], step: int, number: float
 ) -> None:
-    job = Job(manifest(grid, {"at": step, "number": str(number), "place": "parameter"}))
+    job = job_of(careless(number, step), grid, STEPS)
     assert ended(job) == (
         "the optimizer (Careless) left numbers in parameter 'bias' of layer 0 (Linear) that are not finite, "
         f"in step {step + 1} (rate 0.1)"
@@ -101,27 +89,22 @@ def test_an_optimizer_that_leaves_no_numbers_is_named_with_its_step(
     assert max(job.state.progress.losses, default=-1) <= step
 
 
-def scheduled(config: Mapping[str, Any]) -> Task:
-    return small_task(schedules={"momentum": lambda step: math.nan if step == config["at"] else 0.5})
-
-
 @pytest.mark.parametrize("step", [1, STEPS - 1])
 def test_no_step_is_committed_with_another_scheduled_value_that_is_none(step: int) -> None:
-    document = manifest((2, 1), {"at": step})
-    document["spec"]["task"]["entrypoint"] = "test_finite:scheduled"
-    job = Job(document)
+    task = small_task(schedules={"momentum": lambda version: math.nan if version == step else 0.5})
+    job = job_of(task, (2, 1), STEPS)
     assert ended(job) == f"task.schedules['momentum']({step}) returned nan, expected a finite number"
     assert sorted(job.state.progress.losses) == list(range(step))
 
 
 def test_after_the_last_step_what_the_optimizer_remembers_is_looked_at_too() -> None:
-    job = Job(manifest((2, 1), {"at": STEPS - 1, "number": "nan", "place": "exp_avg"}))
+    job = job_of(careless(math.nan, STEPS - 1, "exp_avg"), (2, 1), STEPS)
     wrong = f"remembers NaN as 'exp_avg' of parameter 'bias' of layer 0 (Linear) after step {STEPS}"
     assert ended(job) == f"the optimizer (Careless) {wrong}"
 
 
 def test_so_is_what_a_checkpoint_would_keep() -> None:
-    stage = build_stage(build({"at": 0, "number": "nan", "place": "exp_avg_sq"}), 0, [(0, 3)], CONFIG)
+    stage = build_stage(careless(math.nan, 0, "exp_avg_sq"), 0, [(0, 3)], CONFIG)
     one_step([stage], 0)
     for keep in (stage.values.layer_states, lambda: stage.values.late_copies([2])):
         with pytest.raises(TaskError, match="remembers NaN as 'exp_avg_sq'"):
@@ -129,14 +112,15 @@ def test_so_is_what_a_checkpoint_would_keep() -> None:
 
 
 def test_a_worker_that_takes_over_in_that_step_says_the_same() -> None:
-    document = manifest((2, 1), {"rate": "nan", "at": 2})
     for name in ("Forward", "Backward"):
         for stage in (0, 1):
-            assert "task.learning_rate(2) returned nan" in ended(Job(document, (Fault(name, Cell(0, stage), 2),)))
+            job = job_of(rated(math.nan, 2), (2, 1), STEPS)
+            job.faults = [Fault(name, Cell(0, stage), 2)]
+            assert "task.learning_rate(2) returned nan" in ended(job)
 
 
 def test_large_numbers_are_finite_although_their_norm_is_not() -> None:
-    stage = build_stage(build({"at": 0, "number": "3e38", "place": "parameter"}), 0, [(0, 3)], CONFIG)
+    stage = build_stage(careless(3e38, 0), 0, [(0, 3)], CONFIG)
     one_step([stage], 0)
     assert stage.values.version == 1
 
@@ -160,9 +144,6 @@ def test_steps_that_are_skipped_in_fp16_stay_legal(monkeypatch: pytest.MonkeyPat
     """A first scale that is far too large: gradients overflow, are left out, and nothing is said of the state."""
     monkeypatch.setattr(loss_scale, "INITIAL", 2.0**32)
     monkeypatch.setattr(worker_reports, "MOST_SKIPS", 40)
-    config = {"rate": "0.05", "at": -1}
-    more: dict[str, Any] = {"precision": "fp16"}
-    document = manifest((2, 1), config, **more)
-    job = Job(document).run()
-    assert job.end.reason == "Complete", job.finish
+    job = job_of(rated(0.05, -1), (2, 1), STEPS, precision="fp16").run()
+    assert job.outcome is Outcome.COMPLETE
     assert job.state.progress.skips

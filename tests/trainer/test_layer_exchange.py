@@ -1,21 +1,18 @@
 """Layers that are split anew over fewer or more workers while the job trains: the same bits, whoever is lost."""
 
 import weakref
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
-from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.stage.stage import Stage
-from bamboo_trainer.task import Task
 from branching_job import BranchingJob, Kind, each_way, of_name, sweep
 from manifest_kit import bamboojob, gpt_task, mlp_task, training
 from replica_kit import copies
+from stage_kit import small_task
 from training_job import Fault, Job, MemoryStore
 
 STAGES, STEPS = 4, 24
@@ -146,27 +143,17 @@ def test_the_stages_before_are_gone_when_the_new_ones_are_built() -> None:
 
 def test_a_state_that_only_the_state_dict_shows_is_not_sent() -> None:
     """It need not even be a tensor; nothing is restored from it."""
-    job = _job(manifest({"entrypoint": "test_layer_exchange:with_extra_state"}), decide=Shortage()).run()
+
+    class Extra(nn.Linear):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"version": 1}
+
+        def set_extra_state(self, state: object) -> None:
+            pass
+
+    task = small_task(layers=[partial(Extra, 2, 2)] * 6)
+    job = _job(manifest({"entrypoint": "given:build"}), task=task, decide=Shortage()).run()
     assert len(job.plan.stages) == 3
-
-
-class Extra(nn.Linear):
-    def get_extra_state(self) -> dict[str, int]:
-        return {"version": 1}
-
-    def set_extra_state(self, state: object) -> None:
-        pass
-
-
-def with_extra_state(config: Mapping[str, Any]) -> Task:
-    points = torch.linspace(0, 1, 64).view(32, 2)
-    return Task(
-        layers=[partial(Extra, 2, 2)] * 6,
-        loss=lambda outputs, targets: ((outputs[0] - targets[0]) ** 2).mean(),
-        dataset=TensorDataset((points,), (points.flip(1),)),
-        optimizer=lambda named: torch.optim.AdamW([p for _, p in named], lr=0.01),
-        learning_rate=lambda step: 0.01,
-    )
 
 
 ANEW = "begins again there"

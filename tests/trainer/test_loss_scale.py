@@ -146,26 +146,18 @@ def test_a_scale_that_is_no_power_of_two_is_refused(scale: float) -> None:
         LossScale(scale)
 
 
-def infinite(config: Mapping[str, Any]) -> Task:
-    """Of the forward, if told so: a scale has nothing to do with that."""
-
-    def far(outputs: Parts, targets: Parts) -> Tensor:
-        return outputs[0].mean() * (math.inf if config["forward"] else 1e30) + 0 * outputs[0].detach().sum()
-
-    return replace(build({}), loss=far)
+def times(factor: float) -> Task:
+    """Its loss is that many times as large."""
+    return replace(build({}), loss=lambda outputs, targets: outputs[0].mean() * factor)
 
 
 def test_a_loss_that_is_not_finite_ends_the_job_as_in_any_precision() -> None:
-    document = manifest(2, 1)
-    document["spec"]["task"] = {"entrypoint": "test_loss_scale:infinite", "config": {"forward": True}}
-    job = Job(document).run()
-    assert job.end.reason == "LossNotFinite"
+    """A scale has nothing to do with that."""
+    assert Job(manifest(2, 1), task=times(math.inf)).run().end.reason == "LossNotFinite"
 
 
 def test_gradients_that_overflow_at_every_scale_end_the_job_with_a_clear_reason() -> None:
-    document = manifest(2, 1, steps=MOST_SKIPS + 2)
-    document["spec"]["task"] = {"entrypoint": "test_loss_scale:infinite", "config": {"forward": False}}
-    job = Job(document).run()
+    job = Job(manifest(2, 1, steps=MOST_SKIPS + 2), task=times(1e30)).run()
     assert job.end.reason == "TooManySkippedSteps"
     assert job.end.message == (
         "the gradient of step 11 is not a finite number with losses scaled by 256; more than 10 steps in a row had to "
@@ -176,13 +168,8 @@ def test_gradients_that_overflow_at_every_scale_end_the_job_with_a_clear_reason(
     assert not any(emit.warning for emit in told), "an overflow is what the scale is for"
 
 
-def measured(config: Mapping[str, Any]) -> Task:
-    return replace(build({}), metrics={f"m{i}": lambda outputs, targets: 1.0 for i in range(MOST_METRICS)})
-
-
 def test_a_task_may_have_all_metrics_that_there_can_be() -> None:
-    document = manifest(2, 1)
-    document["spec"]["task"] = {"entrypoint": "test_loss_scale:measured"}
-    job = Job(document).run()
+    metrics = {f"m{i}": lambda outputs, targets: 1.0 for i in range(MOST_METRICS)}
+    job = Job(manifest(2, 1), task=replace(build({}), metrics=metrics)).run()
     assert job.outcome is Outcome.COMPLETE
     assert len(job.state.progress.metrics) == MOST_METRICS

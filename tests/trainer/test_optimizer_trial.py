@@ -13,9 +13,8 @@ from bamboo_trainer.frames.payloads import CommonState
 from bamboo_trainer.optimizers import Combined
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.tasks.task_errors import NotDeterministic
-from determinism_kit import job_of
 from stage_kit import CONFIG, ROUNDED, at, begin, microbatch, small_task
-from training_job import Job
+from training_job import Job, job_of
 
 
 class OverAll(torch.optim.SGD):

@@ -11,9 +11,8 @@ from torch import Tensor
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.training import TrainingConfig
-from manifest_kit import bamboojob, training
 from stage_kit import CONFIG, plain_model, plain_state, plain_steps, small_task
-from training_job import Job
+from training_job import job_of
 
 STEPS = 6
 BAD = 5  # a sample, that comes in some steps only
@@ -48,18 +47,9 @@ def build(config: Mapping[str, Any]) -> Task:
     )
 
 
-def manifest(stages: int, pipelines: int, kind: str, steps: int = STEPS, **more: Any) -> dict[str, Any]:
-    return bamboojob(
-        task={"entrypoint": "test_skipped_steps:build", "config": {"kind": kind}},
-        training=training(steps, 4, 2, maxGradientNorm=1.0, **{"nonFinite": "Skip", **more}),
-        topology={"stages": stages, "pipelines": pipelines},
-        redundancy={"mode": "Replicas"},
-    )
-
-
 def plainly(kind: str) -> tuple[list[int], dict[str, Tensor]]:
     """As one does it in plain PyTorch: look at gradients and loss before `optimizer.step()`."""
-    config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=2, micro_batch_size=2)
+    config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=4, micro_batch_size=2)
     task, skipped = build({"kind": kind}), []
     model = plain_model(task, 0)
     optimizer = task.optimizer(model.named_parameters())
@@ -75,7 +65,7 @@ def plainly(kind: str) -> tuple[list[int], dict[str, Tensor]]:
 def test_skipped_steps_are_as_in_plain_pytorch(kind: str) -> None:
     skipped, expected = plainly(kind)
     assert 1 <= len(skipped) < STEPS - 1, "the test has to have both"
-    job = Job(manifest(2, 2, kind)).run()
+    job = job_of(build({"kind": kind}), (2, 2), STEPS, nonFinite="Skip").run()
     assert list(job.state.progress.skips) == skipped
     assert job.state.progress.skipped_steps == len(skipped)
     assert [k for k in range(STEPS) if k not in job.state.progress.losses] == (skipped if kind == "loss" else [])
@@ -85,7 +75,7 @@ def test_skipped_steps_are_as_in_plain_pytorch(kind: str) -> None:
 
 @pytest.mark.parametrize(("kind", "reason"), [("loss", "LossNotFinite"), ("gradient", "GradientNotFinite")])
 def test_by_default_the_job_ends(kind: str, reason: str) -> None:
-    job = Job(manifest(2, 1, kind, nonFinite="Fail")).run()
+    job = job_of(build({"kind": kind}), (2, 1), STEPS).run()
     assert job.end.reason == reason
     step = plainly(kind)[0][0]
     assert job.end.message == f"the {kind} of step {step + 1} is not a finite number"

@@ -18,9 +18,8 @@ from bamboo_core.planning.plan import Cell
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.task import Parts, add_loss
 from bamboo_trainer.tasks.task_errors import NotDeterministic
-from determinism_kit import job_of
 from stage_kit import small_task
-from training_job import Fault, Job
+from training_job import Fault, Job, job_of
 
 CALM = 20  # calls
 STEPS = 40

@@ -12,9 +12,9 @@ from torch import nn
 
 from bamboo_trainer.commit.state_checks import EVERY, StateChecks, is_due
 from bamboo_trainer.tasks.task_errors import TaskError
-from determinism_kit import Late, between, job_of
+from determinism_kit import Late, between
 from stage_kit import chain, one_step, small_task
-from training_job import Job
+from training_job import Job, job_of
 
 
 class Here(dict[int, Any]):

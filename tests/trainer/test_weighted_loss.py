@@ -12,9 +12,8 @@ from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.capture import Capture, capturing
 from bamboo_trainer.tasks.user_code import build_layer, forward_seed
 from bamboo_trainer.training import TrainingConfig
-from manifest_kit import bamboojob, training
 from stage_kit import chain, state_of
-from training_job import Job
+from training_job import job_of
 from weighted_tasks import accuracy, build, largest, loss_sum, one_step, valid
 
 STEPS, MICROBATCHES = 4, 4
@@ -90,20 +89,9 @@ def test_metrics_are_over_the_whole_batch() -> None:
     assert 0 < metrics["accuracy"] < 1
 
 
-def manifest(stages: int, pipelines: int, mode: str = "Replicas", **config: Any) -> dict[str, Any]:
-    return bamboojob(
-        task={"entrypoint": "weighted_tasks:build", "config": {"checkpointed": [2]} | config},
-        training=training(STEPS, 2 * MICROBATCHES, 2, maxGradientNorm=0.5),
-        topology={"stages": stages, "pipelines": pipelines},
-        redundancy={"mode": mode},
-    )
-
-
 @pytest.mark.parametrize(("policy", "outcome"), [("Fail", Outcome.FAILED), ("Skip", Outcome.COMPLETE)])
 def test_a_step_without_any_weight_has_no_finite_loss(policy: str, outcome: Outcome) -> None:
-    document = manifest(2, 2, none=True)
-    document["spec"]["training"] |= {"nonFinite": policy}
-    job = Job(document).run()
+    job = job_of(build({"checkpointed": [2], "none": True}), (2, 2), STEPS, nonFinite=policy).run()
     assert job.outcome is outcome
     if outcome is Outcome.FAILED:
         assert job.end.reason == "LossNotFinite"
