@@ -6,7 +6,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from bamboo_trainer.checkpoint.checkpointing import Checkpointing
 from bamboo_trainer.checkpoint.errors import RestoreError
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.training import TrainingConfig
+from manifest_kit import bamboojob, training
 from stage_kit import CONFIG, SPLITS, chain, one_step, small_gpt, state_of
 from stage_kit import at as precision
 
@@ -36,23 +37,23 @@ LAYERS = 4  # of the model
 DATA = DataRecord(samples=400, order="0" * 16, looked_at=(LookedAt(sample=0, form="int64 [8]", digest="a" * 16),))
 
 
+BEGUN: list[Checkpointing] = []  # to be closed when the test is over
+
+
 class Worker:
     """One that keeps its checkpoints in a folder, and what it says to the coordinator."""
 
     def __init__(self, folder: Path, data: DataRecord = DATA, **options: Any) -> None:
-        document = {
-            "apiVersion": "bamboo.dev/v1alpha1",
-            "kind": "BambooJob",
-            "metadata": {"name": "small"},
-            "spec": {
-                "task": {"entrypoint": "a.b:c"},
-                "training": {"steps": 9, "globalBatchSize": 6, "microBatchSize": 2},
-                "topology": {"stages": 2},
-                "checkpoint": {"storage": f"file://{folder}", **options},
-            },
-        }
+        document = bamboojob(
+            task={"entrypoint": "a.b:c"},
+            training=training(9, 6, 2),
+            topology={"stages": 2},
+            checkpoint={"storage": f"file://{folder}", **options},
+        )
         self.said: queue.Queue[Message] = queue.Queue()
         self.part = Checkpointing(parse_manifest(document), LAYERS, self.tell, data)
+
+        BEGUN.append(self.part)
 
     def tell(self, message: Message) -> None:
         self.said.put(message)
@@ -60,7 +61,14 @@ class Worker:
     def hear(self) -> Any:
         return self.said.get(timeout=SECONDS)
 
-    def save(self, stages: list[Stage], checkpoint: CheckpointId) -> None:
+    def save(self, stages: list[Stage], checkpoint: CheckpointId, disk: LocalFiles | None = None) -> None:
+        """disk: of the store, which the worker opens now."""
+        with pytest.MonkeyPatch.context() as patch:
+            if disk is not None:
+                patch.setattr(checkpointing, "CheckpointStore", partial(CheckpointStore, files=disk))
+            self._save(stages, checkpoint)
+
+    def _save(self, stages: list[Stage], checkpoint: CheckpointId) -> None:
         parts, common = [], dict[str, Any]()
         for stage in stages:
             self.part.keep(checkpoint, stage.values.layer_states(), 0.25)
@@ -84,8 +92,10 @@ class Worker:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "kept"
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "kept"
+    while BEGUN:
+        BEGUN.pop().close()
 
 
 def test_a_store_that_cannot_be_written_is_told_when_the_job_begins_and_once() -> None:
@@ -130,8 +140,6 @@ def test_what_one_split_keeps_another_goes_on_from(tmp_path: Path, folder: Path,
     here, there = state_of(stages), state_of(others)
     assert here.keys() == there.keys()
     assert all(torch.equal(here[name], there[name]) for name in here)
-    writer.part.close()
-    reader.part.close()
 
 
 def test_other_data_than_a_checkpoint_was_trained_with_are_told(tmp_path: Path, folder: Path) -> None:
@@ -150,8 +158,6 @@ def test_other_data_than_a_checkpoint_was_trained_with_are_told(tmp_path: Path, 
     a, b = "a" * 16, "b" * 16
     other = f"data with a sample 0 of digest {a}, and the job's have a sample 0 of digest {b}"
     assert answers["changed"] == replace(found, other_data=other)
-    for worker in (writer, *told.values()):
-        worker.part.close()
 
 
 def test_only_the_latest_are_kept(tmp_path: Path, folder: Path) -> None:
@@ -164,7 +170,6 @@ def test_only_the_latest_are_kept(tmp_path: Path, folder: Path) -> None:
     assert not [path for path in manifests if "a1" in path]
     assert [step for step in (2, 3) if any(f"a{step}" in path for path in manifests)] == [2, 3]
     assert worker.find(at(3)).checkpoint == at(2)
-    worker.part.close()
 
 
 def test_a_damaged_part_is_told_as_such(tmp_path: Path, folder: Path) -> None:
@@ -182,7 +187,6 @@ def test_a_damaged_part_is_told_as_such(tmp_path: Path, folder: Path) -> None:
     assert str(caught.value) == f"{part} has other contents than were written (its sha256 differs)"
     with pytest.raises(RestoreError):
         worker.part.restore(fresh.values, at(7), {})
-    worker.part.close()
 
 
 def test_one_of_another_task_is_no_use_ever(tmp_path: Path, folder: Path) -> None:
@@ -192,7 +196,6 @@ def test_one_of_another_task_is_no_use_ever(tmp_path: Path, folder: Path) -> Non
     with pytest.raises(RestoreError, match="does not fit the task \\(was its code changed") as caught:
         worker.part.restore(other.values, at(1), {})
     assert caught.value.damaged
-    worker.part.close()
 
 
 def test_a_store_that_cannot_be_written_fails_the_checkpoint_only(tmp_path: Path, folder: Path) -> None:
@@ -207,7 +210,6 @@ def test_a_store_that_cannot_be_written_fails_the_checkpoint_only(tmp_path: Path
     worker.part.commit(protocol.CommitCheckpoint(checkpoint=at(1), parts=()))
     assert isinstance(worker.hear(), protocol.CheckpointFailed)
     assert worker.find().problem
-    worker.part.close()
 
 
 def test_what_was_said_last_is_said_again(tmp_path: Path, folder: Path) -> None:
@@ -218,7 +220,6 @@ def test_what_was_said_last_is_said_again(tmp_path: Path, folder: Path) -> None:
     *parts, last, _ = [worker.hear() for _ in range(LAYERS + 2)]
     assert [part.layer for said in parts for part in said.parts] == list(range(LAYERS))
     assert last == protocol.CheckpointCommitted(checkpoint=at(1))
-    worker.part.close()
 
 
 def test_no_thread_is_left(tmp_path: Path, folder: Path) -> None:
@@ -246,16 +247,12 @@ class Full(LocalFiles):
         super().write(path, chunks)
 
 
-def test_what_did_not_fit_is_removed_so_that_the_next_one_fits(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_did_not_fit_is_removed_so_that_the_next_one_fits(tmp_path: Path, folder: Path) -> None:
     """Else a store that was full once would stay so: what is left of one try has taken the room for all others."""
     stages = trained(tmp_path, 2, 1)
     worker, other = Worker(folder), Worker(folder)
     disk = Full(folder)
-    with monkeypatch.context() as until_it_is_opened:
-        until_it_is_opened.setattr(checkpointing, "CheckpointStore", partial(CheckpointStore, files=disk))
-        worker.save(stages, at(1))
+    worker.save(stages, at(1), disk)
     size = sum(one.stat().st_size for one in folder.rglob("*") if one.is_file())
     ours, others = stages
     disk.room = size * 5 // 4
@@ -275,8 +272,6 @@ def test_what_did_not_fit_is_removed_so_that_the_next_one_fits(
     assert worker.find().checkpoint == at(1), "it is what is asked for next, when what is left has been removed"
     worker.settle()
     assert {one.name for one in folder.iterdir()} == {CheckpointId(1, "a1").folder}
-    worker.part.close()
-    other.part.close()
 
 
 class Slow(LocalFiles):
@@ -293,15 +288,11 @@ class Slow(LocalFiles):
         super().write(path, chunks)
 
 
-def test_a_worker_that_ends_leaves_nothing_of_what_it_has_written_in_part(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_ends_leaves_nothing_of_what_it_has_written_in_part(tmp_path: Path, folder: Path) -> None:
     """What it was about to commit it commits."""
     (stage,) = trained(tmp_path, 1, 1)
     worker, disk = Worker(folder), Slow(folder, 2)
-    with monkeypatch.context() as until_it_is_opened:
-        until_it_is_opened.setattr(checkpointing, "CheckpointStore", partial(CheckpointStore, files=disk))
-        worker.save([stage], at(1))
+    worker.save([stage], at(1), disk)
     worker.part.keep(at(2), stage.values.layer_states(), 0.0)
     assert disk.begun.wait(SECONDS)
     closing = threading.Thread(target=worker.part.close)
@@ -313,13 +304,11 @@ def test_a_worker_that_ends_leaves_nothing_of_what_it_has_written_in_part(
 
 
 def test_a_worker_that_ends_commits_what_is_written_in_whole_and_removes_what_is_given_up(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, folder: Path
 ) -> None:
     stages = trained(tmp_path, 2, 1)
     worker, other, disk = Worker(folder), Worker(folder), Slow(folder, 9)
-    with monkeypatch.context() as until_it_is_opened:
-        until_it_is_opened.setattr(checkpointing, "CheckpointStore", partial(CheckpointStore, files=disk))
-        worker.save(stages, at(1))
+    worker.save(stages, at(1), disk)
     other.part.keep(at(2), stages[1].values.layer_states(), 0.0)
     worker.part.keep(at(2), stages[0].values.layer_states(), 0.0)
     parts = [
@@ -362,4 +351,3 @@ def test_who_hears_that_a_checkpoint_is_given_up_writes_no_more_of_it_and_remove
     worker.part.keep(at(1), {}, 0.0)
     worker.part.drop([at(1)])
     assert worker.find().checkpoint == at(1), "also if this worker has written of it last"
-    worker.part.close()
