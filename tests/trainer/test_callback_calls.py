@@ -13,15 +13,12 @@ from bamboo_core.control.protocol import WorkerFailed, WorkerWarning
 from bamboo_core.history.files import HistoryFiles
 from bamboo_core.history.records import EventRecord
 from bamboo_trainer.callbacks import Callback
-from bamboo_trainer.tasks.task_errors import TaskError
-from bamboo_trainer.tasks.user_code import check_callbacks
 from bamboo_trainer.worker.history.callback_calls import CallbackCalls, Called
 from bamboo_trainer.worker.history.followers import facts_of
 from bamboo_trainer.worker.history.history_buffer import Rates
 from bamboo_trainer.worker.history.history_keeper import HistoryKeeper
 from history_keeper_kit import plan
 from logger_kit import PATIENCE, Store, evaluated, step, until
-from stage_kit import small_task
 
 pytest_plugins = ["logger_fixtures"]
 
@@ -207,19 +204,6 @@ def test_what_is_no_callback_is_told() -> None:
     told: list[Any] = []
     calls(told, lambda facts: 3).write([step(1)], Called())
     assert "in on_step, of step 1, raised TypeError: made int, expected a bamboo_trainer.callbacks" in told[0].message
-
-
-@pytest.mark.parametrize(
-    ("callbacks", "message"),
-    [
-        ([Callback], "Task.callbacks: expected classes or functions by name, which make callbacks, got list"),
-        ({"a": 1}, "Task.callbacks: expected classes or functions by name"),
-        ({"a/b": Callback}, "Task.callbacks: a name is 'a/b', expected letters, digits, _ and -"),
-    ],
-)
-def test_callbacks_that_are_none_are_refused(callbacks: Any, message: str) -> None:
-    with pytest.raises(TaskError, match=message):
-        check_callbacks(small_task(callbacks=callbacks))
 
 
 def test_who_waits_for_the_end_does_not_wait_for_ever(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-import reference
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.grid import split_layers
-from bamboo_trainer.loading import load_task
 from bamboo_trainer.tasks.inspection.costs import layer_costs, profile
 from bamboo_trainer.tasks.task_errors import TaskError
 from layer_cost_kit import BATCH, WIDTH, Chooses, recurrent, sequences
@@ -110,21 +108,3 @@ def test_where_the_manifest_says_the_split_nothing_is_run() -> None:
     document = minimal()
     document["spec"]["topology"] = {"stages": 2, "split": [1, 1]}
     assert profile(sequences(Nowhere), parse_manifest(document)) == (1.0, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("costs", "message"),
-    [
-        ((1.0,), r"Task.costs: expected one number for each of the 2 layers, got 1"),
-        (5, r"Task.costs: expected one number for each of the 2 layers, got int"),
-        ((1.0, -1.0), r"Task.costs\[1\]: expected a number from 0 to 1e\+24, got -1.0"),
-        ((float("nan"), 1.0), r"Task.costs\[0\]: expected a number from 0"),
-        (("1", 1.0), r"Task.costs\[0\]: expected a number from 0 to 1e\+24, got '1'"),
-        ((True, 1.0), r"Task.costs\[0\]"),
-    ],
-)
-def test_stated_costs_are_checked_when_the_task_is_loaded(costs, message, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = replace(sequences(nn.Identity), costs=costs)
-    monkeypatch.setattr(reference, "build_costly", lambda config: task, raising=False)
-    with pytest.raises(TaskError, match=message):
-        load_task("reference:build_costly", {})

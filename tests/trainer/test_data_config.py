@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from bamboo_trainer.data import Prefetched, dataset_from
+from bamboo_trainer.data.prefetched import MOST_AHEAD, MOST_READERS
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.tasks.task_errors import TaskError
 
@@ -43,6 +44,10 @@ def test_an_entrypoint_gives_samples_of_ones_own(tmp_path, monkeypatch):
         dataset_from({"kind": "own", "entrypoint": "own_samples:wrong"})
 
 
+TEXT = {"kind": "text", "length": 8}
+MIXTURE, SOURCE = {"kind": "mixture"}, {**TEXT, "weight": 1}
+
+
 @pytest.mark.parametrize(
     ("config", "said"),
     [
@@ -67,6 +72,20 @@ def test_an_entrypoint_gives_samples_of_ones_own(tmp_path, monkeypatch):
         ({"kind": "images", "path": "/", "leastArea": float("nan")}, "data.leastArea must be a finite number, got nan"),
         ({"kind": "own", "entrypoint": "json"}, 'data: entrypoint must be "module:function"'),
         ({"kind": "own", "entrypoint": "json:nothing"}, "data: entrypoint: json has no function 'nothing'"),
+        (TEXT | {"readers": -1}, "data.readers must be a whole number, got -1"),
+        (TEXT | {"readers": MOST_READERS + 1}, f"readers must be from 1 to {MOST_READERS}, got"),
+        (TEXT | {"readers": 1, "readAhead": MOST_AHEAD + 1}, f"readAhead must be from 1 to {MOST_AHEAD}, got"),
+        (MIXTURE, "data.sources is missing"),
+        (MIXTURE | {"sources": [1]}, r"data.sources must be a list of mappings, got \[1\]"),
+        (MIXTURE | {"sources": [TEXT]}, r"data.sources\[0\].weight is missing"),
+        (MIXTURE | {"sources": [SOURCE]}, "data: a mixture must have at least two sources"),
+        (MIXTURE | {"sources": [{"kind": "text", "weight": 1}]}, r"data.sources\[0\].length is missing"),
+        (MIXTURE | {"sources": [SOURCE | {"readers": 2}]}, r"data.sources\[0\].readers: expected"),
+        (MIXTURE | {"sources": [MIXTURE | {"weight": 1}]}, r"data.sources\[0\].kind: a mixture cannot be"),
+        (MIXTURE | {"sources": [SOURCE | {"name": "a"}]}, r"data.sources\[0\]: unknown key 'name'"),
+        (MIXTURE | {"sources": [SOURCE, SOURCE | {"weight": 0}]}, "the weight of source 1 must"),
+        (MIXTURE | {"sources": [SOURCE, SOURCE | {"length": 9}]}, r"int64 \[8\] of source 0, int64 \[9\]"),
+        (MIXTURE | {"sources": [SOURCE] * 2, "ends": "longest"}, "data: unknown key 'ends'"),
     ],
 )
 def test_a_wrong_config_is_one_sentence(config, said):

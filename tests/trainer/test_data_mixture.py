@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo_core.checkpoint.data_record import difference
-from bamboo_trainer.data import Mixture, TensorDataset, dataset_from
+from bamboo_trainer.data import Mixture, TensorDataset
 from bamboo_trainer.data.record import record_of
 from bamboo_trainer.task import TrainingFacts
 from stage_kit import small_task
@@ -65,25 +65,3 @@ def test_other_weights_are_other_data(weight: float) -> None:
 
     assert difference(mixed(0.3), mixed(0.3)) is None
     assert difference(mixed(0.3), mixed(weight)) is not None
-
-
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ({}, "data.sources is missing"),
-        ({"sources": [1]}, "data.sources must be a list of mappings, got [1]"),
-        ({"sources": [{"kind": "text", "length": 8}]}, "data.sources[0].weight is missing"),
-        ({"sources": [{"kind": "text", "length": 8, "weight": 1}]}, "data: a mixture must have at least two sources"),
-        ({"sources": [{"kind": "text", "weight": 1}]}, "data.sources[0].length is missing"),
-        ({"sources": [{"kind": "text", "length": 8, "weight": 1, "readers": 2}]}, "data.sources[0].readers: expected"),
-        ({"sources": [{"kind": "mixture", "weight": 1, "sources": []}]}, "data.sources[0].kind: a mixture cannot be"),
-        ({"sources": [{"kind": "text", "length": 8, "weight": 1, "name": "a"}]}, "data.sources[0]: unknown key 'name'"),
-        ({"sources": [{"kind": "text", "length": 8, "weight": w} for w in (1, 0)]}, "the weight of source 1 must"),
-        ({"sources": [{"kind": "text", "length": n, "weight": 1} for n in (8, 9)]}, "int64 [8] of source 0, int64 [9]"),
-        ({"sources": [{"kind": "text", "length": 8, "weight": 1}] * 2, "ends": "longest"}, "data: unknown key 'ends'"),
-    ],
-)
-def test_what_is_no_mixture_is_one_sentence(config: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=r"^data") as refused:
-        dataset_from({"kind": "mixture", **config})
-    assert said in str(refused.value)

@@ -8,7 +8,6 @@ import pytest
 from bamboo_trainer.decisions import Committed, Decision
 from bamboo_trainer.frames.payloads import Commit, Decided
 from bamboo_trainer.tasks.deciding import (
-    check_decisions,
     committed_step,
     first_decided,
     frozen_among,
@@ -74,17 +73,3 @@ def broken(done: Committed, memory: Any) -> Decision:
 def test_a_wrong_answer_is_told_by_the_decisions_name(decide: Any, message: str) -> None:
     with pytest.raises(TaskError, match=message):
         next_decided(small_task(decisions={"it": decide}), None, Committed(step=2))
-
-
-@pytest.mark.parametrize(
-    ("decisions", "message"),
-    [
-        ([broken], "Task.decisions: expected functions by name, got list"),
-        ({"it": 1}, "Task.decisions: expected functions by name, got dict"),
-        ({"a.b": broken}, "Task.decisions: a name is 'a.b', expected letters, digits, _ and -"),
-        ({str(n): broken for n in range(17)}, "Task.decisions: 17 decisions, at most 16 are accepted"),
-    ],
-)
-def test_decisions_that_are_none_are_refused(decisions: Any, message: str) -> None:
-    with pytest.raises(TaskError, match=message):
-        check_decisions(small_task(decisions=decisions))

@@ -12,8 +12,7 @@ from bamboo_trainer.from_module import from_module
 from bamboo_trainer.task import Evaluation, Parts
 from bamboo_trainer.tasks.evaluation import measured
 from bamboo_trainer.tasks.running_buffers import running_modules
-from bamboo_trainer.tasks.task_errors import TaskError
-from bamboo_trainer.tasks.user_code import check_metrics, task_metrics
+from bamboo_trainer.tasks.user_code import task_metrics
 from from_module_kit import check_gradients, layers_of, run, small, whole
 
 MODELS = ("chain", "dictionaries", "sizes", "encoded", "normed")
@@ -114,13 +113,6 @@ def test_metrics_get_what_the_loss_gets() -> None:
     found, samples = measured(task, task.evaluation, outputs, targets, 2)["right"]
     assert samples == 2
     assert task_metrics(task, outputs, targets) == {"right": (found / 2, 1.0)}
-
-
-@pytest.mark.parametrize("metrics", [[len], {"right": 3}])
-def test_metrics_that_are_none_are_left_to_whoever_checks_the_task(metrics: Any) -> None:
-    task = from_module(plain_models.chain, **small_chain(), metrics=metrics)
-    with pytest.raises(TaskError, match=r"Task\.metrics: expected functions by name"):
-        check_metrics(task)
 
 
 def small_chain() -> dict[str, Any]:

@@ -109,6 +109,35 @@ def test_a_wrong_entrypoint_or_config_gets_one_clear_sentence(entrypoint, config
         load_task(entrypoint, config)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": (nn.Identity,) * 10_001}, "10001 layers, at most 10000 are accepted"),  # costs of as many are sent
+        ({"costs": (1.0,)}, "Task.costs: expected one number for each of the 3 layers, got 1"),
+        ({"costs": 5}, "Task.costs: expected one number for each of the 3 layers, got int"),
+        ({"costs": (1, -1.0, 1)}, r"Task.costs\[1\]: expected a number from 0 to 1e\+24, got -1.0"),
+        ({"costs": (float("nan"), 1, 1)}, r"Task.costs\[0\]: expected a number from 0"),
+        ({"costs": ("1", 1, 1)}, r"Task.costs\[0\]: expected a number from 0 to 1e\+24, got '1'"),
+        ({"costs": (True, 1, 1)}, r"Task.costs\[0\]"),
+        ({"metrics": [1]}, "Task.metrics: expected functions by name, got list of int"),
+        ({"metrics": {"m": 3}}, "Task.metrics: expected functions by name"),
+        ({"metrics": {f"m{i}": len for i in range(65)}}, "Task.metrics: 65 metrics, at most 64 are accepted"),
+        ({"metrics": {"a-b": len}}, "Task.metrics: a name must be up to 64 letters, digits and underscores, got 'a-b'"),
+        ({"decisions": [len]}, "Task.decisions: expected functions by name, got list"),
+        ({"decisions": {"it": 1}}, "Task.decisions: expected functions by name, got dict"),
+        ({"decisions": {"a.b": len}}, "Task.decisions: a name is 'a.b', expected letters, digits, _ and -"),
+        ({"decisions": {str(n): len for n in range(17)}}, "Task.decisions: 17 decisions, at most 16 are accepted"),
+        ({"callbacks": [len]}, "Task.callbacks: expected classes or functions by name, which make callbacks, got list"),
+        ({"callbacks": {"a": 1}}, "Task.callbacks: expected classes or functions by name"),
+        ({"callbacks": {"a/b": len}}, "Task.callbacks: a name is 'a/b', expected letters, digits, _ and -"),
+    ],
+)
+def test_parts_of_a_task_that_cannot_be_are_refused_when_it_is_loaded(changes, message, monkeypatch):
+    monkeypatch.setattr(reference, "build_it", lambda config: small_task(**changes), raising=False)
+    with pytest.raises(TaskError, match=message):
+        load_task("reference:build_it", {})
+
+
 def test_a_missing_module_says_where_it_was_looked_for(tmp_path, monkeypatch):
     folders = (tmp_path / "manifests", tmp_path / "here")
     folders[0].mkdir()
@@ -124,14 +153,6 @@ def test_a_missing_module_says_where_it_was_looked_for(tmp_path, monkeypatch):
         load_task("needs_another:build", {})
     with pytest.raises(TaskError, match=r"the module \(.*/tokenize\.py\) has no 'build'"):
         load_task("tokenize:build", {})
-
-
-def test_a_task_of_too_many_layers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The coordinator takes no more costs than that in one message."""
-    task = small_task(layers=(nn.Identity,) * 10_001)
-    monkeypatch.setattr(reference, "build_too_much", lambda config: task, raising=False)
-    with pytest.raises(TaskError, match="10001 layers, at most 10000 are accepted"):
-        load_task("reference:build_too_much", {})
 
 
 SEEING = """

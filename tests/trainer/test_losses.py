@@ -7,12 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bamboo_trainer.loading import load_task
 from bamboo_trainer.task import Parts, Weighted, add_loss
 from bamboo_trainer.tasks.task_errors import TaskError
 from stage_kit import CONFIG as SMALL
 from stage_kit import chain, small_task
-from weighted_tasks import added, largest, one_step
+from weighted_tasks import added, one_step
 
 
 def measured(total: Any, weight: Any) -> Callable[[Parts, Parts], Any]:
@@ -59,23 +58,6 @@ def test_what_is_wrong_is_told_by_name(changes: dict[str, Any], message: str) ->
     task = small_task(**changes)
     with pytest.raises(TaskError, match=message):
         one_step(chain(task, [(0, len(task.layers))]), 0, SMALL)
-
-
-@pytest.mark.parametrize(
-    ("metrics", "message"),
-    [
-        ([1], "Task.metrics: expected functions by name, got list of int"),
-        ({"m": 3}, "Task.metrics: expected functions by name"),
-        ({f"m{i}": largest for i in range(65)}, "Task.metrics: 65 metrics, at most 64 are accepted"),
-        ({"a-b": largest}, "Task.metrics: a name must be up to 64 letters, digits and underscores, got 'a-b'"),
-    ],
-)
-def test_metrics_are_checked_when_the_task_is_loaded(
-    metrics: Any, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("weighted_tasks.build", lambda config: small_task(metrics=metrics))
-    with pytest.raises(TaskError, match=message):
-        load_task("weighted_tasks:build", {})
 
 
 def test_an_added_loss_needs_no_job() -> None:
