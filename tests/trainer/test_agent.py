@@ -47,11 +47,14 @@ class Own(BaseException):
     """Of the task."""
 
 
+RAISED: dict[str, type[BaseException]] = {
+    kind.__name__: kind for kind in (RuntimeError, KeyboardInterrupt, GeneratorExit, Own)
+}
+
+
 def build(config: Mapping[str, Any]) -> Task:
     if kind := config.get("raises"):
-        raise {"KeyboardInterrupt": KeyboardInterrupt, "GeneratorExit": GeneratorExit, "Own": Own}[kind]("mine")
-    if config.get("broken"):
-        raise KeyError("width")
+        raise RAISED[kind]("mine")
     return small_task()
 
 
@@ -151,25 +154,17 @@ def test_a_worker_says_what_its_data_are_once_the_task_is_loaded(agent: WorkerAg
     assert channel.said == [READY, Bye()]
 
 
-def test_a_task_that_fails_ends_the_worker_with_the_reason(
-    agent: WorkerAgent, said: list[Message], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("kind", RAISED)
+def test_whatever_a_task_raises_is_its_error(
+    agent: WorkerAgent, said: list[Message], kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    code = run(agent, welcome(broken=True))
-    (failed,) = said
-    assert isinstance(failed, WorkerFailed)
-    assert (code, failed.reason) == (EXIT_FAILED, "TaskFailed")
-    assert "KeyError" in failed.message
-    assert caplog.messages[-1] == f"TaskFailed: {failed.message}", "the last line is what Kubernetes tells of its end"
-
-
-@pytest.mark.parametrize("kind", ["KeyboardInterrupt", "GeneratorExit", "Own"])
-def test_whatever_a_task_raises_is_its_error(agent: WorkerAgent, said: list[Message], kind: str) -> None:
     code = run(agent, welcome(raises=kind))
     (failed,) = said
     assert isinstance(failed, WorkerFailed)
     assert (code, failed.reason) == (EXIT_FAILED, "TaskFailed")
     assert f"{kind}: mine" in failed.message
     assert "in build" in failed.message
+    assert caplog.messages[-1] == f"TaskFailed: {failed.message}", "the last line is what Kubernetes tells of its end"
 
 
 def test_a_real_interrupt_is_none(agent: WorkerAgent, said: list[Message]) -> None:

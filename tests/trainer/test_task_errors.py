@@ -93,32 +93,29 @@ def train(task: Task) -> None:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_what_any_part_of_a_task_raises_is_the_tasks_and_told_in_one_line_with_its_place(part: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "reason", "said"),
+    [
+        (ValueError("two\n  lines"), "TaskFailed", " raised ValueError: two lines ("),
+        (KeyError("two\nlines"), "TaskFailed", r" raised KeyError: 'two\nlines' ("),
+        (MemoryError(), "OutOfMemory", " ran out of memory: MemoryError ("),
+    ],
+)
+def test_what_any_part_of_a_task_raises_is_the_tasks_and_told_in_one_line_with_its_place(
+    error: Exception, reason: str, said: str, part: str
+) -> None:
     task, named = PARTS[part]
-    RAISED.append(KeyError("two\nlines") if part == "samples" else ValueError("two\n  lines"))
-    with pytest.raises(TaskError) as caught:
+    RAISED.append(error)
+    with pytest.raises((TaskError, TaskOutOfMemory)) as caught:
         train(task)
     message = str(caught.value)
     assert message.startswith(named)
-    assert " raised ValueError: two lines (" in message or r" raised KeyError: 'two\nlines' (" in message
+    assert said in message
     line = fall.__code__.co_firstlineno + 1
     assert f"({where(caught.value.__cause__)})" in message
     assert f"{HERE.name} line {line}, in fall)" in message
     assert "\n" not in message
-    assert (failure_reason(caught.value), failure_message(caught.value)) == ("TaskFailed", message)
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_memory_that_runs_out_in_any_part_of_a_task_is_called_that(part: str) -> None:
-    task, named = PARTS[part]
-    RAISED.append(MemoryError())
-    with pytest.raises(TaskOutOfMemory) as caught:
-        train(task)
-    reason, message = failure_reason(caught.value), failure_message(caught.value)
-    assert reason == "OutOfMemory"
-    assert message.startswith(named)
-    assert "ran out of memory: MemoryError (" in message
-    assert "in fall)" in message
+    assert (failure_reason(caught.value), failure_message(caught.value)) == (reason, message)
 
 
 def test_the_innermost_frame_of_the_users_code_is_named_and_not_torchs() -> None:
