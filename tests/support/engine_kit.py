@@ -44,7 +44,7 @@ class OneEngine:
     def __init__(
         self,
         worker: str,
-        plan: Plan = THREE,
+        plan: Plan | None = THREE,
         task: Task | None = None,
         config: TrainingConfig = CONFIG,
         devices: int = 1,
@@ -67,7 +67,8 @@ class OneEngine:
                 devices=devices,
             )
         )
-        self.engine.obey(plan)
+        if plan is not None:
+            self.engine.obey(plan)
         self.net.take()
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from test_weight_gradients import Twice
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -22,18 +23,6 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = x + self.out(nn.functional.gelu(self.into(self.norm(x))))
-        return y
-
-
-class Twice(nn.Module):
-    """Uses its weight for two products, which a graph sums by itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.inner(torch.tanh(self.inner(x)))
         return y
 
 
@@ -62,7 +51,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "a block": (Block, (4, WIDTH)),
     "two blocks": (lambda: nn.Sequential(Block(), Block()), (4, WIDTH)),
     "attention": (lambda: nn.TransformerEncoderLayer(WIDTH, 2, 8, 0.0, batch_first=True), (2, 5, WIDTH)),
-    "a weight of two products": (Twice, (4, WIDTH)),
+    "a weight of two products, which a graph sums by itself": (Twice, (4, WIDTH)),
     "an operation that computes all at once": (lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.PReLU()), (4, WIDTH)),
     "nothing to compute": (Shifted, (4, WIDTH)),
     "a reduced precision": (Rounded, (4, WIDTH)),
