@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bamboo_core.checkpoint.layout import CheckpointId
-from bamboo_core.control.protocol import CopiesHeld, StateHeld, WorkerWarning
+from bamboo_core.control.protocol import CopiesHeld, WorkerWarning
 from bamboo_core.planning.plan import Peer, Plan
 from bamboo_trainer.engine.layer_copies import LayerCopies
 from bamboo_trainer.engine.layer_exchange import LayerExchange
@@ -19,7 +19,6 @@ from bamboo_trainer.memory.cgroup import HostMemory
 from bamboo_trainer.stage.state.layer_state import LayerState
 from recording_transport import Told
 
-CUT = CheckpointId(step=7, id="c")
 ONE, TWO, THREE = (CheckpointId(step=step, id="a") for step in (2, 4, 6))
 
 
@@ -30,18 +29,9 @@ def states(step: int, *layers: int) -> dict[int, LayerState]:
     }
 
 
-def plan(epoch: int, restore: CheckpointId | None, *, moved: bool = False, sources: Any = ()) -> Plan:
-    return Plan(
-        epoch=epoch,
-        origin=epoch,
-        restore=restore,
-        moved=moved,
-        sources=sources,
-        stages=((0, 2),),
-        pipelines=(),
-        layouts=(),
-        workers=(),
-    )
+def plan(**changes: Any) -> Plan:
+    usual = {"epoch": 1, "origin": 1, "stages": ((0, 2),), "pipelines": (), "layouts": (), "workers": ()}
+    return Plan(**(usual | changes))
 
 
 class Files:
@@ -111,40 +101,6 @@ def test_copies_for_which_the_container_has_no_memory_are_not_kept_and_that_is_s
     assert CopiesHeld(checkpoint=THREE, layers=(0, 1)) not in said
 
 
-def test_who_goes_back_to_a_checkpoint_keeps_copies_of_no_other() -> None:
-    copies, said = made()
-    copies.keep(ONE, states(2, 0))
-    copies.keep(TWO, states(4, 0))
-    back = plan(5, ONE)
-    copies.obeyed(back)
-    copies.goes_back(back)
-    assert (set(copies.of(ONE)), set(copies.of(TWO))) == ({0}, set())
-    copies.add(ONE, states(2, 1)[1])
-    copies.add(ONE, states(2, 2)[2])
-    copies.keep_only(ONE, {0, 2, 5})
-    assert said[-1] == CopiesHeld(checkpoint=ONE, layers=(0, 2))
-
-
-def test_a_cuts_copies_end_when_all_have_begun_and_those_of_a_checkpoint_stay() -> None:
-    copies, said = made()
-    copies.keep(ONE, states(2, 0))
-    copies.hold(1, CUT, states(7, 0, 1))
-    assert said[-1] == StateHeld(checkpoint=CUT, layers=(0, 1))
-    for obeyed in (plan(1, None), plan(5, CUT, moved=True, sources=(("w",), ("w",)))):
-        copies.obeyed(obeyed)
-        copies.goes_back(obeyed) if obeyed.origin > 1 else None
-        assert (set(copies.of(CUT)), set(copies.of(ONE))) == ({0, 1}, {0})
-    copies.obeyed(plan(5, CUT, moved=True))
-    assert (set(copies.of(CUT)), set(copies.of(ONE))) == (set(), {0})
-
-
-def test_a_cuts_copies_are_of_no_use_if_the_job_goes_back_to_a_checkpoint() -> None:
-    copies, _ = made()
-    copies.hold(1, CUT, states(7, 0, 1))
-    copies.obeyed(plan(5, ONE, sources=(("w",), ())))
-    assert copies.of(CUT) == {}
-
-
 class Sent:
     """A transport that keeps what is sent."""
 
@@ -173,17 +129,8 @@ def test_only_who_was_asked_can_say_that_it_has_nothing_and_only_of_what_is_want
     sent: Any = Sent()
     exchange = LayerExchange("w", sent, copies)
     peers = tuple({"worker": w, "host": "h", "port": 1} for w in ("a", "b", "w"))
-    back = Plan(
-        epoch=5,
-        origin=5,
-        restore=ONE,
-        stages=((0, 3),),
-        pipelines=(),
-        layouts=(),
-        workers=(),
-        sources=(("a",), ("b",), ()),
-    )
-    back = msgspec.structs.replace(back, workers=msgspec.convert(peers, tuple[Peer, ...]))
+    workers = msgspec.convert(peers, tuple[Peer, ...])
+    back = plan(epoch=5, origin=5, restore=ONE, stages=((0, 3),), workers=workers, sources=(("a",), ("b",), ()))
     exchange.gather(back, (0, 1, 2))
     assert exchange.asked() == ["a", "b"], "what nobody has is not asked for"
 
@@ -238,7 +185,7 @@ class Writer:
         self.copies = LayerCopies("w", self.files, Told(), lambda: self.clock[0])
         self.values: Any = Values(self.clock, version)
         self.mark = CheckpointMark(number=1, id="a", writers=(("w",), ("w", "x")))
-        self.plan = msgspec.structs.replace(plan(1, None), stages=((0, 2), (2, 6)))
+        self.plan = plan(stages=((0, 2), (2, 6)))
 
     def reached(self, stage: int) -> None:
         self.copies.reached(stage, self.values, self.mark, self.plan)
