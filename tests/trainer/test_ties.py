@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import TaskError
-from bamboo_trainer.tasks.ties import forbid_training, stranger, tie, tied_groups
+from bamboo_trainer.tasks.ties import tie, tied_groups
 from bamboo_trainer.tasks.user_code import build_layer
 from stage_kit import small_task
 
@@ -63,19 +63,3 @@ def test_parameters_of_different_shapes_are_not_tied_and_missing_ones_are_named(
         layers = {i: build_layer(made, 7, i) for i in range(4)}
         with pytest.raises(TaskError, match=said):
             tie(layers, tied_groups(made), made, 7)
-
-
-def test_a_parameter_that_no_layer_has_is_found_behind_the_outputs() -> None:
-    own, foreign = nn.Linear(2, 2), nn.Linear(2, 2)
-    inputs = torch.ones(1, 2)
-    assert stranger((own(inputs),), own.parameters()) is None
-    assert stranger((foreign(own(inputs)),), own.parameters()) in set(foreign.parameters())
-    assert stranger((inputs,), ()) is None
-
-
-def test_a_backward_that_reaches_a_layer_made_beside_is_refused() -> None:
-    layer = nn.Linear(2, 2)
-    forbid_training(layer, 3)
-    loss: Tensor = layer(torch.ones(1, 2)).sum()
-    with pytest.raises(TaskError, match="of layer 3"):
-        loss.backward()
