@@ -13,7 +13,7 @@ from bamboo_core.job.training_spec import TrainingSpec
 from bamboo_core.planning.desired import Urgency
 from bamboo_core.planning.grid import initial_plan
 from bamboo_core.planning.plan import Assignment, Cell, Peer, Plan, Portion, plan_problems
-from bamboo_core.planning.portions import is_settled, ranges
+from bamboo_core.planning.portions import is_settled, keeper, ranges
 from bamboo_core.planning.transitions import improve, takeover
 from replica_kit import view
 
@@ -145,6 +145,13 @@ def test_what_the_new_owner_keeps_is_no_load(pipelines: int, groups: int, elapse
     assert max(load.values()) <= -(-(groups - kept) // pipelines)
     first = found.at(cell).portions[0]
     assert (first.worker, first.end >= kept) == (found.at(cell).owner, True)
+
+
+def test_nobody_keeps_sums_of_a_stage_that_nobody_else_could_continue() -> None:
+    none = RedundancySpec(mode=RedundancyMode.NONE)
+    assert keeper(planned(1, stages=3, redundancy=none), Cell(0, 1)) is None
+    for plan in (planned(1, stages=3), planned(2, stages=3, redundancy=none)):
+        assert keeper(plan, Cell(0, 1)) == plan.at(Cell(0, 0)).owner
 
 
 def test_no_group_is_shared() -> None:

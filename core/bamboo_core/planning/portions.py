@@ -116,12 +116,14 @@ def keeper(plan: Plan, cell: Cell) -> WorkerId | None:
     stage.
 
     For the first stage it is one of the last stages. None if it is in another zone, because that traffic costs money,
-    or if workers have several devices.
+    if workers have several devices, or if no other worker holds the stage's state, so that none could continue.
     """
     (d, s), stages, owner = cell, len(plan.stages), plan.at(cell).owner
+    if plan.device_layers or plan.holders_of(s) == {owner}:
+        return None
     others = (plan.at(Cell(d, (s - way) % stages)).owner for way in range(1, stages))
     candidate = next((worker for worker in others if worker != owner), None)
-    if candidate is None or plan.device_layers:
+    if candidate is None:
         return None
     return candidate if len({peer.zone for peer in map(plan.peer, (owner, candidate)) if peer}) < 2 else None
 
