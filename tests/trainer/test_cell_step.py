@@ -12,7 +12,7 @@ from bamboo_core.planning.schedule import (
     ReportReady,
     SyncReplicas,
 )
-from bamboo_trainer.engine.steps.cell_step import CellStep, Evaluating, TakeoverProgress
+from bamboo_trainer.engine.steps.cell_step import CellStep, TakeoverProgress
 from bamboo_trainer.frames.frame import Address, Frame, FrameKind
 from bamboo_trainer.frames.payloads import RefusedFrame
 from bamboo_trainer.stage.stage import Stage, build_stage
@@ -31,7 +31,7 @@ def stage() -> Stage:
 
 def started(stage: Stage, layout: Layout | None = LAYOUT, batches: int = 0, *, only: bool = False) -> CellStep:
     one = CellStep(CELL)
-    one.start(stage, 2, layout, False, Evaluating(batches, only))
+    one.start(stage, 2, layout, (), batches, only_evaluates=only)
     return one
 
 
@@ -50,7 +50,7 @@ def test_a_step_begins_at_the_stages_version_with_nothing_done(stage: Stage) -> 
 def test_a_cell_without_a_layout_waits_and_one_that_is_not_in_it_does_nothing(stage: Stage) -> None:
     for one in (started(stage, None), CellStep(Cell(1, 1))):
         if one.layout is None and one.step < 0:
-            one.start(stage, 2, LAYOUT, False, Evaluating())
+            one.start(stage, 2, LAYOUT, ())
         assert (one.program, one.work, one.next) == ([], None, None)
 
 
@@ -92,7 +92,7 @@ def test_what_does_not_fit_is_refused_or_dropped_when_its_step_begins(stage: Sta
     early.accept(misfit, None)
     early.accept(activation(1), None)
     assert len(early.inbox) == 2
-    early.start(stage, 2, LAYOUT, False, Evaluating())
+    early.start(stage, 2, LAYOUT, ())
     assert [address.microbatch for address in early.inbox] == [1]
 
 

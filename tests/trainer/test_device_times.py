@@ -8,6 +8,7 @@ import pytest
 from test_engine import manifest
 
 from bamboo_core.planning.plan import Cell
+from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.engine.steps.device_times import DeviceTimes
 from bamboo_trainer.stage.stage import Stage
 from queued_device import QueuedDevice, QueuedHost, QueuedJob, Speed
@@ -48,16 +49,20 @@ def clocked() -> tuple[DeviceTimes, list[Stage], list[float]]:
     for number, device in enumerate(host.devices):
         values = SimpleNamespace(index=number)
         one = SimpleNamespace(
-            mark=device.mark, values=values, mark_inputs=lambda: None, take_entry=lambda: None, device=device
+            mark=device.mark,
+            values=values,
+            mark_inputs=lambda: None,
+            take_entry=lambda: None,
+            device=device,
+            runs_ahead=True,
         )
         stages.append(cast(Stage, one))
-    return DeviceTimes(host.clock, 2), stages, now
+    return DeviceTimes(host.clock, StageTimer(host.clock), 2), stages, now
 
 
 def give(times: DeviceTimes, stage: Stage, seconds: float, took: list[float]) -> None:
-    begun = times.begin(stage)
-    cast(Any, stage).device.run(stage.values.index, seconds)
-    times.end(begun, lambda found: took.append(round(found, 6)))
+    with times.measuring(stage, lambda found: took.append(round(found, 6))):
+        cast(Any, stage).device.run(stage.values.index, seconds)
 
 
 def test_it_is_told_afterwards_what_each_piece_took_and_when_its_device_was_done() -> None:

@@ -1,5 +1,6 @@
 """The portions of cells that a worker runs beside its own: begun, gone on with, and dropped."""
 
+from collections import deque
 from typing import Any
 
 import msgspec
@@ -10,12 +11,14 @@ from bamboo_core.job.training_spec import TrainingSpec
 from bamboo_core.planning.grid import initial_plan
 from bamboo_core.planning.plan import Assignment, Cell, Layout, Peer, Plan, Portion
 from bamboo_trainer.commit.commit_log import CommitLog
+from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.engine.steps.cell_step import CellStep
 from bamboo_trainer.engine.steps.portion_steps import PortionSteps
 from bamboo_trainer.frames.frame import Address, Frame, FrameKind
 from bamboo_trainer.frames.payloads import Commit
-from bamboo_trainer.routing.message_log import MessageLog
+from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
+from recording_transport import RecordingTransport, Told
 from stage_kit import states_of
 
 SPEC = TrainingSpec(steps=9, global_batch_size=8, micro_batch_size=1, gradient_groups=8)
@@ -33,19 +36,23 @@ def shared(first: int) -> Plan:
 
 
 class One:
-    """The owner of the first cell, or another worker."""
+    """The owner of the first cell, or another worker. cells: those that it owns. steps: of the job."""
 
     def __init__(self, plan: Plan, worker: str = ALONE.at(Cell(0, 0)).owner) -> None:
         self.plan, self.known, self.log, self.worker = PlanState(worker, plan), ALONE.target, CommitLog(0), worker
-        self.states = states_of(worker, plan)
-        committer: Any = self  # which knows layouts
-        self.portions = PortionSteps(self.plan, self.states, committer, MessageLog())
+        self.states, self.steps, self.cells = states_of(worker, plan), 9, dict[Cell, CellStep]()
+        self.outbox = Outbox(self.plan, RecordingTransport(), deque())
+        shared: Any = self
+        self.committer = self  # which knows layouts
+        self.portions = PortionSteps(
+            shared, Replicator(self.plan, self.outbox, self.states, shared, Told()), self.cells
+        )
 
     def layout(self, step: int) -> Layout | None:
         return self.known
 
-    def refresh(self, before: int = 9) -> list[tuple[Cell, tuple[int, int]]]:
-        self.portions.refresh(before)
+    def refresh(self) -> list[tuple[Cell, tuple[int, int]]]:
+        self.portions.refresh()
         return list(self.portions.steps)
 
 
@@ -81,7 +88,10 @@ def test_a_boundary_tensor_goes_to_who_runs_its_microbatch_when_the_plan_changes
     (begun,) = one.portions.steps.values()
     assert list(begun.inbox.values()) == [mine]
     one.plan.activate(ALONE)
-    assert one.portions.refresh(9) == [early]
+    owned = one.cells[Cell(1, 0)] = CellStep(Cell(1, 0), step=0)
+    assert one.refresh() == []
+    assert list(owned.inbox.values()) == [early]
+    one.cells.clear()
     assert not one.portions.accept(early)
 
 
@@ -95,8 +105,9 @@ def test_of_a_committed_step_nothing_is_taken() -> None:
 
 def test_nothing_is_run_after_the_last_step_nor_while_the_layout_is_on_its_way() -> None:
     one = One(shared(1))
-    assert one.refresh(before=0) == []
-    one.known = None  # type: ignore[assignment]
+    one.steps = 0
+    assert one.refresh() == []
+    one.steps, one.known = 9, None  # type: ignore[assignment]
     assert one.refresh() == []
 
 
@@ -112,7 +123,7 @@ def test_a_new_owner_waits_for_the_keepers_sums_before_it_runs_the_first_portion
     one.plan.activate(after)
     one.portions.await_kept(plan, {cell})
     assert one.refresh() == []
-    one.portions.kept_all(Address(FrameKind.KEPT_ALL, *cell, 0))
+    one.portions.kept_all(Frame(address=Address(FrameKind.KEPT_ALL, *cell, 0), epoch=2))
     assert one.refresh() == [(cell, (first, first + 4))]
     moved = msgspec.structs.replace(plan.at(Cell(1, 0)), owner=heir)
     alone = tuple(peer for peer in left if peer.worker != keeper)
@@ -129,8 +140,12 @@ def test_a_portion_whose_sum_the_owner_has_is_not_run() -> None:
     one = One(shared(1))
     (key,) = one.refresh()
     cell, microbatches = key
-    assert not one.portions.summed(cell, 1, microbatches), "another step's"
-    assert one.portions.summed(cell, 0, microbatches), "it was being run"
+    owner = one.plan.owner(cell)
+    begun = one.portions.steps[key]
+    one.portions.summed(owner, Address(FrameKind.SUMMED, *cell, 1, *microbatches))
+    one.portions.summed(one.worker, Address(FrameKind.SUMMED, *cell, 0, *microbatches))
+    assert one.portions.steps[key] is begun, "of another step, and not from the owner"
+    one.portions.summed(owner, Address(FrameKind.SUMMED, *cell, 0, *microbatches))
     assert one.refresh() == [key]
     assert one.portions.steps[key].next is None
     one.portions.await_kept(ALONE, {cell})

@@ -17,7 +17,7 @@ from bamboo_trainer.commit.repeated_steps import RepeatedSteps
 from bamboo_trainer.commit.replicator import ArrivedState, Replicator
 from bamboo_trainer.commit.state_checks import StateChecks
 from bamboo_trainer.engine.layer_copies import LayerCopies
-from bamboo_trainer.engine.ports import Ports
+from bamboo_trainer.engine.ports import EngineContext, Ports
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.engine.steps.cell_step import CellStep
 from bamboo_trainer.engine.steps.device_times import DeviceTimes
@@ -71,25 +71,19 @@ class Components:
             self.states, log, ports.coordinator, steps=ports.steps, deterministic=ports.deterministic
         )
         self.replicator = Replicator(self.plan, self.outbox, self.states, self.committer, ports.coordinator)
-        self.repeated = RepeatedSteps(
-            self.plan, self.outbox, self.states, self.replicator, self.committer.log, ports.coordinator
+        self.repeated = RepeatedSteps(self.plan, self.outbox, self.states, self.replicator, log, ports.coordinator)
+        self._devices = DeviceTimes(ports.clock, timer, ports.devices)
+        shared = EngineContext(
+            ports=ports,
+            plan=self.plan,
+            outbox=self.outbox,
+            states=self.states,
+            committer=self.committer,
+            timer=timer,
+            devices=self._devices,
         )
-        self._devices = DeviceTimes(ports.clock, ports.devices)
-        self.rehearsals = Rehearsals(self.plan, self.outbox.log, self.states, ports.observer, timer, self._devices)
-        self.spots = SpotChecks(
-            self.plan, self.outbox, self.states, log, ports.coordinator, ports.observer, ports.spots
-        )
-        self.executor = Executor(
-            self.plan,
-            self.outbox,
-            self.states,
-            self.committer,
-            self.replicator,
-            self.spots,
-            timer,
-            self._devices,
-            ports,
-        )
+        self.rehearsals, self.spots = Rehearsals(shared), SpotChecks(shared)
+        self.executor = Executor(shared, self.replicator, self.spots)
 
     @property
     def step(self) -> int:
@@ -185,16 +179,16 @@ class Components:
                 | FrameKind.RESULT
                 | FrameKind.TIED
                 | FrameKind.PARTIAL_SUM
-            ) if self.plan.current.has(cell) and self.executor.accept(frame):
+            ) if self.plan.current.has(cell) and self.executor.portions.accept(frame):
                 pass
-            case FrameKind.KEPT_SUM if known and self.executor.keep(frame):
+            case FrameKind.KEPT_SUM if known and self.executor.portions.keep(frame):
                 pass
             case FrameKind.KEPT_ALL if known:
-                self.executor.kept_all(frame)
+                self.executor.portions.kept_all(frame)
             case FrameKind.REPEAT if known and self.executor.repeat(sender, frame):
                 pass
             case FrameKind.SUMMED if known:
-                self.executor.summed(sender, address)
+                self.executor.portions.summed(sender, address)
             case FrameKind.COMMIT:
                 self.on_commit(address.step, frame.payload)
             case FrameKind.READY:
@@ -352,13 +346,10 @@ class Components:
             self._is_idle = False
         self._finish_copies(index)
         name = "OptimizerStep" if state.owned else "ReplicaUpdate"
-        self._observer.started(name, cell, step, 0)
         tries = state.owned and any(map(self.spots.checks, cell_steps))
-        stage = state.stage
-        given = self._devices.begin(stage) if stage is not None and stage.runs_ahead else None
-        self.states.apply(index, self.committer.log.commits[step], tries=tries)
-        if given:
-            self._devices.end(given)
+        self._observer.started(name, cell, step, 0)
+        with self._devices.measuring(state.stage):
+            self.states.apply(index, self.committer.log.commits[step], tries=tries)
         self._observer.finished(name, cell, step, 0)
         self._reached(index)
         self.executor.begin(index)

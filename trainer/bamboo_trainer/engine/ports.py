@@ -1,18 +1,24 @@
-"""The other parts of a worker that its engine uses: network, clock, states and others."""
+"""What the parts of an engine use: the other parts of the worker, and what they share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bamboo_core.planning.plan import WorkerId
 from bamboo_core.planning.spot_checks import SpotSchedule
+from bamboo_trainer.commit.commit_log import CommitLog
+from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.commit.history import History, NoHistory
 from bamboo_trainer.commit.step_policy import APPLIES_ALL, StepPolicy
 from bamboo_trainer.engine.layer_copies import CheckpointFiles
 from bamboo_trainer.engine.observer import Observer
+from bamboo_trainer.engine.stage_times import StageTimer
+from bamboo_trainer.engine.steps.device_times import DeviceTimes
 from bamboo_trainer.memory.cgroup import HostMemory
 from bamboo_trainer.memory.host_copies import AtOnce, HostCopies
-from bamboo_trainer.stage.stage_states import StageBuilder
+from bamboo_trainer.routing.outbox import Outbox
+from bamboo_trainer.routing.plan_state import PlanState
+from bamboo_trainer.stage.stage_states import StageBuilder, StageStates
 from bamboo_trainer.tasks.evaluation import EvaluationSchedule
 from bamboo_trainer.transport.base import Transport
 
@@ -48,3 +54,28 @@ class Ports:
     copies: HostCopies = field(default_factory=AtOnce)
     deterministic: bool = True
     devices: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineContext:
+    """What all parts of an engine share. plan: the plans known here. states: of the stages held here. committer: knows
+    the commits and the layouts of steps. timer, devices: measure work.
+    """
+
+    ports: Ports
+    plan: PlanState
+    outbox: Outbox
+    states: StageStates
+    committer: Committer
+    timer: StageTimer
+    devices: DeviceTimes
+
+    @property
+    def log(self) -> CommitLog:
+        return self.committer.log
+
+    @property
+    def steps(self) -> int:
+        """The number of the job's steps: the requested ones, or those before an early stop."""
+        end = self.log.end
+        return self.ports.steps if end is None else end

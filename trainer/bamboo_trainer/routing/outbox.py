@@ -56,6 +56,7 @@ class Outbox:
         self._copies = copies or AtOnce()
         self._leaving: dict[Lane, deque[_Leaving]] = {lane: deque() for lane in Lane}
         self._beside: deque[_Leaving] = deque()  # copies for the log of frames that were already delivered here
+        self._queues = (*self._leaving.values(), self._beside)
         self.log = MessageLog()
 
     def connect(self) -> None:
@@ -102,10 +103,6 @@ class Outbox:
             queue.append(leaving)
         else:
             self._leave(leaving)
-
-    @property
-    def _queues(self) -> tuple[deque[_Leaving], ...]:
-        return (*self._leaving.values(), self._beside)
 
     def advance(self) -> None:
         """Send the frames whose tensors are copied by now."""

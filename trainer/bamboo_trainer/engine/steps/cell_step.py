@@ -57,14 +57,6 @@ class TakeoverProgress:
         self.backwards += microbatches
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluating:
-    """The evaluation with which a step begins. batches: their number, 0 if none. only: the step trains nothing."""
-
-    batches: int = 0
-    only: bool = False
-
-
 @dataclass(slots=True)
 class CellStep:
     """A cell's work on one step.
@@ -142,11 +134,14 @@ class CellStep:
         stages: int,
         layout: Layout | None,
         tied_to: Sequence[int],
-        evaluating: Evaluating,
+        evaluations: int = 0,
+        *,
+        only_evaluates: bool = False,
     ) -> None:
         """Start the step for which the stage's version is ready, with nothing done yet; without a layout, wait for it.
 
-        tied_to: the other stages that share parameters with this one.
+        tied_to: the other stages that share parameters with this one. evaluations: how many batches are evaluated
+        before the step. only_evaluates: the step trains nothing.
         """
         self.step, self.layout, self.done, self.kept = stage.values.version, layout, 0, 0
         self.final = self.figures = None
@@ -154,11 +149,11 @@ class CellStep:
         self.program, self.evaluations = [], 0
         resumed, self.in_midstep = self.in_midstep, self.in_midstep and layout is None
         if layout and active:
-            before = evaluation(self.cell, layout, evaluating.batches)
+            before = evaluation(self.cell, layout, evaluations)
             shared, tied = self._ranges(layout), bool(stage.values.final.tied)
             order = StageOrder(layout.schedule, late_weights=resumed)
             training = program(self.cell, stages, layout, tied, order, shared, len(stage.values.final.buckets))
-            step = [ReportReady()] if evaluating.only else training
+            step = [ReportReady()] if only_evaluates else training
             self.program, self.evaluations = [*before, *step], len(before)
         self.inputs = [needs(one, self.cell, stages, layout, self.step, tied_to) for one in self.program if layout]
         self.work = None
@@ -196,6 +191,10 @@ class CellStep:
     def awaits_gradients(self) -> bool:
         """Return whether a part of the cell's own gradients is not computed, or not received yet."""
         return any(isinstance(i, Computed | AddPartialSums) for i in self.program[self.done :])
+
+    def is_ordinary(self, newest: int) -> bool:
+        """Return whether the step repeats nothing, and belongs to no takeover. newest: the newest committed step."""
+        return self.takeover is None and self.step > newest
 
     def skip_evaluation(self) -> None:
         """Skip the evaluation of the state before a committed step: all workers have done their part."""

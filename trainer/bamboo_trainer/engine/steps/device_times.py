@@ -45,59 +45,51 @@ class _Device:
         return at + self.last.since(mark)
 
 
-@dataclass(frozen=True, slots=True)
-class BegunWork:
-    """A piece of work that is being queued on a device."""
-
-    device: _Device
-    stage: Stage
-    mark: QueueMark
-
-
 class DeviceTimes:
     """Seconds of the clock throughout. devices: of the worker, which run its device stages in turn."""
 
-    def __init__(self, clock: Callable[[], float], devices: int) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float], timer: StageTimer, devices: int) -> None:
+        self._clock, self._timer = clock, timer
         self._devices = tuple(_Device() for _ in range(devices))
+        self._by_layer = False  # the layers of the work in progress are measured
 
-    def begin(self, stage: Stage) -> BegunWork:
-        """Note that work is about to be queued on the stage's device."""
-        device = self._of(stage.values.index)
-        mark, now = stage.mark(), self._clock()
+    @contextmanager
+    def measuring(self, stage: Stage | None, took: Took | None = None) -> Iterator[None]:
+        """Measure the work inside. took: called with its seconds, on an asynchronous device later; not called for a
+        forward whose layers are measured.
+        """
+        self._by_layer = False
+        if stage is None or not stage.runs_ahead:
+            begun = self._timer.now() if took else 0.0
+            yield
+            if took and not self._by_layer:
+                took(self._timer.now() - begun)
+            return
+        device, mark, now = self._of(stage.values.index), stage.mark(), self._clock()
         if device.last is None or device.last.done():
             device.anchor = (mark, now)
         stage.mark_inputs()
-        return BegunWork(device, stage, mark)
-
-    def end(self, begun: BegunWork, took: Took | None = None) -> None:
-        """Note that the work is queued. took: called with its seconds, later."""
-        device, entry = begun.device, begun.stage.take_entry() or begun.mark
-        device.last = end = begun.stage.mark()
-        if took is not None:
+        yield
+        entry = stage.take_entry() or mark
+        device.last = end = stage.mark()
+        if took and not self._by_layer:
             device.measured.append(_Measured(entry, end, took))
 
-    def forward_by_layer(
-        self, stage: Stage, work: Work, place: tuple[int, int], inputs: Parts | None, timer: StageTimer
-    ) -> Parts:
+    def forward_by_layer(self, stage: Stage, work: Work, place: tuple[int, int], inputs: Parts | None) -> Parts:
         """Run a forward with the bits of `Stage.forward`, and report each layer's seconds. place: step, microbatch."""
+        self._by_layer, measured = True, self._of(stage.values.index).measured
         forwarding = stage.start(*place, inputs)
         while not forwarding.done:
-            with self._measuring(stage, timer.now, partial(timer.ran_layer, stage.values.index, forwarding.layer)):
+            took = partial(self._timer.ran_layer, stage.values.index, forwarding.layer)
+            if stage.runs_ahead:
+                begin = stage.mark()
                 stage.advance(forwarding)
+                measured.append(_Measured(begin, stage.mark(), took))
+            else:
+                begun = self._timer.now()
+                stage.advance(forwarding)
+                took(self._timer.now() - begun)
         return stage.complete(work, forwarding)
-
-    @contextmanager
-    def _measuring(self, stage: Stage, now: Callable[[], float], took: Took) -> Iterator[None]:
-        """Measure the work inside: on an asynchronous device by marks, reported later; on this thread by `now`."""
-        if not stage.runs_ahead:
-            begun = now()
-            yield
-            took(now() - begun)
-            return
-        begin = stage.mark()
-        yield
-        self._of(stage.values.index).measured.append(_Measured(begin, stage.mark(), took))
 
     def collect(self) -> None:
         """Report the finished pieces of work."""

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from bamboo_core.planning.gradient_groups import nodes_of, tree_sum
 from bamboo_core.planning.plan import ROOT
-from bamboo_core.planning.portions import keeper
 from bamboo_core.planning.schedule import (
     AddPartialSums,
     Backward,
@@ -30,45 +29,27 @@ from bamboo_core.planning.schedule import (
 )
 from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.commit.step_report import step_report
-from bamboo_trainer.engine.stage_times import StageTimer
+from bamboo_trainer.engine.ports import EngineContext
 from bamboo_trainer.engine.steps.cell_step import CellStep
-from bamboo_trainer.engine.steps.device_times import DeviceTimes
 from bamboo_trainer.engine.steps.frame_fit import chunk
-from bamboo_trainer.engine.steps.kept_sums import Pace
+from bamboo_trainer.engine.steps.portion_steps import PortionSteps
 from bamboo_trainer.engine.steps.spot_checks import SpotChecks
 from bamboo_trainer.frames.frame import EVALUATED, Address, FrameFacts, FrameKind
-from bamboo_trainer.memory.host_copies import HostCopies
-from bamboo_trainer.routing.outbox import Outbox
-from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.contributions import packed, unpacked
 from bamboo_trainer.stage.gradients.gradient_sum import pieces
 from bamboo_trainer.stage.gradients.partial_sums import add_to, packed_work
 from bamboo_trainer.stage.stage import Stage
-from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.stage.work import Work
-from bamboo_trainer.task import Parts
-from bamboo_trainer.transport.wire import Lane
 
 
 class Instructions:
-    """Runs instructions, which change the cell's step, and send. Keeps no state but the pace of sums of groups."""
+    """Runs instructions, which change the cell's step, and send. Keeps no state."""
 
     def __init__(
-        self,
-        plan: PlanState,
-        outbox: Outbox,
-        states: StageStates,
-        replicator: Replicator,
-        spots: SpotChecks,
-        devices: DeviceTimes,
-        copies: HostCopies,
-        *,
-        steps: int,
-        clock: Callable[[], float],
+        self, shared: EngineContext, replicator: Replicator, spots: SpotChecks, portions: PortionSteps
     ) -> None:
-        self._plan, self._outbox, self._states, self._replicator, self._steps = plan, outbox, states, replicator, steps
-        self._spots, self._devices, self._copies, self._clock = spots, devices, copies, clock
-        self._pace = Pace()
+        self._shared, self._plan, self._outbox, self._states = shared, shared.plan, shared.outbox, shared.states
+        self._replicator, self._spots, self._portions = replicator, spots, portions
         self._actions: dict[type, Callable[[CellStep, Any], None]] = {
             Evaluate: self._evaluate,
             Forward: self._forward,
@@ -90,15 +71,6 @@ class Instructions:
     def execute(self, cell_step: CellStep, instruction: Instruction) -> None:
         self._actions[type(instruction)](cell_step, instruction)
 
-    def forward_by_layer(self, cell_step: CellStep, instruction: Forward, timer: StageTimer) -> None:
-        """Run a forward as `execute` does, with the same bits, but measure each layer by itself."""
-        m = instruction.microbatch
-        stage, work = self._parts(cell_step, m)
-        stage.expect(self._coming(cell_step))
-        place, taken = (cell_step.step, m), cell_step.take_input()
-        outputs = self._devices.forward_by_layer(stage, work, place, taken.inputs if taken else None, timer)
-        self._send_on(cell_step, m, outputs)
-
     def _parts(self, cell_step: CellStep, microbatch: int | None = None) -> tuple[Stage, Work]:
         """Return a cell's stage, and its work on that microbatch, or the step's own."""
         work = cell_step.work if microbatch is None else cell_step.again.get(microbatch, cell_step.work)
@@ -106,22 +78,28 @@ class Instructions:
         return self._states.running(cell_step.cell), work
 
     def _forward(self, cell_step: CellStep, instruction: Forward) -> None:
-        m = instruction.microbatch
+        (d, s), m = cell_step.cell, instruction.microbatch
         stage, work = self._parts(cell_step, m)
         stage.expect(self._coming(cell_step))
         taken = cell_step.take_input()
+        inputs, place = taken.inputs if taken else None, (cell_step.step, m)
         if self._spots.wants(cell_step, m):
             outputs = self._spots.forward(cell_step, stage, m, taken)
+        elif self._is_timed_by_layer(cell_step, stage):
+            outputs = self._shared.devices.forward_by_layer(stage, work, place, inputs)
         else:
-            outputs = stage.forward(work, cell_step.step, m, taken.inputs if taken else None)
-        self._send_on(cell_step, m, outputs)
-
-    def _send_on(self, cell_step: CellStep, microbatch: int, outputs: Parts) -> None:
-        d, s = cell_step.cell
+            outputs = stage.forward(work, *place, inputs)
         if s < self._plan.stages - 1:
             facts = FrameFacts.of(part.requires_grad for part in outputs if part.is_floating_point())
-            address = Address(FrameKind.ACTIVATION, d, s + 1, cell_step.step, microbatch)
+            address = Address(FrameKind.ACTIVATION, d, s + 1, *place)
             self._outbox.emit(address, [part.detach() for part in outputs], facts)
+
+    def _is_timed_by_layer(self, cell_step: CellStep, stage: Stage) -> bool:
+        """Return whether each layer of the next forward is timed by itself, with the same bits. A stage's first
+        forward is checked, and repetitions are not measured.
+        """
+        ordinary = stage.has_run and cell_step.is_ordinary(self._shared.log.newest)
+        return ordinary and self._shared.timer.begins_forward(cell_step.cell.stage)
 
     def _evaluate(self, cell_step: CellStep, instruction: Evaluate) -> None:
         stage, work = self._parts(cell_step)
@@ -139,7 +117,7 @@ class Instructions:
                 yield cell_step.step, instruction.microbatch
         if cell_step.is_portion:
             return
-        for step in range(cell_step.step + 1, self._steps):
+        for step in range(cell_step.step + 1, self._shared.ports.steps):
             for microbatch in cell_step.layout.split[cell_step.cell.pipeline]:
                 yield step, microbatch
 
@@ -156,34 +134,12 @@ class Instructions:
             present = [gradient for gradient in inputs if gradient is not None]
             self._outbox.emit(Address(FrameKind.GRADIENT, d, s - 1, cell_step.step, m), present, facts)
         if cell_step.again.pop(m, None) is None:
-            self._give_to_keeper(cell_step, work)
+            self._portions.give_finished(cell_step, work)
 
     def _weight_gradients(self, cell_step: CellStep, instruction: BackwardWeight) -> None:
         stage, work = self._parts(cell_step)
         stage.weight_gradients(work, cell_step.step, instruction.microbatch)
-        self._give_to_keeper(cell_step, work)
-
-    def _give_to_keeper(self, cell_step: CellStep, work: Work) -> None:
-        """Send the sums of newly finished groups to the worker that would continue with the cell."""
-        receiver, layout = keeper(self._plan.current, cell_step.cell), cell_step.layout
-        finished = work.gradients.finished
-        if receiver is None or not finished or layout is None:
-            return
-        own, end = layout.split[cell_step.cell.pipeline], layout.bounds[finished[-1][0].end]
-        is_mine = self._plan.owner(cell_step.cell) == self._plan.worker
-        if not is_mine or layout.bounds[finished[0][0].first] != own[0]:
-            return  # of several workers that share the cell's microbatches its owner must have the first ones
-        if end <= cell_step.kept or end > own[-1]:
-            return  # with the last group the cell is done, and its replicas get the step's result
-        if not self._pace.allows(is_sending=self._outbox.is_sending(receiver, Lane.BULK)):
-            return
-        new = [(node, total) for node, total in finished if layout.bounds[node.end] > cell_step.kept]
-        nodes = [(node, work.gradients.apart(total)) for node, total in new]
-        microbatches = (layout.bounds[nodes[0][0].first], end)
-        payload, tensors = packed_work(work, microbatches, nodes)
-        address = Address(FrameKind.KEPT_SUM, *cell_step.cell, cell_step.step, *microbatches)
-        self._outbox.post(receiver, address, tensors, payload)
-        cell_step.kept = end
+        self._portions.give_finished(cell_step, work)
 
     def _backward_rest(self, cell_step: CellStep, instruction: BackwardRest) -> None:
         stage, work = self._parts(cell_step)
@@ -285,7 +241,7 @@ class Instructions:
         form = stage.values.final
         running = form.folded(work.contributions | cell_step.contributions)
         final = (cell_step.final_gradient()[: form.size], *running)
-        cell_step.figures = self._copies.start((form.squared_norms(final[0]), *work.figures()))
+        cell_step.figures = self._shared.ports.copies.start((form.squared_norms(final[0]), *work.figures()))
         self._replicator.finalize(cell_step.cell.stage, cell_step.step, final)
         cell_step.final = None  # the states have it, once for all cells of the stage
         work.gradients.drop()

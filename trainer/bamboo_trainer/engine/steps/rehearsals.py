@@ -12,15 +12,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from bamboo_core.planning.plan import Cell
-from bamboo_trainer.engine.observer import Observer
-from bamboo_trainer.engine.stage_times import StageTimer
+from bamboo_trainer.engine.ports import EngineContext
 from bamboo_trainer.engine.steps.cell_step import CellStep
-from bamboo_trainer.engine.steps.device_times import DeviceTimes
 from bamboo_trainer.frames.frame import Address, FrameKind
-from bamboo_trainer.routing.message_log import MessageLog
-from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage import Stage
-from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.task import Parts
 
 PERIOD: Final = 8  # steps
@@ -29,19 +24,11 @@ Place = tuple[Cell, int, int]  # cell, step and microbatch
 
 
 class Rehearsals:
-    """The rehearsals of replicated stages. log: of frames that this worker has sent."""
+    """The rehearsals of replicated stages."""
 
-    def __init__(
-        self,
-        plan: PlanState,
-        log: MessageLog,
-        states: StageStates,
-        observer: Observer,
-        timer: StageTimer,
-        devices: DeviceTimes,
-    ) -> None:
-        self._plan, self._log, self._states = plan, log, states
-        self._observer, self._timer, self._devices = observer, timer, devices
+    def __init__(self, shared: EngineContext) -> None:
+        self._plan, self._log, self._states = shared.plan, shared.outbox.log, shared.states
+        self._observer, self._devices = shared.ports.observer, shared.devices
         self._disturbed: int | None = None  # the step in which roles have changed
         self._timed: dict[Cell, int] = {}  # the newest step in which a cell's forward was timed
         self._given: dict[tuple[Cell, int], Parts] = {}  # by part and step: outputs of the part before it
@@ -92,13 +79,11 @@ class Rehearsals:
         """Run the stage and return the outputs. is_timed: to time its layers."""
         self._states.begin_rehearsal(stage.values.index)
         self._observer.started("Rehearsal", *place)
-        given = self._devices.begin(stage) if stage.runs_ahead else None
-        if is_timed:
-            work = stage.begin([place[2]], [place[2], place[2] + 1])
-            outputs = self._devices.forward_by_layer(stage, work, place[1:], inputs, self._timer)
-        else:
-            outputs = stage.rehearse(*place[1:], inputs)
-        if given:
-            self._devices.end(given)
+        with self._devices.measuring(stage):
+            if is_timed:
+                work = stage.begin([place[2]], [place[2], place[2] + 1])
+                outputs = self._devices.forward_by_layer(stage, work, place[1:], inputs)
+            else:
+                outputs = stage.rehearse(*place[1:], inputs)
         self._observer.finished("Rehearsal", *place)
         return outputs

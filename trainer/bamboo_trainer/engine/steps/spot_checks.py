@@ -17,19 +17,14 @@ import msgspec
 
 from bamboo_core.control.guard import MOST_TEXT, SpotCheckDiffers
 from bamboo_core.planning.plan import Cell, WorkerId
-from bamboo_core.planning.spot_checks import SpotSchedule, checker
-from bamboo_trainer.commit.commit_log import CommitLog
-from bamboo_trainer.commit.coordinator import Coordinator
-from bamboo_trainer.engine.observer import Observer
+from bamboo_core.planning.spot_checks import checker
+from bamboo_trainer.engine.ports import EngineContext
 from bamboo_trainer.engine.steps.cell_step import CellStep
 from bamboo_trainer.frames.frame import Address, Frame, FrameKind
 from bamboo_trainer.frames.payloads import SpotSums
-from bamboo_trainer.routing.outbox import Outbox
-from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.checksums import checksum, checksum_of
 from bamboo_trainer.stage.forwarding import Forwarding
 from bamboo_trainer.stage.stage import Stage
-from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.stage.work import Gradients, Work
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.capture import Capture
@@ -69,19 +64,10 @@ class SpotChecks:
     comparisons.
     """
 
-    def __init__(
-        self,
-        plan: PlanState,
-        outbox: Outbox,
-        states: StageStates,
-        log: CommitLog,
-        coordinator: Coordinator,
-        observer: Observer,
-        schedule: SpotSchedule | None,
-    ) -> None:
-        """Create the checks. coordinator: gets reports on differences. schedule: None if nothing is checked."""
-        self._plan, self._outbox, self._states, self._log = plan, outbox, states, log
-        self._coordinator, self._observer, self._schedule = coordinator, observer, schedule
+    def __init__(self, shared: EngineContext) -> None:
+        self._plan, self._outbox, self._states, self._log = shared.plan, shared.outbox, shared.states, shared.log
+        ports = shared.ports
+        self._coordinator, self._observer, self._schedule = ports.coordinator, ports.observer, ports.spots
         self._made: dict[Cell, _Made] = {}
         self._asked: dict[Cell, tuple[WorkerId, Frame]] = {}  # the newest of each cell
         self.count = 0
@@ -174,6 +160,8 @@ class SpotChecks:
 
     def turn_at_last(self) -> bool:
         """Check a cell whose step is committed, before its state changes. Returns the result of `turn`."""
+        if not self._asked:
+            return False
         return self.turn({cell for cell, (_, frame) in self._asked.items() if frame.address.step in self._log.commits})
 
     def _stage(self, cell: Cell) -> Stage | None:
