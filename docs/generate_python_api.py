@@ -14,8 +14,7 @@ PAGE = Path(__file__).parent / "python-api.md"
 MODELS = ("gpt", "mlp", "huggingface", "gpt2", "bert", "llama", "resnet", "vgg", "alexnet", "gnmt")
 SHOWN = {  # what of each module is for a model's author
     "bamboo_trainer.task": (
-        *("Parts", "Build", "TrainingFacts", "Task", "Evaluation", "Dataset"),
-        *("Weighted", "add_loss", "track_buffers", "contribute"),
+        *("Parts", "Build", "TrainingFacts", "Task", "Evaluation", "Dataset", "Weighted", "add_loss"),
     ),
     "bamboo_trainer.lora": ("with_lora", "merged"),
     "bamboo_trainer.schedules": (

@@ -14,7 +14,7 @@ DATA_PLANE_VERSION = 5  # of the workers' protocol among each other
 LARGE_BODY = 1 << 20  # bytes of a frame's tensors from which they are spread over a link's connections
 FLOWS_PER_LINK = 4  # connections of a link
 STATE_RATE = 500_000_000  # bytes per second at which a worker sends a whole state, at most
-NUMERICS_VERSION = 2  # raised with every change to Bamboo after which the same job ends with other bits
+NUMERICS_VERSION = 3  # raised with every change to Bamboo after which the same job ends with other bits
 
 EXIT_OK = 0
 EXIT_FAILED = 1

@@ -77,10 +77,8 @@ class FlippingValues(StageValues):
 
     struck: Callable[[Tensor], Tensor]  # of a gradient that is to be applied, it or one with another bit
 
-    def apply(
-        self, gradient: Tensor, norm: float, running: Tensor | None = None, *, scale: float = 1.0, tries: bool = False
-    ) -> None:
-        super().apply(self.struck(gradient), norm, running, scale=scale, tries=tries)
+    def apply(self, gradient: Tensor, norm: float, *, scale: float = 1.0, tries: bool = False) -> None:
+        super().apply(self.struck(gradient), norm, scale=scale, tries=tries)
 
 
 class FlippingStage(Stage):

@@ -3,8 +3,7 @@
 Every value is a hash of all that went into it, so a contribution that is lost, doubled, stale or of another
 microbatch changes all that follows. Within a group of microbatches the gradient's accumulation depends on the order
 (g = g * FACTOR + h mod PRIME). Groups, and the stages of a tied parameter, are summed in float32 as in the product:
-one group's sum is exact there, and those of several are rounded, so the order of the sum shows. Each layer has a
-running buffer, too, to which every forward contributes; it is folded in the order of the microbatches.
+one group's sum is exact there, and those of several are rounded, so the order of the sum shows.
 """
 
 import math
@@ -99,14 +98,6 @@ class Arithmetic:
         """What the layer adds to the loss."""
         return hash((9, layer, step, microbatch, given)) % 1_000_003 / 1024
 
-    def contribution(self, layer: int, step: int, microbatch: int, given: int) -> int:
-        return hash((7, layer, step, microbatch, given))
-
-    def folded(self, running: int, contributions: Sequence[int]) -> int:
-        for one in contributions:
-            running = hash((8, running, one))
-        return running
-
     def loss(self, output: int, step: int, microbatch: int) -> float:
         """The loss of a microbatch. That of the last one of a step that is skipped is not finite."""
         if step in self.skipped and microbatch == self.microbatches - 1:
@@ -125,8 +116,8 @@ class Arithmetic:
         elsewhere = any(layer in tie and layer != min(tie) for tie in self.ties)
         return [float(g * g) for g in (gradient[1:] if elsewhere else gradient)]
 
-    def applied(self, state: int, version: int, gradient: Sequence[float], norm: float, running: int) -> int:
-        return hash((state, 6, version, norm, running, *(int(g) for g in gradient)))
+    def applied(self, state: int, version: int, gradient: Sequence[float], norm: float) -> int:
+        return hash((state, 6, version, norm, *(int(g) for g in gradient)))
 
     def remembered(self, told: int, loss: float | None) -> int:
         """What decisions remember after a step of that loss. None: it is not finite."""
@@ -153,17 +144,15 @@ class Oracle:
     losses: list[float] = field(default_factory=list)
     added: list[float] = field(default_factory=list)  # of the loss, what layers add
     states: list[list[int]] = field(default_factory=list)  # [version][layer]
-    running: list[list[int]] = field(default_factory=list)  # [version][layer]
     told: list[int] = field(default_factory=lambda: [0])  # by version: what decisions remember
 
     def __post_init__(self) -> None:
         self.states.append([self.arithmetic.initial(s) for s in range(self.arithmetic.layers)])
-        self.running.append([0] * self.arithmetic.layers)
         for step in range(self.arithmetic.steps):
             self._step(step)
         if self.arithmetic.left_out:  # one more is begun, and given up
             self._step(self.arithmetic.steps)
-            for history in (self.norms, self.losses, self.added, self.states, self.running, self.told):
+            for history in (self.norms, self.losses, self.added, self.states, self.told):
                 history.pop()
 
     def evaluation(self, version: int) -> dict[str, float | None] | None:
@@ -201,20 +190,13 @@ class Oracle:
         self.told.append(a.remembered(self.told[-1], self.losses[-1] if math.isfinite(self.losses[-1]) else None))
         self.finals.update({(s, step): totals[s] for s in range(a.layers)})
         if step in a.skipped:
-            self.running.append(list(self.running[step]))
             self.states.append(list(states))
             return
-        running = [a.folded(self.running[step][s], self._contributed(s, step)) for s in range(a.layers)]
-        self.running.append(running)
-        self.states.append([a.applied(states[s], step, totals[s], norm, running[s]) for s in range(a.layers)])
+        self.states.append([a.applied(states[s], step, totals[s], norm) for s in range(a.layers)])
 
     def _places(self) -> list[tuple[int, int]]:
         """All layers with all microbatches."""
         return list(product(range(self.arithmetic.layers), range(self.arithmetic.microbatches)))
-
-    def _contributed(self, layer: int, step: int) -> list[int]:
-        microbatches = range(self.arithmetic.microbatches)
-        return [self.arithmetic.contribution(layer, step, m, self.inputs[layer, step, m]) for m in microbatches]
 
     def _rounded_sum(self, groups: Sequence[Sequence[int]]) -> list[int]:
         """The rounded sum of each element: the middle first, as a binary tree."""

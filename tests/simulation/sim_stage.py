@@ -11,8 +11,7 @@ from torch import Tensor
 
 from bamboo_core.control.digests import add_digests
 from bamboo_core.control.evaluations import EarlyStop
-from bamboo_trainer.frames.payloads import Commit, CommonState, Contributed, Contribution, Decided
-from bamboo_trainer.stage.contributions import Recorded
+from bamboo_trainer.frames.payloads import Commit, CommonState, Decided
 from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.stage.state.parameters import TiedSegment, TiedUse
@@ -23,7 +22,6 @@ from sim_arithmetic import Oracle, measured
 
 STATE = "state"
 BACKWARD = 2.0  # times a forward
-RUNNING = "running"
 Parts = tuple[Tensor, ...]
 
 
@@ -93,11 +91,10 @@ class StandInValues:
         self.last = self.end == self.arithmetic.layers
         self.layers = self.mine
         self.states = {layer: self.arithmetic.initial(layer) for layer in self.mine}
-        self._running = dict.fromkeys(self.mine, 0)
         self.version, self.device = 0, torch.device("cpu")
         self.common = remembering(0)  # decisions remember a number made of all losses so far
         self.size = self.gradient_size = sum(self.arithmetic.sizes[layer] for layer in self.mine)
-        self.running_size, self.dtype = 8 * len(self.mine), torch.float32
+        self.dtype = torch.float32
 
     @property
     def final(self) -> Self:
@@ -124,21 +121,6 @@ class StandInValues:
     def _use(self, layer: int) -> TiedUse:
         stage = next(s for s, (first, end) in enumerate(self._stages) if first <= layer < end)
         return TiedUse(stage=stage, layer=layer, offset=0 if layer == self.first else None)
-
-    def takes(self, final: Parts) -> bool:
-        return tuple(part.numel() for part in final) == (self.size, self.running_size)
-
-    def check_contributed(self, told: Contributed) -> None:
-        for contributions in told.microbatches.values():
-            numbers = [one.module for one in contributions]
-            self.require("modules contributed to", numbers, list(range(len(self.mine))))
-
-    def folded(self, contributions: Mapping[int, Recorded]) -> Parts:
-        self.require("microbatches contributed", sorted(contributions), list(range(self.arithmetic.microbatches)))
-        rows = [contributions[m].data.clone().view(torch.int64).tolist() for m in range(self.arithmetic.microbatches)]
-        by_layer = zip(self.mine, zip(*rows, strict=True), strict=True)
-        folded = [self.arithmetic.folded(self._running[layer], contributed) for layer, contributed in by_layer]
-        return (torch.tensor(folded).view(torch.uint8),)
 
     def _by_layer(self, gradient: Sequence[float]) -> Iterator[tuple[int, list[int]]]:
         start = 0
@@ -175,17 +157,13 @@ class StandInValues:
     def learning_rate(self, step: int) -> float:
         return 1 / (1 + step)
 
-    def apply(self, gradient: Tensor, norm: float, running: Tensor, *, scale: float, tries: bool = False) -> None:
+    def apply(self, gradient: Tensor, norm: float, *, scale: float, tries: bool = False) -> None:
         self.require("scale", scale, self.arithmetic.scale)
         self.require("skipped", self.version in self.arithmetic.skipped, False)
         self.require("norm", norm, self.oracle.norms[self.version])
-        self._running = dict(zip(self.mine, running.clone().view(torch.int64).tolist(), strict=True))
-        expected = {layer: self.oracle.running[self.version + 1][layer] for layer in self.mine}
-        self.require("running buffers", self._running, expected)
         for layer, given in self._by_layer(gradient.tolist()):
             self.require(f"final gradient of layer {layer}", given, self.oracle.finals[layer, self.version])
-            new = self.arithmetic.applied(self.states[layer], self.version, given, norm, self._running[layer])
-            self.states[layer] = new
+            self.states[layer] = self.arithmetic.applied(self.states[layer], self.version, given, norm)
         self.version += 1
 
     def allow_commit(self) -> None:
@@ -200,7 +178,7 @@ class StandInValues:
             layer: LayerState(
                 layer=layer,
                 version=self.version,
-                tensors={STATE: torch.tensor([state]), RUNNING: torch.tensor([self._running[layer]])},
+                tensors={STATE: torch.tensor([state])},
                 scalars={},
                 names={},
                 common=self.common,
@@ -221,16 +199,10 @@ class StandInValues:
             raise Violation(f"layers {self.mine} are to begin with the versions {versions}")
         if min(versions) < self.version:
             raise Violation(f"layers {self.mine} go back from version {self.version} to {min(versions)}")
-        running = {layer: int(states[layer].tensors[RUNNING].item()) for layer in self.mine}
-        begun = {layer: state_of(states[layer]) for layer in self.mine}
-        self._begin_with(begun, running, versions.pop(), states[self.first].common)
-
-    def _begin_with(self, states: dict[int, int], running: dict[int, int], version: int, common: CommonState) -> None:
-        self.states, self._running, self.version = states, running, version
-        self.begin_step(common)
-        expected = {layer: self.oracle.states[version][layer] for layer in self.mine}
-        self.require("restored state", states, expected)
-        self.require("restored buffers", running, {layer: self.oracle.running[version][layer] for layer in self.mine})
+        self.states, self.version = {layer: state_of(states[layer]) for layer in self.mine}, versions.pop()
+        self.begin_step(states[self.first].common)
+        expected = {layer: self.oracle.states[self.version][layer] for layer in self.mine}
+        self.require("restored state", self.states, expected)
 
     def digest(self) -> str:
         return add_digests(self.arithmetic.digest(state, self.version) for state in self.states.values())
@@ -239,11 +211,7 @@ class StandInValues:
         return self.digest()
 
     def checksums(self) -> dict[str, int]:
-        kept = {f"{what} {layer}": n for what, by in self._kept() for layer, n in by.items()}
-        return {name: number & (2**64 - 1) for name, number in kept.items()}
-
-    def _kept(self) -> tuple[tuple[str, dict[int, int]], ...]:
-        return ("state", self.states), ("running", self._running)
+        return {f"state {layer}": number & (2**64 - 1) for layer, number in self.states.items()}
 
     def require(self, what: str, got: object, expected: object) -> None:
         if got != expected:
@@ -308,7 +276,6 @@ class StandIn:
         self.values.require("layer", forwarding.layer, forwarding.end)
         *given, output = forwarding.given
         work.contexts[forwarding.microbatch] = ((torch.tensor(given),), ())
-        work.contributions[forwarding.microbatch] = self._recorded(forwarding, given)
         work.added_values[forwarding.microbatch] = [
             ("added", self._a.added(layer, forwarding.step, forwarding.microbatch, g))
             for layer, g in zip(self.values.mine, given, strict=True)
@@ -321,14 +288,6 @@ class StandIn:
                 work.weights[m] = self._a.weight(m)
             return ()
         return (torch.tensor([output]),)
-
-    def _recorded(self, forwarding: "Advancing", given: Sequence[int]) -> Recorded:
-        step, microbatch = forwarding.step, forwarding.microbatch
-        made = [
-            self._a.contribution(layer, step, microbatch, g) for layer, g in zip(self.values.mine, given, strict=True)
-        ]
-        forms = tuple(Contribution(module=number, tensors=[("I64", ())]) for number in range(len(made)))
-        return Recorded(forms, torch.tensor(made).view(torch.uint8))
 
     def rehearse(self, step: int, microbatch: int, inputs: Parts | None) -> Parts:
         """The outputs of a rehearsal, which count for nothing."""

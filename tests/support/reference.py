@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from bamboo_trainer import loss_scale
 from bamboo_trainer.decisions import Committed
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.capture import Capture, Contributed, capturing
+from bamboo_trainer.tasks.capture import Capture, capturing
 from bamboo_trainer.tasks.deciding import first_decided, frozen_among, next_decided
 from bamboo_trainer.tasks.mixed_precision import autocast, kept_in_fp32, passed_on
-from bamboo_trainer.tasks.running_buffers import apply_at_once
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.ties import tie, tied_groups
 from bamboo_trainer.tasks.user_code import (
@@ -71,8 +70,6 @@ def train(task: Task, config: TrainingConfig, steps: int) -> tuple[list[float], 
         scaler.step(stepping)  # type: ignore[arg-type]
         scaler.update()
         skipped = scaler.get_scale() < scale
-        for module, given in (contributed for one in done for contributed in one.contributed if not skipped):
-            apply_at_once(module, given)  # what is declared keeps its values during a step
         losses.append(sum(one.total for one in done) / whole)
         decided = next_decided(task, decided, _committed(step + 1, losses[-1], float(norm), skipped))
     state = {
@@ -123,7 +120,6 @@ class _Done:
     total: float  # its loss and what layers add, times its weight
     weight: float  # 1 if the loss is a mean
     weighted: bool
-    contributed: Contributed
 
 
 def _microbatch(
@@ -147,7 +143,7 @@ def _microbatch(
     if loss.requires_grad:
         share_of_step = loss / (config.microbatches if weight is None else loss_unit(task, config))
         scaler.scale(share_of_step).backward()  # type: ignore[no-untyped-call]
-    return _Done(float(loss.detach()), share, weight is not None, capture.contributed)
+    return _Done(float(loss.detach()), share, weight is not None)
 
 
 def _layer_and_rounding(layer: nn.Module, dtype: torch.dtype, given: Any) -> Any:

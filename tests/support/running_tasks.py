@@ -1,4 +1,4 @@
-"""A task whose forwards update buffers: BatchNorm in all its forms, InstanceNorm, and layers that declare their own."""
+"""A task whose forwards update buffers: BatchNorm in all its forms, and InstanceNorm."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bamboo_trainer.data import TensorDataset
-from bamboo_trainer.task import Parts, Task, contribute, track_buffers
+from bamboo_trainer.task import Parts, Task
 
 WIDTH = 4
 SAMPLES = 24
@@ -52,43 +52,25 @@ class Twice(nn.Module):
 
 
 class Sometimes(nn.Module):
-    """A norm that not all microbatches reach, and counts of its own that are no floats."""
+    """A norm that not all microbatches reach."""
 
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.InstanceNorm1d(WIDTH, affine=True, track_running_stats=True)
         self.late = nn.BatchNorm1d(WIDTH)
-        self.register_buffer("seen", torch.zeros(2, dtype=torch.int64))
-        self.register_buffer("largest", torch.zeros((), dtype=torch.float64))
-        track_buffers(self, ("largest", "seen"), counted)
 
     def forward(self, given: Tensor) -> Tensor:
-        positive = given.detach() > 0.2
-        contribute(self, positive.sum(), given.detach().double().max())
         out = self.norm(given)
         return self.late(out) if given.detach().mean() > 0 else out * 0.5
 
 
-def counted(buffers: Mapping[str, Tensor], positive: Tensor, largest: Tensor) -> Mapping[str, Tensor]:
-    """Depends on the order of the contributions."""
-    seen = torch.stack([positive, buffers["seen"].sum()])
-    return {"seen": seen, "largest": torch.maximum(buffers["largest"] * 0.5, largest)}
-
-
 class Leave(nn.Module):
-    """Reads what it has declared: the value of the step's beginning, for all microbatches."""
-
     def __init__(self) -> None:
         super().__init__()
         self.out = nn.Linear(WIDTH, 1)
-        self.register_buffer("centre", torch.zeros(WIDTH))
-        track_buffers(self, ["centre"], lambda buffers, mean: {"centre": 0.9 * buffers["centre"] + 0.1 * mean})
 
     def forward(self, given: Tensor) -> Tensor:
-        pooled = given.mean(2)
-        out = self.out(pooled - self.centre)
-        contribute(self, pooled.mean(0))
-        return out
+        return self.out(given.mean(2))
 
 
 def build(config: Mapping[str, Any]) -> Task:

@@ -154,11 +154,11 @@ def one_step(stages: list[Stage], step: int, config=CONFIG) -> float:
     skipped = config.scales_losses and not math.isfinite(norm)
     commit = Commit(norm=norm, loss=1.0, microbatches=config.microbatches, generation=0, epoch=1, skipped=skipped)
     common = stages[0].values.common_after(commit)
-    for stage, gradient, work in zip(stages, finals, works, strict=True):
+    for stage, gradient in zip(stages, finals, strict=True):
         if skipped:
             stage.values.skip()
         else:
-            stage.values.apply(gradient, norm, *stage.values.final.folded(work.contributions))
+            stage.values.apply(gradient, norm)
         stage.values.begin_step(common)
     works[-1].read(works[-1].figures())
     losses = works[-1].losses

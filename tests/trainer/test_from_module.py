@@ -11,7 +11,7 @@ import plain_models
 from bamboo_trainer.from_module import from_module
 from bamboo_trainer.task import Evaluation, Parts
 from bamboo_trainer.tasks.evaluation import measured
-from bamboo_trainer.tasks.running_buffers import running_modules
+from bamboo_trainer.tasks.running_buffers import running_norms
 from bamboo_trainer.tasks.user_code import task_metrics
 from from_module_kit import check_gradients, layers_of, run, small, whole
 
@@ -54,7 +54,7 @@ class Normed(nn.Module):
 
 
 def running(make: Callable[[], nn.Module]) -> list[Any]:
-    return [found for layer in layers_of(from_module(make, **small())) for found in running_modules(layer)]
+    return [found for layer in layers_of(from_module(make, **small())) for found in running_norms(layer)]
 
 
 def test_a_frozen_norm_before_the_blocks_stays_as_it_is() -> None:

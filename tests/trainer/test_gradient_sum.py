@@ -126,7 +126,7 @@ def test_another_worker_goes_on_behind_any_group_with_the_same_bits(groups: int,
         kept = [total.clone() for _, total in whole.finished]
         if m + 1 < groups:
             left.append(GradientSum(8, CPU, bounds, range(first, groups)))
-            assert left[-1].resume((first, m + 1), [*kept, torch.empty(0)]) == len(kept)
+            left[-1].resume((first, m + 1), kept)
             assert [node for node, _ in left[-1].finished] == [node for node, _ in whole.finished]
     for one in left:
         pairs = zip(one.nodes(), whole.nodes(), strict=True)
@@ -145,7 +145,7 @@ def test_sums_that_others_have_made_are_received_with_the_same_bits(groups: int,
             part.target.add_(given[m])
             part.added(m)
         sums = [total for _, total in part.nodes()]
-        assert whole.receive((first, end), [*sums, torch.empty(0)]) == len(sums)
+        whole.receive((first, end), sums)
     assert torch.equal(whole.total(), over(1, given, groups))
     alone = GradientSum(8, CPU, (0, 1), (0,))
     alone.receive((0, 1), [given[0]])

@@ -35,7 +35,6 @@ SPOT = {
     "given": {"weight": 2.0},
     "data": 8,
     "layers": [2**64 - 1, 0],
-    "contributed": 4,
     "outputs": 5,
     "gradients": 6,
     "parameters": 7,
@@ -49,7 +48,6 @@ LAYER = {
 FILLING = {"layers": 1, "generation": 0, "commits": [[2, COMMIT]]}
 FLAT = (torch.ones(3),)
 BYTES = torch.zeros(12, dtype=torch.uint8)
-CONTRIBUTED = {"microbatches": {0: [[1, [["F32", [2]], ["I32", []]]]], 1: []}, "again": False}
 
 
 def frame(kind: FrameKind, payload: Any = None, tensors: tuple[torch.Tensor, ...] = ()) -> Frame:
@@ -61,12 +59,11 @@ PARTIAL = {
     "weights": {3: 2.0},
     "metrics": {3: {"accuracy": [1.0, 2.0]}},
     "added": {3: [["balance", 0.25]]},
-    "contributed": {3: [[0, [["F64", []]]]]},
 }
 RIGHT = {
     FrameKind.ACTIVATION: frame(FrameKind.ACTIVATION, {"gradients": [False]}, (torch.ones(2, 2),)),
     FrameKind.GRADIENT: frame(FrameKind.GRADIENT, {"again": True}),
-    FrameKind.CONTRIBUTION: frame(FrameKind.CONTRIBUTION, CONTRIBUTED, (*FLAT, BYTES)),
+    FrameKind.CONTRIBUTION: frame(FrameKind.CONTRIBUTION, None, FLAT * 2),
     FrameKind.RESULT: frame(FrameKind.RESULT, {"again": True}, FLAT),
     FrameKind.TIED: frame(FrameKind.TIED, None, FLAT * 2),
     FrameKind.READY: frame(FrameKind.READY, READY),
@@ -83,24 +80,20 @@ RIGHT = {
     FrameKind.LAYER: frame(FrameKind.LAYER, {**LAYER, "filling": FILLING}, (torch.ones(2, 2),)),
     FrameKind.LAYERS_LACKED: frame(FrameKind.LAYERS_LACKED, {"checkpoint": CUT, "layers": [3]}),
     FrameKind.HISTORY: frame(FrameKind.HISTORY, [[1, COMMIT]]),
-    FrameKind.PARTIAL_SUM: frame(FrameKind.PARTIAL_SUM, PARTIAL, (*FLAT, torch.zeros(8, dtype=torch.uint8))),
-    FrameKind.KEPT_SUM: frame(FrameKind.KEPT_SUM, PARTIAL, (*FLAT, torch.zeros(8, dtype=torch.uint8))),
+    FrameKind.PARTIAL_SUM: frame(FrameKind.PARTIAL_SUM, PARTIAL, FLAT),
+    FrameKind.KEPT_SUM: frame(FrameKind.KEPT_SUM, PARTIAL, FLAT),
     FrameKind.KEPT_ALL: frame(FrameKind.KEPT_ALL),
     FrameKind.REPEAT: frame(FrameKind.REPEAT),
     FrameKind.SUMMED: frame(FrameKind.SUMMED),
     FrameKind.EVALUATIONS: frame(FrameKind.EVALUATIONS, {2: {"loss": 0.5}}),
 }
 MEANT = {
-    FrameKind.CONTRIBUTION: payloads.Contributed(
-        microbatches={0: [payloads.Contribution(module=1, tensors=[("F32", (2,)), ("I32", ())])], 1: []}
-    ),
     FrameKind.GRADIENT: FrameFacts(again=True),
     FrameKind.PARTIAL_SUM: payloads.PartialSum(
         losses={3: 0.5},
         weights={3: 2.0},
         metrics={3: {"accuracy": (1.0, 2.0)}},
         added={3: [("balance", 0.25)]},
-        contributed={3: [payloads.Contribution(module=0, tensors=[("F64", ())])]},
     ),
     FrameKind.READY: Ready(cell=Cell(0, 1), squared_norm=[2.0], losses={0: 0.5}),
     FrameKind.COMMIT: Commit(**COMMIT),
@@ -135,7 +128,6 @@ def test_a_report_and_a_commit_may_carry_sums_and_metrics() -> None:
 
 WRONG = {
     "no partial sum": frame(FrameKind.PARTIAL_SUM, PARTIAL, ()),
-    "a partial sum without what it contributes": frame(FrameKind.PARTIAL_SUM, PARTIAL, FLAT),
     "a partial sum's losses": frame(FrameKind.PARTIAL_SUM, {**PARTIAL, "losses": {"0": "low"}}, FLAT),
     "a checkpoint with a path": frame(FrameKind.COMMIT, {**COMMIT, "checkpoint": {**MARK, "id": "../x"}}),
     "a checkpoint of nobody": frame(FrameKind.COMMIT, {**COMMIT, "checkpoint": {**MARK, "writers": ["w0"]}}),
@@ -143,28 +135,9 @@ WRONG = {
     "a spot check's sums": frame(FrameKind.SPOT_CHECK, {**SPOT, "layers": [-1]}, FLAT),
     "no activation": frame(FrameKind.ACTIVATION),
     "an activation's meta": frame(FrameKind.ACTIVATION, {"agains": True}, FLAT),
-    "no contribution": frame(FrameKind.CONTRIBUTION, CONTRIBUTED, ()),
-    "a contribution of nothing told": frame(FrameKind.CONTRIBUTION, None, FLAT),
-    "a contribution without its bytes": frame(FrameKind.CONTRIBUTION, CONTRIBUTED, FLAT),
-    "a contribution of too many bytes": frame(FrameKind.CONTRIBUTION, CONTRIBUTED, (*FLAT, BYTES.repeat(2))),
-    "bytes only": frame(FrameKind.CONTRIBUTION, CONTRIBUTED, (BYTES,)),
-    "square bytes": frame(FrameKind.CONTRIBUTION, CONTRIBUTED, (*FLAT, BYTES.reshape(3, 4))),
-    "a contribution of no type": frame(
-        FrameKind.CONTRIBUTION, {"microbatches": {0: [[1, [["f8", [3]]]]]}}, (*FLAT, BYTES)
-    ),
-    "a contribution of negative size": frame(
-        FrameKind.CONTRIBUTION, {"microbatches": {0: [[1, [["F32", [-3]], ["F64", [3]]]]]}}, (*FLAT, BYTES)
-    ),
-    "a contribution of more than there could be": frame(
-        FrameKind.CONTRIBUTION, {"microbatches": {0: [[1, [["F32", [2**62, 2**62, 0]], ["F32", [3]]]]]}}, (*FLAT, BYTES)
-    ),
-    "a contribution of many dimensions": frame(
-        FrameKind.CONTRIBUTION, {"microbatches": {0: [[1, [["F32", [*[1] * 70, 3]]]]]}}, (*FLAT, BYTES)
-    ),
-    "a contribution to nothing": frame(
-        FrameKind.CONTRIBUTION, {"microbatches": {0: [[-1, [["F32", [3]]]]]}}, (*FLAT, BYTES)
-    ),
-    "gradients of bytes": frame(FrameKind.SYNC, [], (BYTES, BYTES)),
+    "no contribution": frame(FrameKind.CONTRIBUTION, None, ()),
+    "a contribution of bytes": frame(FrameKind.CONTRIBUTION, None, (BYTES,)),
+    "two gradients": frame(FrameKind.SYNC, [], FLAT * 2),
     "two results": frame(FrameKind.RESULT, None, FLAT * 2),
     "a square contribution": frame(FrameKind.RESULT, None, (torch.ones(2, 2),)),
     "a gradient of integers": frame(FrameKind.SYNC, [], (torch.ones(3, dtype=torch.int64),)),
@@ -326,7 +299,6 @@ def test_what_is_refused_is_told(caplog: pytest.LogCaptureFixture) -> None:
     ("wrong", "message"),
     [
         (lambda job, size: frame(FrameKind.SYNC, [], (torch.zeros(size + 1),)), "a gradient of .*, expected"),
-        (lambda job, size: frame(FrameKind.SYNC, [], (torch.zeros(size), BYTES)), "and 12 bytes of buffers, expected"),
         (
             lambda job, size: frame(FrameKind.LAYER, {**LAYER, "filling": FILLING}, FLAT),
             "the state of layer . is missing",
@@ -364,28 +336,15 @@ def misfits(node: Any, step: int) -> list[Frame]:
     half = size // 2
     share = (torch.zeros(half),)
     flat = (torch.zeros(size - half),) if cell.pipeline else share
-    norm = [["F32", [4]], ["F32", [4]]]
 
     def made(kind: FrameKind, payload: Any = None, tensors: Any = (), part: int = 1 - cell.pipeline) -> Frame:
         return Frame(address=Address(kind, *cell, step, 0, part), epoch=1, tensors=tensors, payload=payload)
 
-    def contributed(contributions: Any, size: int = 0, microbatches: Any = (2, 3), **more: Any) -> Frame:
-        payload = {"microbatches": dict.fromkeys(microbatches, contributions)}
-        data = (torch.zeros(size * len(microbatches), dtype=torch.uint8),) if size else ()
-        return made(FrameKind.CONTRIBUTION, payload, (*more.pop("flat", flat), *data), **more)
-
     return [
-        contributed([[99, norm]], 32),
-        contributed([[0, [["F32", [5]], ["F32", [4]]]]], 36),
-        contributed([[0, [["F32", [4]]]]], 16),
-        contributed([[0, [["F64", [4]], ["F64", [4]]]]], 64),
-        contributed([], microbatches=(2,)),
-        contributed([], microbatches=(0, 1)),
-        contributed([], microbatches=(2, 3, 4)),
-        contributed([], flat=(torch.zeros(3),)),
-        contributed([], flat=flat * 2),
-        contributed([], part=7),
-        contributed([], part=-1),
+        made(FrameKind.CONTRIBUTION, None, (torch.zeros(3),)),
+        made(FrameKind.CONTRIBUTION, None, flat * 2),
+        made(FrameKind.CONTRIBUTION, None, flat, part=7),
+        made(FrameKind.CONTRIBUTION, None, flat, part=-1),
         made(FrameKind.RESULT, None, (torch.zeros(half + 1),)),
         made(FrameKind.RESULT, None, share, part=5),
         made(FrameKind.TIED, None, (torch.zeros(3),), part=1 - cell.stage),

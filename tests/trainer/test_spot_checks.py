@@ -196,12 +196,15 @@ AT_ONCE = {
     ),
     "calls": (of(Counting, 2, 2), r"the output of layer 0 \(Counting\) is not deterministic: in step 1, microbatch 0"),
     "time": (of(Timed, 2, 2), r"the output of layer 0 \(Timed\) is not deterministic: .*; usual causes"),
-    "backward": (of(OwnBackward, 2, 2), r"the gradient of the parameters of layers 0 to 0 is not deterministic"),
+    "backward": (of(OwnBackward, 2, 2), r"the gradient of the parameters, .*, of layers 0 to 0 is not deterministic"),
     "added": (of(Adds, 2, 2), "what layers 0 to 0 pass on, or add to the loss, is not deterministic"),
     "statistics": (of(Reading, 2), r"layer 0 \(Reading\) is not .* come out with other running statistics: a module"),
     "statistics before": (of(ReadingFirst, 2), r"layer 0 \(ReadingFirst\) is not .* other running statistics"),
     "warming up": (of(WarmingUp, 2), r"layer 0 \(WarmingUp\) is not .* come out with other running statistics"),
-    "momentum": (of(HardCoded, 2), "what layers 0 to 0 contribute to running buffers is not deterministic"),
+    "momentum": (
+        of(HardCoded, 2),
+        "parameters, or running statistics, of layers 0 to 0 is not deterministic",
+    ),
 }
 
 

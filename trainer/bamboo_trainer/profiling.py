@@ -172,8 +172,8 @@ def _backward(clock: WorkClock, stage: Stage, work: Work, microbatch: int, outpu
 def _update(clock: WorkClock, stage: Stage, work: Work, repeats: int) -> list[float]:
     """Return the seconds of optimizer steps but the first, which makes the optimizer's state."""
     values = stage.values
-    gradient, running = work.gradients.total()[: values.final.size], values.final.folded(work.contributions)
-    times = [_timed(clock, stage, lambda: values.apply(gradient, 1.0, *running))[0] for _ in range(1 + min(repeats, 5))]
+    gradient = work.gradients.total()[: values.final.size]
+    times = [_timed(clock, stage, lambda: values.apply(gradient, 1.0))[0] for _ in range(1 + min(repeats, 5))]
     return times[1:]
 
 

@@ -11,7 +11,6 @@ from bamboo_trainer.callbacks import MakeCallback
 from bamboo_trainer.decisions import Decide
 from bamboo_trainer.loggers.interface import MakeLogger
 from bamboo_trainer.tasks.losses import Weighted, add_loss
-from bamboo_trainer.tasks.running_buffers import contribute, track_buffers
 
 __all__ = [
     "Build",
@@ -21,8 +20,6 @@ __all__ = [
     "TrainingFacts",
     "Weighted",
     "add_loss",
-    "contribute",
-    "track_buffers",
 ]
 
 Parts = tuple[torch.Tensor, ...]  # the tensors that layers pass on: one or several

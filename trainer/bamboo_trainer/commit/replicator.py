@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from bamboo_core.control.protocol import ReplicaSynced
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
 from bamboo_trainer.commit.committer import Committer
@@ -69,10 +71,10 @@ class Replicator:
             for replica in self._plan.current.at(cell).replicas
         }
 
-    def finalize(self, stage: int, step: int, final: Parts) -> None:
-        """Take in a step's final gradients, with running buffers: for the state here, and later for the replicas.
+    def finalize(self, stage: int, step: int, final: Tensor) -> None:
+        """Take in a step's final gradient: for the state here, and later for the replicas.
 
-        They come from a cell of this worker or, if none of its cells runs this step, from the owner it replicates.
+        It comes from a cell of this worker or, if none of its cells runs this step, from the owner it replicates.
         """
         if not self._states.keep_final(stage, step, final):
             return
@@ -111,7 +113,7 @@ class Replicator:
         """
         final = self._states.final(cell.stage, step)
         assert final is not None
-        return Address(FrameKind.SYNC, *cell, step), final, self._committer.log.latest()
+        return Address(FrameKind.SYNC, *cell, step), (final,), self._committer.log.latest()
 
     def announced(self, cell: Cell, replica: WorkerId, epoch: int, announce: Announce) -> None:
         """Take in a replica's announcement of its version. epoch: of the plan that the replica obeys."""
@@ -201,15 +203,11 @@ class Replicator:
                     self._plan.owner(cell), self._outbox.frame(Address(FrameKind.ANNOUNCE, *cell, 0), payload=payload)
                 )
 
-    def received(self, address: Address, final: Parts) -> None:
-        """Take in a stage's final gradients, with running buffers, from its owner. Raises RefusedFrame."""
+    def received(self, address: Address, final: Tensor) -> None:
+        """Take in a stage's final gradient from its owner. Raises RefusedFrame."""
         number, held = address.stage, self._states.of(address.cell)
-        if held and not held.final.takes(final):
-            running = f" and {final[1].nbytes} bytes of buffers" if len(final) > 1 else ""
-            raise RefusedFrame(
-                f"a gradient of {final[0].numel()} elements{running}, expected {held.final.size}"
-                + (f" and {held.final.running_size} bytes" if held.final.running_size else "")
-            )
+        if held and final.numel() != held.final.size:
+            raise RefusedFrame(f"a gradient of {final.numel()} elements, expected {held.final.size}")
         self.finalize(number, address.step, final)
         self.announce(number)
 

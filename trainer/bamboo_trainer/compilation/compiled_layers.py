@@ -18,7 +18,7 @@ from torch import nn
 from bamboo_trainer.compilation.cut_backwards import CuttingBackend, mark_cut
 from bamboo_trainer.compilation.forms import InputForm
 from bamboo_trainer.split.layers import SplitLayer
-from bamboo_trainer.tasks.running_buffers import running_modules
+from bamboo_trainer.tasks.running_buffers import running_norms
 from bamboo_trainer.tasks.task_errors import TaskError, told
 from bamboo_trainer.tasks.user_code import arguments, named_layer
 
@@ -112,8 +112,8 @@ def _left(layer: nn.Module) -> str:
         return "its forward is marked with torch.compiler.disable"
     if isinstance(layer, SplitLayer) and layer.has_own_code:
         return "it runs the model's own code in addition to its blocks"
-    if running := running_modules(layer):
-        return f"{type(running[0].module).__name__} in it updates buffers"
+    if norms := running_norms(layer):
+        return f"{type(norms[0].module).__name__} in it updates buffers"
     return ""
 
 

@@ -222,13 +222,13 @@ class Components:
             self.on_commit(step, commit)
 
     def _on_state(self, sender: WorkerId, frame: Frame) -> None:
-        """Take in final gradients of a stage, or a layer of its state."""
+        """Take in the final gradient of a stage, or a layer of its state."""
         address, stage = frame.address, frame.address.stage
         if stage not in self.states:
             self._keep_early(sender, frame)
             return
         if address.kind is FrameKind.SYNC:
-            self.replicator.received(address, frame.tensors)
+            self.replicator.received(address, frame.tensors[0])
         else:
             self.replicator.layer_arrived(frame)
         while (state := self.replicator.next_state()) is not None:

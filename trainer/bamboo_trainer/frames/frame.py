@@ -19,12 +19,12 @@ class FrameKind(IntEnum):
 
     ACTIVATION = 1  # outputs of a stage's forward, to the next stage's cell; part = EVALUATED of an evaluation's batch
     GRADIENT = 2  # gradients of a stage's inputs, to the previous stage's cell
-    CONTRIBUTION = 3  # one pipeline's share of a stage's gradients; part = source pipeline; payload: to its buffers
+    CONTRIBUTION = 3  # one pipeline's share of a stage's gradients; part = source pipeline
     RESULT = 4  # a reduced chunk of a stage's gradients; part = chunk
     TIED = 5  # gradients of tied parameters; part = source stage
     READY = 6  # a cell has finished the step; to the root; part = number of the cell; payload: cell, norm, losses
     COMMIT = 7  # from the root: apply the optimizer step; payload: norm, loss, microbatches, generation, epoch
-    SYNC = 8  # a stage's final gradients and running buffers, to its replicas; payload: the newest commits
+    SYNC = 8  # a stage's final gradients, to its replicas; payload: the newest commits
     ANNOUNCE = 10  # from a replica to its owner: the version that it holds; payload: version, secured, digest
     HEARD = 11  # to the root: the newest commits that this worker knows; payload: a list of (step, commit)
     ASK = 12  # to all: the sender repeats a committed step of this cell, and needs its results or inputs

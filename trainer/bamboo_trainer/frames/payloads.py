@@ -4,7 +4,6 @@ Received frames are checked here, once, before use. A peer knows the job's secre
 is not.
 """
 
-import math
 from dataclasses import replace
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -17,7 +16,6 @@ from bamboo_core.control.protocol import MOST_METRICS, Evaluations
 from bamboo_core.job.spec import MOST_LAYERS
 from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_trainer.frames.frame import BOUNDARY, NO_CELL, Frame, FrameFacts, FrameKind
-from bamboo_trainer.frames.tensors import DTYPES, MAX_BODY, MAX_DIMENSIONS
 from bamboo_trainer.loss_scale import LossScale
 
 MOST_DECISIONS: Final = 16
@@ -47,40 +45,15 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     evaluation: Sums = {}
 
 
-class Contribution(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
-    """The contribution of one call of a module with running buffers."""
-
-    module: Annotated[int, msgspec.Meta(ge=0)]  # its number in the stage
-    tensors: list[tuple[str, tuple[int, ...]]]  # their dtypes and shapes
-
-    def sizes(self) -> list[int]:
-        """Return the bytes of each tensor."""
-        return [DTYPES[name].itemsize * math.prod(shape) for name, shape in self.tensors]
-
-    @property
-    def size(self) -> int:
-        return sum(self.sizes())
-
-
-class Contributed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A pipeline's contributions to the stage's running buffers, by microbatch; their tensors' bytes, one after the
-    other, are the frame's last tensor if there are any.
-    """
-
-    microbatches: dict[Annotated[int, msgspec.Meta(ge=0)], list[Contribution]]
-    again: bool = False  # the frame has been sent before
-
-
 class PartialSum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Results of some of a cell's microbatches, in addition to their gradients' sums: losses and their weights, metrics
-    with theirs, what layers add, and contributions as in `Contributed`.
+    with theirs, and what layers add.
     """
 
     losses: dict[int, float]
     weights: dict[int, float]
     metrics: dict[int, Annotated[dict[str, tuple[float, float]], msgspec.Meta(max_length=MOST_METRICS)]]
     added: dict[int, list[tuple[str, float]]]
-    contributed: dict[Annotated[int, msgspec.Meta(ge=0)], list[Contribution]]
     again: bool = False  # the frame has been sent before
 
 
@@ -165,8 +138,7 @@ class Announce(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 class SpotSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Checksums of a cell's microbatch: of its data, read from the dataset; of the outputs after each layer, and as a
-    whole with losses; of contributions to running buffers; of the gradients of its inputs, and of the stage's
-    parameters.
+    whole with losses; of the gradients of its inputs, and of the stage's parameters.
     """
 
     # the first tensors of the frame, its inputs; the others are the gradients that its backward took
@@ -175,7 +147,6 @@ class SpotSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     given: FrameFacts | None  # of these gradients
     data: Annotated[int, msgspec.Meta(ge=0)]
     layers: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=MOST_LAYERS)]
-    contributed: Annotated[int, msgspec.Meta(ge=0)]
     outputs: Annotated[int, msgspec.Meta(ge=0)]
     gradients: Annotated[int, msgspec.Meta(ge=0)]
     parameters: Annotated[int, msgspec.Meta(ge=0)]
@@ -216,18 +187,17 @@ class PayloadForm(NamedTuple):
     fewest: int = 0
     most: float = 0
     flat: bool = False  # the tensors are pieces of a stage's gradient
-    data: bool = False  # bytes may follow as a last one
 
 
 FORMS: Final = {
     FrameKind.ACTIVATION: PayloadForm(FrameFacts | None, 1, torch.inf),
     FrameKind.GRADIENT: PayloadForm(FrameFacts | None, 0, torch.inf),  # integers have none
-    FrameKind.CONTRIBUTION: PayloadForm(Contributed, 1, torch.inf, flat=True, data=True),
+    FrameKind.CONTRIBUTION: PayloadForm(FrameFacts | None, 1, torch.inf, flat=True),
     FrameKind.RESULT: PayloadForm(FrameFacts | None, 1, 1, flat=True),
     FrameKind.TIED: PayloadForm(FrameFacts | None, 1, torch.inf, flat=True),
     FrameKind.READY: PayloadForm(Ready),
     FrameKind.COMMIT: PayloadForm(Commit),
-    FrameKind.SYNC: PayloadForm(Commits, 1, 2, flat=True, data=True),
+    FrameKind.SYNC: PayloadForm(Commits, 1, 1, flat=True),
     FrameKind.ANNOUNCE: PayloadForm(Announce),
     FrameKind.HEARD: PayloadForm(Commits),
     FrameKind.ASK: PayloadForm(None),
@@ -239,8 +209,8 @@ FORMS: Final = {
     FrameKind.LAYER: PayloadForm(LayerPayload, 0, torch.inf),
     FrameKind.LAYERS_LACKED: PayloadForm(LayersWanted),
     FrameKind.HISTORY: PayloadForm(Commits),
-    FrameKind.PARTIAL_SUM: PayloadForm(PartialSum, 1, torch.inf, flat=True, data=True),
-    FrameKind.KEPT_SUM: PayloadForm(PartialSum, 1, torch.inf, flat=True, data=True),
+    FrameKind.PARTIAL_SUM: PayloadForm(PartialSum, 1, torch.inf, flat=True),
+    FrameKind.KEPT_SUM: PayloadForm(PartialSum, 1, torch.inf, flat=True),
     FrameKind.KEPT_ALL: PayloadForm(None),
     FrameKind.EVALUATIONS: PayloadForm(Evaluations),
     FrameKind.REPEAT: PayloadForm(FrameFacts | None),  # again: what is in the log is to be sent again, too
@@ -255,18 +225,13 @@ def read(frame: Frame) -> Frame:
         raise RefusedFrame(f"{count} tensors")
     if frame.payload is None and frame.address.kind in BOUNDARY:
         return frame  # most frames are like this
-    data = _data(frame) if form.data else ()
-    for tensor in frame.tensors[: count - len(data)] if form.flat else ():
+    for tensor in frame.tensors if form.flat else ():
         if tensor.dtype != torch.float32 or tensor.dim() != 1:
             raise RefusedFrame(f"a gradient of {tensor.dtype} {list(tensor.shape)}")
     try:
         payload = msgspec.convert(frame.payload, form.payload)
     except msgspec.ValidationError as error:
         raise RefusedFrame(f"payload: {error}") from error
-    if isinstance(payload, Contributed):
-        _check_contributed(payload.microbatches, data)
-    if isinstance(payload, PartialSum):
-        _check_contributed(payload.contributed, data)
     if isinstance(payload, SpotSums) and payload.inputs > count:
         raise RefusedFrame(f"{count} tensors, {payload.inputs} of them inputs")
     if isinstance(payload, LayerPayload):
@@ -278,21 +243,3 @@ def read(frame: Frame) -> Frame:
         ):
             raise RefusedFrame("a layer of no state")
     return frame if payload is frame.payload else replace(frame, payload=payload)
-
-
-def _data(frame: Frame) -> tuple[torch.Tensor, ...]:
-    """Return the bytes that follow the flat tensors, if there are any."""
-    last = frame.tensors[-1]
-    return (last,) if len(frame.tensors) > 1 and last.dtype == torch.uint8 and last.dim() == 1 else ()
-
-
-def _check_contributed(by_microbatch: dict[int, list[Contribution]], data: tuple[torch.Tensor, ...]) -> None:
-    """Raise RefusedFrame if the bytes are not those of the tensors that the payload names."""
-    contributed = [one for contributions in by_microbatch.values() for one in contributions]
-    for name, shape in (form for one in contributed for form in one.tensors):
-        spread = math.prod(max(1, size) for size in shape)  # torch counts so, even if the tensor is empty
-        if name not in DTYPES or min(shape, default=0) < 0 or len(shape) > MAX_DIMENSIONS or spread > MAX_BODY:
-            raise RefusedFrame(f"a contribution of {name[:32]!r} {list(shape)[:16]}")
-    found, expected = sum(tensor.numel() for tensor in data), sum(one.size for one in contributed)
-    if found != expected:
-        raise RefusedFrame(f"contributions of {found} bytes, expected {expected}")

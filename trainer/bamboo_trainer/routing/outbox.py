@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_trainer.frames.frame import BOUNDARY, Address, Frame, FrameFacts, FrameKind, is_of_microbatch
-from bamboo_trainer.frames.payloads import Contributed, PartialSum
+from bamboo_trainer.frames.payloads import PartialSum
 from bamboo_trainer.memory.host_copies import AtOnce, Copy, HostCopies, Parts
 from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.routing.plan_state import PlanState
@@ -149,6 +149,6 @@ class Outbox:
 
 def _said_again(payload: Any) -> Any:
     """Return a frame's payload, marked as sent again."""
-    if isinstance(payload, Contributed | PartialSum | FrameFacts):
+    if isinstance(payload, PartialSum | FrameFacts):
         return msgspec.structs.replace(payload, again=True)
     return FrameFacts(again=True) if payload is None else payload

@@ -152,7 +152,7 @@ class ForwardRunner:
                 f.measure(self._task, f.targets)
 
     def call(self, index: int, seed: int, given: Any, capture: Capture) -> Any:
-        """Run a layer's forward with all that its bits depend on. capture: for contributions to running buffers."""
+        """Run a layer's forward with all that its bits depend on. capture: gets what norms see."""
         with capturing(capture):
             return self._call(index, seed, given)
 

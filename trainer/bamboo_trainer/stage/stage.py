@@ -21,6 +21,7 @@ from bamboo_trainer.stage.evaluation import Evaluator
 from bamboo_trainer.stage.forwarding import Forwarding, ForwardRunner
 from bamboo_trainer.stage.gradients.backwards import BackwardRunner
 from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
+from bamboo_trainer.stage.gradients.norm_sums import norm_sums
 from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.stage.work import BackwardScale, Gradients, Work
 from bamboo_trainer.task import Parts, Task
@@ -127,7 +128,9 @@ class Stage:
         Outputs are sent and logged, so an optimizer step that writes to the parameters must not change them.
         """
         assert forwarding.done
-        work.contributions[forwarding.microbatch] = self.values.running.record(forwarding.capture.contributed)
+        if captured := forwarding.capture.contributed:
+            following = self._config.microbatches - 1 - forwarding.microbatch
+            work.statistics[forwarding.microbatch] = norm_sums(self.values.parameters.norms, captured, following)
         work.complete(forwarding, last=self.values.last)
         if self.values.last:
             scale, metrics = self.values.common.loss_scale, work.metrics[forwarding.microbatch]

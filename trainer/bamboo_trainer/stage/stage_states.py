@@ -4,13 +4,14 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from torch import Tensor
+
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
 from bamboo_trainer.frames.payloads import Commit
 from bamboo_trainer.memory.headroom import has_room
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.stage.state.values import StageValues
-from bamboo_trainer.task import Parts
 
 
 class StageBuilder(Protocol):
@@ -43,14 +44,14 @@ class StageState:
 
     stage: None while it is on its way. owned: this worker runs it, not only keeps it for another. staying: its cell
     continues, and is not of a pipeline that the job is about to drop. final: the final gradients of steps not applied
-    yet, by step; the bytes of running buffers after that step follow them, if the stage has any.
+    yet, by step.
     """
 
     stage: Stage | None
     owned: bool = False
     staying: bool = True
     rehearsed: bool = False
-    final: dict[int, Parts] = field(default_factory=dict)
+    final: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def version(self) -> int:
@@ -151,15 +152,15 @@ class StageStates:
 
     # final gradients
 
-    def keep_final(self, index: int, step: int, final: Parts) -> bool:
-        """Keep a step's final gradients; return False if they are kept already, or applied."""
+    def keep_final(self, index: int, step: int, final: Tensor) -> bool:
+        """Keep a step's final gradient; return False if it is kept already, or applied."""
         state = self.by_stage[index]
         if step < state.version or step in state.final:
             return False
         state.final[step] = final
         return True
 
-    def final(self, index: int, step: int) -> Parts | None:
+    def final(self, index: int, step: int) -> Tensor | None:
         return self.by_stage[index].final.get(step) if index in self.by_stage else None
 
     def has_final(self, index: int, step: int) -> bool:
@@ -202,11 +203,11 @@ class StageStates:
         `StageValues.apply`.
         """
         state, values = self.by_stage[index], self[index]
-        gradient, *running = state.final.pop(state.version)
+        gradient = state.final.pop(state.version)
         if commit.skipped:
             values.skip()
         else:
-            values.apply(gradient, commit.norm, *running, scale=commit.scale, tries=tries)
+            values.apply(gradient, commit.norm, scale=commit.scale, tries=tries)
         values.begin_step(commit.common)
 
     # states of other workers
@@ -219,7 +220,7 @@ class StageStates:
         values.restore(layers)
         state.stage = stage
         self._give(state, state.owned)
-        state.final = {k: f for k, f in state.final.items() if k >= values.version and values.final.takes(f)}
+        state.final = {k: f for k, f in state.final.items() if k >= values.version and f.numel() == values.final.size}
 
     def begin_rehearsal(self, index: int) -> None:
         self.by_stage[index].rehearsed = True

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from bamboo_trainer.frames.frame import Frame
-from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.forwarding import Forwarding, Metrics
 from bamboo_trainer.stage.gradients.buckets import BackwardPart, Cut, Ends
 from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
+from bamboo_trainer.stage.gradients.norm_sums import NormSums
 from bamboo_trainer.stage.gradients.weight_gradients import WeightGradients
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.losses import Sum
@@ -63,7 +63,7 @@ class Work:
     metrics: dict[int, Metrics] = field(default_factory=dict)
     added: dict[int, list[Tensor]] = field(default_factory=dict)  # losses of layers, with their graphs
     added_values: dict[int, list[tuple[str, float]]] = field(default_factory=dict)
-    contributions: dict[int, Recorded] = field(default_factory=dict)  # to running buffers
+    statistics: dict[int, NormSums] = field(default_factory=dict)  # microbatch -> for its gradient
     evaluated: dict[int, dict[str, Sum]] = field(default_factory=dict)  # of a last stage: by batch and metric
 
     def complete(self, forwarding: Forwarding, *, last: bool) -> None:

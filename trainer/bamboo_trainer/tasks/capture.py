@@ -1,4 +1,4 @@
-"""Results of a layer's forward in addition to its outputs: contributions to buffers, and losses of its own."""
+"""Results of a layer's forward in addition to its outputs: what norms see, and losses of its own."""
 
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ Contributed = list[tuple[nn.Module, Parts]]  # in order
 
 @dataclass(slots=True)
 class Capture:
-    """The contributions of a layer's forward, in order."""
+    """The means and variances of the batches that norms have seen, and losses, in order."""
 
     # fill, count, momentum: BatchNorm's running statistics, number of batches and momentum meanwhile; momentum is 1,
     # or 0.5 with a fill of 0. Neither contributions nor outputs may depend on them.

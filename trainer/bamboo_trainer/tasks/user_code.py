@@ -21,7 +21,7 @@ from bamboo_trainer.data.order import pure_seed
 from bamboo_trainer.frames.tensors import unsendable
 from bamboo_trainer.task import Dataset, Parts, Task
 from bamboo_trainer.tasks.losses import Sum, checked_name, parted, sum_and_weight
-from bamboo_trainer.tasks.running_buffers import running_modules, spectrally_normed
+from bamboo_trainer.tasks.running_buffers import running_norms, spectrally_normed
 from bamboo_trainer.tasks.task_errors import TaskError, blamed, in_task, is_an_error, ran_out_of_memory, told
 
 _AS_IT_IS: Final = nullcontext()
@@ -53,9 +53,8 @@ def build_layer(task: Task, seed: int, layer: int, within: AbstractContextManage
     if normed := spectrally_normed(module):
         raise TaskError(
             f"{named_layer(module, layer)} has spectral_norm on {normed!r}, which updates its vectors in each forward, "
-            "so a repeated forward would differ: use torch.nn.utils.parametrizations.orthogonal or weight_norm, put it "
-            "in eval mode, or do the power iteration in a layer of your own whose vectors are declared with "
-            "bamboo_trainer.task.track_buffers"
+            "so a repeated forward would differ: use torch.nn.utils.parametrizations.orthogonal or weight_norm, or put "
+            "it in eval mode"
         )
     return module
 
@@ -138,7 +137,7 @@ def run_layer(
         if may_repeat and _would_write(call, parts):
             raise TaskError(f"{named_layer(task_layer, layer)} {_WRITES}") from error
         who = named_layer(task_layer, layer)
-        if _breaks_graph(error) and (normed := running_modules(task_layer)):
+        if _breaks_graph(error) and (normed := running_norms(task_layer)):
             raise TaskError(
                 f"{who} compiles a forward with {type(normed[0].module).__name__} in it (torch.compile), and torch "
                 "cannot make one graph of what captures its running statistics: leave fullgraph=False, so that the "
@@ -403,14 +402,8 @@ def changed_buffer(task_layer: nn.Module, layer: int, name: str, kind: str = "bu
     """Return the error for a buffer that a forward has changed. kind: what changed, if not a buffer."""
     return TaskError(
         f"{named_layer(task_layer, layer)} changes its {kind} {name!r} in the forward, "
-        f"so a repeated forward would differ{_INSTEAD.get(kind, '')}"
+        "so a repeated forward would differ"
     )
-
-
-_INSTEAD: Final = {
-    "buffer": " (declare it with bamboo_trainer.task.track_buffers, and call contribute instead of changing it)",
-    "running buffer": " (call bamboo_trainer.task.contribute instead of changing it)",
-}
 
 
 def _buffer_copies(layers: Mapping[int, nn.Module]) -> dict[str, Tensor]:

@@ -29,7 +29,6 @@ from bamboo_trainer.engine.steps.schedule import needs
 from bamboo_trainer.frames.frame import Address, Frame
 from bamboo_trainer.frames.payloads import RefusedFrame
 from bamboo_trainer.memory.host_copies import Copy
-from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.gradients.partial_sums import resume
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.work import Work
@@ -66,12 +65,11 @@ class CellStep:
     began in the middle of a step, so others wait for what it repeats. evaluations: instructions at the program's
     beginning that evaluate the state, before the step itself.
 
-    figures: reported results of the step, once computed: the final gradient's squared norms, and the losses.
-    contributions: of other pipelines to the stage's running buffers, by microbatch. portions: of the cell, if others
-    share its microbatches. is_portion: this step is only one of those, and the cell's owner may be another worker.
-    kept: the first microbatch whose results the cell's keeper has not been sent. passed: the sums of others, and the
-    SUMMED, that have been sent, with their receivers. again: the work on each microbatch that runs only for
-    neighbouring stages, because its gradient is in the sum.
+    figures: reported results of the step, once computed: the final gradient's squared norms, and the losses. portions:
+    of the cell, if others share its microbatches. is_portion: this step is only one of those, and the cell's owner may
+    be another worker. kept: the first microbatch whose results the cell's keeper has not been sent. passed: the sums of
+    others, and the SUMMED, that have been sent, with their receivers. again: the work on each microbatch that runs only
+    for neighbouring stages, because its gradient is in the sum.
     """
 
     cell: Cell
@@ -83,7 +81,6 @@ class CellStep:
     work: Work | None = None
     final: Tensor | None = None
     figures: Copy | None = None
-    contributions: dict[int, Recorded] = field(default_factory=dict)
     inbox: dict[Address, Frame] = field(default_factory=dict)
     consumed: set[Address] = field(default_factory=set)
     predecessor: WorkerId | None = None
@@ -163,7 +160,6 @@ class CellStep:
         self.inbox = {a: f for a, f in self.inbox.items() if a.step >= self.step}
         self.consumed.clear()
         self.passed.clear()
-        self.contributions = {}
         self._refuse_misfits(stage)
 
     def _refuse_misfits(self, stage: Stage) -> None:

@@ -1,17 +1,15 @@
-"""Checks that a peer's share of a stage's gradients, and what belongs to it, fit the cell's step.
+"""Checks that a peer's share of a stage's gradients fits the cell's step.
 
 `payloads` checks what a frame's kind allows. This module knows the stage and the layout: how many pieces, how long they
 are, and of which microbatches. A misfit would fail in the middle of a reduction.
 """
-
-from collections.abc import Sequence
 
 import torch
 
 from bamboo_core.planning.gradient_groups import nodes_of, share_of
 from bamboo_core.planning.plan import Layout
 from bamboo_trainer.frames.frame import Frame, FrameKind
-from bamboo_trainer.frames.payloads import Contributed, RefusedFrame
+from bamboo_trainer.frames.payloads import RefusedFrame
 from bamboo_trainer.stage.state.final_gradients import FinalGradients
 
 
@@ -41,12 +39,8 @@ def check_fit(frame: Frame, form: FinalGradients, layout: Layout) -> None:
 def _check_contribution(frame: Frame, form: FinalGradients, layout: Layout) -> None:
     source, own = _pipeline(frame, layout), frame.address.pipeline
     nodes = nodes_of(layout.shares[source], len(layout.bounds) - 1)
-    data = frame.tensors[len(nodes) :]
-    if len(data) > 1 or any(tensor.dtype != torch.uint8 for tensor in data):
-        raise RefusedFrame(f"{len(frame.tensors)} tensors, expected {len(nodes)} shares of the gradient")
     length = _length(chunk(_bucket(frame, form), layout.pipelines, own))
-    _check_sizes(frame.tensors[: len(nodes)], [length] * len(nodes))
-    _check_contributed(frame.payload, () if frame.address.microbatch else layout.split[source], form)
+    _check_sizes(frame.tensors, [length] * len(nodes))
 
 
 def check_sum(frame: Frame, form: FinalGradients | None, layout: Layout) -> None:
@@ -59,21 +53,10 @@ def check_sum(frame: Frame, form: FinalGradients | None, layout: Layout) -> None
     except ValueError as error:
         raise RefusedFrame(str(error)) from error
     losses = sorted(frame.payload.losses)
-    if len(frame.tensors) > len(nodes) + 1 or losses not in ([], list(microbatches)):
+    if len(frame.tensors) != len(nodes) or losses not in ([], list(microbatches)):
         raise RefusedFrame(f"{len(frame.tensors)} tensors and losses of {len(losses)} microbatches")
     if form is not None:
-        _check_sizes(frame.tensors[: len(nodes)], [form.gradient_size] * len(nodes))
-        _check_contributed(Contributed(microbatches=frame.payload.contributed), microbatches, form)
-
-
-def _check_contributed(contributed: Contributed, microbatches: Sequence[int], form: FinalGradients) -> None:
-    found, expected = sorted(contributed.microbatches), sorted(microbatches)
-    if found != expected:
-        raise RefusedFrame(f"contributions of microbatches {found[:8]}, expected {expected[:8]}")
-    try:
-        form.check_contributed(contributed)
-    except ValueError as error:
-        raise RefusedFrame(str(error)) from error
+        _check_sizes(frame.tensors, [form.gradient_size] * len(nodes))
 
 
 def _pipeline(frame: Frame, layout: Layout) -> int:

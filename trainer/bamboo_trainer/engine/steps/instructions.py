@@ -35,7 +35,6 @@ from bamboo_trainer.engine.steps.frame_fit import chunk
 from bamboo_trainer.engine.steps.portion_steps import PortionSteps
 from bamboo_trainer.engine.steps.spot_checks import SpotChecks
 from bamboo_trainer.frames.frame import EVALUATED, Address, FrameFacts, FrameKind
-from bamboo_trainer.stage.contributions import packed, unpacked
 from bamboo_trainer.stage.gradients.gradient_sum import pieces
 from bamboo_trainer.stage.gradients.partial_sums import add_to, packed_work
 from bamboo_trainer.stage.stage import Stage
@@ -159,21 +158,17 @@ class Instructions:
             add_to(work, portion, frame.payload, frame.tensors)
 
     def _scatter(self, cell_step: CellStep, instruction: ScatterGradients) -> None:
-        """Send a bucket's shares. The first bucket carries contributions to running buffers: all forwards are done.
-
-        The reduced gradient is written over the sum (`_reduce`, `_gather`).
-        """
+        """Send a bucket's shares. The reduced gradient is written over the sum (`_reduce`, `_gather`)."""
         stage, work = self._parts(cell_step)
         assert cell_step.layout is not None
         (d, s), bucket, pipelines = cell_step.cell, instruction.bucket, cell_step.layout.pipelines
-        payload, data = packed({} if bucket else work.contributions)
         own = work.gradients.nodes(bucket)
         for e in range(pipelines):
             if e != d:
                 piece = chunk(stage.values.final.buckets[bucket], pipelines, e)
                 shares = tuple(_apart(total[piece]) for _, total in own)
                 address = Address(FrameKind.CONTRIBUTION, e, s, cell_step.step, bucket, d)
-                self._outbox.emit(address, (*shares, *data), payload)
+                self._outbox.emit(address, shares)
 
     def _reduce(self, cell_step: CellStep, instruction: ReduceGradients) -> None:
         stage, work = self._parts(cell_step)
@@ -185,10 +180,7 @@ class Instructions:
         for e in range(pipelines):
             if e != d:
                 frame = cell_step.take(Address(FrameKind.CONTRIBUTION, d, s, cell_step.step, bucket, e))
-                nodes = nodes_of(layout.shares[e], groups)
-                theirs, data = frame.tensors[: len(nodes)], frame.tensors[len(nodes) :]
-                shares |= zip(nodes, theirs, strict=True)
-                cell_step.contributions |= unpacked(frame.payload, data)
+                shares |= zip(nodes_of(layout.shares[e], groups), frame.tensors, strict=True)
         cell_step.final = own[-1][1]
         total = cell_step.final[piece]
         for some in pieces(total.numel()):
@@ -239,9 +231,8 @@ class Instructions:
     def _sync(self, cell_step: CellStep, _: SyncReplicas) -> None:
         stage, work = self._parts(cell_step)
         form = stage.values.final
-        running = form.folded(work.contributions | cell_step.contributions)
-        final = (cell_step.final_gradient()[: form.size], *running)
-        cell_step.figures = self._shared.ports.copies.start((form.squared_norms(final[0]), *work.figures()))
+        final = cell_step.final_gradient()[: form.size]
+        cell_step.figures = self._shared.ports.copies.start((form.squared_norms(final), *work.figures()))
         self._replicator.finalize(cell_step.cell.stage, cell_step.step, final)
         cell_step.final = None  # the states have it, once for all cells of the stage
         work.gradients.drop()

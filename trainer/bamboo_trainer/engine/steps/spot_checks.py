@@ -46,7 +46,6 @@ class ForwardSums(NamedTuple):
 
     data: int
     layers: tuple[int, ...]
-    contributed: int
     outputs: int
 
 
@@ -223,8 +222,7 @@ def _when_anew(stage: Stage) -> str:
         return f"when {changed} is as it was built, as on a worker that takes over"
     return (
         "with other running statistics: a module that is derived from BatchNorm or InstanceNorm has to update them as "
-        "these do, with its momentum, and must not read them in training; otherwise declare them with "
-        "bamboo_trainer.task.track_buffers"
+        "these do, with its momentum, and must not read them in training"
     )
 
 
@@ -254,9 +252,8 @@ def forward_by_layer(
     outputs = stage.complete(work, forwarding)
     data = (*(() if inputs is not None else forwarding.leaves), *(forwarding.targets or ()))
     m = place[1]
-    contributed = work.contributions[m].data
     passed = (*outputs, *(work.unread[m].values if m in work.unread else ()))
-    return outputs, ForwardSums(checksum_of(data), tuple(layers), checksum(contributed), checksum_of(passed))
+    return outputs, ForwardSums(checksum_of(data), tuple(layers), checksum_of(passed))
 
 
 def compute_anew(stage: Stage, frame: Frame, draws: Mapping[int, Draws] | None = None) -> SpotSums | None:
@@ -310,8 +307,8 @@ def differing(stage: Stage, one: SpotSums, other: SpotSums) -> str:
         if first != second:
             loss = ", or the loss of it," if stage.values.last and layer == layers[-1] else ""
             return f"the output of {stage.named_layer(layer)}{loss}"
-    if one.contributed != other.contributed:
-        return f"what {whole} contribute to running buffers"
     if one.outputs != other.outputs:
         return f"what {whole} pass on, or add to the loss,"
-    return f"the gradient of {'the inputs' if one.gradients != other.gradients else 'the parameters'} of {whole}"
+    if one.gradients != other.gradients:
+        return f"the gradient of the inputs of {whole}"
+    return f"the gradient of the parameters, or running statistics, of {whole}"

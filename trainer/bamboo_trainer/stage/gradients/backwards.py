@@ -13,6 +13,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from bamboo_trainer.memory.host_copies import Bring
 from bamboo_trainer.stage.gradients.buckets import Ends, parts_of
 from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
+from bamboo_trainer.stage.gradients.norm_sums import add_norm_sums
 from bamboo_trainer.stage.gradients.weight_gradients import split
 from bamboo_trainer.stage.state.parameters import FlatParameters
 from bamboo_trainer.stage.work import BackwardScale, Gradients, Work, edge_of
@@ -57,6 +58,8 @@ class BackwardRunner:
         if cuts:
             assert self._first  # no stage waits for gradients of its inputs
             self._compute_all(work, step)
+            self._bind(work.gradients)
+            add_norm_sums(work.gradients.target, work.statistics.pop(microbatch, ()))  # the first bucket may have some
             work.parts = parts_of(given, added, cuts)
             self.next_part(work, place)
             return ()
@@ -66,9 +69,11 @@ class BackwardRunner:
                 if not (postpone and self._postponed(work, microbatch, pairs, leaves)):
                     self._compute_all(work, step)
                     backward = partial(torch.autograd.backward, [p for p, _ in pairs], [g for _, g in pairs])
-                    self._add(work.gradients, backward)
+                    self._add(work, microbatch, backward)
         if microbatch not in work.postponed:
             self._compute_all(work, step)
+            if microbatch in work.statistics:  # of a stage in which nothing is trained
+                self._add(work, microbatch, lambda: None)
             work.gradients.added(microbatch)
         if self._first:
             return ()
@@ -135,7 +140,7 @@ class BackwardRunner:
         for earlier in [m for m in work.postponed if m <= microbatch]:
             rest = work.postponed.pop(earlier)
             with in_task(self._doing((step, earlier))):
-                self._add(work.gradients, rest.compute)
+                self._add(work, earlier, rest.compute)
             work.gradients.added(earlier)
 
     def _compute_all(self, work: Work, step: int) -> None:
@@ -148,18 +153,21 @@ class BackwardRunner:
             self._parameters.unbind()  # from a finished sum, which may have to make room
         self._parameters.bind(total.target)
 
-    def _add(self, total: GradientSum, compute: Callable[[], None]) -> None:
-        """Add to the sum the parameter gradients of a microbatch, which `compute` computes.
+    def _add(self, work: Work, microbatch: int, compute: Callable[[], None]) -> None:
+        """Add to the sum a microbatch's parameter gradients, which `compute` computes, and its norms' statistics.
 
         For a half of a sum they are computed separately first: a parameter may be reached more than once, and its
         gradients must be summed before they are added to the other half.
         """
-        parameters, half = self._parameters, total.half
+        parameters, total, statistics = self._parameters, work.gradients, work.statistics.pop(microbatch, ())
+        half = total.half
         if half is None:
             self._bind(total)
             compute()
             parameters.mark(total.target, total.marked)
+            add_norm_sums(total.target, statistics)
         else:
             places = parameters.release(half)
             compute()
             parameters.add_to(half, places)
+            add_norm_sums(half, statistics)

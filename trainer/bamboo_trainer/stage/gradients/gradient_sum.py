@@ -147,31 +147,25 @@ class GradientSum:
         """The sums of the finished groups, as nodes of the tree, in order. They change with the next group."""
         return tuple(self._done)
 
-    def resume(self, microbatches: tuple[int, int], sums: Sequence[Tensor]) -> int:
-        """Continue after the next groups, half-open, which another worker has summed.
-
-        Return how many of `sums`, from the first, belong to them. They are not modified.
-        """
+    def resume(self, microbatches: tuple[int, int], sums: Sequence[Tensor]) -> None:
+        """Continue after the next groups, half-open, which another worker has summed. sums: are not modified."""
         nodes = nodes_of(SumNode(*map(self._bounds.index, microbatches)), len(self._bounds) - 1)
-        for node, total in zip(nodes, sums, strict=False):
+        for node, total in zip(nodes, sums, strict=True):
             roomy = has_room(self._device, total.nbytes)
             self._done.append((node, total.to(self._device, copy=True) if roomy else total))
         self._group, self._added = nodes[-1].end, microbatches[1]
-        return len(nodes)
 
-    def receive(self, microbatches: tuple[int, int], sums: Sequence[Tensor]) -> int:
-        """Take the sums of these groups, half-open, from another worker; the last ones complete the sum.
-
-        Return how many of `sums`, from the first, belong to them. They are not modified.
+    def receive(self, microbatches: tuple[int, int], sums: Sequence[Tensor]) -> None:
+        """Take the sums of these groups, half-open, from another worker; the last ones complete the sum. sums: are not
+        modified.
         """
         self._current, bounds = None, self._bounds
         nodes = nodes_of(SumNode(*map(bounds.index, microbatches)), len(bounds) - 1)
-        self._received |= zip(nodes, sums, strict=False)
+        self._received |= zip(nodes, sums, strict=True)
         self._group += sum(node.end - node.first for node in nodes)
         if self._group == self._end:
             self._done = [(node, self._sum_of_received(node)) for node in nodes_of(self._share, len(bounds) - 1)]
             self._received = {}
-        return len(nodes)
 
     def _sum_of_received(self, node: SumNode) -> Tensor:
         """Compute a node's sum on the device, holding no more than a piece of its parts there."""

@@ -2,7 +2,8 @@
 
 After each parameter's gradient comes its mark: more than zero if a backward of the step has reached the parameter. An
 optimizer skips the others, as plain PyTorch does with those whose `grad` is None. The mark is an element of the
-gradient, so it is summed, sent, logged and repeated with it.
+gradient, so it is summed, sent, logged and repeated with it. So are the sums of norms' running statistics, which follow
+a layer's parameters.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from bamboo_trainer.stage.gradients.buckets import buckets_of
+from bamboo_trainer.stage.gradients.norm_sums import NormPlace
 from bamboo_trainer.tasks.mixed_precision import kept_in_fp32
+from bamboo_trainer.tasks.running_buffers import intercept, running_norms
 
 ALIGNMENT = 16  # a parameter's place, with its mark, is padded to a multiple of this many elements
 
@@ -110,7 +113,8 @@ class FlatParameters:
     gradient has `gradient_size` elements until these are summed (`TiedSegment`), then `size`.
 
     layers: by number; moved to the device. shared: the tied parameters' group and name, by id, from `ties.tie`. uses:
-    the place of each tied group's gradient by each layer, in elements. buckets: of the gradient.
+    the place of each tied group's gradient by each layer, in elements. norms: with running statistics, which forwards
+    leave unchanged from now on. buckets: of the gradient.
     """
 
     def __init__(
@@ -124,6 +128,7 @@ class FlatParameters:
         self.constants: dict[str, Tensor] = {}
         self.size = 0
         self.uses: dict[tuple[int, int], int] = {}
+        self.norms: list[NormPlace] = []
         self._others: list[tuple[Slot, int, nn.Parameter]] = []  # a tied slot's use by a further layer
         self._dtype, self._starts = dtype, dict[int, int]()  # where each layer's slots begin
         self._collect(layers, shared, device)
@@ -185,6 +190,10 @@ class FlatParameters:
                 self.size += _padded(slot.size)
             for name, buffer in layer.named_buffers():
                 self.constants[f"{index}.{name}"] = buffer
+            for norm in running_norms(layer):
+                intercept(norm.module)
+                self.norms.append(NormPlace(index, norm, self.size))
+                self.size += _padded(norm.size)
 
     def holds(self, tensor: Tensor) -> bool:
         """Return whether the tensor is, or is a part of, a parameter or constant."""

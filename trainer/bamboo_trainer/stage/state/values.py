@@ -17,7 +17,6 @@ from bamboo_trainer.memory.host_copies import AtOnce, HostCopies
 from bamboo_trainer.memory.placement import apart_from_others, wait_for
 from bamboo_trainer.stage.checksums import checksum_of
 from bamboo_trainer.stage.constants import Constants
-from bamboo_trainer.stage.contributions import RunningBuffers
 from bamboo_trainer.stage.state import common_state, layer_state, state_digests
 from bamboo_trainer.stage.state.final_gradients import FinalGradients
 from bamboo_trainer.stage.state.finite import FiniteState
@@ -39,9 +38,9 @@ class StageValues:
     """The parameters, buffers and optimizer state of a stage's layers.
 
     index: the stage's number. first, end: its layers, a half-open range. last: it is the last stage of the model.
-    version: the step that the values are ready for. layers: the modules, by number. parameters: their tensors. running:
-    the buffers that forwards contribute to. optimizer: its state. common: the state that belongs to no layer. final:
-    the form of the final gradients that `apply` takes.
+    version: the step that the values are ready for. layers: the modules, by number. parameters: their tensors.
+    optimizer: its state. common: the state that belongs to no layer. final: the form of the final gradients that
+    `apply` takes.
     """
 
     def __init__(
@@ -76,27 +75,18 @@ class StageValues:
         self._begin_with(CommonState())
         self._finite = FiniteState(self.layers, self.parameters, self._scheduled, self.optimizer, copies)
         state_digests.check(self.parameters, self.optimizer)
-        self.running = RunningBuffers(self.layers)
-        self._constants = Constants(self.layers, self.running.places())
-        self.final = FinalGradients(
-            self.parameters,
-            self.running,
-            self.optimizer,
-            tied,
-            self._elsewhere,
-            config.microbatches,
-        )
+        running = {(layer, norm.place(name)) for layer, norm, _ in self.parameters.norms for name in norm.names}
+        self._constants = Constants(self.layers, running)
+        self.final = FinalGradients(self.parameters, self.optimizer, tied, self._elsewhere)
         self._parked = False
         self._digest: str | None = None
 
     # from version to version
 
-    def apply(
-        self, gradient: Tensor, norm: float, running: Tensor | None = None, *, scale: float = 1.0, tries: bool = False
-    ) -> None:
-        """Take one optimizer step with the final gradient (not modified) times scale. norm: of the global gradient.
-        running: the bytes of the running buffers after the step, from `FinalGradients.folded`. tries: compare with a
-        rebuilt optimizer; raises NotDeterministic if its bits differ.
+    def apply(self, gradient: Tensor, norm: float, *, scale: float = 1.0, tries: bool = False) -> None:
+        """Take one optimizer step with the final gradient (not modified) times scale, and add the sums in it to the
+        norms' running statistics. norm: of the global gradient. tries: compare with a rebuilt optimizer; raises
+        NotDeterministic if its bits differ.
 
         A parameter that no microbatch has used, or that a decision has frozen, stays unchanged, with its optimizer
         state.
@@ -128,9 +118,9 @@ class StageValues:
             self.optimizer.park()
             wait_for(self.device)
         self.parameters.unbind()
-        if running is not None:
-            self.running.set(running)
-            self._constants.renew_running()
+        for place in self.parameters.norms:
+            place.norm.add(place.of(gradient))
+        self._constants.renew_running()
         forget_casts()
         if not self.optimizer.fixed:  # each parameter's state appears with the first step that uses it
             state_digests.check(self.parameters, self.optimizer)

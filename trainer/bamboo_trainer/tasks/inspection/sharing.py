@@ -24,7 +24,7 @@ from torch.nn.parameter import is_lazy
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.child import from_child
 from bamboo_trainer.tasks.inspection.no_values import NoValues
-from bamboo_trainer.tasks.running_buffers import running_modules, shared_buffer
+from bamboo_trainer.tasks.running_buffers import running_norms, shared_buffer
 from bamboo_trainer.tasks.task_errors import TaskError, told
 from bamboo_trainer.tasks.ties import forbid_training
 from bamboo_trainer.tasks.user_code import build_layer
@@ -170,7 +170,7 @@ class Search:
                 for name, parameter in module.named_parameters():
                     if parameter.requires_grad:
                         self._see(layer, f"{layer}.{name}", parameter, again)
-                for one in running_modules(module):
+                for one in running_norms(module):
                     if not one.contributes:
                         continue
                     for name, buffer in one.buffers.items():
