@@ -12,7 +12,6 @@ from torch._dynamo.utils import counters
 
 import plain_models
 from bamboo_trainer.compilation import compiled_layers
-from bamboo_trainer.compilation.compiled_layers import CompiledLayers
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task, add_loss
 from bamboo_trainer.tasks.task_errors import TaskError
@@ -64,28 +63,6 @@ def test_blocks_of_a_split_module_are_compiled_and_its_own_code_is_not() -> None
     losses = [one_step(stages, k, config) for k in range(2)]
     plain, _ = trained(task, [(0, len(task.layers))], replace(config, compile=False), 2)
     assert losses == pytest.approx(plain, rel=1e-5)
-
-
-def gradients_of(layers: dict[int, nn.Module], given: Tensor) -> dict[int, list[Tensor]]:
-    """The outputs and all gradients of each layer, compiled together with the others of these."""
-    together, found = CompiledLayers(layers, deterministic=True), {}
-    for number, layer in layers.items():
-        x = given.detach().requires_grad_()
-        output = together.call(number, x)
-        found[number] = [output, *torch.autograd.grad(output.square().sum(), [x, *layer.parameters()])]
-    return found
-
-
-def test_equal_layers_are_compiled_once_and_share_no_values() -> None:
-    torch.manual_seed(0)
-    layers: dict[int, nn.Module] = {n: nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)) for n in range(3)}
-    given, before = torch.randn(4, 8), counters["aot_autograd"]["total"]
-    shared = gradients_of(layers, given)
-    assert counters["aot_autograd"]["total"] - before == 1
-    alone = {number: gradients_of({number: layer}, given)[number] for number, layer in layers.items()}
-    assert counters["aot_autograd"]["total"] - before == 4
-    torch.testing.assert_close(shared, alone, rtol=0, atol=0)
-    assert not torch.equal(shared[0][0], shared[1][0])
 
 
 def test_all_code_is_there_before_the_first_forward_and_a_repetition_has_the_same_bits(tmp_path: Path) -> None:

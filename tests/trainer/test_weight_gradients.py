@@ -1,6 +1,5 @@
 """A backward whose weight gradients follow later: the same bits as a whole one, and no product is computed twice."""
 
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,14 +14,12 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from bamboo_trainer.compilation.compiled_layers import CompiledLayers
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.stage.gradients.weight_gradients import split
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Parts, Task
 from stage_kit import CONFIG, at, chain, small_gpt
 
-pytest_plugins = ["compiled_fixtures"]
 WIDTH = 6
 
 
@@ -285,71 +282,6 @@ def test_sums_of_a_model_have_the_same_bits(tmp_path: Path, precision: str, chec
         parts, waited = summed(chain(task, ranges, config), delay)
         assert max(waited) == (0 if checkpointed else delay + 1)
         assert same(parts, whole)
-
-
-class Noisy(torch.autograd.Function):
-    """Draws random numbers in its backward, the more the later it is run."""
-
-    @staticmethod
-    def forward(_: Any, x: Tensor) -> Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(_: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0] * 2 + 0 * torch.rand_like(gradients[0])
-
-
-class WithNoise(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = Noisy.apply(self.inner(x))
-        return y
-
-
-compiles = pytest.mark.filterwarnings(  # all of them torch's own, when it compiles
-    "ignore:`torch.jit:DeprecationWarning",
-    "ignore:The .grad attribute:UserWarning",
-    "ignore:<class 'torch.autograd.function.Function'>:DeprecationWarning",
-)
-
-
-@compiles
-@pytest.mark.usefixtures("compiled_cache")
-def test_a_compiled_layer_whose_backward_has_effects_keeps_it_whole(caplog: pytest.LogCaptureFixture) -> None:
-    layers = {3: WithNoise(), 4: nn.Linear(WIDTH, WIDTH)}
-    compiled = CompiledLayers(layers, deterministic=True)
-    for first, is_split in ((3, False), (4, True)):
-        with caplog.at_level("INFO"):
-            x, _ = graph(layers[first], (4, WIDTH))
-            y = compiled.call(4, compiled.call(3, x) if first == 3 else x.view_as(x))
-        assert (split([(get_gradient_edge(y), torch.ones_like(y))], (x,)) is not None) == is_split
-        assert (x.grad is not None) == is_split
-    told = [message for message in caplog.messages if "stays whole" in message]
-    assert len(told) == 1
-    assert told[0].startswith("the backward of layer 3 (WithNoise) stays whole, since aten.rand")
-
-
-@compiles
-@pytest.mark.usefixtures("compiled_cache")
-def test_what_a_compiled_layer_hands_on_is_held_until_its_weight_gradients_are_computed() -> None:
-    """Or until nobody wants them any more."""
-    layer = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
-    compiled = CompiledLayers({0: layer}, deterministic=True)
-    for computed in (True, False):
-        x, _ = graph(layer, (4, WIDTH))
-        y = compiled.call(0, x.view_as(x))
-        rest = split([(get_gradient_edge(y), torch.ones_like(y))], (x,))
-        assert rest is not None
-        held = [weakref.ref(tensor) for tensor in rest.tensors() if tensor is not x]
-        assert len(held) > 2
-        if computed:
-            rest.compute()
-            assert set(rest.tensors()) == {x}
-        del y, rest
-        assert not any(one() for one in held)
 
 
 def test_a_module_that_repeats_itself_is_not_split_for_long() -> None:

@@ -1,1 +1,1 @@
-"""Layers compiled by torch.compile, each separately: requirements, cut backwards, and when to compile."""
+"""Layers compiled by torch.compile, each separately: requirements, and when to compile."""

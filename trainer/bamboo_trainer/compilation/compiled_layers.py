@@ -9,13 +9,11 @@ decides the generated code (`bamboo_core.control.platform`).
 import logging
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import nn
 
-from bamboo_trainer.compilation.cut_backwards import CuttingBackend, mark_cut
 from bamboo_trainer.compilation.forms import InputForm
 from bamboo_trainer.split.layers import SplitLayer
 from bamboo_trainer.tasks.running_buffers import running_norms
@@ -39,18 +37,17 @@ class CompiledLayers:
         import torch._functorch
 
         torch._dynamo.config.accumulated_recompile_limit = _ALL_LAYERS
-        torch._functorch.config.donated_buffer = False  # a cut backward runs the node twice
+        torch._functorch.config.donated_buffer = False  # a backward whose weight gradients follow keeps the graph
+        torch._functorch.config.force_non_lazy_backward_lowering = True  # together with the forward's code
         compile_layer: Callable[..., Any] = torch.compile  # its declared overloads lack two arguments
         self._layers = layers
         self.left = {index: why for index, layer in layers.items() if (why := _left(layer))}
-        backend = CuttingBackend({"fallback_random": True, "deterministic": deterministic})
-        self._whole: dict[int, str] = {}  # layers whose backward cannot be cut, and why
         self._compiled: dict[int, Callable[..., Any]] = {
             index: compile_layer(
                 layer,
                 fullgraph=True,
                 dynamic=False,
-                backend=backend.of_layer(partial(self._stays_whole, index)),
+                options={"fallback_random": True, "deterministic": deterministic},
                 recompile_limit=MOST_FORMS,
                 isolate_recompiles=True,
             )
@@ -64,7 +61,7 @@ class CompiledLayers:
         layer = self._layers[index]
         compiled = self._compiled.get(index, layer)
         try:
-            outputs = compiled(*arguments(layer, given))
+            return compiled(*arguments(layer, given))
         except Exception as error:
             if (problem := _problem(error)) is None:
                 raise
@@ -72,13 +69,6 @@ class CompiledLayers:
                 f"{named_layer(layer, index)} cannot be compiled (spec.training.compile): {problem}; "
                 "torch.compiler.disable around its forward leaves it as it is"
             ) from error
-        if index not in self.left and index not in self._whole:
-            mark_cut(outputs)
-        return outputs
-
-    def _stays_whole(self, index: int, why: str) -> None:
-        self._whole[index] = why
-        logger.info("the backward of %s stays whole, since %s", named_layer(self._layers[index], index), why)
 
     def compile_ahead(
         self, forms: Mapping[int, tuple[InputForm, ...]], device: torch.device, call: Callable[..., Any]

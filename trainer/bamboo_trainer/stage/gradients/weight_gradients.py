@@ -5,8 +5,8 @@ lead to parameters, such as a product of the inputs with a weight; their incomin
 starts there: each operation of the frontier computes the other half of its gradients, and only what leads from it to
 parameters runs. Operations that lead to the same parameters, such as the products with slices of one weight, those of a
 layer's experts, run at once, so that they are summed in the same order. Every product is computed once and every kernel
-gets the same operands, so the gradients have the same bits as those of a whole backward; the two graphs of a compiled
-layer's backward are run either way (`compilation.cut_backwards`). Where that is not certain nothing is split (`split`).
+gets the same operands, so the gradients have the same bits as those of a whole backward. Where that is not certain, as
+for compiled layers, nothing is split (`split`).
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,10 +15,9 @@ from itertools import chain
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-from bamboo_trainer.compilation.cut_backwards import cut_call
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.mixed_precision import LEAF
 
@@ -89,8 +88,6 @@ class WeightGradients:
         yield from self.leaves
         for nodes, _ in self._frontier:
             yield from (g for _, held in nodes for _, g in held.reached())
-            calls = (cut_call(node) for node, _ in nodes)
-            yield from chain.from_iterable(call.handed or () for call in calls if call)
 
 
 def split(ends: Sequence[tuple[GradientEdge, Tensor]], leaves: Parts) -> WeightGradients | None:
@@ -109,8 +106,6 @@ def split(ends: Sequence[tuple[GradientEdge, Tensor]], leaves: Parts) -> WeightG
         held = [(node, _Held()) for node in nodes]
         for node, one in held:
             node.register_prehook(one.note)
-            if call := cut_call(node):
-                call.postpones = True
         postponed._frontier.append((held, parameters))
     torch.autograd.backward([t for t, _ in ends], [g for _, g in ends], inputs=inputs, retain_graph=True)
     return postponed
@@ -129,14 +124,8 @@ def _frontier(ends: Sequence[Node], inputs: Sequence[Tensor]) -> dict[tuple[Node
     for node in order:  # what follows comes first
         if _variable_id(node) in wanted or any(after in on_the_way for after in following[node]):
             on_the_way.add(node)
-    if any(isinstance(node, torch._C._FunctionBase) and not cut_call(node) for node in on_the_way):
+    if any(isinstance(node, torch._C._FunctionBase) for node in on_the_way):
         return None
-
-    def is_separable(node: Node) -> bool:
-        """Return whether it can be split: a compiled layer can, if it leads only to inputs and its own parameters."""
-        if cut_call(node):
-            return all(after in on_the_way or _is_parameter(after) for after in following[node])
-        return node.name() in SEPARABLE
 
     owners: dict[Node, tuple[Node | None, ...]] = {root: (None,) for root in roots if root not in on_the_way}
     frontier: dict[tuple[Node, ...], list[Tensor]] = {}
@@ -148,7 +137,7 @@ def _frontier(ends: Sequence[Node], inputs: Sequence[Tensor]) -> dict[tuple[Node
                 others = owners.get(after, ())
                 owners[after] = (*others, *(one for one in own if one not in others))
         if not through and node.name() == LEAF:
-            separable = tuple([one for one in own if one is not None and is_separable(one)])
+            separable = tuple([one for one in own if one is not None and one.name() in SEPARABLE])
             if separable != own:
                 return None
             frontier.setdefault(separable, []).append(_variable(node))
@@ -197,10 +186,6 @@ def _variable(leaf: Node) -> Tensor:
     found: Any = leaf
     variable: Tensor = found.variable
     return variable
-
-
-def _is_parameter(node: Node) -> bool:
-    return node.name() == LEAF and isinstance(_variable(node), nn.Parameter)
 
 
 def _variable_id(node: Node) -> int | None:
