@@ -4,12 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -44,9 +42,6 @@ class Mixed(nn.Linear):
 LAYERS = (lambda: nn.Linear(2, 3), Mixed, nn.Tanh, Mixed, lambda: nn.Linear(3, 2))
 
 
-PLAIN = [form for form in ExportForm if not form.of_model]  # the others are in test_published.py and test_peft_files.py
-
-
 TASK = small_task(layers=LAYERS, optimizer=lambda named: torch.optim.AdamW(named), tied=(("1.weight", "3.weight"),))
 
 
@@ -60,25 +55,15 @@ def trained(tmp_path_factory):
     return store, write(store, stages, 1), state_of(stages)
 
 
-def read(form: ExportForm, path: Path, expected: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    if form is ExportForm.SAFETENSORS:
-        return load_file(path)
-    if form is ExportForm.TORCH:
-        return torch.load(path, weights_only=True)
-    state = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dcp.load(state, checkpoint_id=str(path), no_dist=True)
-    return state
-
-
-@pytest.mark.parametrize("form", PLAIN)
-def test_an_export_is_the_stages_state_dict(form, trained, tmp_path):
+def test_an_export_is_the_stages_state_dict(trained, tmp_path):
     store, manifest, expected = trained
     output, seen = tmp_path / "out", []
-    done = export(Checkpoint(store, manifest), form, output, force=False, progress=lambda at, of: seen.append((at, of)))
-    state = read(form, output, expected)
-    assert list(state) == list(expected) or form is ExportForm.SAFETENSORS
+
+    def progress(at, of):
+        seen.append((at, of))
+
+    done = export(Checkpoint(store, manifest), ExportForm.SAFETENSORS, output, force=False, progress=progress)
+    state = load_file(output)
     assert state.keys() == expected.keys()
     for name, tensor in expected.items():
         assert (state[name].dtype, state[name].shape) == (tensor.dtype, tensor.shape), name
@@ -87,25 +72,21 @@ def test_an_export_is_the_stages_state_dict(form, trained, tmp_path):
     assert [done for done, _ in seen] == list(range(1, seen[0][1] + 1)), "what is told has been read"
     assert len(seen) > 1
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    if form is ExportForm.TORCH:
-        assert state["layers.1.weight"].data_ptr() == state["layers.3.weight"].data_ptr()
-    if form is ExportForm.SAFETENSORS:
-        with safe_open(output, "pt") as file:
-            assert file.metadata() == {"format": "pt"}
-            assert torch.equal(file.get_tensor("layers.3.weight"), expected["layers.3.weight"])
+    with safe_open(output, "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+        assert torch.equal(file.get_tensor("layers.3.weight"), expected["layers.3.weight"])
 
 
-@pytest.mark.parametrize("form", PLAIN)
-def test_what_is_there_is_replaced_only_with_force(form, trained, tmp_path):
+def test_what_is_there_is_replaced_only_with_force(trained, tmp_path):
     store, manifest, expected = trained
     output = tmp_path / "out"
     output.write_text("precious")
     with pytest.raises(ExportError, match="out exists; force replaces it"):
-        export(Checkpoint(store, manifest), form, output, force=False, progress=quiet)
+        export(Checkpoint(store, manifest), ExportForm.SAFETENSORS, output, force=False, progress=quiet)
     assert output.read_text() == "precious"
     for _ in range(2):
-        export(Checkpoint(store, manifest), form, output, force=True, progress=quiet)
-        assert read(form, output, expected).keys() == expected.keys()
+        export(Checkpoint(store, manifest), ExportForm.SAFETENSORS, output, force=True, progress=quiet)
+        assert load_file(output).keys() == expected.keys()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -147,7 +128,7 @@ def test_a_file_that_was_written_as_something_else_is_named(tmp_path):
     with pytest.raises(CheckpointDamaged, match=r"layer-00000.safetensors: no safetensors file of a layer") as restored:
         read_layer(store, manifest, 0)
     with pytest.raises(CheckpointDamaged) as exported:
-        export(Checkpoint(store, manifest), ExportForm.TORCH, tmp_path / "out", force=False, progress=quiet)
+        export(Checkpoint(store, manifest), ExportForm.SAFETENSORS, tmp_path / "out", force=False, progress=quiet)
     assert str(exported.value) == str(restored.value)
 
 
@@ -158,10 +139,10 @@ def test_an_output_that_cannot_be_is_named(trained, tmp_path, monkeypatch):
         (tmp_path / "no" / "out", "its folder does not exist"),
     ):
         with pytest.raises(ExportError, match=message):
-            export(Checkpoint(store, manifest), ExportForm.TORCH, output, force=True, progress=quiet)
+            export(Checkpoint(store, manifest), ExportForm.SAFETENSORS, output, force=True, progress=quiet)
     monkeypatch.setattr("bamboo_trainer.checkpoint.export.shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
-    with pytest.raises(ExportError, match=r"are needed for a while, and 10 B are free there"):
-        export(Checkpoint(store, manifest), ExportForm.TORCH, tmp_path / "out", force=True, progress=quiet)
+    with pytest.raises(ExportError, match=r"are needed, and 10 B are free there"):
+        export(Checkpoint(store, manifest), ExportForm.SAFETENSORS, tmp_path / "out", force=True, progress=quiet)
 
 
 def test_the_weights_in_a_runs_folder_are_named_to_who_names_the_folder(tmp_path):
@@ -200,10 +181,8 @@ def test_a_number_that_safetensors_cannot_hold_is_refused(tmp_path):
     store = CheckpointStore(str(tmp_path / "run"))
     stage = build_stage(small_task(layers=(Precise,)), 0, [(0, 1)], CONFIG)
     manifest = write(store, [stage], 0)
-    with pytest.raises(ExportError, match=r"layers.0.turns is of torch.complex128, .*use --format torch"):
+    with pytest.raises(ExportError, match=r"layers.0.turns is of torch.complex128, which safetensors cannot hold"):
         export(Checkpoint(store, manifest), ExportForm.SAFETENSORS, tmp_path / "out", force=False, progress=quiet)
-    export(Checkpoint(store, manifest), ExportForm.TORCH, tmp_path / "out", force=False, progress=quiet)
-    assert torch.load(tmp_path / "out")["layers.0.turns"].dtype is torch.complex128
 
 
 def test_a_layer_of_another_step_or_place_is_damage(tmp_path):
@@ -215,7 +194,7 @@ def test_a_layer_of_another_step_or_place_is_damage(tmp_path):
     manifest = make_manifest(CheckpointId(7, "a"), parts)
     store.commit(manifest)
     with pytest.raises(CheckpointDamaged, match=r"layer-00000.safetensors: it is layer 0 of step 0"):
-        export(Checkpoint(store, manifest), ExportForm.TORCH, tmp_path / "out", force=False, progress=quiet)
+        export(Checkpoint(store, manifest), ExportForm.SAFETENSORS, tmp_path / "out", force=False, progress=quiet)
 
 
 @pytest.mark.slow
@@ -279,7 +258,7 @@ def test_the_command_exports_and_says_what(trained, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{output}: step 1, 5 layers, {len(expected)} tensors, ")
     assert load_file(output).keys() == expected.keys()
-    again = subprocess.run(command(store.shown, "-o", output, "--quiet", "--format", "torch"), **run)
+    again = subprocess.run(command(store.shown, "-o", output, "--quiet"), **run)
     assert (again.returncode, again.stdout, again.stderr) == (1, "", f"bamboo: {output} exists; force replaces it\n")
 
 
@@ -298,7 +277,7 @@ runpy.run_module("bamboo_trainer.checkpoint", run_name="__main__", alter_sys=Tru
 
 
 def test_a_signal_ends_an_export_and_leaves_nothing(trained, tmp_path):
-    arguments = [trained[0].shown, "--format", "torch", "--output", str(tmp_path / "out")]
+    arguments = [trained[0].shown, "--format", "safetensors", "--output", str(tmp_path / "out")]
     with subprocess.Popen([sys.executable, "-c", WAITS, *arguments], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "half written\n"
         assert len(list(tmp_path.iterdir())) == 1

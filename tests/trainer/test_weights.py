@@ -54,7 +54,6 @@ READ: dict[str, Callable[[Path], dict[str, Tensor]]] = {
     "bamboo.load of the weights": bamboo.load,
     "safetensors": lambda kept: load_file(exported_to(kept, ExportForm.SAFETENSORS)),
     "bamboo.load of the export": lambda kept: bamboo.load(exported_to(kept, ExportForm.SAFETENSORS)),
-    "torch.load": lambda kept: torch.load(exported_to(kept, ExportForm.TORCH), weights_only=True),
 }
 
 

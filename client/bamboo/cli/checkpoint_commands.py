@@ -28,8 +28,6 @@ class ExportFormat(StrEnum):
     """The formats of an exported checkpoint."""
 
     SAFETENSORS = "safetensors"
-    TORCH = "torch"
-    DCP = "dcp"
     HUGGINGFACE = "huggingface"
     PEFT = "peft"
 
@@ -120,7 +118,7 @@ def export(
             "--output",
             "-o",
             metavar="PATH",
-            help="File to write; a folder for dcp, huggingface and peft.",
+            help="File to write; a folder for huggingface and peft.",
             show_default=False,
         ),
     ],
@@ -128,9 +126,8 @@ def export(
         ExportFormat,
         typer.Option(
             "--format",
-            help="safetensors: one file for any of its readers; torch: one file for torch.load; dcp: a folder for"
-            " torch.distributed.checkpoint; huggingface: a folder for transformers; peft: its adapters alone, a"
-            " folder for PEFT.",
+            help="safetensors: one file for any of its readers; huggingface: a folder for transformers; peft: its"
+            " adapters alone, a folder for PEFT.",
         ),
     ] = ExportFormat.SAFETENSORS,
     step: Annotated[
@@ -156,7 +153,7 @@ def export(
     """Write a checkpoint, or a run's folder of weights, as one plain state dict.
 
     Parameters and buffers have the names of the module that from_module has split, else "layers.NUMBER.NAME"; the
-    optimizer's state is left out. torch and dcp need twice the disk space meanwhile.
+    optimizer's state is left out.
 
     The formats huggingface and peft are for models that bamboo_trainer.models.huggingface has trained: what
     from_pretrained of transformers loads, with adapters merged into it, or the adapters alone, for PEFT.
@@ -165,8 +162,7 @@ def export(
     """
     from bamboo.local.trainer_calls.trainer_process import run_trainer
 
-    folder = form in (ExportFormat.DCP, ExportFormat.HUGGINGFACE, ExportFormat.PEFT)
-    check_is_path("--output", output, "a folder" if folder else "a file")
+    check_is_path("--output", output, "a file" if form is ExportFormat.SAFETENSORS else "a folder")
     arguments = ["--format", form.value, "--output", str(output), *(["--force"] if force else [])]
     arguments += [*(["--step", str(step)] if step is not None else []), *(["--quiet"] if quiet else [])]
     arguments += [*(["--job", str(job)] if job else []), *(["--model", str(model)] if model else [])]

@@ -11,7 +11,7 @@ from bamboo.jobs.errors import BambooError
 from bamboo.local.trainer_calls.trainer_process import missing_packages
 
 EXPORTER: Final = "bamboo_trainer.checkpoint"
-ExportFormat = Literal["safetensors", "torch", "dcp", "huggingface", "peft"]
+ExportFormat = Literal["safetensors", "huggingface", "peft"]
 
 
 async def export(

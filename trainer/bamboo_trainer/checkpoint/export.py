@@ -4,22 +4,16 @@ It works layer by layer, so the largest layer's file bounds memory, whatever the
 its name as a whole or not at all.
 """
 
-import math
-import mmap
 import os
 import secrets
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.store import CheckpointStore
@@ -37,35 +31,23 @@ from bamboo_trainer.models.parts import peft_files
 from bamboo_trainer.models.parts.huggingface_weights import SINGLE
 
 Progress = Callable[[int, int], None]  # files done, files in total
-_ALIGNMENT: Final = 64
 
 
 class ExportForm(StrEnum):
     """The form of an export.
 
-    safetensors: one file. torch: one file for torch.load. dcp: a folder for torch.distributed.checkpoint. huggingface:
-    a folder for transformers' `from_pretrained`. peft: only the adapters, a folder for PEFT's.
+    safetensors: one file. huggingface: a folder for transformers' `from_pretrained`. peft: only the adapters, a folder
+    for PEFT's.
     """
 
     SAFETENSORS = "safetensors"
-    TORCH = "torch"
-    DCP = "dcp"
     HUGGINGFACE = "huggingface"
     PEFT = "peft"
 
     @property
-    def folder(self) -> bool:
-        return self in (ExportForm.DCP, ExportForm.HUGGINGFACE, ExportForm.PEFT)
-
-    @property
     def of_model(self) -> bool:
-        """Whether the export needs the model."""
-        return self in (ExportForm.HUGGINGFACE, ExportForm.PEFT)
-
-    @property
-    def streamed(self) -> bool:
-        """Whether the file with the tensors is written in its final form."""
-        return self is ExportForm.SAFETENSORS or self.of_model
+        """Whether the export is a folder, which needs the model."""
+        return self is not ExportForm.SAFETENSORS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,21 +78,17 @@ def export(
         source, entries = of_model.source, of_model.entries
     else:
         entries = source.entries() if by_layer else under_module_names(source, source.entries())
-    layout = _Layout.of(entries, form)
-    _check_space(output, layout.size * (1 if form.streamed else 2))
+    layout = _Layout.of(entries)
+    _check_space(output, layout.size)
     try:
         with _partial(output) as unfinished:
-            if form is ExportForm.SAFETENSORS:
+            if of_model is None:
                 _write(source, layout, unfinished, progress)
-            elif of_model:
+            else:
                 unfinished.mkdir()
                 of_model.describe(unfinished)
                 _write(source, layout, unfinished / of_model.file, progress)
                 sync(unfinished / of_model.file)
-            else:
-                with _partial(output) as raw:
-                    _write(source, layout, raw, progress)
-                    _save_mapped(layout, raw, form, unfinished)
             sync(unfinished)
             _publish(unfinished, output, force)
     except OSError as error:
@@ -166,8 +144,8 @@ class _OfModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
-    """The layout of a file of all tensors: its header, and where each entry's bytes begin. A tensor with several names
-    is written once for each in a safetensors file, and once in any other.
+    """The layout of a safetensors file: its header, and where each entry's bytes begin. A tensor with several names is
+    written once for each.
     """
 
     header: bytes
@@ -175,16 +153,12 @@ class _Layout:
     size: int
 
     @classmethod
-    def of(cls, entries: Sequence[StateEntry], form: ExportForm) -> "_Layout":
-        if not form.streamed:
-            return cls._aligned(entries)
+    def of(cls, entries: Sequence[StateEntry]) -> "_Layout":
         specs = []
         ordered = sorted(entries, key=lambda entry: -DTYPES[entry.dtype].itemsize)  # so that each one is aligned
         for entry in ordered:
             if entry.complex and entry.dtype == "F64":
-                raise ExportError(
-                    f"{entry.name} is of torch.complex128, which safetensors cannot hold: use --format torch"
-                )
+                raise ExportError(f"{entry.name} is of torch.complex128, which safetensors cannot hold")
             dtype, shape = ("C64", entry.shape[:-1]) if entry.complex else (entry.dtype, entry.shape)
             specs.append((entry.name, dtype, shape, entry.bytes))
         header = header_bytes(specs, {"format": "pt"})
@@ -193,16 +167,6 @@ class _Layout:
             places.append((entry, offset))
             offset += entry.bytes
         return cls(header=header, places=tuple(places), size=offset)
-
-    @classmethod
-    def _aligned(cls, entries: Sequence[StateEntry]) -> "_Layout":
-        places, offset, known = [], 0, {}
-        for entry in entries:
-            if entry.tensor not in known:
-                known[entry.tensor] = offset
-                offset += -(-entry.bytes // _ALIGNMENT) * _ALIGNMENT
-            places.append((entry, known[entry.tensor]))
-        return cls(header=b"", places=tuple(places), size=offset)
 
 
 def _write(source: StateSource, layout: _Layout, path: Path, progress: Progress) -> None:
@@ -220,40 +184,8 @@ def _write(source: StateSource, layout: _Layout, path: Path, progress: Progress)
             progress(number, len(files))
 
 
-def _save_mapped(layout: _Layout, raw: Path, form: ExportForm, partial: Path) -> None:
-    """Save with torch from a mapped file, so that not all tensors need be in memory."""
-    with raw.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if layout.size else None
-    state: dict[str, Any] = {}
-    known: dict[str, Tensor] = {}
-    for entry, offset in sorted(layout.places, key=lambda place: place[1]):
-        if entry.tensor not in known:
-            known[entry.tensor] = _mapped_tensor(entry, mapped, offset)
-        state[entry.name] = known[entry.tensor]
-    state = {entry.name: state[entry.name] for entry, _ in layout.places}
-    if form is ExportForm.TORCH:
-        torch.save(state, partial)
-        return
-    from torch.distributed.checkpoint.filesystem import FileSystemWriter
-    from torch.distributed.checkpoint.state_dict_saver import save
-
-    partial.mkdir()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as it should be
-        save(state, storage_writer=FileSystemWriter(partial, single_file_per_rank=True, sync_files=True), no_dist=True)
-
-
-def _mapped_tensor(entry: StateEntry, mapped: mmap.mmap | None, offset: int) -> Tensor:
-    dtype = DTYPES[entry.dtype]
-    if not entry.bytes or mapped is None:
-        tensor = torch.empty(entry.shape, dtype=dtype)
-    else:
-        tensor = torch.frombuffer(mapped, dtype=dtype, count=math.prod(entry.shape), offset=offset).view(entry.shape)
-    return torch.view_as_complex(tensor) if entry.complex else tensor
-
-
 def _check_output(output: Path, form: ExportForm, force: bool) -> None:
-    if output.is_dir() and not form.folder:
+    if output.is_dir() and not form.of_model:
         raise ExportError(f"{output} is a folder; expected the name of a file")
     if os.path.lexists(output) and not force:
         raise ExportError(f"{output} exists; force replaces it")
@@ -266,9 +198,7 @@ def _check_output(output: Path, form: ExportForm, force: bool) -> None:
 def _check_space(output: Path, needed: int) -> None:
     free = shutil.disk_usage(output.absolute().parent).free
     if needed > free:
-        raise ExportError(
-            f"{output}: {bytes_in_words(needed)} are needed for a while, and {bytes_in_words(free)} are free there"
-        )
+        raise ExportError(f"{output}: {bytes_in_words(needed)} are needed, and {bytes_in_words(free)} are free there")
 
 
 @contextmanager
