@@ -33,7 +33,7 @@ def test_an_entrypoint_gives_samples_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     data = dataset_from({"kind": "own", "entrypoint": "own_samples:build", "config": {"size": 5}, "readers": 3})
     assert isinstance(data, Prefetched)
-    assert (len(data), data.readers, data.ahead, data.processes) == (5, 3, 6, True)
+    assert (len(data), data.readers, data.ahead) == (5, 3, 6)
     (x,), (y,) = data.batch([1, 4])
     assert (x.tolist(), y.tolist(), x.dtype) == ([[1, 1, 1], [4, 4, 4]], [1, 4], torch.int64)
     named = dataset_from({"kind": "own", "entrypoint": "own_samples:named", "inputs": ["x", "mask"], "targets": "y"})
@@ -60,7 +60,7 @@ MIXTURE, SOURCE = {"kind": "mixture"}, {**TEXT, "weight": 1}
         ({"kind": "tokens", "path": "ftp://x", "length": 8}, "data: the path or URL of data ftp://x: nothing is known"),
         ({"kind": "text", "length": 8, "lenght": 8}, "data: unknown key 'lenght' for kind text, did you mean length?"),
         ({"kind": "text", "length": 8, "readers": True}, "data.readers must be a whole number, got True"),
-        ({"kind": "text", "length": 8, "readAhead": 2}, "data: readAhead and threads: expected together with readers"),
+        ({"kind": "text", "length": 8, "readAhead": 2}, "data: readAhead: expected together with readers"),
         ({"kind": "text", "path": "/nowhere", "length": 8}, "data: path must be stdlib or a readable file"),
         ({"kind": "images", "path": "/", "std": [1, 0]}, r"data.std must be three numbers, got \[1, 0\]"),
         (

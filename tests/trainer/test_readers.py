@@ -1,22 +1,26 @@
 """Several readers: the same batches in the same order, whatever becomes of the processes that read them."""
 
 import os
+import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from bamboo_trainer.loading import load_task
+from bamboo_trainer.tasks.reading import readers
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.tasks.task_errors import TaskError
-from reader_kit import Sleeping, Told, reading, until
+from reader_kit import PATIENCE, Sleeping, Told, reading, until
 from stage_kit import CONFIG
 
 
-@pytest.mark.parametrize("processes", [True, False])
-def test_batches_come_from_several_readers_and_are_those_that_were_asked_for(tmp_path, processes):
+def test_batches_come_from_several_readers_and_are_those_that_were_asked_for(tmp_path):
     data = Told(tmp_path)
-    with reading(data, readers=3, ahead=6, processes=processes) as reader:
+    with reading(data, readers=3, ahead=6) as reader:
         reader.batch(0, 99, 0)
         data.meet = True
         wanted = [(step, m) for step in range(4) for m in range(3)]
@@ -31,7 +35,7 @@ def test_batches_come_from_several_readers_and_are_those_that_were_asked_for(tmp
             assert targets[2].shape == (len(numbers), 0)
             makers.add(tuple(who.tolist()))
         assert len(makers) > 1
-        assert (os.getpid() in {pid for pid, _ in makers}) is not processes
+        assert os.getpid() not in {pid for pid, _ in makers}
 
 
 def test_what_a_reader_raises_is_told_in_one_sentence_where_the_batch_is_asked_for(tmp_path):
@@ -81,3 +85,74 @@ def test_what_a_model_of_the_library_makes_of_its_data_is_read_by_their_readers(
     finally:
         reader.close()
     assert len(makers) > 1, "the first batch is read here"
+
+
+def test_a_killed_reader_is_replaced_and_one_that_always_dies_is_an_error(tmp_path):
+    data = Told(tmp_path)
+    data.broken = {CONFIG.samples(1, 0, range(1000))[0]: "die once", CONFIG.samples(2, 0, range(1000))[0]: "die"}
+    with reading(data, readers=2) as reader:
+        reader.batch(0, 0, 0)
+        reader.expect(0, [(1, 0)])
+        assert tuple(reader.batch(0, 1, 0)[0][0].tolist()) == CONFIG.samples(1, 0, range(1000))
+        reader.expect(0, [(2, 0)])
+        with pytest.raises(TaskError, match=r"its reader process was ended by SIGKILL, and so did 2 others"):
+            reader.batch(0, 2, 0)
+        reader.expect(0, [(3, 0)])
+        assert tuple(reader.batch(0, 3, 0)[0][0].tolist()) == CONFIG.samples(3, 0, range(1000))
+
+
+def test_a_reader_that_is_stuck_is_told_and_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "SILENT_SECONDS", 1.0)
+    data = Sleeping(tmp_path)
+    data.pid = os.getpid()
+    with reading(data, readers=1) as reader:
+        reader.batch(0, 0, 0)
+        reader.expect(0, [(1, 0)])
+        with pytest.raises(TaskError, match=r"asked for samples \[.*has not answered within 1 s: its reader"):
+            reader.batch(0, 1, 0)
+
+
+SCRIPT = """
+import os, sys, signal, socket, time
+from pathlib import Path
+sys.path[:0] = {path!r}
+import reader_kit, stage_kit
+from bamboo_trainer.tasks.reading import readers
+from bamboo_trainer.tasks.reading.batch_reader import BatchReader
+from bamboo_trainer.data import Prefetched
+data = reader_kit.Sleeping(Path(sys.argv[1])); data.pid = os.getpid()
+link = socket.create_connection(("127.0.0.1", int(sys.argv[2])))
+reader = BatchReader(stage_kit.small_task(dataset=Prefetched(data, readers=2)), stage_kit.CONFIG.samples)
+reader.batch(0, 0, 0)
+for m in range(2): reader.expect(0, [(1, m)])
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_readers_end_with_the_worker_and_hold_none_of_its_connections(tmp_path, how):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        script = SCRIPT.format(path=[path for path in sys.path if path])
+        arguments = [sys.executable, "-c", script, str(tmp_path), str(server.getsockname()[1])]
+        worker = subprocess.Popen(arguments)
+        link, _ = server.accept()
+        marks = until(lambda: len(found := list(tmp_path.glob("asleep-*"))) == 2 and found)
+        readers = [int(mark.name.partition("-")[2]) for mark in marks]
+        for reader in readers:
+            held = [os.readlink(entry) for entry in Path(f"/proc/{reader}/fd").iterdir()]
+            assert len([name for name in held if name.startswith("socket:")]) == 1, held
+        os.kill(readers[0], signal.SIGSTOP)
+        worker.send_signal(how)
+        worker.wait()
+        with link:
+            link.settimeout(PATIENCE)
+            assert link.recv(1) == b""
+    for reader in readers:
+        until(lambda reader=reader: not Path(f"/proc/{reader}").exists() or _is_zombie(reader))
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True

@@ -41,15 +41,14 @@ def dataset_from(
         known = ", ".join(dict.fromkeys([*_KINDS, MIXTURE, *kinds]))
         raise ValueError(f"{where}.kind must be one of {known}, got {kind!r}")
     readers, ahead = keys.number("readers", 0), keys.number("readAhead", 0)
-    threads = keys.truth("threads", False)
     try:
         dataset = _mixture(keys, where, kinds) if kind == MIXTURE else _KINDS[kind](keys)
         keys.finish(kind)
         if not readers:
-            if ahead or threads:
-                raise ValueError("readAhead and threads: expected together with readers")
+            if ahead:
+                raise ValueError("readAhead: expected together with readers")
             return dataset
-        return Prefetched(dataset, readers, ahead or None, processes=not threads)
+        return Prefetched(dataset, readers, ahead or None)
     except KeyProblem:
         raise
     except ValueError as error:
@@ -62,7 +61,7 @@ def _mixture(keys: "_Keys", where: str, kinds: Mapping[str, Opener]) -> Mixture:
         here = f"{where}.sources[{number}]"
         own = _Keys(source, here)
         weight, rest = own.real("weight"), own.rest()
-        for key in ("readers", "readAhead", "threads"):
+        for key in ("readers", "readAhead"):
             if key in rest:
                 raise KeyProblem(f"{here}.{key}: expected beside sources, for all of them")
         if rest.get("kind") == MIXTURE:

@@ -8,7 +8,7 @@ readers.
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Final
 
@@ -16,8 +16,7 @@ import torch
 
 from bamboo_trainer.data.prefetched import readers_of
 from bamboo_trainer.task import Dataset, Task
-from bamboo_trainer.tasks.reading.reader_process import Batch
-from bamboo_trainer.tasks.reading.readers import Readers
+from bamboo_trainer.tasks.reading.readers import Batch, Readers, Reading
 from bamboo_trainer.tasks.user_code import load_batch
 
 MOST_AHEAD = 4  # batches, for each that a stage wants; batches made useless by a change of plan go first
@@ -34,7 +33,7 @@ class BatchReader:
         """Create the reader. samples: (step, microbatch, dataset) -> the samples' numbers."""
         self._task, self._samples = task, samples
         self._calling = threading.Lock()
-        self._expected: dict[Key, Future[Batch]] = {}
+        self._expected: dict[Key, Future[Batch] | Reading] = {}
         self._draws: bool | None = None  # from torch's generator; None until the first batch
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="data-reader")  # starts with its first job
         wanted = readers_of(task.dataset)
@@ -68,13 +67,17 @@ class BatchReader:
             new = list(islice(chain(new, (key for key in keys if key not in self._expected)), self._at_once))
         while new and len(self._expected) > MOST_AHEAD * max(self._ahead, self._at_once) - len(new):
             self._expected.pop(next(iter(self._expected))).cancel()
-        if new:
-            self._expected |= self._submit(new)
+        if new and self._readers:
+            self._expected |= {key: self._readers.submit(self._numbers(*key[1:])) for key in new}
+        elif new:
+            futures = {key: Future[Batch]() for key in new}
+            self._expected |= futures
+            self._threads.submit(self._read_all, futures)
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
         """Stop reading in the background while in this context."""
-        with self._calling, self._readers.paused() if self._readers else nullcontext():
+        with self._calling:
             yield
 
     def close(self) -> None:
@@ -83,13 +86,6 @@ class BatchReader:
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._readers:
             self._readers.close()
-
-    def _submit(self, keys: Sequence[Key]) -> "dict[Key, Future[Batch]]":
-        if self._readers is None:
-            futures = {key: Future[Batch]() for key in keys}
-            self._threads.submit(self._read_all, futures)
-            return futures
-        return {key: self._readers.submit(self._samples(*key[1:], self._task.dataset)) for key in keys}
 
     def _read_all(self, futures: "dict[Key, Future[Batch]]") -> None:
         """Read one after the other; each result is available at once."""
@@ -101,12 +97,18 @@ class BatchReader:
             except BaseException as error:
                 future.set_exception(error)
 
-    def _result(self, future: "Future[Batch]") -> Batch:
-        return self._readers.result(future) if self._readers else future.result()
+    def _result(self, expected: "Future[Batch] | Reading") -> Batch:
+        if isinstance(expected, Future):
+            return expected.result()
+        assert self._readers is not None
+        return self._readers.result(expected)
+
+    def _numbers(self, step: int, microbatch: int) -> Sequence[int]:
+        return self._samples(step, microbatch, self._task.dataset)
 
     def _read(self, step: int, microbatch: int) -> Batch:
         with self._calling:
-            return load_batch(self._task, self._samples(step, microbatch, self._task.dataset))
+            return load_batch(self._task, self._numbers(step, microbatch))
 
 
 def _bytes(batch: Batch) -> int:

@@ -1,179 +1,200 @@
-"""Several readers of a task's data at once: processes, or threads of this one.
+"""Several processes that read a task's data at once.
 
-A reader process holds nothing that matters: it may be killed, and another one reads its batch.
+A reader holds nothing that matters: it may be killed, and another one reads its batch. Each ends with the worker,
+however that ends, and holds none of the worker's connections open.
 """
 
 import contextlib
+import gc
 import logging
-import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import multiprocessing
+import os
+import pickle
+import queue
+import signal
+import stat
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Final
 
+import torch
+
 from bamboo_core.complaints import said_by
+from bamboo_core.orphans import end_with
 from bamboo_trainer.data.prefetched import Prefetched
-from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.reading import reader_process
-from bamboo_trainer.tasks.reading.reader_process import START_SECONDS, Batch, ReaderProcess, ReaderTemplate
-from bamboo_trainer.tasks.task_errors import TaskError
+from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory
 from bamboo_trainer.tasks.user_code import load_batch
 
 logger = logging.getLogger(__name__)
 
+Batch = tuple[Parts, Parts]  # inputs and targets
+Read = Callable[[Sequence[int]], Batch]
 MOST_ENDS: Final = 3  # of reader processes over one batch
+SILENT_SECONDS: Final = 900.0  # a reader that sends nothing for this long is given up; a store may be silent for 360
+REPLACE_SECONDS: Final = 0.1  # a killed reader is missing this long while a batch is waited for
+_FORK: Final = multiprocessing.get_context("fork")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A batch that a reader was asked for. answer: the batch, or how the reader has ended."""
+
+    indices: Sequence[int]
+    answer: Future[Batch | str]
+
+    def cancel(self) -> None:
+        self.answer.cancel()
 
 
 class Readers:
     """The readers of a dataset, as many as it wants. They start with the first submitted batch.
 
-    With processes, only the thread that runs torch operations may call `submit` and `result`; it is quiet meanwhile:
-    locks that it held while a process is forked would stay locked there. Only in these calls is the template forked
-    from this process, the first time and again if it was killed.
+    Only the thread that runs torch operations may call `submit` and `result`: processes are forked in these calls
+    alone, because a lock that this thread holds meanwhile would stay locked in the child.
     """
 
     def __init__(self, task: Task, wanted: Prefetched) -> None:
-        self._task, self._processes = task, wanted.processes
+        self._read: Read = lambda indices: load_batch(task, indices)
+        self._wanted = wanted.readers
         self._threads = ThreadPoolExecutor(wanted.readers, thread_name_prefix="data-reader")
-        self._children: dict[int, ReaderProcess] = {}  # by the thread that asks them
-        self._state = threading.Condition()
-        self._reading, self._paused, self._closed = 0, 0, False
-        self._template: ReaderTemplate | None = None
-        self._keeper: threading.Thread | None = None  # of the template
+        self._children: set[ReaderProcess] = set()
+        self._idle: queue.SimpleQueue[ReaderProcess | None] = queue.SimpleQueue()  # None: the worker ends
 
-    def submit(self, indices: Sequence[int]) -> Future[Batch]:
-        """Submit samples; the future has the dataset's batch, or a TaskError or TaskOutOfMemory."""
-        try:
-            self._require_template()
-        except TaskError as error:
-            failed: Future[Batch] = Future()
-            failed.set_exception(error)
-            return failed
-        return self._threads.submit(self._read_in_child if self._processes else self._read_here, indices)
+    def submit(self, indices: Sequence[int]) -> Reading:
+        """Ask for samples."""
+        self._start_missing()
+        return Reading(indices, self._threads.submit(self._ask, indices))
 
-    def result(self, future: Future[Batch]) -> Batch:
-        """Return a submitted batch when it is ready."""
-        future.add_done_callback(lambda _: self._tell())
-        while not future.done():
-            self._require_template()
-            with self._state:
-                self._state.wait_for(lambda: future.done() or not (self._closed or self._ready()))
-        return future.result()
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Pause the reading threads of this process while in this context."""
-        with self._state:
-            self._paused += 1
-            self._state.wait_for(lambda: self._processes or not self._reading)
-        try:
-            yield
-        finally:
-            with self._state:
-                self._paused -= 1
-                self._state.notify_all()
-
-    def close(self) -> None:
-        """End the readers, even busy ones. Threads that are stuck end with the process."""
-        with self._state:
-            self._closed = True
-            template, keeper = self._template, self._keeper
-            self._state.notify_all()
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        if template and keeper:
-            template.close()
-            keeper.join(START_SECONDS)
-            template.kill()  # if it is still there
-        for thread in list(self._children):
-            self._end(thread)
-
-    def _tell(self) -> None:
-        with self._state:
-            self._state.notify_all()
-
-    def _ready(self) -> bool:
-        """Return whether readers can be started."""
-        return not self._processes or (self._template is not None and not self._template.gone)
-
-    def _require_template(self) -> None:
-        """Fork the template, if there is none now. Raises TaskError."""
-        if self._ready() or self._closed:
-            return
-        if self._template:
-            logger.warning("the process that starts the readers of the dataset has ended; it is started again")
-        made: Future[ReaderTemplate] = Future()
-        keeper = threading.Thread(target=self._keep, args=(made,), name="data-readers", daemon=True)
-        keeper.start()
-        try:
-            template = made.result(START_SECONDS)
-        except (OSError, TimeoutError) as error:
-            raise TaskError(f"no process that reads the dataset can be started: {said_by(error)}") from None
-        with self._state:
-            self._template, self._keeper = template, keeper
-            self._state.notify_all()
-
-    def _keep(self, made: Future[ReaderTemplate]) -> None:
-        try:
-            template = ReaderTemplate(lambda indices: load_batch(self._task, indices))
-        except BaseException as error:
-            made.set_exception(error)
-            return
-        made.set_result(template)
-        template.wait()
-        self._tell()
-
-    def _read_here(self, indices: Sequence[int]) -> Batch:
-        with self._state:
-            self._state.wait_for(lambda: not self._paused or self._closed)
-            self._reading += 1
-        try:
-            return load_batch(self._task, indices)
-        finally:
-            with self._state:
-                self._reading -= 1
-                self._state.notify_all()
-
-    def _read_in_child(self, indices: Sequence[int]) -> Batch:
-        how, thread = "", threading.get_ident()
+    def result(self, reading: Reading) -> Batch:
+        """Return a submitted batch when it is ready. Raises TaskError, TaskOutOfMemory."""
+        answer: Batch | str = ""
         for _ in range(MOST_ENDS):
-            child = self._child(thread)
-            try:
-                child = child or self._new_child(thread)
-                return child.read(indices)
-            except TimeoutError:
-                self._end(thread)
-                raise TaskError(
-                    f"the dataset, asked for samples {list(indices)[:8]}, has not answered within "
-                    f"{reader_process.SILENT_SECONDS:g} s: its reader process is stuck"
-                ) from None
-            except (EOFError, OSError) as error:
-                how = self._end(thread) or f"cannot be started: {said_by(error)}"
-                if self._closed:
-                    raise TaskError("the worker ends") from None
-                logger.warning("a process that reads the dataset %s; another one reads its samples", how)
+            while not wait([reading.answer], REPLACE_SECONDS).done:
+                self._start_missing()
+            answer = reading.answer.result()
+            if not isinstance(answer, str):
+                return answer
+            logger.warning("a process that reads the dataset %s; another one reads its samples", answer)
+            reading = self.submit(reading.indices)
         raise TaskError(
-            f"the dataset, asked for samples {list(indices)[:8]}, cannot be read: its reader process {how}, and so did "
-            f"{MOST_ENDS - 1} others (of too little memory, or in a library's code?)"
+            f"the dataset, asked for samples {list(reading.indices)[:8]}, cannot be read: its reader process {answer}, "
+            f"and so did {MOST_ENDS - 1} others (of too little memory, or in a library's code?)"
         )
 
-    def _end(self, thread: int) -> str:
-        """Return how that thread's process has ended; "" if it has none."""
-        with self._state:
-            child = self._children.pop(thread, None)
-        ended = child.end() if child else ""
-        self._tell()  # the template may turn out to be gone
-        return ended
+    def close(self) -> None:
+        """End the readers, even busy ones."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for child in list(self._children):
+            child.end()
+        self._idle.put(None)
 
-    def _child(self, thread: int) -> ReaderProcess | None:
-        """Return the process of that thread, or None when one can be started."""
-        with self._state:
-            self._state.wait_for(lambda: self._closed or thread in self._children or self._ready())
-            if self._closed:
-                raise TaskError("the worker ends")
-            return self._children.get(thread)
+    def _start_missing(self) -> None:
+        """Start a process for each reader that has ended. Raises TaskError."""
+        while len(self._children) < self._wanted:
+            try:
+                child = ReaderProcess(self._read)
+            except OSError as error:
+                raise TaskError(f"no process that reads the dataset can be started: {said_by(error)}") from None
+            self._children.add(child)
+            self._idle.put(child)
 
-    def _new_child(self, thread: int) -> ReaderProcess:
-        assert self._template is not None
-        child = self._template.start()
-        with self._state:
-            self._children[thread] = child
-        return child
+    def _ask(self, indices: Sequence[int]) -> Batch | str:
+        """Return the batch that an idle reader has read, or how the reader has ended."""
+        child = self._idle.get()
+        if child is None:
+            self._idle.put(None)
+            raise TaskError("the worker ends")
+        try:
+            batch = child.read(indices)
+        except TimeoutError:
+            self._end(child)
+            raise TaskError(
+                f"the dataset, asked for samples {list(indices)[:8]}, has not answered within {SILENT_SECONDS:g} s: "
+                "its reader process is stuck"
+            ) from None
+        except (EOFError, OSError):
+            return self._end(child)
+        except (TaskError, TaskOutOfMemory):
+            self._idle.put(child)
+            raise
+        self._idle.put(child)
+        return batch
+
+    def _end(self, child: "ReaderProcess") -> str:
+        how = child.end()
+        self._children.discard(child)
+        return how
+
+
+class ReaderProcess:
+    """One reader, forked from this process and used by one thread at a time. Raises OSError."""
+
+    def __init__(self, read: Read) -> None:
+        self._pipe, theirs = _FORK.Pipe()
+        with theirs:
+            self._process = _FORK.Process(target=_serve, args=(os.getpid(), theirs, read), daemon=True)
+            self._process.start()
+
+    def read(self, indices: Sequence[int]) -> Batch:
+        """Read a batch. Raises EOFError or OSError if the process has ended, TimeoutError after SILENT_SECONDS."""
+        self._pipe.send(list(indices))
+        if not self._pipe.poll(SILENT_SECONDS):
+            raise TimeoutError
+        found = pickle.loads(self._pipe.recv_bytes())
+        if isinstance(found, Exception):
+            raise found
+        batch: Batch = found
+        return batch
+
+    def end(self) -> str:
+        """Kill and reap it; return how it had ended, in words."""
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+        code = self._process.exitcode or 0
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+
+
+def _serve(parent: int, pipe: Connection, read: Read) -> None:
+    """Read batches until no requests come any more, in a process that has just been forked."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the worker, which may have time left
+    end_with(parent)
+    _let_go_of_connections(pipe.fileno())
+    gc.freeze()  # existing objects stay, and their pages stay shared with the worker
+    with contextlib.suppress(EOFError, OSError):  # the worker has ended, or wants no more
+        while True:
+            pipe.send_bytes(pickle.dumps(_found(read, pipe.recv()), pickle.HIGHEST_PROTOCOL))
+
+
+def _found(read: Read, indices: Sequence[int]) -> Batch | Exception:
+    try:
+        inputs, targets = read(indices)
+    except (TaskError, TaskOutOfMemory) as error:
+        traceback.print_exc()
+        return type(error)(str(error))
+    # copies, because with a view the whole of its memory would be sent
+    return tuple(map(_copy, inputs)), tuple(map(_copy, targets))
+
+
+def _copy(part: torch.Tensor) -> torch.Tensor:
+    return part.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def _let_go_of_connections(kept: int) -> None:
+    """Close connections of the worker, which must end with it. Their descriptors stay taken, because the worker's
+    objects, copied into this process, may still close them.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir("/proc/self/fd"):
+        number = int(name)
+        if number <= 2 or number in (kept, nothing):
+            continue
+        with contextlib.suppress(OSError):  # the listing's own is closed by now
+            kind = os.fstat(number).st_mode
+            if stat.S_ISSOCK(kind) or stat.S_ISFIFO(kind) or not stat.S_IFMT(kind):
+                os.dup2(nothing, number)
