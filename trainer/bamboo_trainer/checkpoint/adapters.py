@@ -37,14 +37,15 @@ def adapters_in(entries: Sequence[StateEntry]) -> tuple[AdapterEntries, ...]:
     names = [entry.name.removesuffix(first) for entry in entries if entry.name.endswith(first)]
     adapters = []
     for name in names:
-        a, b, scale = (by_name[f"{name}.{part}"] for part in ADAPTER)
-        adapters.append(AdapterEntries(name=name, base=by_name[f"{name}.base.weight"], a=a, b=b, scale=scale))
+        base, a, b, scale = (by_name.get(f"{name}.{part}") for part in ("base.weight", *ADAPTER))
+        if base and a and b and scale:
+            adapters.append(AdapterEntries(name=name, base=base, a=a, b=b, scale=scale))
     return tuple(adapters)
 
 
 class MergedSource:
     """A `StateSource` that adds another source's adapters to the weights that they adapt. A source without adapters
-    stays unchanged.
+    stays unchanged. count: of its adapters.
     """
 
     def __init__(self, source: StateSource) -> None:
@@ -59,9 +60,10 @@ class MergedSource:
         for place, one in self._adapters.items():
             if uses[place] > 1 or one.base.layer != one.a.layer:
                 raise ExportError(
-                    f"{one.base.name} is tied to another layer's weight, so its adapter cannot be merged: --format "
-                    "peft keeps it beside the model"
+                    f"{one.base.name} is tied to another layer's weight, so its adapter cannot be merged: an export "
+                    "with --format peft keeps it beside the model"
                 )
+        self.count = len(self._adapters)
 
     @property
     def step(self) -> int | None:

@@ -1,7 +1,7 @@
 """A task whose layers begin with other weights: each worker reads those of the layers that it builds."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -16,11 +16,10 @@ from bamboo_trainer.checkpoint.state_dict import StateEntry, by_file
 from bamboo_trainer.initial.matching import (
     FIELD,
     Matching,
-    OfferedTensor,
     Take,
     WantedTensor,
+    is_adapters,
     match,
-    with_merged_adapters,
 )
 from bamboo_trainer.initial.opening import open_weights
 from bamboo_trainer.split.layers import SplitLayer
@@ -77,14 +76,15 @@ def begin_with(spec: InitialSpec, task: Task) -> tuple[Task, list[str]]:
     forms = look(task, (), _form_of)
     split = all(form.split for form in forms)
     wanted, opened = _wanted(task, forms, split), open_weights(spec)
-    offered = with_merged_adapters(opened.offered(of_module=split), wanted)
-    matching = match(wanted, offered, spec, opened.shown)
+    if not any(is_adapters(name) for one in wanted for name in one.names):
+        opened = opened.with_merged_adapters()
+    matching = match(wanted, opened.offered(of_module=split), spec, opened.shown)
     takes = _by_layer(matching)
     layers = [
         partial(_begun, factory, takes[index], opened.source) if index in takes else factory
         for index, factory in enumerate(task.layers)
     ]
-    return replace(task, layers=layers), matching.in_words(opened.shown)
+    return replace(task, layers=layers), matching.in_words(opened.shown, opened.adapters)
 
 
 # The model's tensors
@@ -148,7 +148,7 @@ def _begun(factory: Callable[[], nn.Module], takes: Sequence[tuple[str, Take]], 
     if not values_wanted():
         return layer
     own = layer.state_dict(keep_vars=True)
-    found = _read(source, [entry for _, take in takes for entry in _entries(take)])
+    found = _read(source, [entry for _, take in takes for offer in take.offers for entry in offer.entries])
     with torch.no_grad():
         for name, take in takes:
             value = _value(take, found)
@@ -156,13 +156,6 @@ def _begun(factory: Callable[[], nn.Module], takes: Sequence[tuple[str, Take]], 
                 raise TaskError(f"{FIELD}: {take.offers[0].name} has changed while it was read")
             own[name].copy_(value)
     return layer
-
-
-def _entries(take: Take) -> Iterator[StateEntry]:
-    for offer in take.offers:
-        yield from offer.entries
-        if offer.adapter:
-            yield from (offer.adapter.a, offer.adapter.b, offer.adapter.scale)
 
 
 def _read(source: StateSource, entries: Sequence[StateEntry]) -> dict[str, Tensor]:
@@ -181,19 +174,11 @@ def _read(source: StateSource, entries: Sequence[StateEntry]) -> dict[str, Tenso
 
 def _value(take: Take, found: Mapping[str, Tensor]) -> Tensor:
     """Return the value; if it is stored several times, all must be equal."""
-    values = [_merged(offer, entry, found) for offer in take.offers for entry in offer.entries]
-    for entry, value in zip([e for offer in take.offers for e in offer.entries], values, strict=True):
-        if not same_bits(value, values[0]):
+    first, *others = [entry for offer in take.offers for entry in offer.entries]
+    for entry in others:
+        if not same_bits(found[entry.name], found[first.name]):
             raise TaskError(
-                f"{FIELD}: {take.offers[0].entries[0].name} and {entry.name} differ, and are one tensor of the model "
+                f"{FIELD}: {first.name} and {entry.name} differ, and are one tensor of the model "
                 f"({', '.join(take.wanted.names[:2])}): drop one of them"
             )
-    return values[0]
-
-
-def _merged(offer: OfferedTensor, entry: StateEntry, found: Mapping[str, Tensor]) -> Tensor:
-    tensor, adapter = found[entry.name], offer.adapter
-    if adapter is None:
-        return tensor
-    a, b, scale = (found[part.name] for part in (adapter.a, adapter.b, adapter.scale))
-    return tensor.float() + (b.float() @ a.float()) * scale.float()
+    return found[first.name]

@@ -31,21 +31,11 @@ class WantedTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adapter:
-    """The tensors of a low-rank update, which adds b @ a, times the scale, to the weight."""
-
-    a: StateEntry
-    b: StateEntry
-    scale: StateEntry
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedTensor:
-    """A tensor of the other weights. entries: several where it is stored several times. adapter: to be added to it."""
+    """A tensor of the other weights. entries: several where it is stored several times."""
 
     name: str
     entries: tuple[StateEntry, ...]
-    adapter: Adapter | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -76,9 +66,8 @@ class Matching:
     left: tuple[str, ...]
     anew: tuple[str, ...]
 
-    def in_words(self, shown: str) -> list[str]:
-        """Describe each of the three in a sentence. shown: where the weights are."""
-        merged = sum(offer.adapter is not None for take in self.takes for offer in take.offers)
+    def in_words(self, shown: str, merged: int = 0) -> list[str]:
+        """Describe each of the three in a sentence. shown: where the weights are. merged: the number of adapters."""
         adapters = f", {count(merged, 'adapter')} merged into them" if merged else ""
         lines = [f"taken from {shown}: {count(len(self.takes), 'tensor')}{adapters}"]
         lines += [f"left there: {_named(self.left)}"] if self.left else []
@@ -114,7 +103,7 @@ def match(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTensor], spec
         if offers:
             _check_form(one, offers)
             takes.append(Take(wanted=one, offers=offers))
-        elif any(_is_dropped(name, spec) or (beside and _is_adapters(name)) for name in one.names):
+        elif any(_is_dropped(name, spec) or (beside and is_adapters(name)) for name in one.names):
             anew.append(one.names[0])
         else:
             missing.append(one.names[0])
@@ -122,36 +111,14 @@ def match(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTensor], spec
     return Matching(takes=tuple(takes), left=tuple(left), anew=tuple(anew))
 
 
-def with_merged_adapters(offered: Sequence[OfferedTensor], wanted: Sequence[WantedTensor]) -> list[OfferedTensor]:
-    """Attach each adapter of `bamboo_trainer.lora` to its weight, which gets its name without adapters; unless the
-    model has adapters itself.
-    """
-    if any(_is_adapters(name) for one in wanted for name in one.names):
-        return list(offered)
-    by_name = {offer.name: offer for offer in offered}
-    merged = []
-    for offer in offered:
-        at, _, leaf = offer.name.rpartition(".")
-        if leaf in ADAPTER and f"{at}.base.weight" in by_name:
-            continue
-        above, _, base = at.rpartition(".")
-        parts = [by_name.get(f"{above}.{part}") for part in ADAPTER]
-        a, b, scale = parts
-        if base != "base" or a is None or b is None or scale is None:
-            merged.append(offer)
-            continue
-        adapter = Adapter(a=a.entries[0], b=b.entries[0], scale=scale.entries[0]) if leaf == "weight" else None
-        merged.append(OfferedTensor(name=f"{above}.{leaf}", entries=offer.entries, adapter=adapter))
-    return merged
-
-
-def _is_adapters(name: str) -> bool:
+def is_adapters(name: str) -> bool:
+    """Return whether the tensor is an adapter's."""
     return name.rpartition(".")[2] in ADAPTER
 
 
 def _beside_adapters(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTensor]) -> dict[str, str]:
     """Return the model's names of weights with adapters, by their names without; empty if the others have adapters."""
-    if any(_is_adapters(offer.name) for offer in offered):
+    if any(is_adapters(offer.name) for offer in offered):
         return {}
     names = {name for one in wanted for name in one.names}
     bases = (name.rpartition(".base.") for name in names)

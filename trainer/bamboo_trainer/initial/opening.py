@@ -3,12 +3,13 @@ headers.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bamboo_core.job.spec import InitialSpec
 from bamboo_core.storage.errors import StorageError
 from bamboo_core.storage.url import parse_url
+from bamboo_trainer.checkpoint.adapters import MergedSource
 from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.sources import (
     OF_MODULE,
@@ -25,10 +26,19 @@ from bamboo_trainer.tasks.task_errors import TaskError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """The opened weights. shown: where they are, for messages."""
+    """The opened weights. shown: where they are, for messages. adapters: how many are merged into them."""
 
     source: StateSource
     shown: str
+    adapters: int = 0
+
+    def with_merged_adapters(self) -> "Opened":
+        """Return the weights with adapters of `bamboo_trainer.lora` merged into them. Raises TaskError."""
+        try:
+            merged = MergedSource(self.source)
+        except (StorageError, ExportError) as error:
+            raise TaskError(f"{FIELD}: {error}") from None
+        return replace(self, source=merged, adapters=merged.count)
 
     def offered(self, *, of_module: bool) -> list[OfferedTensor]:
         """Return the tensors of the weights. of_module: by their names in the whole module, where one was split."""
