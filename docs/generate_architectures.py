@@ -22,7 +22,8 @@ from bamboo_trainer.models import huggingface  # noqa: E402
 from bamboo_trainer.models.parts.labels import HEADS  # noqa: E402
 from bamboo_trainer.models.parts.sequences import positions_in  # noqa: E402
 from bamboo_trainer.task import Task, Weighted  # noqa: E402
-from transformers_kit import FAMILIES, LENGTH, WORDS, config_of, layers_of, run, state_of, transformers  # noqa: E402
+from from_module_kit import layers_of, run, state_of  # noqa: E402
+from transformers_kit import FAMILIES, LENGTH, WORDS, config_of, transformers  # noqa: E402
 
 PAGE = ROOT / "docs" / "huggingface.md"
 BEGIN, END = "<!-- made by `make architectures` -->\n", "<!-- end -->\n"
