@@ -164,10 +164,10 @@ def _changes_nothing(before: CoordinatorState, event: Event, turn: Turn) -> bool
 
 
 def _is_one_of_many(before: CoordinatorState, message: protocol.Message, after: CoordinatorState) -> bool:
-    """Return whether a message is one of many equal ones: an answer to a plan, a known copy, or sums of a state.
+    """Return whether a message is one of many equal ones: an answer to a plan, a known copy, or about a checkpoint.
 
-    A thousand workers send one after every plan, and only the last decides. While the coordinator asks which state is
-    lost, or which workers have begun, each of them may decide.
+    A thousand workers send one after every plan or checkpoint, and only the last decides. While the coordinator asks
+    which state is lost, or which workers have begun, each of them may decide.
     """
     plan = after.plan
     if after.phase != "Running" or plan is None or plan.sources or after.inquiry.began_at is not None:
@@ -177,8 +177,12 @@ def _is_one_of_many(before: CoordinatorState, message: protocol.Message, after: 
             return not plan.worker_ids() <= after.plans.applied
         case protocol.ReplicaSynced():
             return after.plans.synced is before.plans.synced
+        case protocol.CopiesHeld():
+            return True
+        case protocol.PartsWritten():
+            return not checkpoints.is_written(after)
         case StateSums():  # the last ones may complete a checkpoint or the job
-            return not (after.checkpoints.writing or after.ending.finished)
+            return not (checkpoints.is_written(after) or after.ending.finished)
         case _:
             return False
 

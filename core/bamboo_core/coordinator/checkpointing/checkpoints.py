@@ -197,13 +197,10 @@ def _lost_writers(turn: Turn, plan: Plan) -> list[WorkerId]:
     """Return the writers that are gone, or no longer hold their stage, before they have written it."""
     state, c, lost = turn.state, turn.state.checkpoints, set()
     for stage, writers in enumerate(c.writers):
-        layers = plan.stages[stage]
-        unwritten = {c.dealt.get(layer) for layer in range(*layers) if layer not in c.parts}
+        layers, holders = plan.stages[stage], plan.holders_of(stage)
         for worker in writers:
-            if c.writing is not None and worker not in unwritten:
-                continue
-            held = c.final or worker in plan.holders_of(stage) or _writes_on(turn, worker, layers)
-            if worker not in state.workers or not held:
+            held = c.final or worker in holders or _writes_on(turn, worker, layers)
+            if not (held and worker in state.workers) and (c.writing is None or _unwritten(c, worker, layers)):
                 lost.add(worker)
     return sorted(lost)
 
@@ -377,9 +374,14 @@ def parts_written(turn: Turn, worker: WorkerId, message: protocol.PartsWritten) 
         turn.put(c.with_parts(message.checkpoint, new, message.stall, message.common))
 
 
+def is_written(state: CoordinatorState) -> bool:
+    """Return whether all files of the checkpoint in progress are known to be durable."""
+    c, plan = state.checkpoints, state.plan
+    return plan is not None and c.writing is not None and not _missing(c, plan)
+
+
 def _commit_if_written(turn: Turn) -> None:
-    c, plan = turn.state.checkpoints, turn.state.plan
-    if plan is not None and c.writing is not None and not _missing(c, plan):
+    if is_written(turn.state):
         _commit(turn)
 
 

@@ -9,7 +9,7 @@ others' logs.
 import heapq
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Final
 
 from bamboo_core.planning.profile import Network
@@ -185,7 +185,7 @@ def given(instruction: Computed, place: Place, stages: int) -> tuple[Place, Fram
     return (target, (first, instruction.microbatch)) if 0 <= target[1] < stages else None
 
 
-@dataclass(slots=True)
+@dataclass
 class _Cell:
     """A cell in execution."""
 
@@ -198,6 +198,12 @@ class _Cell:
     begins: float = 0.0  # the second before which it does not run
     ends: tuple[int, ...] = ()  # of its groups whose sums another worker would keep
     left: int = 0  # the first microbatch whose gradients are summed; earlier ones run for their frames only
+
+    @cached_property
+    def places(self) -> dict[Frame, int]:
+        """The places in the program of the last forward and backward of each microbatch."""
+        whole = ((at, one) for at, one in enumerate(self.program) if isinstance(one, Forward | Backward))
+        return {(isinstance(one, Forward), one.microbatch): at for at, one in whole}
 
     def finished(self, ends: Collection[int]) -> int:
         """Return the microbatch up to which groups with these ends are summed."""
@@ -212,8 +218,7 @@ class _Cell:
 
     def makes(self, frame: Frame) -> bool:
         """Return whether a remaining instruction produces the frame."""
-        kind = Forward if frame[0] else Backward
-        return any(isinstance(one, kind) and one.microbatch == frame[1] for one in self.program[self.done :])
+        return self.places.get(frame, -1) >= self.done
 
     @property
     def next(self) -> Computed | None:
@@ -307,7 +312,7 @@ class _Execution:
         ready = [cell for cell in worker.cells if cell.next and cell.begins <= now and self._has_input(cell, cell.next)]
         if not ready:
             return
-        cell = min(ready, key=lambda c: (*self._urgency(c), -c.place[1]))
+        cell = ready[0] if len(ready) == 1 else min(ready, key=lambda c: (*self._urgency(c), -c.place[1]))
         assert cell.next is not None
         stage = cell.place[1]
         seconds = seconds_of(cell.next, self._group.forward[stage], self._group.backward[stage])
