@@ -7,6 +7,7 @@ held while a loop is made, runs and is closed (`run`), and a program takes them 
 import asyncio
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
@@ -18,8 +19,11 @@ T = TypeVar("T")
 @contextlib.contextmanager
 def taken(handler: Callable[[], object]) -> Iterator[None]:
     """Call the handler in the running loop for each signal, held ones included; restore the signals' effect
-    afterwards.
+    afterwards. Outside of the main thread, which alone gets signals, nothing changes.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     for number in STOP_SIGNALS:

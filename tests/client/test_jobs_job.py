@@ -1,6 +1,5 @@
 """`bamboo.Job`: made of a program's values, checked like a manifest, printed as one."""
 
-import pickle
 import re
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from bamboo.jobs import here
 from bamboo.jobs.here import profiled_steps
 from bamboo.jobs.results import JobProgress
 from bamboo.local.job_source import source_of_file
-from bamboo_core.job.fields import Problem
 from bamboo_core.names import ENV_DEVICE
 from bamboo_trainer.models import mlp
 from folders import ROOT
@@ -173,14 +171,6 @@ def test_a_profiler_that_cannot_be_is_refused(text: str, told: str) -> None:
 def test_the_files_of_a_profiler_need_a_place() -> None:
     with pytest.raises(bamboo.InvalidRequest, match=r"^profile 1:2: output DIR says where the files go"):
         quickstart().run(profile="1:2")
-
-
-def test_errors_come_through_a_process_as_they_are() -> None:
-    invalid = bamboo.InvalidJob([Problem("spec.x", "expected y")])
-    failed = bamboo.JobFailed("job", "TaskFailed", "no", "Traceback")
-    for error in (invalid, failed):
-        again = pickle.loads(pickle.dumps(error))
-        assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
 
 def test_importing_bamboo_imports_nothing_else() -> None:

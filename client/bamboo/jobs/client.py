@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from types import TracebackType
 
-from bamboo.jobs import background
+from bamboo import background
 from bamboo.jobs.cluster_access import cluster_access
 from bamboo.jobs.handle import JobHandle
 from bamboo.jobs.job import Job

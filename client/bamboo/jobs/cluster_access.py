@@ -2,7 +2,7 @@
 
 import asyncio
 
-from bamboo.jobs import background
+from bamboo import background
 from bamboo.jobs.cluster_job import ClusterJob, api_errors
 from bamboo.jobs.errors import InvalidJob, InvalidRequest
 from bamboo.jobs.results import JobProgress, progress_of

@@ -16,9 +16,6 @@ class InvalidJob(BambooError, ValueError):
         super().__init__("\n".join(map(str, problems)))
         self.problems = tuple(problems)
 
-    def __reduce__(self) -> tuple[type["InvalidJob"], tuple[tuple[Problem, ...]]]:
-        return type(self), (self.problems,)
-
     @classmethod
     def from_manifest_error(cls, error: ManifestError) -> "InvalidJob":
         return cls(error.problems)
@@ -39,9 +36,6 @@ class JobError(BambooError):
         text = f"{name}: {reason}. {message}".rstrip()
         super().__init__(f"{text}\n\n{log}" if log else text)
         self.name, self.reason, self.message, self.log = name, reason, message, log
-
-    def __reduce__(self) -> tuple[type["JobError"], tuple[str, str, str, str]]:
-        return type(self), (self.name, self.reason, self.message, self.log)
 
 
 class JobFailed(JobError):

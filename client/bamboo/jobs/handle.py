@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from bamboo.jobs import background
+from bamboo import background
 from bamboo.jobs.checkpoints import StoredCheckpoint, checkpoints_at
 from bamboo.jobs.errors import BambooError, InvalidRequest, NotInTime
 from bamboo.jobs.export import ExportFormat, export

@@ -4,16 +4,16 @@ import copy
 import os
 import re
 import warnings
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import yaml
 
-from bamboo.jobs import background
-from bamboo.jobs.child_process import ask
+from bamboo import background
 from bamboo.jobs.entrypoint import entrypoint_of
 from bamboo.jobs.errors import BambooError, InvalidJob, InvalidRequest
 from bamboo.jobs.handle import JobHandle
@@ -37,7 +37,6 @@ from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.yaml_file import source_of
 from bamboo_core.names import API_VERSION, ENV_LAUNCH, KIND
 
-T = TypeVar("T")
 _FLAG: Final = re.compile(r"--([a-z][a-z-]*)")
 
 
@@ -148,7 +147,7 @@ class Job:
         warnings = tuple(filter(None, (*manifest_warnings(spec), *pods, past(spec, datetime.now(UTC)))))
         if not load:
             return Validation(warnings, ())
-        checked = background.call(ask(check_task, self._source.document, self._source.folders))
+        checked = check_task(self._source.document, self._source.folders)
         if checked.problem:
             raise BambooError(f"{self._source.name}: {checked.problem}")
         return Validation(warnings, checked.lines)
@@ -188,7 +187,8 @@ class Job:
             jobs=jobs,
             quiet=True,
         )
-        return JobPlan(self._source, _asked(ask(planned, self._source, wanted)), Job.from_source)
+        with _arguments_named():
+            return JobPlan(self._source, planned(self._source, wanted), Job.from_source)
 
     def simulate(
         self,
@@ -220,7 +220,8 @@ class Job:
             jobs=jobs,
             quiet=True,
         )
-        return _asked(ask(simulated, self._source, wanted))
+        with _arguments_named():
+            return simulated(self._source, wanted)
 
     def run(
         self,
@@ -243,15 +244,13 @@ class Job:
             raise InvalidRequest(
                 "the module of this task runs a job when it is imported; put run() below if __name__ == '__main__':"
             )
-        try:
+        with _arguments_named():
             job, warnings = on_this_machine(self._source, checkpoints=checkpoints, resume=resume)
             schedule = parse_schedule([preempt] if isinstance(preempt, str) else list(preempt), seed=seed)
             check_schedule(schedule, job.spec)
             folder = None if output is None else Path(output).absolute()
             steps = None if profile is None else profiled_steps(profile, job.spec, folder)
             trouble = store_trouble(job.spec, resume=resume)
-        except ValueError as error:
-            raise InvalidRequest(_as_arguments(str(error))) from None
         options = RunOptions(
             preempt=schedule,
             output=folder,
@@ -293,7 +292,7 @@ class Job:
 
 async def _begun(wanted: LocalRunRequest) -> JobHandle:
     job = LocalJob(wanted)
-    await job.start()
+    job.start()
     return JobHandle(job)
 
 
@@ -304,11 +303,12 @@ def _source(read: Callable[[], JobSource]) -> JobSource:
         raise InvalidJob.from_manifest_error(error) from None
 
 
-def _asked(work: Coroutine[Any, Any, T]) -> T:
-    """Return another process' result. Messages name arguments instead of flags."""
+@contextmanager
+def _arguments_named() -> Iterator[None]:
+    """Raise InvalidRequest for a mistake. Its message names arguments instead of flags."""
     try:
-        return background.call(work)
-    except InvalidRequest as error:
+        yield
+    except ValueError as error:
         raise InvalidRequest(_as_arguments(str(error))) from None
 
 

@@ -1,4 +1,4 @@
-"""A job that runs on this machine, in its own process, in the background loop."""
+"""A job that runs on this machine, with its coordinator in the background loop."""
 
 import asyncio
 import time
@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from bamboo.jobs import background
-from bamboo.jobs.child_process import ChildProcess
+from bamboo import background
 from bamboo.jobs.errors import (
     BambooError,
     InvalidRequest,
@@ -20,19 +19,22 @@ from bamboo.jobs.errors import (
     NotInTime,
 )
 from bamboo.jobs.here import changed
-from bamboo.jobs.local_host import Began, HostedRun
 from bamboo.jobs.results import JobProgress, Occurrence, local_progress
+from bamboo.local.fork_server import ForkServerError
 from bamboo.local.job_source import JobSource
-from bamboo.local.output_folder import WEIGHTS
+from bamboo.local.output_folder import WEIGHTS, OutputRefused, only_run_in
 from bamboo.local.runner import RunOptions
 from bamboo.local.scratch import scratch_folder
+from bamboo.local.session import run_with_page
 from bamboo.local.views.summary import Summary
 from bamboo.preemption.scheduling import Schedule
-from bamboo.terminal.view import ChangeJob, StopJob, TakeWorker
-from bamboo_core.complaints import said_by
+from bamboo.terminal.view import ChangeJob, RunView, StopJob, TakeWorker, UserRequest
+from bamboo_core.complaints import complaint_of
 from bamboo_core.coordinator.events import Emit, Outcome, Status
 from bamboo_core.history.place import history_url
+from bamboo_core.page.server import PageError
 
+Ask = Callable[[UserRequest], None]
 STARTING: Final = "Starting"
 SUSPENDED: Final = "Suspended"
 MOST_EVENTS: Final = 100_000  # kept here; older ones are in the history
@@ -52,6 +54,18 @@ class LocalRunRequest:
     page: int | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Follower:
+    """A view that passes a run's beginning and news on, as a `RunView`."""
+
+    start: Callable[[Ask], None]
+    status: Callable[[Status], None]
+    emit: Callable[[Emit], None]
+
+    def stop(self) -> None:
+        pass
+
+
 class LocalJob:
     """A job over all its runs between suspensions. All methods are called in the loop.
 
@@ -65,11 +79,11 @@ class LocalJob:
         if wanted.options.output is None:
             folder = self._temporary.enter_context(scratch_folder()) / "output"
             self._wanted = replace(wanted, options=replace(wanted.options, output=folder))
-        self._child: ChildProcess | None = None
+        self._ask: Ask | None = None  # passes a request on to the run; None before it has begun
         self._running: asyncio.Task[None] | None = None
         self._events: list[Occurrence] = []
         self._dropped = 0  # number of dropped events, the oldest
-        self._news = asyncio.Condition()
+        self._news = asyncio.Event()  # set when something happens, and then replaced
         self._known = JobProgress(name=self.name, state=STARTING, steps=wanted.job.spec.training.known_steps)
         self._status: Status | None = None  # not in `_known` yet
         self._before = self._known  # progress of earlier runs
@@ -88,16 +102,11 @@ class LocalJob:
         assert output is not None
         return output
 
-    async def start(self) -> None:
-        """Start a run. Raises BambooError if no process can be started."""
-        work = HostedRun(job=self._wanted.job, options=self._wanted.options, page=self._wanted.page)
+    def start(self) -> None:
+        """Start a run."""
         background.opened(self.close)
-        try:
-            self._child = await ChildProcess.start(work)
-        except OSError as error:
-            raise BambooError(f"{self.name}: no process can be started: {said_by(error)}") from None
-        self._ended, self._stopping, self._suspending = None, False, False
-        self._running = asyncio.create_task(self._run(self._child))
+        self._ask, self._ended, self._stopping, self._suspending = None, None, False, False
+        self._running = asyncio.create_task(self._run())
 
     async def progress(self) -> JobProgress:
         return self._progress
@@ -132,17 +141,17 @@ class LocalJob:
 
     async def moment(self) -> None:
         """Wait for something to happen."""
-        async with self._news:
-            if self._ended is None:
-                await self._news.wait()
+        if self._ended is None:
+            await self._news.wait()
 
     async def wait(self, seconds: float | None) -> JobProgress:
         """Return the progress of the complete job, even if it is suspended meanwhile. Raises BambooError."""
         if self._progress.state == SUSPENDED:
             raise InvalidRequest(f"{self.name} is suspended; resume() lets it go on")
         try:
-            async with asyncio.timeout(seconds), self._news:
-                await self._news.wait_for(lambda: self._ended is not None and self._progress.state != SUSPENDED)
+            async with asyncio.timeout(seconds):
+                while self._ended is None or self._progress.state == SUSPENDED:
+                    await self._news.wait()
         except TimeoutError:
             raise NotInTime(f"{self._progress}; it is not over after {seconds:g} s") from None
         if (failure := self._failure()) is not None:
@@ -157,7 +166,7 @@ class LocalJob:
             raise InvalidRequest(f"{self.name} does not train yet ({self._progress.state}): no worker can be taken")
         if worker is not None and worker not in self._workers:
             raise InvalidRequest(f"worker {worker[:40]!r}: expected one of {', '.join(sorted(self._workers))}")
-        await self._send(TakeWorker(worker or training[-1], notice))
+        self._check_runs()(TakeWorker(worker or training[-1], notice))
 
     async def scale(self, workers: int) -> None:
         """Change how many workers may run stages. Raises InvalidRequest if the job's grid is fixed."""
@@ -165,18 +174,16 @@ class LocalJob:
         if elastic is None:
             raise InvalidRequest(f"{self.name} cannot be scaled: without spec.elastic its grid is fixed")
         job = changed(self._wanted.job, "workers", elastic={**elastic, "maxWorkers": workers})
-        await self._send(ChangeJob(job.spec))
+        self._check_runs()(ChangeJob(job.spec))
         self._wanted = replace(self._wanted, job=job)
 
     async def stop(self) -> None:
         """Stop the job, after a checkpoint if it keeps any, and wait until it is over."""
-        if self._child is None:
-            return
-        if self._ended is None and not self._stopping:
-            self._stopping = True  # a second request would end the job at once
-            await self._child.send(StopJob())
-        async with self._news:
-            await self._news.wait_for(lambda: self._ended is not None)
+        if self._ask is not None and self._ended is None and not self._stopping:
+            self._ask(StopJob())
+        self._stopping = True  # a second request would end the job at once
+        while self._running is not None and self._ended is None:
+            await self._news.wait()
 
     async def interrupted(self) -> None:
         await self.stop()
@@ -213,11 +220,7 @@ class LocalJob:
             takeovers=before.takeovers,
             lost_samples=before.lost_samples,
         )
-        try:
-            await self.start()
-        except BambooError:
-            self._known = before
-            raise
+        self.start()
 
     def history_place(self) -> str:
         options = self._wanted.options
@@ -250,38 +253,47 @@ class LocalJob:
 
     # the run
 
-    async def _send(self, request: object) -> None:
-        await self._check_runs().send(request)
-
-    def _check_runs(self) -> ChildProcess:
-        """Return the process that runs the job. Raises InvalidRequest if there is none."""
-        if self._child is None or self._ended is not None:
+    def _check_runs(self) -> Ask:
+        """Return the function that passes requests on to the run. Raises InvalidRequest if there is none."""
+        if self._ask is None or self._ended is not None:
             raise InvalidRequest(f"{self.name} does not run ({self._progress.state})")
-        return self._child
+        return self._ask
 
-    async def _run(self, child: ChildProcess) -> None:
-        ended: Summary | BambooError = BambooError("its messages could not be read")
+    async def _run(self) -> None:
+        job, options = self._wanted.job, self._wanted.options
+        ended: Summary | BambooError = BambooError("the run ended with an error")
         try:
-            ended = await child.result(self._take)
-        except BambooError as error:
-            ended = error
+            with only_run_in(options.output):
+                ended = await run_with_page(job.spec, job.document, options, self._view, port=self._wanted.page)
+        except (OutputRefused, PageError, ForkServerError) as error:
+            ended = BambooError(str(error))
+        except OSError as error:
+            ended = BambooError(complaint_of(error, "while the job was run"))
         finally:
             self._end(ended)
-            await self._tell()
+            self._tell()
 
-    async def _take(self, message: Any) -> None:
-        match message:
-            case Began(page):
-                self._page = page
-                self._known = replace(self._progress, page=page)
-            case Status():
-                self._status, self._workers = message, tuple(worker for worker, _ in message.workers)
-            case Emit(reason, text, warning):
-                self._events.append(Occurrence(time=time.time(), reason=reason, message=text, warning=warning))
-                late = max(0, len(self._events) - MOST_EVENTS)
-                del self._events[:late]
-                self._dropped += late
-        await self._tell()
+    def _view(self, page: str) -> RunView:
+        self._page = page
+        self._known = replace(self._progress, page=page)
+        return _Follower(start=self._began, status=self._took_status, emit=self._took_event)
+
+    def _began(self, ask: Ask) -> None:
+        self._ask = ask
+        if self._stopping:
+            ask(StopJob())
+
+    def _took_status(self, status: Status) -> None:
+        self._status, self._workers = status, tuple(worker for worker, _ in status.workers)
+        self._tell()
+
+    def _took_event(self, emit: Emit) -> None:
+        event = Occurrence(time=time.time(), reason=emit.reason, message=emit.message, warning=emit.warning)
+        self._events.append(event)
+        late = max(0, len(self._events) - MOST_EVENTS)
+        del self._events[:late]
+        self._dropped += late
+        self._tell()
 
     def _end(self, ended: Summary | BambooError) -> None:
         self._ended = ended
@@ -303,6 +315,7 @@ class LocalJob:
                 return ERRORS[ended.outcome](self.name, ended.reason, ended.message, ended.log_tail or "")
         return None
 
-    async def _tell(self) -> None:
-        async with self._news:
-            self._news.notify_all()
+    def _tell(self) -> None:
+        """Wake all that wait for news."""
+        self._news.set()
+        self._news = asyncio.Event()

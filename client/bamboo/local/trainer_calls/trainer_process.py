@@ -1,6 +1,5 @@
 """Processes of the trainer for commands, because the trainer needs torch, which this process may lack."""
 
-import asyncio
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -8,11 +7,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bamboo import loop_signals, stop_signals
+from bamboo import background, stop_signals
 from bamboo.local.fork_server import ForkServer, ForkServerError
 from bamboo.local.scratch import scratch_folder
 from bamboo_core.complaints import complain
-from bamboo_core.names import EXIT_FAILED, EXIT_INTERRUPTED
+from bamboo_core.names import EXIT_FAILED
 from bamboo_core.text import one_line
 
 NEEDED = ("bamboo_trainer", "torch")
@@ -56,14 +55,11 @@ def ask_trainer(function: str, arguments: dict[str, Any], folders: Sequence[Path
     """Return the answer of "module:function" of the trainer. folders: of the task's modules.
 
     Raises TrainerError, which begins with what has failed and ends with the process's last output, or is the answer's
-    `problem`; SystemExit if a signal has ended the process.
+    `problem`.
     """
     if missing := missing_packages():
         raise TrainerError(f"{failed}: {missing} not installed here")
-    try:
-        answer = loop_signals.run_until_stopped(lambda: _ask(function, arguments, folders, failed))
-    except asyncio.CancelledError:
-        sys.exit(EXIT_INTERRUPTED)
+    answer = background.call(_ask(function, arguments, folders, failed))
     if problem := answer.get("problem"):
         raise TrainerError(str(problem))
     return answer

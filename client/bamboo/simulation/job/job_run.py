@@ -87,8 +87,8 @@ def model_of(run: JobRun) -> StepModel:
 
 
 def _simplified(run: JobRun) -> JobRun:
-    """Return the run without what takes no time in the model. Raises SimulationError."""
-    training = replace(run.spec.training, evaluation=None, epochs=None, tokens=None)
+    """Return the run without what takes no time in the model, such as comparing states. Raises SimulationError."""
+    training = replace(run.spec.training, evaluation=None, epochs=None, tokens=None, deterministic=False)
     if training.steps == UNKNOWN_STEPS:
         raise SimulationError("spec.training: only the data tell how many steps its epochs or tokens are; say --steps")
     checkpoint = run.spec.checkpoint and replace(run.spec.checkpoint, keep_best=False)

@@ -15,7 +15,6 @@ from bamboo.simulation.job.zone_traffic import TrafficKind, Transfer, ZoneTraffi
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.manifest import CheckpointPart
 from bamboo_core.control import protocol
-from bamboo_core.control.guard import StateSums
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.plan import ROOT, Cell, Plan, WorkerId
 from bamboo_core.planning.profile import ModelProfile
@@ -208,8 +207,6 @@ class SimulatedTraining:
             roles, ours = plan.at(cell), cell.stage == stage
             if ours and worker in roles.replicas and roles.owner not in self._gone:
                 self._tell(roles.owner, protocol.ReplicaSynced(cell=cell, replica=worker))
-        if self.step >= self._spec.training.steps:
-            self._tell(worker, StateSums(stage=stage, version=self.step, sums={}))
 
     def _say_taken_over(self, plan: Plan, before: Plan, seconds: float) -> None:
         for cell in plan.cells():
@@ -290,8 +287,6 @@ class SimulatedTraining:
             checkpoint=checkpoint,
         )
         self._tell(root, committed)
-        if self.step >= self._spec.training.steps or checkpoint is not None:
-            self._tell_sums()
         if self.step >= self._spec.training.steps:
             plan = self._current_plan
             for cell in self._cells(plan):
@@ -300,12 +295,6 @@ class SimulatedTraining:
             self._cut(plan, checkpoint[1])
         else:
             self._begin()
-
-    def _tell_sums(self) -> None:
-        """Report equal sums from all holders of a kept or final state: nothing differs here."""
-        for worker in sorted(self._current_plan.worker_ids() - self._gone.keys()):
-            for stage in sorted(self._held.of(worker)):
-                self._tell(worker, StateSums(stage=stage, version=self.step, sums={}))
 
     def _is_new(self, plan: Plan) -> bool:
         """Whether the coordinator needs a report of each step to learn step times on this grid."""

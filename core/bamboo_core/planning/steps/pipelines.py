@@ -185,7 +185,7 @@ def given(instruction: Computed, place: Place, stages: int) -> tuple[Place, Fram
     return (target, (first, instruction.microbatch)) if 0 <= target[1] < stages else None
 
 
-@dataclass
+@dataclass(eq=False)
 class _Cell:
     """A cell in execution."""
 
@@ -297,7 +297,10 @@ class _Execution:
         return cell
 
     def _cell(self, place: Place, microbatch: int) -> _Cell:
-        return next(cell for cell in self._cells[place] if cell.run[0] <= microbatch < cell.run[1])
+        cells = self._cells[place]
+        if len(cells) == 1:
+            return cells[0]
+        return next(cell for cell in cells if cell.run[0] <= microbatch < cell.run[1])
 
     # work
 
@@ -336,11 +339,12 @@ class _Execution:
     def _finish(self, number: int, cell: _Cell, now: float) -> None:
         instruction = cell.next
         assert instruction is not None
-        if not any(one is cell for one in self._cells[cell.place]):
+        if cell not in self._cells[cell.place]:
             return  # another worker runs it now
         cell.done += 1
         sent = given(instruction, cell.place, self._stages)
-        self._note_end(now, cell.place)
+        if cell.next is None:
+            self._note_end(now, cell.place)
         if sent is None:
             return
         target, frame = sent

@@ -1,6 +1,6 @@
-"""The background event loop of the Python API, in its own thread, so that it does not need a notebook's loop.
+"""The background event loop, in its own thread: it runs jobs of the Python API, and calls of the trainer.
 
-It starts at the first call, and ends with the interpreter.
+So a notebook's own loop does not matter. It starts at the first call, and ends with the interpreter.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ async def _all_of(closing: list[Close]) -> None:
 
 
 def call(work: Coroutine[Any, Any, T]) -> T:
-    """Run work in the loop; return its result or raise its error. Ctrl-C cancels it and waits a while for its end."""
+    """Run work in the loop; return its result or raise its error. A signal cancels it and waits a while for its end."""
     ended = threading.Event()
 
     async def watched() -> T:
@@ -72,7 +72,7 @@ def call(work: Coroutine[Any, Any, T]) -> T:
     future = _BACKGROUND.submit(watched())
     try:
         return future.result()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         future.cancel()
         ended.wait(END_SECONDS)
         raise
