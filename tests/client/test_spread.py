@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.simulation.job.zone_traffic import TrafficKind, step_traffic
+from bamboo.simulation.job.zone_traffic import TrafficKind, step_transfers
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.manifest_warnings import warnings
 from bamboo_core.job.placement_spec import SpreadPolicy
@@ -65,13 +65,19 @@ def test_everybody_is_somewhere_once(zones: str, spread: SpreadPolicy) -> None:
 def test_what_the_policies_send_between_zones() -> None:
     """Two zones, two pipelines of four stages: all of it, nothing but the reduction, or nothing."""
     found = {
-        spread: set(step_traffic(plan, plan.target, profile(4, boundary=64)).between)
+        spread: _crossing(plan)
         for spread, zones in ((SpreadPolicy.INTERLEAVE, "abababab"), (PER_PIPELINE, "abababab"), (SINGLE, "aaaaaaaab"))
         for plan in [planned(zones, 4, 2, spread)]
     }
     assert found[PER_PIPELINE] == {TrafficKind.REDUCTION}
     assert found[SINGLE] == set()
     assert found[SpreadPolicy.INTERLEAVE] >= {TrafficKind.BOUNDARIES, TrafficKind.REPLICAS}
+
+
+def _crossing(plan: Plan) -> set[TrafficKind]:
+    zones = {peer.worker: peer.zone for peer in plan.workers}
+    sent = step_transfers(plan, plan.target, profile(4, boundary=64))
+    return {one.kind for one in sent if zones[one.sender] != zones[one.receiver]}
 
 
 def view(plan: Plan, live: list[Peer], spread: SpreadPolicy, pipelines: int = 2) -> PlanningView:

@@ -71,7 +71,7 @@ def step_seconds(world: World, candidate: Candidate) -> float:
 def traffic_of_step(world: World, candidate: Candidate) -> float:
     """Return the USD of an undisturbed step for the bytes that cross zones."""
     plan = _plan(world, candidate)
-    return traffic_usd(step_traffic(plan, plan.target, _profile(world, candidate)).billed, world.traffic_price)
+    return traffic_usd(step_traffic(plan, plan.target, _profile(world, candidate)), world.traffic_price)
 
 
 def node_usd(world: World, candidate: Candidate) -> float:

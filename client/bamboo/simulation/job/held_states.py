@@ -95,7 +95,8 @@ class HeldStates:
     def beginning(
         self, plan: Plan, copies: Mapping[WorkerId, Set[int]] | None = None
     ) -> tuple[dict[WorkerId, float], list[Transfer]]:
-        """Return the seconds until each worker has begun with the state of a plan with a new origin, and the transfers.
+        """Return the seconds until each worker has begun with the state of a plan with a new origin, and the transfers
+        between workers.
 
         Layers in a worker's own memory cost nothing, other workers' come over the network, and the rest from the store.
         copies: the layers of that state by worker; the plan names only some sources.
@@ -121,7 +122,6 @@ class HeldStates:
                     transfers.append(Transfer(TrafficKind.STATES, source, worker, size))
                 else:
                     read[worker] += size
-                    transfers.append(Transfer(TrafficKind.CHECKPOINTS, None, worker, size))
         slowest = max(sent.values(), default=0) / network.machine
         times = {
             worker: max(receives[worker], slowest if receives[worker] else 0.0)

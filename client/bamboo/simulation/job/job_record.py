@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from bamboo.simulation.job.zone_traffic import GB, ZONE_TRAFFIC_PRICE, ZoneTraffic, traffic_usd
+from bamboo.simulation.job.zone_traffic import GB, ZONE_TRAFFIC_PRICE, traffic_usd
 
 BINS = 200  # in a series
 HOUR = 3600.0
@@ -90,7 +90,6 @@ class JobRecord:
     priced: bool = True
     zone_price: float = ZONE_TRAFFIC_PRICE  # USD per GB and direction
     crossed: list[Span] = field(default_factory=list)  # bytes between zones
-    traffic: ZoneTraffic = field(default_factory=ZoneTraffic)  # all bytes by kind
     moments: dict[str, list[float]] = field(default_factory=dict)
     pauses: list[tuple[float, float]] = field(default_factory=list)
     stopped: list[Span] = field(default_factory=list)
@@ -115,11 +114,10 @@ class JobRecord:
                 self.paid_usd += self.usd[-1][2]
             self._since = now
 
-    def sent(self, since: float, until: float, traffic: ZoneTraffic) -> None:
-        """Record traffic that is sent evenly between two times."""
-        self.traffic += traffic
-        if traffic.billed:
-            self.crossed.append((since, until, traffic.billed))
+    def sent(self, since: float, until: float, size: float) -> None:
+        """Record bytes that cross zones evenly between two times."""
+        if size:
+            self.crossed.append((since, until, size))
 
     def figures(self, end: float) -> JobFigures:
         trained = sum(count for _, _, count in self.steps)

@@ -11,7 +11,7 @@ from typing import Final
 from bamboo.simulation.job.held_states import HeldStates
 from bamboo.simulation.job.job_record import JobRecord
 from bamboo.simulation.job.virtual_clock import Timer, VirtualClock
-from bamboo.simulation.job.zone_traffic import TrafficKind, Transfer, ZoneTraffic, by_zone, step_traffic
+from bamboo.simulation.job.zone_traffic import Transfer, crossing, step_traffic
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.manifest import CheckpointPart
 from bamboo_core.control import protocol
@@ -69,7 +69,7 @@ class SimulatedTraining:
         self._copies: dict[WorkerId, frozenset[int]] = {}
         self._checkpoints = self._backwards = 0
         self._timed: tuple[object, int] = None, 0  # the grid whose steps are reported one by one, from which step on
-        self._counted = (-1, -1), ZoneTraffic()  # a step's traffic, for the epoch and generation before it
+        self._counted = (-1, -1), 0.0  # a step's traffic, for the epoch and generation before it
 
     def _no_states(self) -> HeldStates:
         return HeldStates(self._profile)
@@ -318,8 +318,8 @@ class SimulatedTraining:
             )
             self._answer(plan.at(cell).owner, protocol.Heartbeat(step=self.step, times=(times,)))
 
-    def _step_traffic(self, plan: Plan) -> ZoneTraffic:
-        """Return the traffic of one step in the layout in force, cached while the plan stays."""
+    def _step_traffic(self, plan: Plan) -> float:
+        """Return the bytes of one step that cross zones in the layout in force, cached while the plan stays."""
         key = plan.epoch, self._generation
         if self._counted[0] != key:
             layout = next(one for one in plan.layouts if one.generation == self._generation)
@@ -329,7 +329,7 @@ class SimulatedTraining:
     def _send(self, plan: Plan, transfers: list[Transfer]) -> None:
         """Record transfers at this moment, between the plan's zones."""
         zones = {peer.worker: peer.zone for peer in plan.workers}
-        self._record.sent(self._clock.now, self._clock.now, by_zone(transfers, zones))
+        self._record.sent(self._clock.now, self._clock.now, crossing(transfers, zones))
 
     def _cross_boundary(self, before: Plan, plan: Plan) -> None:
         self._pending = None
@@ -394,7 +394,6 @@ class SimulatedTraining:
             if worker in self._gone:
                 continue
             self._tell(worker, protocol.CopiesHeld(checkpoint=checkpoint, layers=tuple(sorted(shares))))
-            self._send(plan, [Transfer(TrafficKind.CHECKPOINTS, worker, None, self._held.bytes_of(shares))])
             seconds = self._held.bytes_of(shares) / storage.write + storage.latency
             self._clock.after(seconds, partial(self._written, worker, shares, checkpoint))
 

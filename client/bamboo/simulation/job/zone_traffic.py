@@ -1,4 +1,4 @@
-"""The traffic of a job's workers within and between zones, and its price. Pure.
+"""The traffic of a job's workers between zones, and its price. Pure.
 
 Most clouds bill traffic between the zones of a region, and none within a zone. The bytes are those of the data plane's
 frames (docs/design/data-plane.md) without headers, computed from a profile's sizes.
@@ -6,11 +6,7 @@ frames (docs/design/data-plane.md) without headers, computed from a profile's si
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import reduce
-from itertools import repeat
-from operator import add
 from typing import Final, NamedTuple
 
 from bamboo_core.planning.gradient_groups import nodes_of, share_of
@@ -25,70 +21,37 @@ ZONE_TRAFFIC_PRICE: Final = 0.01
 
 
 class TrafficKind(StrEnum):
-    """The kinds of traffic.
+    """The kinds of traffic between workers.
 
     boundaries: activations and their gradients. reduction: of gradients over pipelines, and of the parts of a lost
-    pipeline of one stage. replicas: final gradients (SYNC). states: whole stages, to new holders. checkpoints: to and
-    from the store.
+    pipeline of one stage. replicas: final gradients (SYNC). states: whole stages, to new holders.
     """
 
     BOUNDARIES = "boundaries"
     REDUCTION = "reduction"
     REPLICAS = "replicas"
     STATES = "states"
-    CHECKPOINTS = "checkpoints"
 
 
 class Transfer(NamedTuple):
-    """Data sent from one worker to another; None: the store, which belongs to no zone."""
+    """Data sent from one worker to another."""
 
     kind: TrafficKind
-    sender: WorkerId | None
-    receiver: WorkerId | None
+    sender: WorkerId
+    receiver: WorkerId
     size: float
     times: int = 1  # the number of workers in the receiver's zone that get this much each
 
 
-@dataclass(frozen=True, slots=True)
-class ZoneTraffic:
-    """Bytes by kind; kinds without traffic are left out."""
+def step_traffic(plan: Plan, layout: Layout, profile: ModelProfile) -> float:
+    """Return the bytes of one undisturbed step under a plan that cross zones. profile: for the job's microbatches
+    (`for_microbatch`).
 
-    within: Mapping[TrafficKind, float] = field(default_factory=dict)
-    between: Mapping[TrafficKind, float] = field(default_factory=dict)
-
-    @property
-    def billed(self) -> float:
-        """Bytes that cross zones."""
-        return sum(self.between.values())
-
-    def __add__(self, other: "ZoneTraffic") -> "ZoneTraffic":
-        return ZoneTraffic(_sum(self.within, other.within), _sum(self.between, other.between))
-
-    def __mul__(self, times: float) -> "ZoneTraffic":
-        return ZoneTraffic(
-            *({kind: size * times for kind, size in part.items()} for part in (self.within, self.between))
-        )
-
-
-def step_traffic(
-    plan: Plan,
-    layout: Layout,
-    profile: ModelProfile,
-    zones: Mapping[WorkerId, str] | None = None,
-    checkpoint_steps: int | None = None,
-) -> ZoneTraffic:
-    """Return the traffic of one undisturbed step under a plan.
-
-    profile: for the job's microbatches (`for_microbatch`). zones: of workers, instead of the plan's. checkpoint_steps:
-    steps between checkpoints; each step gets its share. Workers without a known zone count as in one zone. Small or
-    rare traffic is ignored: headers, tied parameters, running buffers, evaluation, and repetitions after a loss.
+    Workers without a known zone count as in one zone. Small or rare traffic is ignored: headers, tied parameters,
+    running buffers, evaluation, and repetitions after a loss. So is the store's, which belongs to no zone.
     """
-    places = {peer.worker: peer.zone for peer in plan.workers} if zones is None else zones
-    transfers = list(step_transfers(plan, layout, profile, places))
-    if checkpoint_steps is not None:
-        share = profile.state_bytes / checkpoint_steps
-        transfers.append(Transfer(TrafficKind.CHECKPOINTS, plan.at(Cell(0, 0)).owner, None, share))
-    return by_zone(transfers, places)
+    zones = {peer.worker: peer.zone for peer in plan.workers}
+    return crossing(step_transfers(plan, layout, profile, zones), zones)
 
 
 def step_transfers(
@@ -121,18 +84,9 @@ def step_transfers(
     return (transfer for transfer in transfers if transfer.sender != transfer.receiver)
 
 
-def by_zone(transfers: Iterable[Transfer], zones: Mapping[WorkerId, str]) -> ZoneTraffic:
-    """Sum transfers within and between zones. Transfers to and from the store count as within: no cloud bills them."""
-    within, between = defaultdict[TrafficKind, float](float), defaultdict[TrafficKind, float](float)
-    for kind, sender, receiver, size, times in transfers:
-        crosses = sender is not None and receiver is not None and zones.get(sender, "") != zones.get(receiver, "")
-        part = between if crosses else within
-        part[kind] = part[kind] + size if times == 1 else reduce(add, repeat(size, times), part[kind])
-    return ZoneTraffic(dict(within), dict(between))
-
-
-def _sum(one: Mapping[TrafficKind, float], other: Mapping[TrafficKind, float]) -> dict[TrafficKind, float]:
-    return {kind: one.get(kind, 0.0) + other.get(kind, 0.0) for kind in {**one, **other}}
+def crossing(transfers: Iterable[Transfer], zones: Mapping[WorkerId, str]) -> float:
+    """Return the bytes that cross zones."""
+    return sum(one.size * one.times for one in transfers if zones.get(one.sender, "") != zones.get(one.receiver, ""))
 
 
 def _boundaries(plan: Plan, cell: Cell, size: float, *, trained: bool) -> Iterator[Transfer]:
