@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bamboo.traces import files, json_lines
+from bamboo.traces import files
 from bamboo.traces.files import parse_trace, read_nodes, read_trace, read_traces
 from bamboo.traces.summary import nodes_over_time, summarize
 from bamboo.traces.trace import NodeTraceError, PriceChange, Trace, make_trace, unpriced
@@ -104,8 +104,7 @@ def test_a_pipe_is_read_as_a_file(packed: bool) -> None:
 
 
 def test_a_trace_of_too_many_changes_is_refused_before_all_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (files, json_lines):
-        monkeypatch.setattr(module, "MOST_CHANGES", 3)
+    monkeypatch.setattr(files, "MOST_CHANGES", 3)
     events = "".join(f"{i},add,n{i}\n" for i in range(5))
     entries = "".join(f'{{"at": {i}, "add": "n{i}"}}\n' for i in range(5))
     header = '{"format": "bamboo-trace", "version": 1}\n'

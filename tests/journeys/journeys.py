@@ -16,7 +16,7 @@ from recorder import Said
 Facts = Mapping[str, object] | None
 Arguments = Mapping[str, Any]
 CORE, OPERATOR, TRAINER = "bamboo_core", "bamboo_operator", "bamboo_trainer"
-PLANNING, SIZING = "bamboo/cli/simulation", "bamboo/sizing"
+PLANNING, SIZING = "bamboo/cli", "bamboo/sizing"
 COORDINATING, WAITING = "operator", {"through": Through.QUEUE}
 MOVED = Cell(1, 1)  # whose owner's node is tainted
 
@@ -395,7 +395,7 @@ JOURNEYS = (
             at(function, "planner")
             for function in (
                 "bamboo/__main__.py main",
-                f"{PLANNING}/plan_command.py plan",
+                f"{PLANNING}/simulation_commands.py plan",
                 f"{CORE}/job/yaml_file.py read_manifest_source",
                 f"{CORE}/job/manifest.py parse_manifest",
                 "bamboo/jobs/planning.py planned",

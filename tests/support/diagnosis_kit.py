@@ -7,10 +7,8 @@ from typing import Any
 
 import yaml
 
-from bamboo.remote.diagnosis.facts import ClusterFacts
-from bamboo.remote.diagnosis.findings import Finding, Severity
-from bamboo.remote.diagnosis.reading import SUBMITTING
-from bamboo.remote.doctor import diagnosis
+from bamboo.remote.checks import ClusterFacts, Finding, Severity
+from bamboo.remote.doctor import SUBMITTING, diagnosis
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import JobSpec
 from manifest_kit import bamboojob, training

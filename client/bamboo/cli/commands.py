@@ -12,12 +12,12 @@ import typer
 
 from bamboo import stop_signals
 from bamboo.cli import checkpoint_commands
-from bamboo.cli.cluster.cluster_commands import app as cluster_commands
+from bamboo.cli.cluster_commands import app as cluster_commands
 from bamboo.cli.dispatch import usage
 from bamboo.cli.history_command import app as history_command
 from bamboo.cli.init_command import app as init_command
 from bamboo.cli.run_options import LocalRunOptions
-from bamboo.cli.simulation import plan_command, profile_command, simulate_command, traces_command
+from bamboo.cli.simulation_commands import app as simulation_commands
 from bamboo.cli.tokenize_command import app as tokenize_command
 from bamboo_core import standard_streams
 from bamboo_core.complaints import SilentErrorsNamed, complain
@@ -166,10 +166,7 @@ app.registered_commands += cluster_commands.registered_commands
 app.registered_commands += history_command.registered_commands
 app.registered_commands += checkpoint_commands.app.registered_commands
 app.registered_commands += tokenize_command.registered_commands
-app.registered_commands += simulate_command.app.registered_commands
-app.registered_commands += plan_command.app.registered_commands
-app.registered_commands += profile_command.app.registered_commands
-app.registered_commands += traces_command.app.registered_commands
+app.registered_commands += simulation_commands.registered_commands
 
 
 def _print_log(text: str) -> None:

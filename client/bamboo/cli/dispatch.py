@@ -13,6 +13,7 @@ from bamboo_core.complaints import complain
 from bamboo_core.names import EXIT_USAGE
 
 if TYPE_CHECKING:
+    from bamboo.local.job_source import JobSource
     from bamboo.remote.changes import Manifest
     from bamboo.remote.session import Command, Target
 
@@ -100,3 +101,14 @@ def _look_over(file: str, manifest: "Manifest", *, load: bool, quiet: bool) -> N
         say(line)
     if checked.problem:
         usage(f"{file}: {checked.problem} (--no-load submits the job without trying its task here)")
+
+
+def job_of(path: Path, *, pods: bool = True) -> "JobSource":
+    """Return the job of a manifest's file, as `source_of_file` does. A mistake in it ends the command."""
+    from bamboo.local.job_source import source_of_file
+    from bamboo_core.job.manifest import ManifestError
+
+    try:
+        return source_of_file(str(path), pods=pods)
+    except ManifestError as error:
+        usage(*map(str, error.problems))

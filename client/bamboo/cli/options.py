@@ -10,7 +10,7 @@ from bamboo.terminal.time_flag import seconds
 
 def complete_jobs(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the names of jobs on the cluster, and make the shell add files; nothing if it takes too long."""
-    from bamboo.cli.cluster.completion import job_names
+    from bamboo.cli.completion import job_names
 
     return job_names(incomplete, *(ctx.params.get(name) for name in ("namespace", "context", "kubeconfig")))
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bamboo.cli.dispatch import usage
+from bamboo.cli.dispatch import job_of, usage
 from bamboo.cli.output_files import check_is_path, check_output_file
-from bamboo.cli.simulation.job_file import job_of
 from bamboo_core.complaints import complain
 from bamboo_core.job.placement_spec import MOST_WORKERS_PER_NODE
 from bamboo_core.names import HEARTBEAT_TIMEOUT_SECONDS

@@ -1,22 +1,102 @@
-"""The handle of a started job, here or on a cluster."""
+"""The handle of a started job, here or on a cluster: its progress, history, checkpoints and weights."""
 
 import asyncio
 import importlib
+import json
+import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from bamboo import background
-from bamboo.jobs.checkpoints import StoredCheckpoint, checkpoints_at
 from bamboo.jobs.errors import BambooError, InvalidRequest, NotInTime
-from bamboo.jobs.export import ExportFormat, export
 from bamboo.jobs.notebook import handle_html
 from bamboo.jobs.results import HistoryRows, JobProgress, Occurrence
 from bamboo.local.trainer_calls.trainer_process import missing_packages
+from bamboo_core.checkpoint.found import Found, FoundState, newest_first
+from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.history.files import find
 from bamboo_core.history.records import HistoryError
 from bamboo_core.storage.errors import StorageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredCheckpoint:
+    """A checkpoint of the state after `step`.
+
+    state: Complete, Damaged, Unreadable or Unfinished; reason: why it is not Complete. written: time, None if the store
+    does not tell.
+    """
+
+    step: int
+    state: FoundState
+    bytes: int
+    written: datetime | None
+    reason: str = ""
+
+
+async def checkpoints_at(url: str) -> list[StoredCheckpoint]:
+    """Return the checkpoints in a store, newest first. Raises InvalidRequest if it cannot be read."""
+    try:
+        checkpoints = await asyncio.to_thread(lambda: CheckpointStore(url).list())
+    except (StorageError, ValueError) as error:
+        raise InvalidRequest(str(error)) from None
+    return [_checkpoint(one) for one in sorted(checkpoints, key=newest_first)]
+
+
+def _checkpoint(found: Found) -> StoredCheckpoint:
+    return StoredCheckpoint(
+        step=found.attempt.step,
+        state=found.state,
+        bytes=found.bytes,
+        written=None if found.written is None else datetime.fromtimestamp(found.written, UTC),
+        reason=found.reason,
+    )
+
+
+EXPORTER: Final = "bamboo_trainer.checkpoint"
+ExportFormat = Literal["safetensors", "huggingface", "peft"]
+
+
+async def export(
+    url: str,
+    output: Path,
+    form: ExportFormat,
+    *,
+    step: int | None,
+    task_config: Mapping[str, Any],
+    force: bool,
+) -> Path:
+    """Write a checkpoint or a folder of weights as one state dict, and return its path.
+
+    task_config: the config of the job's task. Raises BambooError.
+    """
+    if missing := missing_packages():
+        raise BambooError(f"an export needs {missing}, not installed here")
+    arguments = ["--format", form, "--output", str(output), "--task-config", json.dumps(task_config), "--quiet"]
+    arguments += ["--step", str(step)] if step is not None else []
+    arguments += [*(["--force"] if force else []), "--", url]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", EXPORTER, *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        _, printed = await process.communicate()
+    finally:
+        if process.returncode is None:  # cancelled: the process removes its partial output
+            process.terminate()
+            await process.wait()
+    if process.returncode:
+        problem = printed.decode(errors="replace").strip().removeprefix("bamboo: ")
+        raise BambooError(problem or f"the export ended with code {process.returncode}")
+    return output
+
 
 PRINT_SECONDS = 2.0  # at least, between lines of progress
 NewEvents = Callable[[], Coroutine[Any, Any, list[Occurrence]]]

@@ -19,10 +19,9 @@ from bamboo.jobs.errors import BambooError, InvalidJob, InvalidRequest
 from bamboo.jobs.handle import JobHandle
 from bamboo.jobs.here import on_this_machine, profiled_steps, store_trouble
 from bamboo.jobs.local_job import LocalJob, LocalRunRequest
+from bamboo.jobs.options import PlanOptions, SimulateOptions
 from bamboo.jobs.plan import JobPlan
-from bamboo.jobs.plan_options import PlanOptions
 from bamboo.jobs.planning import planned
-from bamboo.jobs.simulate_options import SimulateOptions
 from bamboo.jobs.simulating import SimulatedRuns, simulated
 from bamboo.local.job_source import JobSource, source_of_file, source_of_manifest
 from bamboo.local.runner import RunOptions

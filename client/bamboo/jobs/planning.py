@@ -8,7 +8,7 @@ import yaml
 
 from bamboo.jobs.errors import InvalidRequest
 from bamboo.jobs.job_profiles import read_profiles
-from bamboo.jobs.plan_options import PlanOptions
+from bamboo.jobs.options import PlanOptions
 from bamboo.jobs.simulating import check_probability
 from bamboo.local.job_source import JobSource
 from bamboo.profiles.devices import device_table

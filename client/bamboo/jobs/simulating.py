@@ -11,7 +11,7 @@ from rich.console import Console
 
 from bamboo.jobs.errors import InvalidRequest
 from bamboo.jobs.job_profiles import read_profiles
-from bamboo.jobs.simulate_options import SimulateOptions
+from bamboo.jobs.options import SimulateOptions
 from bamboo.local.job_source import JobSource
 from bamboo.profiles.files import shipped_names
 from bamboo.simulation.figures import SimulationError, Spread, spread

@@ -1,16 +1,27 @@
-"""What a diagnosis says of the CRD, the operator and the caller's rights."""
+"""What a diagnosis says of the CRD, the operator, the caller's rights, quotas, a job's queue, and nodes."""
 
 import copy
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
-from bamboo.remote.diagnosis.facts import Unreadable
-from bamboo.remote.diagnosis.findings import Severity
-from bamboo.remote.diagnosis.installation_checks import fields_of
+from bamboo.remote.checks import Severity, Unreadable, fields_of, quantity
 from bamboo_core.job.spec import JobSpec
-from diagnosis_kit import WELL, found, lease, lines, operator_pod
+from diagnosis_kit import WELL, found, lease, lines, node, operator_pod, spec, spot_node
 
+QUOTA = {
+    "metadata": {"name": "small"},
+    "status": {"hard": {"pods": "4", "requests.cpu": "8"}, "used": {"pods": "4", "requests.cpu": "7500m"}},
+}
+QUEUED = spec(queue={"name": "q"})
+STOPPED = {"status": {"conditions": [{"type": "Active", "status": "False", "message": "ClusterQueue is stopped"}]}}
+TAINT = {"key": "team", "value": "x", "effect": "NoSchedule"}
+GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+GPU_JOB = spec(worker={"resources": {"limits": {"nvidia.com/gpu": 1}}})
+TOLERANT = spec(worker={"template": {"spec": {"tolerations": [{"key": "team", "operator": "Exists"}]}}})
+SELECTING = spec(worker={"template": {"spec": {"nodeSelector": {"type": "a"}}}})
+NONE_FITS = ["warning pool spot: no node that is ready now fits a worker"]
 DENIED = Unreadable("permission denied: nodes is forbidden")
 
 
@@ -60,10 +71,14 @@ def test_nothing_is_said_against_a_cluster_on_which_all_is_well() -> None:
             {"lease": lease("2026-05-04T11:50:00.000000Z")},
             "problem operator: nobody has renewed its Lease for 600 s, so no operator works",
         ),
+        ({"quotas": [QUOTA]}, "problem quota small: it is used up: pods"),
+        ({"spec": QUEUED}, "problem queue q: team has no such LocalQueue of kueue.x-k8s.io/v1beta2"),
+        ({"spec": QUEUED, "queue": Unreadable("denied")}, "unknown queue q: denied"),
+        ({"spec": QUEUED, "queue": STOPPED}, "problem queue q: it is not active: ClusterQueue is stopped"),
     ],
 )
 def test_each_fault_is_one_line(changes: dict[str, Any], said: str) -> None:
-    assert said in lines(found(**changes))
+    assert lines(found(**changes)) == [said]
 
 
 @pytest.mark.parametrize("part", ["crd", "operators", "lease", "rights", "quotas", "nodes"])
@@ -84,3 +99,39 @@ def test_every_field_of_a_manifest_is_compared_with_the_crd() -> None:
     fields = set(fields_of(JobSpec))
     assert {"spec.task.config", "spec.nodePools.name", "spec.checkpoint.storage"} <= fields
     assert not lines(found()), "the CRD of this version has them all"
+
+
+def test_a_queue_that_is_there_is_well() -> None:
+    assert not lines(found(spec=QUEUED, queue={}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"nodes": [spot_node("a", ready=False)]}, ["problem nodes: none of 1 node is ready"]),
+        ({"nodes": [node("a")]}, NONE_FITS),
+        ({"nodes": [spot_node("a")], "spec": SELECTING}, NONE_FITS),
+        ({"nodes": [spot_node("a", TAINT)]}, NONE_FITS),
+        ({"nodes": [spot_node("a", TAINT)], "spec": TOLERANT}, []),
+        ({"nodes": [spot_node("a", allocatable={"cpu": "3900m"})]}, NONE_FITS),
+        ({"nodes": [node("a"), spot_node("b")]}, []),
+        ({"nodes": [spot_node("a")], "spec": GPU_JOB}, NONE_FITS),
+        ({"nodes": [spot_node("a", GPU_TAINT, allocatable={"nvidia.com/gpu": "1"})], "spec": GPU_JOB}, []),
+    ],
+)
+def test_a_worker_is_compared_with_the_nodes(changes: dict[str, Any], said: list[str]) -> None:
+    assert lines(found(**changes)) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1", 1), (3, 3), ("500m", Decimal("0.5")), ("2Ki", 2048), ("16Gi", 16 << 30), ("5G", 5 * 10**9), ("1e3", 1000)],
+)
+def test_quantities_are_numbers(text: str | int, value: Decimal) -> None:
+    assert quantity(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "many", "1 Gi", "-1"])
+def test_other_text_is_none(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a Kubernetes quantity"):
+        quantity(text)

@@ -1,1 +1,0 @@
-"""The commands on a cluster: their flags and their completion."""

@@ -1,1 +1,0 @@
-"""`bamboo simulate`, and the commands for traces of nodes and profiles of layers."""

@@ -1,1 +1,0 @@
-"""Diagnosis of what may keep a job from starting: facts read from a cluster, and checks of them."""
