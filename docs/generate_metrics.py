@@ -6,7 +6,7 @@ The committed page names the metrics with their labels; the page of the site exp
 from collections.abc import Iterator
 from pathlib import Path
 
-from bamboo_core.metrics.every_metric import EVERY_METRIC
+from bamboo_core.metrics.catalog import EVERY_METRIC
 from bamboo_core.metrics.exposition import Metric, MetricKind
 
 PAGE = Path(__file__).with_name("metrics.md")

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from bamboo_core.complaints import said_by
 from bamboo_core.kube.api import Access, Connection, KubeApi
 from bamboo_core.kube.errors import RemoteError
-from bamboo_core.metrics.exposition import Exporter, MetricsPageCollector
+from bamboo_core.metrics.exposition import MetricsPageCollector
 from bamboo_core.serving.descriptors import DescriptorShares, raise_limit
 from bamboo_core.serving.listener import ConnectionBounds
 from bamboo_operator.auth.pod_tokens import REVIEWS_AT_ONCE, TokenReviewer
@@ -200,7 +200,7 @@ class _Operator:
             calls=self._calls,
             counts=shared.counts,
         )
-        self._series.register(MetricsPageCollector(Exporter.OPERATOR, sources.fill))
+        self._series.register(MetricsPageCollector(sources.fill))
         ProcessCollector(registry=self._series)
         handlers = watch_handlers(jobs, shared)
 

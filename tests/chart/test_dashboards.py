@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bamboo_core.metrics.every_metric import EVERY_METRIC
+from bamboo_core.metrics.catalog import EVERY_METRIC
 from bamboo_core.metrics.exposition import Metric, MetricKind
 from cluster.build import cache_folder
 

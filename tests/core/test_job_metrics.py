@@ -6,8 +6,8 @@ from itertools import product
 import pytest
 
 from bamboo_core.coordinator.checkpoint_counts import AbandonReason, RestoreCause
-from bamboo_core.metrics import job_catalog
-from bamboo_core.metrics.exposition import Exporter, MetricsPage
+from bamboo_core.metrics import catalog
+from bamboo_core.metrics.exposition import MetricsPage
 from bamboo_core.metrics.job_metrics import useful_seconds
 from bamboo_operator.http.metrics import job_page
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
@@ -19,40 +19,40 @@ from world import World
 
 
 def test_what_became_of_checkpoints_is_told() -> None:
-    page = MetricsPage(Exporter.OPERATOR)
+    page = MetricsPage()
     job_page(page, look(status=said(checkpoint=kept())), JobMeter(OperatorCounts()))
     told = {
-        job_catalog.JOB_CHECKPOINT_STEP: {(): 8},
-        job_catalog.JOB_CHECKPOINT_EVERY: {(): 4},
-        job_catalog.JOB_CHECKPOINT_AGE: {(): 30.0},
-        job_catalog.JOB_CHECKPOINT_DURATION: {(): 2},
-        job_catalog.JOB_CHECKPOINT_STALL: {(): 2},
-        job_catalog.JOB_CHECKPOINT_BYTES: {(): 250},
-        job_catalog.JOB_REPEATED_STEPS: {(): 12},
-        job_catalog.JOB_REPEATED_SECONDS: {(): 6.0},
-        job_catalog.JOB_RESTORES: {(cause.value,): cause is RestoreCause.WORKERS_GONE for cause in RestoreCause},
-        job_catalog.JOB_RESTORE_PROBLEMS: {("Damaged",): 1, ("Unreadable",): 0},
+        catalog.JOB_CHECKPOINT_STEP: {(): 8},
+        catalog.JOB_CHECKPOINT_EVERY: {(): 4},
+        catalog.JOB_CHECKPOINT_AGE: {(): 30.0},
+        catalog.JOB_CHECKPOINT_DURATION: {(): 2},
+        catalog.JOB_CHECKPOINT_STALL: {(): 2},
+        catalog.JOB_CHECKPOINT_BYTES: {(): 250},
+        catalog.JOB_REPEATED_STEPS: {(): 12},
+        catalog.JOB_REPEATED_SECONDS: {(): 6.0},
+        catalog.JOB_RESTORES: {(cause.value,): cause is RestoreCause.WORKERS_GONE for cause in RestoreCause},
+        catalog.JOB_RESTORE_PROBLEMS: {("Damaged",): 1, ("Unreadable",): 0},
     }
     assert {metric: values(page, metric) for metric in told} == told
-    abandoned = values(page, job_catalog.JOB_CHECKPOINTS_ABANDONED)
+    abandoned = values(page, catalog.JOB_CHECKPOINTS_ABANDONED)
     assert abandoned == {(reason.value,): reason is AbandonReason.STORE_FAILED for reason in AbandonReason}
     text = exposed(page)
     assert 'bamboo_job_checkpoint_duration_seconds_sum{job="tiny",namespace="default"} 42.0' in text
     assert 'bamboo_job_checkpoint_stall_seconds_bucket{job="tiny",le="0.005",namespace="default"} 1.0' in text
-    without = MetricsPage(Exporter.OPERATOR)
+    without = MetricsPage()
     job_page(without, look(), JobMeter(OperatorCounts()))
     assert not [family.name for family in without.families() if "checkpoint" in family.name and family.samples]
 
 
 def test_how_far_a_rollout_is() -> None:
-    page = MetricsPage(Exporter.OPERATOR)
+    page = MetricsPage()
     record = RolloutRecord(revision="a", since=NOW, moved=0.0, active=True, updated=1, total=2, stalled="no node")
     known = look()
     job_page(page, replace(known, facts=replace(known.facts, rollout=record)), JobMeter(OperatorCounts()))
-    assert values(page, job_catalog.JOB_UPDATED_WORKERS) == {(): 1}
-    told = values(page, job_catalog.JOB_ROLLOUT_STATE)
+    assert values(page, catalog.JOB_UPDATED_WORKERS) == {(): 1}
+    told = values(page, catalog.JOB_ROLLOUT_STATE)
     assert told == {("Complete",): 0, ("Progressing",): 0, ("Stalled",): 1}
-    unknown = MetricsPage(Exporter.OPERATOR)
+    unknown = MetricsPage()
     job_page(unknown, look(written={}), JobMeter(OperatorCounts()))
     assert not [family.name for family in unknown.families() if "rollout" in family.name and family.samples]
 
@@ -65,15 +65,15 @@ def test_the_states_are_those_of_the_status() -> None:
         )
         for flags in product((True, False), repeat=len(names))
     }
-    assert shown == set(job_catalog.STATES)
+    assert shown == set(catalog.STATES)
 
 
 def test_a_job_without_redundancy_is_not_called_protected() -> None:
-    page = MetricsPage(Exporter.OPERATOR)
+    page = MetricsPage()
     bare = said(grid=((("w0", False), ("w1", True)),))
     job_page(page, look(status=bare, spec=job(redundancy={"mode": "None"})), JobMeter(OperatorCounts()))
-    assert values(page, job_catalog.JOB_UNPROTECTED_STAGES) == {(): 1}
-    assert values(page, job_catalog.JOB_PROTECTED) == {("RedundancyOff",): 0}
+    assert values(page, catalog.JOB_UNPROTECTED_STAGES) == {(): 1}
+    assert values(page, catalog.JOB_PROTECTED) == {("RedundancyOff",): 0}
 
 
 def test_steps_are_worth_their_usual_duration_for_each_owner() -> None:

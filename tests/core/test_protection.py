@@ -13,8 +13,8 @@ from bamboo_core.coordinator.protection import protection
 from bamboo_core.coordinator.workers.record import Workers
 from bamboo_core.job.api_object import written
 from bamboo_core.job.status import BambooJobStatus
-from bamboo_core.metrics import job_catalog as table
-from bamboo_core.metrics.exposition import Exporter, MetricsPage
+from bamboo_core.metrics import catalog as table
+from bamboo_core.metrics.exposition import MetricsPage
 from bamboo_core.view.job_view import view_of
 from bamboo_core.view.shown_state import live_state
 from bamboo_operator.http.metrics import job_page
@@ -71,7 +71,7 @@ def test_everybody_gives_the_same_answer(
     told = made.condition("Protected")
     assert told is not None
     assert (told.holds, told.reason, told.message) == (holds, reason, found.message)
-    page = MetricsPage(Exporter.OPERATOR)
+    page = MetricsPage()
     look = OperatedJob(view=viewed(asked, made, status), facts=facts)
     job_page(page, look, JobMeter(OperatorCounts()))
     assert values(page, table.JOB_PROTECTED) == {(reason,): float(holds)}

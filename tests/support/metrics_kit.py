@@ -2,8 +2,8 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from bamboo_core.metrics.every_metric import EVERY_METRIC
-from bamboo_core.metrics.exposition import Exporter, Metric, MetricKind
+from bamboo_core.metrics.catalog import EVERY_METRIC
+from bamboo_core.metrics.exposition import Metric, MetricKind
 
 STANDARD = "process_"  # prometheus-client's own
 SOMETIMES = {
@@ -19,18 +19,20 @@ SOMETIMES = {
 }
 
 
-def declared(exporter: Exporter) -> dict[str, Metric]:
-    """The metrics of an exporter by the name that a page gives to the family."""
-    return {_family(metric): metric for metric in EVERY_METRIC if metric.by is exporter}
+def declared(prefix: str) -> dict[str, Metric]:
+    """Return the metrics whose names begin so, by the name that a page gives to the family."""
+    return {_family(metric): metric for metric in EVERY_METRIC if metric.name.startswith(prefix)}
 
 
 def _family(metric: Metric) -> str:
     return metric.name.removesuffix("_total") if metric.kind is MetricKind.COUNTER else metric.name
 
 
-def check_page(exporter: Exporter, text: str, *, complete: bool) -> None:
-    """Names, kinds, help texts and labels are those of the table. complete: nothing is missing but what may be."""
-    known = declared(exporter)
+def check_page(prefix: str, text: str, *, complete: bool) -> None:
+    """Check names, kinds, help texts and labels of a page. prefix: of its metrics' names. complete: none is missing
+    except those of SOMETIMES.
+    """
+    known = declared(prefix)
     found = [family for family in text_string_to_metric_families(text) if not family.name.startswith(STANDARD)]
     assert {family.name for family in found} <= known.keys()
     for family in found:

@@ -15,7 +15,6 @@ import torch
 from bamboo_core.checkpoint.data_record import DataRecord
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control.memory import SentTraffic, Traffic
-from bamboo_core.metrics.exposition import Exporter
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.checkpoint.checkpointing import Checkpointing
 from bamboo_trainer.frames.frame import Address, Frame, FrameFacts
@@ -59,7 +58,7 @@ def scrape(port: int) -> str:
 
 def test_a_worker_serves_its_engines_numbers(agent: WorkerAgent, port: int) -> None:
     metrics.serve(agent, "127.0.0.1", port)
-    check_page(Exporter.WORKER, scrape(port), complete=False)  # nothing has begun yet
+    check_page("bamboo_worker_", scrape(port), complete=False)  # nothing has begun yet
     job = Job(MANIFEST)
     job.run()
     roots = [node for node in job.nodes.values() if Cell(0, 0) in node.inside.executor.cells]
@@ -67,7 +66,7 @@ def test_a_worker_serves_its_engines_numbers(agent: WorkerAgent, port: int) -> N
     agent.checkpoints = Checkpointing(job.spec, job.spec.topology.stages, Told().tell, DataRecord(samples=8, order=""))
     agent.checkpoints.keep(CheckpointId(step=1, id="a"), {}, 0.25)
     text = scrape(port)
-    check_page(Exporter.WORKER, text, complete=True)
+    check_page("bamboo_worker_", text, complete=True)
     lines = text.splitlines()
     assert 'bamboo_worker_stages{role="owner"} 1.0' in lines
     assert "bamboo_worker_step_duration_seconds_count 5.0" in lines

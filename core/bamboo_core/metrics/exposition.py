@@ -1,4 +1,4 @@
-"""Declaration and export of metrics. Only metrics of a catalog (all: `every_metric`) can be exported.
+"""Declaration and export of metrics. Only metrics of the catalog can be exported.
 
 Exporters keep plain numbers instead of prometheus-client's counters, and fill a page from them at each scrape: nothing
 is counted twice, and what is gone has no series any more.
@@ -12,18 +12,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from bamboo_core.metrics.histogram import Histogram
+from bamboo_core.coordinator.distribution import Distribution
+from bamboo_core.metrics.histogram import Histogram, cumulative
 
 
 class MetricKind(StrEnum):
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
-
-
-class Exporter(StrEnum):
-    OPERATOR = "operator"
-    WORKER = "worker"
 
 
 Buckets = tuple[float, ...]
@@ -34,16 +30,19 @@ class Metric:
     """The declaration of a metric. Undeclared ones cannot be exported."""
 
     name: str  # as queried; a histogram's without _bucket
-    kind: MetricKind
     help: str
-    by: Exporter
     labels: tuple[str, ...] = ()
-    unit: str = ""  # empty for a plain number
-    buckets: Buckets = ()  # upper bounds
+    buckets: Buckets = ()  # upper bounds, of a histogram
+
+    @property
+    def kind(self) -> MetricKind:
+        if self.buckets:
+            return MetricKind.HISTOGRAM
+        return MetricKind.COUNTER if self.name.endswith("_total") else MetricKind.GAUGE
 
     def histogram(self, values: Iterable[float] = ()) -> Histogram:
         """Return a histogram of these values with this metric's buckets."""
-        assert self.kind is MetricKind.HISTOGRAM, self.name
+        assert self.buckets, self.name
         return Histogram(self.buckets, values)
 
 
@@ -58,8 +57,7 @@ _MAKERS = {
 class MetricsPage:
     """All values of an exporter at one moment."""
 
-    def __init__(self, exporter: Exporter) -> None:
-        self._exporter = exporter
+    def __init__(self) -> None:
         self._families: dict[str, Families] = {}
 
     def add(self, metric: Metric, value: float, *labels: str) -> None:
@@ -73,17 +71,16 @@ class MetricsPage:
         if value is not None:
             self.add(metric, value, *labels)
 
-    def add_histogram(self, metric: Metric, histogram: Histogram, *labels: str) -> None:
+    def add_histogram(self, metric: Metric, histogram: Histogram | Distribution, *labels: str) -> None:
         family = self._family(metric, labels)
         assert isinstance(family, HistogramMetricFamily), metric.name
         assert histogram.bounds == metric.buckets, metric.name
-        family.add_metric(labels, histogram.cumulative(), histogram.total)
+        family.add_metric(labels, cumulative(histogram.bounds, histogram.counts), histogram.total)
 
     def families(self) -> Iterable[Family]:
         return self._families.values()
 
     def _family(self, metric: Metric, labels: tuple[str, ...]) -> Families:
-        assert metric.by is self._exporter, f"{metric.name} is not declared for {self._exporter}"
         assert len(labels) == len(metric.labels), f"{metric.name} has the labels {metric.labels}"
         if metric.name not in self._families:
             self._families[metric.name] = _MAKERS[metric.kind](metric.name, metric.help, labels=metric.labels)
@@ -93,11 +90,11 @@ class MetricsPage:
 class MetricsPageCollector(Collector):
     """A registry's collector that fills a new page for every scrape. fill: may be called in any thread."""
 
-    def __init__(self, exporter: Exporter, fill: Callable[[MetricsPage], None]) -> None:
-        self._exporter, self._fill = exporter, fill
+    def __init__(self, fill: Callable[[MetricsPage], None]) -> None:
+        self._fill = fill
 
     def collect(self) -> Iterable[Family]:
-        page = MetricsPage(self._exporter)
+        page = MetricsPage()
         self._fill(page)
         return page.families()
 

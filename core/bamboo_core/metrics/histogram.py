@@ -19,22 +19,15 @@ class Histogram:
         for value in values:
             self.observe(value)
 
-    @classmethod
-    def of(cls, bounds: Sequence[float], counts: Sequence[int], total: float) -> "Histogram":
-        """Return a histogram that was counted elsewhere. counts: one more than bounds."""
-        histogram = cls(bounds)
-        assert len(counts) == len(histogram.counts)
-        histogram.counts, histogram.total = list(counts), total
-        return histogram
-
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
-    def cumulative(self) -> list[tuple[str, int]]:
-        """Return each bucket's bound and the number of values up to it, as Prometheus writes them."""
-        buckets, sum_so_far = [], 0
-        for bound, count in zip([*map(str, self.bounds), "+Inf"], list(self.counts), strict=True):
-            sum_so_far += count
-            buckets.append((bound, sum_so_far))
-        return buckets
+
+def cumulative(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, int]]:
+    """Return each bucket's bound and the number of values up to it, as Prometheus writes them."""
+    buckets, sum_so_far = [], 0
+    for bound, count in zip([*map(str, bounds), "+Inf"], list(counts), strict=True):
+        sum_so_far += count
+        buckets.append((bound, sum_so_far))
+    return buckets

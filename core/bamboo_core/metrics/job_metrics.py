@@ -4,14 +4,12 @@ from collections import Counter
 
 from bamboo_core.control.memory import Traffic
 from bamboo_core.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
-from bamboo_core.coordinator.distribution import Distribution
 from bamboo_core.coordinator.events import Status, Takeover, WorkerState
 from bamboo_core.coordinator.job_status import trained_samples
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.metrics import job_catalog as table
-from bamboo_core.metrics.exposition import Metric, MetricsPage
-from bamboo_core.metrics.histogram import Histogram
+from bamboo_core.metrics import catalog as table
+from bamboo_core.metrics.exposition import MetricsPage
 
 JobKey = tuple[str, str]  # namespace and name
 
@@ -95,8 +93,8 @@ def checkpoint(page: MetricsPage, job: JobKey, *, step: int, every_steps: int, a
 
 
 def _checkpoints(page: MetricsPage, job: JobKey, counts: CheckpointCounts) -> None:
-    _histogram(page, table.JOB_CHECKPOINT_DURATION, counts.durations, job)
-    _histogram(page, table.JOB_CHECKPOINT_STALL, counts.stalls, job)
+    page.add_histogram(table.JOB_CHECKPOINT_DURATION, counts.durations, *job)
+    page.add_histogram(table.JOB_CHECKPOINT_STALL, counts.stalls, *job)
     page.add(table.JOB_CHECKPOINT_BYTES, counts.bytes, *job)
     for reason in AbandonReason:
         page.add(table.JOB_CHECKPOINTS_ABANDONED, counts.abandoned.get(reason, 0), *job, reason.value)
@@ -106,10 +104,6 @@ def _checkpoints(page: MetricsPage, job: JobKey, counts: CheckpointCounts) -> No
         page.add(table.JOB_RESTORE_PROBLEMS, counts.problems.get(problem, 0), *job, problem.value)
     page.add(table.JOB_REPEATED_STEPS, counts.repeated, *job)
     page.add(table.JOB_REPEATED_SECONDS, counts.repeated_seconds, *job)
-
-
-def _histogram(page: MetricsPage, metric: Metric, found: Distribution, job: JobKey) -> None:
-    page.add_histogram(metric, Histogram.of(found.bounds, found.counts, found.total), *job)
 
 
 def _milliseconds(takeover: Takeover, phase: str) -> float:

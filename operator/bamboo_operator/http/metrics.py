@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 from bamboo_core.coordinator.events import CheckpointSummary
 from bamboo_core.job.status import BambooJobStatus, CheckpointStatus
-from bamboo_core.metrics import job_catalog, job_metrics, operator_catalog
+from bamboo_core.metrics import catalog, job_metrics
 from bamboo_core.metrics.exposition import Metric, MetricsPage
 from bamboo_core.metrics.job_metrics import JobKey
 from bamboo_operator.auth.worker_gateway import WorkerGateway
@@ -37,7 +37,7 @@ class MetricSources:
 
     def fill(self, page: MetricsPage) -> None:
         """Fill the page. Safe in any thread."""
-        states = dict.fromkeys(job_catalog.STATES, 0)
+        states = dict.fromkeys(catalog.STATES, 0)
         reconcilers = self.reconcilers()
         for job in reconcilers:
             try:
@@ -47,12 +47,12 @@ class MetricSources:
         _operator(page, self)
         now = time.monotonic()
         page.add(
-            operator_catalog.OPERATOR_OLDEST_RECONCILE,
+            catalog.OPERATOR_OLDEST_RECONCILE,
             max((now - job.last_progress for job in reconcilers), default=0.0),
         )
-        page.add(operator_catalog.OPERATOR_EVENT_QUEUE, sum(job.event_queue_depth for job in reconcilers))
+        page.add(catalog.OPERATOR_EVENT_QUEUE, sum(job.event_queue_depth for job in reconcilers))
         for state, count in states.items():
-            page.add(operator_catalog.OPERATOR_JOBS, count, state)
+            page.add(catalog.OPERATOR_JOBS, count, state)
 
 
 def job_page(page: MetricsPage, known: OperatedJob, meter: JobMeter) -> str:
@@ -60,21 +60,21 @@ def job_page(page: MetricsPage, known: OperatedJob, meter: JobMeter) -> str:
     job, status = _key(known), known.view.live
     status_now = job_status(status, known.view.status, known.facts)
     state = status_now.state
-    for name in job_catalog.STATES:
-        page.add(job_catalog.JOB_STATE, name == state, *job, name)
+    for name in catalog.STATES:
+        page.add(catalog.JOB_STATE, name == state, *job, name)
     for condition in status_now.conditions:
-        page.add(job_catalog.JOB_CONDITION, condition.holds, *job, condition.type)
+        page.add(catalog.JOB_CONDITION, condition.holds, *job, condition.type)
         if condition.type == "Protected":
             job_metrics.protected(page, job, holds=condition.holds, reason=condition.reason)
     _workers(page, job, status_now)
     _rollout(page, job, known.facts.rollout)
     _pods(page, job, known, idle=state in IDLE_STATES)
-    page.add(job_catalog.JOB_LAST_COMMIT, meter.committed, *job)
+    page.add(catalog.JOB_LAST_COMMIT, meter.committed, *job)
     for source, count in dict(meter.signals).items():
-        page.add(job_catalog.JOB_SIGNALS, count, *job, source)
-    page.add(job_catalog.JOB_USEFUL, meter.useful, *job)
-    page.add(job_catalog.JOB_PAID, meter.paid, *job)
-    page.add(job_catalog.JOB_SAMPLES, meter.samples, *job)
+        page.add(catalog.JOB_SIGNALS, count, *job, source)
+    page.add(catalog.JOB_USEFUL, meter.useful, *job)
+    page.add(catalog.JOB_PAID, meter.paid, *job)
+    page.add(catalog.JOB_SAMPLES, meter.samples, *job)
     if status is not None:
         job_metrics.progress(page, job, status)
         job_metrics.grid(page, job, None if state in IDLE_STATES else status, known.view.spec)
@@ -100,24 +100,24 @@ def _checkpoint(page: MetricsPage, job: JobKey, known: CheckpointSummary | None,
 
 
 def _workers(page: MetricsPage, job: JobKey, status_now: BambooJobStatus) -> None:
-    page.add(job_catalog.JOB_DESIRED_WORKERS, status_now.workers.desired, *job)
-    page.add(job_catalog.JOB_DESIRED_PIPELINES, status_now.pipelines.desired, *job)
+    page.add(catalog.JOB_DESIRED_WORKERS, status_now.workers.desired, *job)
+    page.add(catalog.JOB_DESIRED_PIPELINES, status_now.pipelines.desired, *job)
 
 
 def _rollout(page: MetricsPage, job: JobKey, rollout: RolloutRecord | None) -> None:
     """Add a rollout's metrics to the page, once it is known."""
     if rollout is None:
         return
-    page.add(job_catalog.JOB_UPDATED_WORKERS, rollout.updated, *job)
+    page.add(catalog.JOB_UPDATED_WORKERS, rollout.updated, *job)
     for state in RolloutState:
-        page.add(job_catalog.JOB_ROLLOUT_STATE, rollout.state == state, *job, state.value)
+        page.add(catalog.JOB_ROLLOUT_STATE, rollout.state == state, *job, state.value)
 
 
 def _pods(page: MetricsPage, job: JobKey, known: OperatedJob, *, idle: bool) -> None:
     facts = known.facts
     capacities = {pool.name: pool.capacity.value for pool in facts.spec.node_pools} if facts.spec else {}
     paid = facts.pods if facts.paid is None else facts.paid
-    for metric, counts in ((job_catalog.JOB_PODS, facts.pods), (job_catalog.JOB_PAID_PODS, paid)):
+    for metric, counts in ((catalog.JOB_PODS, facts.pods), (catalog.JOB_PAID_PODS, paid)):
         for pool in capacities.keys() | counts.keys():
             page.add(metric, 0 if idle else counts.get(pool, 0), *job, pool, capacities.get(pool, ""))
 
@@ -133,31 +133,31 @@ def _cost(page: MetricsPage, known: OperatedJob, status_now: BambooJobStatus) ->
         return
     total = float(facts.earlier.cost + facts.cost)
     if cost.per_hour is not None:
-        page.add(job_catalog.JOB_COST_PER_HOUR, float(cost.per_hour), *job)
-    page.add(job_catalog.JOB_COST, float(written.total or 0), *job)
-    page.add(job_catalog.JOB_COST_SO_FAR, total, *job)
+        page.add(catalog.JOB_COST_PER_HOUR, float(cost.per_hour), *job)
+    page.add(catalog.JOB_COST, float(written.total or 0), *job)
+    page.add(catalog.JOB_COST_SO_FAR, total, *job)
     live = view.live
     if live is not None and live.step and live.phase != "Recovering":
         samples = live.step * view.spec.training.global_batch_size - live.lost_samples
         if samples > 0:
-            page.add(job_catalog.JOB_COST_PER_SAMPLES, total / samples * 1e6, *job)
+            page.add(catalog.JOB_COST_PER_SAMPLES, total / samples * 1e6, *job)
 
 
 def _operator(page: MetricsPage, sources: MetricSources) -> None:
     counts, calls = sources.counts, sources.calls
-    page.add(operator_catalog.OPERATOR_INFO, 1, version("bamboo-operator"))
+    page.add(catalog.OPERATOR_INFO, 1, version("bamboo-operator"))
     for result in ("ok", "failed"):
-        page.add(operator_catalog.OPERATOR_RECONCILES, counts.reconciles[result], result)
-    page.add_histogram(operator_catalog.OPERATOR_RECONCILE_DURATION, counts.reconcile_seconds)
-    page.add_histogram(operator_catalog.OPERATOR_TICK_DELAY, counts.tick_delay)
+        page.add(catalog.OPERATOR_RECONCILES, counts.reconciles[result], result)
+    page.add_histogram(catalog.OPERATOR_RECONCILE_DURATION, counts.reconcile_seconds)
+    page.add_histogram(catalog.OPERATOR_TICK_DELAY, counts.tick_delay)
     for (verb, resource, code), count in dict(calls.requests).items():
-        page.add(operator_catalog.OPERATOR_API_REQUESTS, count, verb, resource, code)
+        page.add(catalog.OPERATOR_API_REQUESTS, count, verb, resource, code)
     for (verb, resource), seconds in dict(calls.seconds).items():
-        page.add_histogram(operator_catalog.OPERATOR_API_DURATION, seconds, verb, resource)
-    _table(page, operator_catalog.OPERATOR_EVENTS, counts.events)
-    _table(page, operator_catalog.OPERATOR_WATCH_EVENTS, counts.watched)
-    _table(page, operator_catalog.OPERATOR_REFUSALS, sources.gateway.refusals)
-    page.add(operator_catalog.OPERATOR_CHANNELS, sources.gateway.connected)
+        page.add_histogram(catalog.OPERATOR_API_DURATION, seconds, verb, resource)
+    _table(page, catalog.OPERATOR_EVENTS, counts.events)
+    _table(page, catalog.OPERATOR_WATCH_EVENTS, counts.watched)
+    _table(page, catalog.OPERATOR_REFUSALS, sources.gateway.refusals)
+    page.add(catalog.OPERATOR_CHANNELS, sources.gateway.connected)
 
 
 def _table(page: MetricsPage, metric: Metric, counts: Counter[str]) -> None:

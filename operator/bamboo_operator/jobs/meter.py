@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from bamboo_core.coordinator.events import Event
 from bamboo_core.coordinator.state import CoordinatorState
+from bamboo_core.metrics.catalog import OPERATOR_RECONCILE_DURATION, OPERATOR_TICK_DELAY
 from bamboo_core.metrics.histogram import Histogram
 from bamboo_core.metrics.job_metrics import samples, useful_seconds
-from bamboo_core.metrics.operator_catalog import OPERATOR_RECONCILE_DURATION, OPERATOR_TICK_DELAY
 
 
 @dataclass(slots=True)

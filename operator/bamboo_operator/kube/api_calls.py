@@ -3,8 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+from bamboo_core.metrics.catalog import OPERATOR_API_DURATION
 from bamboo_core.metrics.histogram import Histogram
-from bamboo_core.metrics.operator_catalog import OPERATOR_API_DURATION
 
 
 @dataclass(slots=True)

@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import MetricsHandler
 
 from bamboo_core.complaints import system_reason
-from bamboo_core.metrics import worker_catalog as table
-from bamboo_core.metrics.exposition import Exporter, MetricsPage, MetricsPageCollector
+from bamboo_core.metrics import catalog as table
+from bamboo_core.metrics.exposition import MetricsPage, MetricsPageCollector
 from bamboo_trainer.memory.headroom import memory_of
 from bamboo_trainer.worker.agent import WorkerAgent
 from bamboo_trainer.worker.traffic import by_kind
@@ -62,7 +62,7 @@ def _bytes(page: MetricsPage, sent: list[int], resent: list[int]) -> None:
 def serve(worker: WorkerAgent, host: str, port: int) -> None:
     """Serve metrics until the process ends. If the port cannot be opened, log it; training continues without."""
     registry = CollectorRegistry()
-    registry.register(MetricsPageCollector(Exporter.WORKER, lambda page: fill(page, worker)))
+    registry.register(MetricsPageCollector(lambda page: fill(page, worker)))
     ProcessCollector(registry=registry)
 
     class Handler(MetricsHandler):
