@@ -3,7 +3,7 @@
 from typing import Any
 
 from bamboo_operator.cluster.indices import ClusterIndices
-from operator_kit import META, Heard, render
+from operator_kit import JOB_UID, Heard, render
 from opsim_kopf import node_event, pod_event
 
 KEY = ("default", "tiny")
@@ -33,7 +33,7 @@ NAME = str(render(number=0)["metadata"]["name"])
 def test_only_what_the_operator_looks_at_is_kept() -> None:
     cluster, heard = watched()
     pod_event(cluster, "ADDED", pod())
-    kept = cluster.pods(KEY, META.uid)[NAME]
+    kept = cluster.pods(KEY, JOB_UID)[NAME]
     assert "managedFields" not in kept["metadata"]
     assert set(kept["spec"]) <= {*("nodeName", "schedulingGates", "terminationGracePeriodSeconds", "containers")}
     assert heard.said == [("changed", NAME)]
@@ -57,11 +57,11 @@ def test_a_deletion_of_a_pod_that_has_been_replaced_changes_nothing() -> None:
     cluster, heard = watched()
     pod_event(cluster, "ADDED", pod(uid="new"))
     pod_event(cluster, "DELETED", pod(uid="old"))
-    assert set(cluster.pods(KEY, META.uid)) == {NAME}
+    assert set(cluster.pods(KEY, JOB_UID)) == {NAME}
     pod_event(cluster, "MODIFIED", pod(uid="old"))
     assert cluster.known_pods().keys() == {"new"}
     pod_event(cluster, "DELETED", pod(uid="new"))
-    assert cluster.pods(KEY, META.uid) == {}
+    assert cluster.pods(KEY, JOB_UID) == {}
     assert heard.said == [("changed", NAME), ("deleted", NAME)]
 
 
@@ -69,7 +69,7 @@ def test_an_answer_to_a_creation_never_brings_a_deleted_pod_back() -> None:
     cluster, heard = watched()
     pod_event(cluster, "DELETED", pod(uid="quick"))
     cluster.pod_created(pod(uid="quick"))
-    assert cluster.pods(KEY, META.uid) == {}
+    assert cluster.pods(KEY, JOB_UID) == {}
     assert heard.said == [("deleted", NAME)]
     cluster.pod_created(pod(uid="slow"))
     cluster.pod_created(pod(uid="slow"))
@@ -89,9 +89,9 @@ def test_pods_of_jobs_of_one_name_are_told_apart() -> None:
     cluster, _ = watched()
     pod_event(cluster, "ADDED", pod(uid="u"))
     assert cluster.belongs_to_another_job(KEY, "another job", "u")
-    assert not cluster.belongs_to_another_job(KEY, META.uid, "u")
+    assert not cluster.belongs_to_another_job(KEY, JOB_UID, "u")
     cluster.known_pods()["u"]()
-    assert not cluster.pods(KEY, META.uid)
+    assert not cluster.pods(KEY, JOB_UID)
 
 
 def test_pods_on_a_node_that_was_never_listed_go_with_it() -> None:

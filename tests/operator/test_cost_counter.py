@@ -12,7 +12,7 @@ from bamboo_operator.jobs import cost_counter
 from bamboo_operator.jobs.cost_counter import CostCounter, paid_seconds
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.kube.objects import JobIdentity
-from bamboo_operator.manifests.worker_pod import JobMeta, worker_pod
+from bamboo_operator.manifests.worker_pod import worker_pod
 from bamboo_operator.pods.job_pods import JobPods
 from operator_kit import NOW, SETTINGS, at, job, pod
 from opsim_kopf import pod_event
@@ -90,7 +90,7 @@ def test_time_is_counted_at_the_prices_of_its_own_and_never_again(monkeypatch: p
     identity = JobIdentity(("default", "tiny"), "u")
     spec = priced("1", "10")
     for number in range(2):
-        made = worker_pod(spec, JobMeta(uid="u"), number, spec.node_pools[0], SETTINGS)
+        made = worker_pod(spec, "u", number, spec.node_pools[0], SETTINGS)
         made["metadata"] |= {"uid": f"p{number}"}
         made["spec"]["nodeName"] = f"n{number}"
         pod_event(cluster, None, made | {"status": {"phase": "Running"}})
@@ -106,7 +106,7 @@ def test_time_is_counted_at_the_prices_of_its_own_and_never_again(monkeypatch: p
 def test_an_edit_of_a_price_is_told_to_the_coordinator_of_each_worker_and_of_more() -> None:
     identity, cluster, spec = JobIdentity(("default", "tiny"), "u"), ClusterIndices(), priced("1", "10")
     for number, pool in enumerate(spec.node_pools):
-        made = worker_pod(spec, JobMeta(uid="u"), number, pool, SETTINGS)
+        made = worker_pod(spec, "u", number, pool, SETTINGS)
         made["metadata"] |= {"uid": f"p{number}"}
         pod_event(cluster, None, made | {"status": {"phase": "Pending"}})
     counter = CostCounter(JobPods(identity, cluster, NO_API), JobMeter(OperatorCounts()), None)
@@ -123,7 +123,7 @@ def test_who_has_joined_is_paid_for_though_no_watch_has_told_of_its_node(monkeyp
     monkeypatch.setattr(cost_counter, "time", clock)
     identity = JobIdentity(("default", "tiny"), "u")
     spec = job(nodePools=[{"name": "spot", "pricePerHour": "3"}])
-    pods = [worker_pod(spec, JobMeta(uid="u"), number, spec.node_pools[0], SETTINGS) for number in range(2)]
+    pods = [worker_pod(spec, "u", number, spec.node_pools[0], SETTINGS) for number in range(2)]
     for number, made in enumerate(pods):
         made["metadata"] |= {"uid": f"p{number}"}
         pod_event(cluster, None, made | {"status": {"phase": "Pending"}})

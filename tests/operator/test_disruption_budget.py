@@ -10,7 +10,7 @@ import pytest
 from bamboo_core.control.protocol import ReplicaSynced
 from bamboo_core.coordinator.events import WorkerState
 from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS, disruption_budget, least_healthy
-from operator_kit import META, job, said
+from operator_kit import JOB_UID, job, said
 from pod_controller_kit import Job, Place
 
 pytest_plugins = ["pod_controller_fixtures"]
@@ -51,17 +51,17 @@ def test_the_budget_leaves_as_many_workers_as_redundancy_needs(
 
 
 def test_the_budget_is_the_jobs_own_and_goes_with_it() -> None:
-    made = disruption_budget(job(), META, 3, [0, 2, 3, 5])
+    made = disruption_budget(job(), JOB_UID, 3, [0, 2, 3, 5])
     for minor in range(OLDEST, 38):
         assert kubernetes_validate.validate(made, f"1.{minor}", strict=True)
-    assert made["metadata"]["name"] == f"bamboo-{META.uid}"
+    assert made["metadata"]["name"] == f"bamboo-{JOB_UID}"
     (owned,) = made["metadata"]["ownerReferences"]
-    assert (owned["kind"], owned["uid"]) == ("BambooJob", META.uid)
+    assert (owned["kind"], owned["uid"]) == ("BambooJob", JOB_UID)
     assert made["spec"] == {
         "minAvailable": 3,
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
         "selector": {
-            "matchLabels": {"bamboo.dev/job-uid": META.uid},
+            "matchLabels": {"bamboo.dev/job-uid": JOB_UID},
             "matchExpressions": [{"key": "bamboo.dev/worker-index", "operator": "In", "values": ["0", "2", "3", "5"]}],
         },
     }

@@ -2,7 +2,6 @@
 
 from bamboo_core.job.spec import JobSpec
 from bamboo_operator.manifests.network_policy import network_policy
-from bamboo_operator.manifests.worker_pod import JobMeta
 from operator_kit import job
 
 
@@ -17,7 +16,7 @@ def test_only_workers_of_the_job_connect_to_its_workers_and_whoever_reads_metric
         "controller": True,
         "blockOwnerDeletion": True,
     }
-    assert network_policy(spec, JobMeta(uid="uid-1")) == {
+    assert network_policy(spec, "uid-1") == {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": {

@@ -12,7 +12,7 @@ from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.pods import removal
 from bamboo_operator.pods.job_pods import JobPods
 from bamboo_operator.pods.removal import EXIT_SECONDS, PodRemoval, exit_seconds
-from operator_kit import META, render
+from operator_kit import JOB_UID, render
 from opsim_kopf import pod_event
 
 KEY = ("default", "tiny")
@@ -45,7 +45,7 @@ def made(api: Any) -> tuple[PodRemoval, JobPods, ClusterIndices, list[str]]:
         pod["metadata"] |= {"uid": f"u{number}", "namespace": KEY[0]}
         pod_event(cluster, "ADDED", {**pod, "status": {"phase": phase}})
         names.append(pod["metadata"]["name"])
-    pods = JobPods(JobIdentity(KEY, META.uid), cluster, api)
+    pods = JobPods(JobIdentity(KEY, JOB_UID), cluster, api)
     return PodRemoval(pods, ApiAttempts(KEY)), pods, cluster, names
 
 
@@ -68,7 +68,7 @@ async def test_a_deletion_that_fails_is_tried_again_until_it_is_done() -> None:
 async def test_a_pod_that_is_gone_is_forgotten_and_one_that_was_replaced_is_left() -> None:
     ended, _, cluster, names = made(Deletions(False))
     await ended.remove_running()
-    assert set(cluster.pods(KEY, META.uid)) == {names[1]}
+    assert set(cluster.pods(KEY, JOB_UID)) == {names[1]}
     api = Deletions(ApiError(409, "Reason", "another uid"))
     ended, _, _, names = made(api)
     await ended.remove_running()
@@ -90,7 +90,7 @@ async def test_pods_are_left_alone_while_a_worker_waits_for_its_loggers(monkeypa
     def meanwhile() -> None:
         looks.append(1)
         if len(looks) == 3:  # its loggers are done, and it ends
-            pod = cluster.pods(KEY, META.uid)[names[0]]
+            pod = cluster.pods(KEY, JOB_UID)[names[0]]
             pod_event(cluster, "MODIFIED", {**pod, "status": {"phase": "Succeeded"}})
 
     await ended.wait_for_exit(meanwhile, lambda: ())
@@ -102,7 +102,7 @@ async def test_pods_are_left_alone_while_a_worker_waits_for_its_loggers(monkeypa
 async def test_nobody_waits_for_a_worker_that_no_node_runs() -> None:
     """It would keep its seat from other jobs."""
     ended, pods, cluster, names = made(Deletions())
-    pod_event(cluster, "MODIFIED", {**cluster.pods(KEY, META.uid)[names[0]], "status": {"phase": "Pending"}})
+    pod_event(cluster, "MODIFIED", {**cluster.pods(KEY, JOB_UID)[names[0]], "status": {"phase": "Pending"}})
     looks = list[int]()
     await ended.wait_for_exit(lambda: looks.append(1), lambda: names)
     assert looks == [1]

@@ -13,7 +13,7 @@ from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import LABEL_WORKER_REVISION, TRAINER_CONTAINER
 from bamboo_core.planning.plan import Cell
 from bamboo_operator.pods.rollout import RolloutState
-from operator_kit import META, SETTINGS
+from operator_kit import JOB_UID, SETTINGS
 from operator_kit import job as spec_of
 from opsim_kopf import pod_event
 from pod_controller_kit import Job, Place
@@ -205,7 +205,7 @@ def test_a_pod_tells_what_it_was_made_of() -> None:
     from bamboo_operator.manifests.worker_pod import worker_pod
 
     def revision(number: int = 0, **worker: Any) -> str:
-        pod = worker_pod(job(worker=worker), META, number, None, SETTINGS)
+        pod = worker_pod(job(worker=worker), JOB_UID, number, None, SETTINGS)
         return str(pod["metadata"]["labels"][LABEL_WORKER_REVISION])
 
     assert revision() == revision(7)

@@ -11,7 +11,7 @@ from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.node_placement import placement
 from bamboo_core.job.pod_template import merge
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings, template_problems, worker_pod
-from operator_kit import GPU, META, OWN_ENV, POOLS, SETTINGS, TEMPLATE, check_pod, job, pool, render, trainer
+from operator_kit import GPU, JOB_UID, OWN_ENV, POOLS, SETTINGS, TEMPLATE, check_pod, job, pool, render, trainer
 
 
 def test_a_template_changes_security_images_volumes_and_environment():
@@ -176,7 +176,7 @@ def test_no_template_breaks_what_the_operator_owns(template, where):
             "spec": {**document, "training": training, "worker": {"template": template}},
         }
     )
-    pod, bare = worker_pod(spec, META, 3, where, SETTINGS), render(where=where)
+    pod, bare = worker_pod(spec, JOB_UID, 3, where, SETTINGS), render(where=where)
     assert all(isinstance(problem, str) and problem.startswith(T) for problem in template_problems(spec))
     assert pod["metadata"]["name"] == "tiny-w3"
     assert pod["metadata"]["ownerReferences"] == bare["metadata"]["ownerReferences"]
@@ -263,5 +263,5 @@ def test_what_a_pools_template_says_in_vain_is_told_with_the_pool():
     assert vain == "nodePools[l4].template.spec.restartPolicy: ignored, it is set by the operator"
     assert network.startswith("nodePools[l4].template.spec.hostNetwork: takes effect")
     spec = job(nodePools=pools)
-    policies = [worker_pod(spec, META, 0, one, SETTINGS)["spec"].get("dnsPolicy") for one in spec.node_pools]
+    policies = [worker_pod(spec, JOB_UID, 0, one, SETTINGS)["spec"].get("dnsPolicy") for one in spec.node_pools]
     assert policies == [None, "ClusterFirstWithHostNet"]

@@ -19,7 +19,7 @@ from bamboo_operator.manifests.worker_pod import (
     worker_pool,
     worker_revision,
 )
-from operator_kit import GPU, META, POOLS, SETTINGS, TEMPLATE, check_pod, job, pool, render, trainer
+from operator_kit import GPU, JOB_UID, POOLS, SETTINGS, TEMPLATE, check_pod, job, pool, render, trainer
 
 
 def restricted(pod):
@@ -70,11 +70,11 @@ def test_the_whole_pod_of_the_smallest_job():
         "app.kubernetes.io/part-of": "bamboo",
         "app.kubernetes.io/managed-by": "bamboo-operator",
         "bamboo.dev/job-name": "tiny",
-        "bamboo.dev/job-uid": META.uid,
+        "bamboo.dev/job-uid": JOB_UID,
         "bamboo.dev/worker-index": "3",
-        "bamboo.dev/worker-revision": worker_revision(job(), META, None, SETTINGS),
+        "bamboo.dev/worker-revision": worker_revision(job(), JOB_UID, None, SETTINGS),
     }
-    of_job = {"matchLabels": {"bamboo.dev/job-uid": META.uid}}
+    of_job = {"matchLabels": {"bamboo.dev/job-uid": JOB_UID}}
     over_nodes = {"labelSelector": of_job, "topologyKey": "kubernetes.io/hostname"}
     assert render() == {
         "apiVersion": "v1",
@@ -89,7 +89,7 @@ def test_the_whole_pod_of_the_smallest_job():
                     "apiVersion": "bamboo.dev/v1alpha1",
                     "kind": "BambooJob",
                     "name": "tiny",
-                    "uid": META.uid,
+                    "uid": JOB_UID,
                     "controller": True,
                     "blockOwnerDeletion": True,
                 }
@@ -289,7 +289,7 @@ def test_a_queue_and_a_spread():
 def test_a_job_in_one_zone_asks_for_the_zone_of_its_other_pods():
     spec = render({"spread": {"policy": "SingleZone"}})["spec"]
     assert "topologySpreadConstraints" not in spec
-    of_job = {"matchLabels": {"bamboo.dev/job-uid": META.uid}}
+    of_job = {"matchLabels": {"bamboo.dev/job-uid": JOB_UID}}
     required = [{"labelSelector": of_job, "topologyKey": "topology.kubernetes.io/zone"}]
     assert spec["affinity"]["podAffinity"] == {"requiredDuringSchedulingIgnoredDuringExecution": required}
     nodes = spec["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
@@ -323,7 +323,7 @@ def test_a_node_never_gets_more_of_a_jobs_pods_than_it_has_room_for(policy):
         "minDomains": 1_000_000,
         "topologyKey": "kubernetes.io/hostname",
         "whenUnsatisfiable": "DoNotSchedule",
-        "labelSelector": {"matchLabels": {"bamboo.dev/job-uid": META.uid}},
+        "labelSelector": {"matchLabels": {"bamboo.dev/job-uid": JOB_UID}},
     }
 
 
@@ -332,7 +332,7 @@ def test_pods_are_made_in_as_many_groups_as_there_are_pipelines():
     wanted = job(spread={"policy": "ZonePerPipeline"}, topology={"stages": 2, "pipelines": 2})
     pods = {}
     for number in range(4):
-        pods[number] = worker_pod(wanted, META, number, None, SETTINGS, zone_group(wanted, pods.values()))
+        pods[number] = worker_pod(wanted, JOB_UID, number, None, SETTINGS, zone_group(wanted, pods.values()))
     assert [pod["metadata"]["labels"]["bamboo.dev/zone-group"] for pod in pods.values()] == ["0", "1", "0", "1"]
     affinity = pods[1]["spec"]["affinity"]
     (mine,) = affinity["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
@@ -371,7 +371,7 @@ def test_names_are_labels_and_tell_incarnations_apart(name, number):
 
 def test_long_names_do_not_collide():
     assert worker_name("a" * 62 + "b", 1) != worker_name("a" * 62 + "c", 1)
-    pod = worker_pod(job("a" * 63), META, 1, None, SETTINGS)
+    pod = worker_pod(job("a" * 63), JOB_UID, 1, None, SETTINGS)
     assert pod["metadata"]["labels"]["bamboo.dev/job-name"] == "a" * 63
     check_pod(pod)
 

@@ -11,7 +11,7 @@ from bamboo_core.coordinator.events import Event, NoticeWithdrawn, PreemptionNot
 from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.signals.worker_watch import WorkerWatch
-from operator_kit import META, at, node, render
+from operator_kit import JOB_UID, at, node, render
 from opsim_kopf import node_event, pod_event
 
 KEY, NAME = ("default", "tiny"), "tiny-w0"
@@ -25,7 +25,7 @@ class Cluster:
 
     def __init__(self, **pod: Any) -> None:
         self.cache, self.signals = ClusterIndices(), Counter[str]()
-        self.watch = WorkerWatch(JobIdentity(KEY, META.uid), self.cache, (), self.signals)
+        self.watch = WorkerWatch(JobIdentity(KEY, JOB_UID), self.cache, (), self.signals)
         self.pod(**pod)
         self.node()
 

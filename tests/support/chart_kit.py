@@ -1,7 +1,7 @@
 """Sets of values for the chart, and what tests look for in what it renders."""
 
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, worker_pod
+from bamboo_operator.manifests.worker_pod import WorkerPodSettings, worker_pod
 from helm_kit import Json, one
 from manifest_kit import minimal
 
@@ -76,5 +76,5 @@ def rules_of(documents: list[Json], kind: str) -> list[Json]:
 
 def worker() -> Json:
     settings = WorkerPodSettings(coordinator_url="ws://x:1", image="x")
-    pod: Json = worker_pod(parse_manifest(minimal()), JobMeta(uid="u"), 0, None, settings)
+    pod: Json = worker_pod(parse_manifest(minimal()), "u", 0, None, settings)
     return pod

@@ -16,7 +16,7 @@ from bamboo_core.job.placement_spec import Capacity, NodePool, Preset
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.status import BambooJobStatus
 from bamboo_core.view.job_view import JobView
-from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, worker_pod
+from bamboo_operator.manifests.worker_pod import WorkerPodSettings, worker_pod
 from manifest_kit import bamboojob, minimal
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -167,7 +167,7 @@ def check_pod(rendered: Mapping[str, Any], version: str = "1.37") -> None:
 
 # Pods as the operator renders them
 
-META = JobMeta(uid="0b5f1f0e-1111-4222-8333-444455556666")
+JOB_UID = "0b5f1f0e-1111-4222-8333-444455556666"
 SETTINGS = WorkerPodSettings(coordinator_url="ws://bamboo.bamboo-system:8090/v1/workers", image="trainer:1")
 GPU = {"limits": {"nvidia.com/gpu": 1, "memory": "16Gi"}}
 OWN_ENV = ["BAMBOO_WORKER", "BAMBOO_COORDINATOR", "BAMBOO_TOKEN_FILE", "POD_IP", "BAMBOO_GRACE_SECONDS"]
@@ -207,7 +207,7 @@ def pool(preset="None", capacity="Spot", name="p", **more):
 
 
 def render(spec=None, number=3, where=None, settings=SETTINGS, **worker):
-    return worker_pod(job(**(spec or {}), worker=worker), META, number, where, settings)
+    return worker_pod(job(**(spec or {}), worker=worker), JOB_UID, number, where, settings)
 
 
 def trainer(pod):

@@ -30,7 +30,7 @@ from bamboo_operator.pods.starting.startup_problems import UNSCHEDULABLE
 from bamboo_operator.pods.worker_templates import WorkerTemplates
 from bamboo_operator.signals.node_marks import NodeMark
 from fake_api import FakeApi
-from operator_kit import META, SETTINGS
+from operator_kit import JOB_UID, SETTINGS
 from opsim_budgets import disruptions_allowed, is_about
 from opsim_kopf import pod_event
 
@@ -200,7 +200,7 @@ class Job:
         self.settings = settings
         self.place, self.now = place, BEGINNING
         running = TrainingRun(
-            job=JobIdentity((spec.namespace, spec.name), META.uid),
+            job=JobIdentity((spec.namespace, spec.name), JOB_UID),
             spec=spec,
             manifest={},
             resumed=resumed,
@@ -227,7 +227,7 @@ class Job:
         )
 
     def _rolling(self) -> RollingChange:
-        return RollingChange(WorkerTemplates(META, self.settings), self.runner.events.append)
+        return RollingChange(WorkerTemplates(JOB_UID, self.settings), self.runner.events.append)
 
     async def reconciles(self, seconds: float = 0.0, count: int = 4) -> None:
         """Time passes, and then it is reconciled so many times, whatever the API server refuses."""

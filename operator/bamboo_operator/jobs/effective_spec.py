@@ -28,7 +28,6 @@ from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.kube.refusals import PodRefused
 from bamboo_operator.manifests.unknown_fields import outside_the_spec, refusal
 from bamboo_operator.manifests.worker_pod import (
-    JobMeta,
     WorkerPodSettings,
     template_problems,
     worker_pod,
@@ -55,7 +54,7 @@ class EffectiveSpec:
         attempts: ApiAttempts,
     ) -> None:
         self._body, self._api, self._attempts = body, api, attempts
-        self._key, self._meta = job.key, JobMeta(uid=job.uid)
+        self._key, self._uid = job
         self.accepted = AcceptedManifest(job, api)
         self._reported = refusal_in(written)
         self.spec: JobSpec | None = None
@@ -138,10 +137,10 @@ class EffectiveSpec:
         if unseen := outside_the_spec(spec):
             return unseen
         pool = replace(spec.node_pools[0], template={}) if spec.node_pools else None
-        problems = await self._dry_run_of(worker_pod(spec, self._meta, 0, pool, settings), spec.worker.template, PATH)
+        problems = await self._dry_run_of(worker_pod(spec, self._uid, 0, pool, settings), spec.worker.template, PATH)
         for index, one in enumerate(spec.node_pools):
             if one.template and not problems:
-                pod = worker_pod(spec, self._meta, 0, one, settings)
+                pod = worker_pod(spec, self._uid, 0, one, settings)
                 problems = await self._dry_run_of(pod, one.template, pool_path(index))
         return problems
 

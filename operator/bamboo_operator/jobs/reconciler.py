@@ -37,7 +37,7 @@ from bamboo_operator.jobs.reconcile_schedule import (
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.objects import JobIdentity, JobKey, utc_now
-from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings
+from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.pods.controller import PodController
 from bamboo_operator.pods.job_pods import JobPods
 from bamboo_operator.pods.removal import PodRemoval
@@ -312,7 +312,7 @@ class JobReconciler:
             record=record,
             created=status.created,
             resumed=resumed,
-            rolling=RollingChange(WorkerTemplates(JobMeta(uid=self.uid), settings), record),
+            rolling=RollingChange(WorkerTemplates(self.uid, settings), record),
             made=self._made.timestamp() if self._made else 0.0,
             holders=shared.quota_holders,
         )

@@ -4,19 +4,19 @@ from typing import Any
 
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import LABEL_JOB_UID, METRICS_PORT
-from bamboo_operator.manifests.worker_pod import JobMeta, about_workers
+from bamboo_operator.manifests.worker_pod import about_workers
 
 
-def network_policy(job: JobSpec, meta: JobMeta) -> dict[str, Any]:
+def network_policy(job: JobSpec, uid: str) -> dict[str, Any]:
     """Return the policy for a job's workers.
 
     Between workers all ports are open, since each uses any free one. Outgoing connections are not restricted.
     """
-    workers = {"matchLabels": {LABEL_JOB_UID: meta.uid}}
+    workers = {"matchLabels": {LABEL_JOB_UID: uid}}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": about_workers(job, meta),
+        "metadata": about_workers(job, uid),
         "spec": {
             "podSelector": workers,
             "policyTypes": ["Ingress"],

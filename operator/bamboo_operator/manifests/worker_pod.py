@@ -38,13 +38,6 @@ HOST_NETWORK = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobMeta:
-    """The BambooJob object that owns the pods; its name and namespace are in the JobSpec."""
-
-    uid: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPodSettings:
     """The operator's settings for all workers' pods."""
 
@@ -84,39 +77,39 @@ def _problems(reading: ReadTemplate, path: str) -> list[str]:
 
 
 def worker_pod(
-    job: JobSpec, meta: JobMeta, number: int, pool: NodePool | None, settings: WorkerPodSettings, group: int = 0
+    job: JobSpec, uid: str, number: int, pool: NodePool | None, settings: WorkerPodSettings, group: int = 0
 ) -> Json:
     """Return the pod of the worker with this number, for nodes of the pool (None: any node).
 
-    group: pods of a group are in the same zone if the spread requires it.
+    uid: of the BambooJob that owns the pod. group: pods of a group are in the same zone if the spread requires it.
     """
-    pod = _rendered(job, meta, (number, group), pool, settings)
-    pod["metadata"]["labels"][names.LABEL_WORKER_REVISION] = worker_revision(job, meta, pool, settings)
+    pod = _rendered(job, uid, (number, group), pool, settings)
+    pod["metadata"]["labels"][names.LABEL_WORKER_REVISION] = worker_revision(job, uid, pool, settings)
     return pod
 
 
-def worker_revision(job: JobSpec, meta: JobMeta, pool: NodePool | None, settings: WorkerPodSettings) -> str:
+def worker_revision(job: JobSpec, uid: str, pool: NodePool | None, settings: WorkerPodSettings) -> str:
     """Return a digest of everything that the pods of a pool's workers have in common."""
-    rendered = json.dumps(_rendered(job, meta, (0, 0), pool, settings), sort_keys=True)
+    rendered = json.dumps(_rendered(job, uid, (0, 0), pool, settings), sort_keys=True)
     return sha256(rendered.encode()).hexdigest()[:10]
 
 
 def _rendered(
-    job: JobSpec, meta: JobMeta, which: tuple[int, int], pool: NodePool | None, settings: WorkerPodSettings
+    job: JobSpec, uid: str, which: tuple[int, int], pool: NodePool | None, settings: WorkerPodSettings
 ) -> Json:
     """Return the pod of a worker. which: its number and its group."""
     number, group = which
     name, where = worker_name(job.name, number), placement(job, pool)
     rendered = {
         "metadata": {"labels": _common_labels(job), "annotations": dict(where.annotations)},
-        "spec": _spec(job, meta, group, settings),
+        "spec": _spec(job, uid, group, settings),
     }
     templates = [reading.template for reading in read_templates(job, pool)]
     asked = [template["spec"]["hostNetwork"] for template in templates if "hostNetwork" in template["spec"]]
     if asked and asked[-1]:
         rendered["spec"]["dnsPolicy"] = "ClusterFirstWithHostNet"  # otherwise the pod cannot resolve names of Services
     pod: Json = reduce(merge, templates, rendered)
-    own = _own_labels(job, meta, number, pool) | spread_labels(job, group)
+    own = _own_labels(job, uid, number, pool) | spread_labels(job, group)
     pod["metadata"]["labels"] = {**(pod["metadata"].get("labels") or {}), **own}
     _own(pod["spec"], _own_env(name, pod["spec"], settings))
     place(pod["spec"], where)
@@ -127,7 +120,7 @@ def _rendered(
             "name": name,
             "namespace": job.namespace,
             **pod["metadata"],
-            "ownerReferences": [owner(job.name, meta.uid)],
+            "ownerReferences": [owner(job.name, uid)],
         },
         "spec": pod["spec"],
     }
@@ -148,10 +141,10 @@ def _common_labels(job: JobSpec) -> Json:
     }
 
 
-def _own_labels(job: JobSpec, meta: JobMeta, number: int, pool: NodePool | None) -> Json:
+def _own_labels(job: JobSpec, uid: str, number: int, pool: NodePool | None) -> Json:
     labels = {
         names.LABEL_JOB_NAME: job.name,
-        names.LABEL_JOB_UID: meta.uid,
+        names.LABEL_JOB_UID: uid,
         names.LABEL_WORKER_INDEX: str(number),
     }
     if job.queue:
@@ -175,17 +168,17 @@ def owner(job: str, uid: str) -> Json:
     }
 
 
-def about_workers(job: JobSpec, meta: JobMeta) -> Json:
-    """Return the metadata of an object that concerns all of a job's workers."""
+def about_workers(job: JobSpec, uid: str) -> Json:
+    """Return the metadata of an object that concerns all workers of the job with this uid."""
     return {
-        "name": f"bamboo-{meta.uid}",
+        "name": f"bamboo-{uid}",
         "namespace": job.namespace,
         "labels": {"app.kubernetes.io/managed-by": MANAGED_BY, "app.kubernetes.io/instance": job.name},
-        "ownerReferences": [owner(job.name, meta.uid)],
+        "ownerReferences": [owner(job.name, uid)],
     }
 
 
-def _spec(job: JobSpec, meta: JobMeta, group: int, settings: WorkerPodSettings) -> Json:
+def _spec(job: JobSpec, uid: str, group: int, settings: WorkerPodSettings) -> Json:
     """Return the part of the pod's spec that the template may change."""
     user = {} if settings.run_as_user is None else {"runAsUser": settings.run_as_user}
     spec: Json = {
@@ -202,7 +195,7 @@ def _spec(job: JobSpec, meta: JobMeta, group: int, settings: WorkerPodSettings) 
         spec["securityContext"] |= {} if settings.run_as_user is None else {"fsGroup": settings.run_as_user}
     if settings.service_account:
         spec["serviceAccountName"] = settings.service_account
-    return spec | spread(job, meta.uid, group)
+    return spec | spread(job, uid, group)
 
 
 def _container(job: JobSpec, settings: WorkerPodSettings) -> Json:

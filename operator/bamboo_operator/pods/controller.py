@@ -18,7 +18,7 @@ from bamboo_operator.kube.objects import utc_now
 from bamboo_operator.kube.refusals import PodRefused
 from bamboo_operator.manifests.network_policy import network_policy
 from bamboo_operator.manifests.spread import zone_group
-from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, worker_number
+from bamboo_operator.manifests.worker_pod import WorkerPodSettings, worker_number
 from bamboo_operator.pods.decisions import (
     DECISIONS,
     Create,
@@ -101,7 +101,6 @@ class PodController:
         self._pods, self._coordinator, self._api = pods, coordinator, api
         self._made, self._holders = made, holders
         self._quota = HeldQuota(uid=pods.job.uid)
-        self._meta = JobMeta(uid=pods.job.uid)
         self._settings, self._record = settings, record
         self.created = max(created, pods.next_number())
         self._rolling = rolling
@@ -120,7 +119,7 @@ class PodController:
         self._budget: DisruptionBudgetWriter | None = None
         if settings.disruption_budgets:
             fresh = created == 0 and not resumed
-            self._budget = DisruptionBudgetWriter(api, self._meta, record, fresh=fresh)
+            self._budget = DisruptionBudgetWriter(api, pods.job.uid, record, fresh=fresh)
         self._refusal: PodRefused | None = None  # why the API server refused the newest pod
         self._reported: set[str] = set()  # reasons of startup problems
         self.problems: tuple[StartupProblem, ...] = ()  # why workers do not start, by the last look
@@ -274,7 +273,7 @@ class PodController:
         The operator does not watch it, and without it the workers' ports are open.
         """
         if (now := time.monotonic()) >= self._repair_at:
-            await self._api.apply_network_policy(network_policy(self.view().spec, self._meta))
+            await self._api.apply_network_policy(network_policy(self.view().spec, self._pods.job.uid))
             self._repair_at = now + REPAIR_SECONDS
 
     async def _update_disruption_budget(self) -> None:
@@ -318,9 +317,9 @@ class PodController:
         if name in view.demand.joined or name in view.wanted.gone:
             self.created = number + 1  # it was created, and the answer to that was lost
             return
-        template = self._rolling.template(view.spec)
+        group = zone_group(view.spec, view.living.values())
         try:
-            made = template.pod(number, action.pool, zone_group(template.job, view.living.values()))
+            made = self._rolling.templates.pod(view.spec, number, action.pool, group)
             if view.queue_request is not None:
                 made = with_priority_class(made, view.queue_request.priority)
             pod = await self._api.create_pod(made)
@@ -357,7 +356,7 @@ class PodController:
         view = self.view()
         pool = choose_pool(view.spec.node_pools, view.now, None, view.by_pool)
         try:
-            await self._api.try_pod(self._rolling.template(view.spec).pod(self.created, pool))
+            await self._api.try_pod(self._rolling.templates.pod(view.spec, self.created, pool))
         except ApiError as error:
             if error.status in (400, 422):
                 self._rolling.invalid(f"the API server refuses its pod: {error}")

@@ -18,7 +18,7 @@ from bamboo_core.job.spec import JobSpec, RedundancyMode, wanted_workers
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import ApiError
 from bamboo_core.names import LABEL_JOB_UID, LABEL_WORKER_INDEX
-from bamboo_operator.manifests.worker_pod import JobMeta, about_workers
+from bamboo_operator.manifests.worker_pod import about_workers
 
 REFUSED = (403, 404, 405, 422)  # the operator lacks the right, or the server lacks the kind
 REPAIR_SECONDS = 60.0  # after which the budget is written again, in case somebody deleted or changed it
@@ -40,7 +40,7 @@ def least_healthy(status: Status, spec: JobSpec, joined: int) -> int | None:
     return max(0, joined - spare)
 
 
-def disruption_budget(job: JobSpec, meta: JobMeta, least: int, workers: Sequence[int]) -> dict[str, Any]:
+def disruption_budget(job: JobSpec, uid: str, least: int, workers: Sequence[int]) -> dict[str, Any]:
     """Return the manifest of the budget that keeps at least `least` of these workers. workers: their numbers.
 
     It uses minAvailable: for maxUnavailable Kubernetes would read the BambooJob's scale, which counts pipelines.
@@ -48,12 +48,12 @@ def disruption_budget(job: JobSpec, meta: JobMeta, least: int, workers: Sequence
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": about_workers(job, meta),
+        "metadata": about_workers(job, uid),
         "spec": {
             "minAvailable": least,
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
             "selector": {
-                "matchLabels": {LABEL_JOB_UID: meta.uid},
+                "matchLabels": {LABEL_JOB_UID: uid},
                 "matchExpressions": [
                     {"key": LABEL_WORKER_INDEX, "operator": "In", "values": [str(number) for number in workers]}
                 ],
@@ -68,8 +68,8 @@ class DisruptionBudgetWriter:
     fresh: the job has never run, so it has no budget yet.
     """
 
-    def __init__(self, api: KubeApi, meta: JobMeta, record: Callable[[Emit], None], *, fresh: bool) -> None:
-        self._api, self._meta, self._record = api, meta, record
+    def __init__(self, api: KubeApi, uid: str, record: Callable[[Emit], None], *, fresh: bool) -> None:
+        self._api, self._uid, self._record = api, uid, record
         self._written: tuple[int, Sequence[int]] | None = None
         self._known = fresh
         self._refused, self._retry_at = False, -math.inf  # time.monotonic()
@@ -99,9 +99,9 @@ class DisruptionBudgetWriter:
             return
         try:
             if wanted is None:
-                await self._api.delete_disruption_budget(spec.namespace, about_workers(spec, self._meta)["name"])
+                await self._api.delete_disruption_budget(spec.namespace, about_workers(spec, self._uid)["name"])
             else:
-                await self._api.apply_disruption_budget(disruption_budget(spec, self._meta, *wanted))
+                await self._api.apply_disruption_budget(disruption_budget(spec, self._uid, *wanted))
         except ApiError as error:
             if error.status not in REFUSED:
                 raise

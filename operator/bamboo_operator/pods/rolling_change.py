@@ -26,7 +26,7 @@ from bamboo_operator.pods.rollout import (
 )
 from bamboo_operator.pods.starting.startup_problems import startup_problems
 from bamboo_operator.pods.view import PodsView
-from bamboo_operator.pods.worker_templates import WorkerTemplate, WorkerTemplates
+from bamboo_operator.pods.worker_templates import WorkerTemplates
 from bamboo_operator.signals.signals import worker_exit
 
 READY = (WorkerState.STANDBY, WorkerState.SYNCING, WorkerState.TRAINING)
@@ -36,7 +36,7 @@ class RollingChange:
     """The replacement of a job's workers, one after the other. record: takes events for the user."""
 
     def __init__(self, templates: WorkerTemplates, record: Callable[[Emit], None]) -> None:
-        self._templates, self._emit = templates, record
+        self.templates, self._emit = templates, record
         self._record: RolloutRecord | None = None
         self._view: RolloutView | None = None
         self._invalid: tuple[str, str] | None = None  # a revision, and why the API server refuses its pods
@@ -62,10 +62,6 @@ class RollingChange:
         self._record = observed(before, self._view, view.now, utc_now())
         self._report(before, self._record)
 
-    def template(self, job: JobSpec) -> WorkerTemplate:
-        """Return the template from which missing workers are created."""
-        return self._templates.newest(job)
-
     def step(self) -> RolloutStep:
         return next_step(self._record, self._view) if self._record and self._view else NOTHING
 
@@ -86,13 +82,13 @@ class RollingChange:
 
     def _seen(self, view: PodsView) -> RolloutView:
         job, status, living = view.spec, view.status, _living(view)
-        revision = self._templates.revision(job)
+        revision = self.templates.revision(job)
         ready = {w for w, state in status.workers if state in READY and w in living}
         states = dict(status.workers)
         workers = tuple(
             RolloutWorker(
                 name=name,
-                updated=self._templates.is_newest(job, pod),
+                updated=self.templates.is_newest(job, pod),
                 placed=bool(pod["spec"].get("nodeName")) or name in states,  # the watch may not show its node yet
                 ready=name in ready,
                 idle=states.get(name) is WorkerState.STANDBY,
@@ -107,7 +103,7 @@ class RollingChange:
         problems = startup_problems(late, view.startup_events)
         return RolloutView(
             revision=revision,
-            templates=self._templates.revisions(job),
+            templates=self.templates.revisions(job),
             workers=workers,
             wanted=view.wanted.number,
             begun=view.wanted.begun,
@@ -121,7 +117,7 @@ class RollingChange:
 
     def _began(self, view: PodsView) -> datetime | None:
         """Return since when all new pods come from the newest template; None if no older pods are left."""
-        outdated = [pod for pod in _living(view).values() if not self._templates.is_newest(view.spec, pod)]
+        outdated = [pod for pod in _living(view).values() if not self.templates.is_newest(view.spec, pod)]
         return max(filter(None, map(_made_at, outdated)), default=None)
 
     def _failures(self, view: PodsView, since: datetime | None) -> list[str]:
@@ -138,7 +134,7 @@ class RollingChange:
     def _tried(self, view: PodsView, name: WorkerId, since: datetime | None) -> bool:
         """Return whether that pod belongs to this rollout. since: when the rollout began."""
         pod = view.pods.get(name)
-        if pod is None or since is None or not self._templates.is_newest(view.spec, pod):
+        if pod is None or since is None or not self.templates.is_newest(view.spec, pod):
             return False
         made = _made_at(pod)
         return made is not None and made >= whole_seconds(since)
