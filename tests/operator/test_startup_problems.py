@@ -3,7 +3,7 @@
 import pytest
 
 from bamboo_core.job.placement_spec import NodePool
-from bamboo_operator.pods.scale_down import surplus_worker
+from bamboo_operator.pods.pools import surplus_worker
 from bamboo_operator.pods.starting.startup_problems import StartupProblem, is_unexplained, startup_problems
 from operator_kit import at, pod
 

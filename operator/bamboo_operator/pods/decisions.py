@@ -3,6 +3,7 @@
 The controller executes the actions of one decision before it takes the next one on a new view.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -10,8 +11,7 @@ from bamboo_core.coordinator.events import Emit, WorkerState
 from bamboo_core.job.placement_spec import NodePool
 from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.manifests.worker_pod import worker_number, worker_pool
-from bamboo_operator.pods.pools import fallback_pool
-from bamboo_operator.pods.scale_down import WorkersByPool, scale_down
+from bamboo_operator.pods.pools import fallback_pool, pool_to_probe, surplus_worker, worker_to_revert
 from bamboo_operator.pods.starting import join_timeout
 from bamboo_operator.pods.view import PodsView
 from bamboo_operator.signals.signals import is_deleted, worker_exit
@@ -158,36 +158,42 @@ def roll(view: PodsView) -> Iterator[Action]:
 
 
 def shrink(view: PodsView) -> Iterator[Action]:
-    """Give back workers of a fallback pool once an earlier pool has nodes again, and workers in excess."""
+    """Give back one worker: of a fallback pool once an earlier pool has nodes again, or beyond the wanted number.
+
+    Only the request for one more worker there, a probe, shows whether an earlier pool has nodes again.
+    """
     if view.rolls:
         return
-    decision = scale_down(_workers_by_pool(view))
-    yield KeepProbes(decision.probes)
-    if decision.release is not None:
-        yield Release(decision.release, decision.reason)
-    elif decision.probe is not None and view.may_ask_for_quota:
-        yield Create(decision.probe, probe=True)
-    elif decision.delete is not None:
-        yield Delete(decision.delete)
-
-
-def _workers_by_pool(view: PodsView) -> WorkersByPool:
-    status, wanted = view.status, view.wanted
-    by_state = {state: [w for w, found in status.workers if found is state] for state in WorkerState}
-    return WorkersByPool(
-        pools=view.spec.node_pools,
-        placed={name: worker_pool(pod) or "" for name, pod in view.living.items() if name not in wanted.gone},
-        without_node={name: worker_pool(pod) or "" for name, pod in view.without_node.items()},
-        joined={worker for worker, _ in status.workers},
-        standby=by_state[WorkerState.STANDBY],
-        leaving=by_state[WorkerState.LEAVING],
-        wanted=wanted.number,
-        keep_standby=view.spec.standby.workers,
-        training=status.phase == "Running",
-        adding=view.adding,
-        probes=view.probes,
-        chosen=wanted.chosen,
-    )
+    pools, wanted, joined = view.spec.node_pools, view.wanted, dict(view.status.workers)
+    placed = {name: worker_pool(pod) or "" for name, pod in view.living.items() if name not in wanted.gone}
+    standby = [w for w, state in joined.items() if state is WorkerState.STANDBY]
+    leaving = [w for w, state in joined.items() if state is WorkerState.LEAVING]
+    counts, probes = Counter(placed.values()), view.probes
+    if not any(pool.after_seconds and counts[pool.name] for pool in pools):
+        probes = frozenset()
+    elif view.status.phase == "Running":
+        worker = worker_to_revert(pools, placed, standby, leaving, view.spec.standby.workers)
+        if worker is not None:
+            yield KeepProbes(probes - joined.keys())
+            yield Release(worker, f"pool {placed[worker]} is no longer needed; {worker} is released")
+            return
+        waiting = Counter(worker_pool(pod) or "" for pod in view.without_node.values())
+        target = pool_to_probe(pools, counts, waiting)
+        # a leaving worker counts, too, so that there is one probe at a time
+        if target is not None and not view.adding and len(placed) <= wanted.number:
+            if view.may_ask_for_quota:
+                yield Create(target, probe=True)
+            return
+    probes = (probes & placed.keys()) - joined.keys()  # a joined probe may have replaced another worker
+    yield KeepProbes(probes)
+    counted = {name: pool for name, pool in placed.items() if name not in probes}
+    late = [name for name in view.without_node if name not in joined]
+    idle = () if wanted.chosen else standby  # else the coordinator chooses which workers it gives back
+    worker = surplus_worker(pools, counted, late, idle, leaving, wanted.number)
+    if worker in late:
+        yield Delete(worker)
+    elif worker is not None:
+        yield Release(worker, f"{worker} is released: {wanted.number} workers are wanted")
 
 
 DECISIONS: tuple[Decision, ...] = (

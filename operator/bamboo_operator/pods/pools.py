@@ -85,6 +85,27 @@ def worker_to_revert(
     return min(candidates, key=lambda w: (-order[placed[w]], w not in standby, w), default=None)
 
 
+def surplus_worker(
+    pools: Pools,
+    placed: Mapping[WorkerId, str],
+    waiting: Collection[WorkerId],
+    standby: Collection[WorkerId],
+    leaving: Collection[WorkerId],
+    wanted: int,
+) -> WorkerId | None:
+    """Return the worker to give back because there are more than wanted, as after an edit to fewer pipelines.
+
+    One at a time: None while any worker is leaving, and while no worker is idle. placed: the pool of each existing or
+    requested worker; waiting: the workers without a node, which go first; standby: the workers that hold no stage. Of
+    several, the worker in the last pool goes.
+    """
+    if leaving or len(placed) <= wanted:
+        return None
+    order = _order(pools)
+    idle = [w for w in waiting if w in placed] or [w for w in standby if w in placed]
+    return max(idle, key=lambda w: (order.get(placed[w], -1), len(w), w), default=None)
+
+
 def price_per_hour(pools: Pools, counts: Counts) -> Decimal | None:
     """Return what the workers cost per hour; None if no pool has a price. Pools without a price cost nothing."""
     prices = {pool.name: pool.price_per_hour for pool in pools if pool.price_per_hour is not None}
