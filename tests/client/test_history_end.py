@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from bamboo.local.history_end import StepsHeard, end_history
-from bamboo_core.control.history_feed import HistoryFeed
 from bamboo_core.control.protocol import StepCommitted
 from bamboo_core.coordinator.events import Emit
+from bamboo_core.coordinator.history_feed import HistoryFeed
 from bamboo_core.history.records import EventRecord, Record, StepRecord, from_lines
 from bamboo_core.storage.errors import StorageError
 

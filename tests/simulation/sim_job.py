@@ -12,7 +12,7 @@ from typing import Any
 
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received, WorkerJoined
-from bamboo_core.control.history_feed import HistoryFeed
+from bamboo_core.coordinator.history_feed import HistoryFeed
 from bamboo_core.control.protocol import Message
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.coordinator import CoordinatorState

@@ -31,7 +31,6 @@ from bamboo.terminal.view import ChangeJob, RunView, StopJob, TakeWorker, UserRe
 from bamboo_core.complaints import said_by, system_reason
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received
-from bamboo_core.control.history_feed import HistoryFeed
 from bamboo_core.control.protocol import Bye, Evaluated, StepCommitted, WorkerWarning
 from bamboo_core.control.server import ControlServer, token_check
 from bamboo_core.coordinator import coordinator
@@ -53,6 +52,7 @@ from bamboo_core.coordinator.events import (
     Status,
     Tick,
 )
+from bamboo_core.coordinator.history_feed import HistoryFeed
 from bamboo_core.coordinator.job_status import status
 from bamboo_core.history.place import history_url
 from bamboo_core.history.records import HistoryError

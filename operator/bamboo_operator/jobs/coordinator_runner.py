@@ -17,7 +17,6 @@ from typing import Any
 
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received, WorkerJoined
-from bamboo_core.control.history_feed import HistoryFeed
 from bamboo_core.control.protocol import Stop, WorkerWarning
 from bamboo_core.control.server import Channels
 from bamboo_core.coordinator import coordinator
@@ -37,6 +36,7 @@ from bamboo_core.coordinator.events import (
     WorkerLost,
     WorkersAbsent,
 )
+from bamboo_core.coordinator.history_feed import HistoryFeed
 from bamboo_core.coordinator.job_status import status
 from bamboo_core.coordinator.progress import BEGINNING, EarlierProgress
 from bamboo_core.coordinator.state import CoordinatorState

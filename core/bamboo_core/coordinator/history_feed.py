@@ -2,27 +2,15 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from typing import Final
 
 from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.protocol import MOST_TEXT, HistoryEvent, HistoryEvents, HistoryKept
+from bamboo_core.coordinator.events import Emit
 from bamboo_core.planning.plan import ROOT, Plan, WorkerId
 
 MOST_WAITING: Final = 1000  # events; older ones are dropped
 AT_ONCE: Final = 50
-
-
-class Emitted(Protocol):
-    """A message of a coordinator or its shell to the user, such as an `Emit`."""
-
-    @property
-    def reason(self) -> str: ...
-
-    @property
-    def message(self) -> str: ...
-
-    @property
-    def warning(self) -> bool: ...
 
 
 class HistoryFeed:
@@ -38,7 +26,7 @@ class HistoryFeed:
         self._sent = 0  # to that root
 
     def follow(
-        self, event: object, emits: Iterable[Emitted], plan: Plan | None
+        self, event: object, emits: Iterable[Emit], plan: Plan | None
     ) -> tuple[WorkerId, HistoryEvents] | None:
         """Return the root's owner and the events to send it after a turn of the coordinator; None if nothing is due.
 
@@ -61,7 +49,7 @@ class HistoryFeed:
         self._sent = events[-1].number
         return root, HistoryEvents(source=self._source, events=events)
 
-    def add(self, message: Emitted) -> None:
+    def add(self, message: Emit) -> None:
         self._number += 1
         event = HistoryEvent(
             number=self._number,
