@@ -118,7 +118,7 @@ def planning_view(state: CoordinatorState, now: float) -> PlanningView:
     elapsed = (now - state.progress.last_at) / usual if usual else 0.0
     return PlanningView(
         plan=plan,
-        live=state.live(plan),
+        live=state.roster.live(plan),
         leaving={w: _urgency(state, state.membership.leaving[w], now) for w in state.noticed},
         synced=state.plans.synced,
         redundancy=choosing.redundancy(state, plan),

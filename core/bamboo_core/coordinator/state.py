@@ -33,7 +33,7 @@ from bamboo_core.coordinator.workers.record import (
     Workers,
 )
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.planning.plan import Cell, Peer, Plan, WorkerId
+from bamboo_core.planning.plan import Cell, Plan, WorkerId
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
@@ -98,11 +98,6 @@ class CoordinatorState:
         return self.workers.roster
 
     @property
-    def forward_share(self) -> float | None:
-        """Return the forward's share of a microbatch's time, as workers report; None if none has."""
-        return self.workers.times.forward_share
-
-    @property
     def noticed(self) -> tuple[WorkerId, ...]:
         """The workers that have joined and have a notice, in the order of the notices."""
         return tuple(w for w in self.membership.leaving if w in self.workers)
@@ -120,10 +115,6 @@ class CoordinatorState:
     def ready(self) -> dict[WorkerId, WorkerRecord]:
         """Return the workers usable in plans."""
         return {w: self.workers[w] for w in self.roster.ready}
-
-    def live(self, plan: Plan) -> dict[WorkerId, Peer]:
-        """Return the workers that the plan after `plan` may name, in order of joining."""
-        return self.roster.live(plan)
 
     def certain_holders(self, plan: Plan) -> list[list[WorkerId]]:
         """Return all workers that certainly hold each stage's state, owners first."""

@@ -138,8 +138,8 @@ def _figures(state: CoordinatorState, network: float) -> ModelFigures | None:
     if not costs:
         return None
     sizes = state.profile.layers if len(state.profile.layers) == len(costs) else (UNKNOWN_BYTES,) * len(costs)
-    share = FORWARD_SHARE if state.forward_share is None else state.forward_share
-    return _figures_of(tuple(costs), tuple(sizes), share, network)
+    share = state.workers.times.forward_share
+    return _figures_of(tuple(costs), tuple(sizes), FORWARD_SHARE if share is None else share, network)
 
 
 @lru_cache(maxsize=64)

@@ -86,8 +86,7 @@ class ReportedTimes:
     @cached_property
     def forward_share(self) -> float | None:
         """The forward's share of a microbatch's forward and backward time; None without a report."""
-        share = forward_share((one for record in self._workers.values() for one in record.times), math.nan)
-        return None if math.isnan(share) else share
+        return forward_share(one for record in self._workers.values() for one in record.times)
 
 
 class Workers(dict[WorkerId, WorkerRecord]):

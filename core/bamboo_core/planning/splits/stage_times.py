@@ -27,10 +27,10 @@ class StageTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     microbatches: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
 
 
-def forward_share(times: Iterable[StageTimes], otherwise: float) -> float:
-    """Return the forward's share of a microbatch's time, from workers that run both directions; `otherwise` if none has
+def forward_share(times: Iterable[StageTimes]) -> float | None:
+    """Return the forward's share of a microbatch's time, from workers that run both directions; None if none has
     reported.
     """
     both = [(one.forward, one.backward) for one in times if one.forward > 0 and one.backward > 0]
     forward, backward = (sum(seconds) for seconds in zip(*both, strict=True)) if both else (0.0, 0.0)
-    return forward / (forward + backward) if both else otherwise
+    return forward / (forward + backward) if both else None
