@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from bamboo_core.job.spec import ElasticSpec, JobSpec, PipelineSchedule, RedundancyMode, schedules
-from bamboo_core.planning.profile import ModelProfile, for_microbatch
+from bamboo_core.planning.profile import ModelFigures, ModelProfile, for_microbatch
 from bamboo_core.planning.schedule import StageOrder
 from bamboo_core.planning.splits.resplit import Grid
-from bamboo_core.planning.steps.grid_rates import GridRates
-from bamboo_core.planning.steps.pipelines import WEIGHT_SHARE
-from bamboo_core.planning.steps.step_times import ALMOST
+from bamboo_core.planning.steps.grid_rates import GridRate, GridRates, bounded_grids
+from bamboo_core.planning.steps.pipelines import WEIGHT_SHARE, Group, execute
+from bamboo_core.planning.steps.step_times import ALMOST, Stages
 
 SNAPSHOT_BYTES = 3e9  # per second, from a V100 to pageable host memory
 NOTHING = Grid(0, 0)  # trains nothing
@@ -33,6 +33,55 @@ class StageCost:
     boundary: int
 
 
+class StrategyRates(GridRates):
+    """The rates of grids with a chosen number of stages, and the times of parts of their steps."""
+
+    def __init__(self, figures: ModelFigures, spec: JobSpec, memory: int | None = None) -> None:
+        super().__init__(figures, spec, memory)
+        self._fastest: dict[tuple[int, int], GridRate | None] = {}  # by stages, and pipelines that workers fill
+        self._least_of: dict[tuple[int, int], float | None] = {}  # likewise
+
+    def fastest(self, workers: int, stages: int) -> GridRate | None:
+        """Return the fastest grid with this number of stages that fits; of equals the one with the fewest workers."""
+        filled = stages, workers // stages
+        if filled not in self._fastest:
+            ranking = self.fastest_of_each(workers, 1, {}, 1.0, stages)
+            self._fastest[filled] = ranking[0] if ranking else None
+        return self._fastest[filled]
+
+    def least_of(self, workers: int, stages: int) -> float | None:
+        """Return a lower bound of the seconds of a step on any grid with this number of stages; None without one."""
+        filled = stages, workers // stages
+        if filled not in self._least_of:
+            grids = bounded_grids(self.spec, len(self.figures.layers), workers, stages)
+            self._least_of[filled] = min(map(self.least, filter(self.fits, grids)), default=None)
+        return self._least_of[filled]
+
+    def pipeline_ends(self, stages: int, microbatches: int, order: StageOrder) -> tuple[float, ...]:
+        """Return when each stage of one pipeline has done its forwards and backwards, with a worker for every stage."""
+        sums, workers = self.stages(stages), tuple(range(stages))
+        group = Group(
+            forward=sums.forward,
+            backward=sums.backward,
+            boundary=sums.boundary,
+            owners=(workers,),
+            microbatches=(microbatches,),
+            order=order,
+            network=self.figures.network,
+            busy=sums.update,
+            machines=workers,
+        )
+        return execute(group).ends[0]
+
+    def completed(self, grid: Grid, ends: Sequence[float]) -> float:
+        """Return the seconds of a step whose stages are done at these times; see `StepModel`."""
+        return self._model.completed(self._alike(grid), ends)
+
+    def stages(self, stages: int) -> Stages:
+        """Return the sums over the layers of each of `stages` stages."""
+        return self._model.stages(self.ranges(stages))
+
+
 class Costs:
     """The costs of a job on one kind of machine. Without its redundancy, bounds and grid-independent sums, which other
     systems do not have; otherwise by the job.
@@ -41,7 +90,7 @@ class Costs:
     def __init__(self, profile: ModelProfile, spec: JobSpec) -> None:
         self.profile = for_microbatch(profile, spec.training.micro_batch_size)
         self.spec = _plain(spec, len(profile.layers))
-        self._rates = GridRates(self.profile.figures, self.spec, profile.machine.memory)
+        self._rates = StrategyRates(self.profile.figures, self.spec, profile.machine.memory)
         self._schedules = schedules(self.spec)
         self._stages: dict[int, StageCost] = {}
         self._steps: dict[Grid, float] = {}

@@ -8,6 +8,7 @@ from bamboo_core.planning.schedule import StageOrder
 from bamboo_core.planning.splits.resplit import Grid
 from bamboo_core.planning.steps.grid_rates import GridRates
 from strategies.comparison import published_job
+from strategies.costs import StrategyRates
 from strategy_kit import COSTS, costs_of, profile
 
 
@@ -55,7 +56,7 @@ def test_lost_places_make_a_step_longer_by_what_their_peers_have_to_do() -> None
     steps = [COSTS.rerouted(grid, least) for least in (3, 2, 1)]
     assert COSTS.step(grid) <= steps[0] <= steps[1] < steps[2]
     order = StageOrder.of(COSTS.spec.topology)
-    alone = GridRates(COSTS.profile.figures, COSTS.spec).pipeline_ends(4, 8, order)
+    alone = StrategyRates(COSTS.profile.figures, COSTS.spec).pipeline_ends(4, 8, order)
     assert steps[2] <= max(alone), "weight gradients are postponed"
 
 
@@ -82,7 +83,7 @@ def test_each_microbatch_is_for_the_pipeline_that_is_done_with_it_first(
 ) -> None:
     """One after the other; with many of them nothing is the same but the result."""
     costs = costs_of(profile(6, state=10, flow=100.0), batch=150, schedule=schedule)
-    rates = GridRates(costs.profile.figures, costs.spec, costs.profile.machine.memory)
+    rates = StrategyRates(costs.profile.figures, costs.spec, costs.profile.machine.memory)
     order = StageOrder(PipelineSchedule(schedule))
     shares = [1] * len(lengths)
 

@@ -25,9 +25,7 @@ class HistoryFeed:
         self._root: WorkerId | None = None
         self._sent = 0  # to that root
 
-    def follow(
-        self, event: object, emits: Iterable[Emit], plan: Plan | None
-    ) -> tuple[WorkerId, HistoryEvents] | None:
+    def follow(self, event: object, emits: Iterable[Emit], plan: Plan | None) -> tuple[WorkerId, HistoryEvents] | None:
         """Return the root's owner and the events to send it after a turn of the coordinator; None if nothing is due.
 
         The shell sends them before the turn's commands, because a root that stops has to know what to write. A new

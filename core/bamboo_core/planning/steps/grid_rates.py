@@ -5,7 +5,7 @@ Compares whole steps by the step model that simulations use (`step_times`), for 
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from operator import attrgetter, ne
@@ -31,7 +31,7 @@ from bamboo_core.planning.splits.devices import device_layers
 from bamboo_core.planning.splits.resplit import Grid
 from bamboo_core.planning.splits.uneven_split import Ranges
 from bamboo_core.planning.steps.fitting_split import fitting_split
-from bamboo_core.planning.steps.step_times import AlikePipelines, Stages, StepModel
+from bamboo_core.planning.steps.step_times import AlikePipelines, StepModel
 from bamboo_core.planning.steps.worker_memory import most_bytes
 
 MANY: Final = 1 << 40  # microbatches
@@ -112,8 +112,6 @@ class GridRates:
         self._ranges: dict[int, Ranges] = {}
         self._ranked: tuple[object, dict[tuple[int, int], tuple[GridRate, ...]]] = None, {}  # by the known seconds
         self._of_plan: tuple[Plan | None, Layout | None, float] = None, None, 0.0  # for the newest plan and layout
-        self._fastest: dict[tuple[int, int], GridRate | None] = {}  # by stages, and pipelines that workers fill
-        self._least_of: dict[tuple[int, int], float | None] = {}  # likewise
         self._bounds: dict[Grid, float] = {}
         self._bare: GridRates | None = None
         self._needed: dict[tuple[Grid, Ranges, int], int] = {}  # bytes, also by the number of replicas
@@ -166,9 +164,9 @@ class GridRates:
             self._ranked = key, {}
         ranked = self._ranked[1]
         if (workers, most) not in ranked:
-            fastest = self._fastest_of_each(workers, most, known, scale)
+            fastest = self.fastest_of_each(workers, most, known, scale)
             if not fastest and may_do_without(self.spec):
-                fastest = self.without_copies()._fastest_of_each(workers, most, known, scale)
+                fastest = self.without_copies().fastest_of_each(workers, most, known, scale)
             ranked[workers, most] = fastest
         return ranked[workers, most]
 
@@ -179,18 +177,12 @@ class GridRates:
             return None
         return GridRate(grid, known[grid] if grid in known else scale * rates.seconds(grid))
 
-    def fastest(self, workers: int, stages: int) -> GridRate | None:
-        """Return the fastest grid with this number of stages that fits; of equals the one with the fewest workers."""
-        filled = stages, workers // stages
-        if filled not in self._fastest:
-            ranking = self._fastest_of_each(workers, 1, {}, 1.0, stages)
-            self._fastest[filled] = ranking[0] if ranking else None
-        return self._fastest[filled]
-
-    def _fastest_of_each(
+    def fastest_of_each(
         self, workers: int, most: int, known: Mapping[Grid, float], scale: float, stages: int | None = None
     ) -> tuple[GridRate, ...]:
-        """Return the fastest grid of each number of stages. Skips clearly slower candidates."""
+        """Return the fastest grid of each number of stages, fastest first. Skips clearly slower candidates. stages: the
+        one number of stages to consider.
+        """
         fastest: dict[int, GridRate] = {}  # by stages
         grids = bounded_grids(self.spec, len(self.figures.layers), workers, stages)
         of_known, of_others = list[Grid](), list[Grid]()
@@ -210,16 +202,6 @@ class GridRates:
             rate = GridRate(grid, scale * self.seconds(grid))
             fastest[grid.stages] = min([*([before] if before else []), rate], key=_rank)
         return tuple(sorted(fastest.values(), key=_rank)[:most])
-
-    def least_of(self, workers: int, stages: int) -> float | None:
-        """Return a lower bound of the seconds of a step on any grid with this number of stages; None if there
-        is none.
-        """
-        filled = stages, workers // stages
-        if filled not in self._least_of:
-            grids = bounded_grids(self.spec, len(self.figures.layers), workers, stages)
-            self._least_of[filled] = min(map(self.least, filter(self.fits, grids)), default=None)
-        return self._least_of[filled]
 
     def fits(self, grid: Grid) -> bool:
         """Return whether the grid fits, also while a worker runs a lost worker's stage, if replicas or siblings allow
@@ -306,18 +288,6 @@ class GridRates:
         if self._of_plan[0] is not plan or self._of_plan[1] is not layout:
             self._of_plan = plan, layout, self._model.seconds(plan, layout)
         return self._of_plan[2]
-
-    def pipeline_ends(self, stages: int, microbatches: int, order: StageOrder) -> tuple[float, ...]:
-        """Return when each stage of one pipeline is done; see `StepModel.pipeline_ends`."""
-        return self._model.pipeline_ends(self.ranges(stages), microbatches, order)
-
-    def completed(self, grid: Grid, ends: Sequence[float]) -> float:
-        """Return the seconds of a step whose stages are done at these times; see `StepModel`."""
-        return self._model.completed(self._alike(grid), ends)
-
-    def stages(self, stages: int) -> Stages:
-        """Return the sums over the layers of each of `stages` stages."""
-        return self._model.stages(self.ranges(stages))
 
     def ranges(self, stages: int) -> tuple[tuple[int, int], ...]:
         """Return the layers of each of `stages` stages, split by costs alone."""

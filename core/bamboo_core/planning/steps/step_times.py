@@ -160,25 +160,7 @@ class StepModel:
                 totals[d, s] += self._sync(self.stages(plan.stages).gradients[s], 1)
         return totals
 
-    # parts of steps of pipelines without a plan
-
-    def pipeline_ends(
-        self, ranges: tuple[tuple[int, int], ...], microbatches: int, order: StageOrder
-    ) -> tuple[float, ...]:
-        """Return when each stage of one pipeline has done its forwards and backwards, with a worker for every stage."""
-        stages, workers = self.stages(ranges), tuple(range(len(ranges)))
-        group = Group(
-            forward=stages.forward,
-            backward=stages.backward,
-            boundary=stages.boundary,
-            owners=(workers,),
-            microbatches=(microbatches,),
-            order=order,
-            network=self.figures.network,
-            busy=stages.update,
-            machines=workers,
-        )
-        return self._times(group).ends[0]
+    # grids of equal pipelines
 
     def completed(self, alike: AlikePipelines, ends: Sequence[float]) -> float:
         """Return the seconds of a step whose stages are done at these times, with the sums of gradients, updates and
@@ -187,8 +169,6 @@ class StepModel:
         plan, layout = on_devices(alike.plan), alike.layout
         cells = {(d, s): end for d in range(layout.pipelines) for s, end in enumerate(ends)}
         return max(self._committed(plan, layout, cells, alike), self._least(plan, layout, {}))
-
-    # grids of equal pipelines
 
     def seconds_alike(self, alike: AlikePipelines) -> float:
         """Return the seconds of a step of all these pipelines, like `seconds`, at the cost of a single pipeline."""
