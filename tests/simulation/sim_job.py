@@ -12,7 +12,6 @@ from typing import Any
 
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received, WorkerJoined
-from bamboo_core.coordinator.history_feed import HistoryFeed
 from bamboo_core.control.protocol import Message
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.coordinator import CoordinatorState
@@ -29,6 +28,7 @@ from bamboo_core.coordinator.events import (
     Tick,
     WorkerLost,
 )
+from bamboo_core.coordinator.history_feed import HistoryFeed
 from bamboo_core.job.spec import PipelineSchedule
 from bamboo_core.names import ALONE_SECONDS
 from bamboo_core.planning.plan import Cell, Plan
