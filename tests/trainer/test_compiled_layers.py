@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import plain_models
+from bamboo_core.coordinator.events import Outcome
 from bamboo_trainer.compilation import compiled_layers
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task, add_loss
@@ -18,6 +19,7 @@ from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
 from stage_kit import CONFIG, SPLITS, at, begin, chain, microbatch, one_step, small_gpt, small_task, state_of
+from training_job import job_of
 
 pytest_plugins = ["compiled_fixtures"]
 pytestmark = [
@@ -93,6 +95,12 @@ def test_all_code_is_there_before_the_first_forward_and_a_repetition_has_the_sam
     one_step(one, 0)
     one[1].rehearse(1, 0, microbatch(one, [begin(s) for s in one], 1, 0)[0])
     assert made() == ready
+
+
+def test_the_first_spot_check_runs_compiled_layers(tmp_path: Path) -> None:
+    job = job_of(small_gpt(tmp_path, dropout=0.1), (1, 1), 1, "None", compile=True).run()
+    assert job.outcome is Outcome.COMPLETE
+    assert "SpotCheck" in {fault.name for fault in job.executed}
 
 
 class Marked(nn.Module):

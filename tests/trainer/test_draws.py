@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bamboo_trainer.engine.steps.spot_checks import forward_by_layer
 from bamboo_trainer.stage.stage import build_stage
-from bamboo_trainer.tasks.inspection.draws import Draws
 from determinism_kit import between
 from stage_kit import CONFIG, begin
 
@@ -22,11 +22,9 @@ class SeldomByNumpy(nn.Module):
 def drawn(layer: type[nn.Module]) -> str:
     """What the layer draws from, in each of two forwards."""
     stage = build_stage(between(layer), 0, [(0, 3)], CONFIG)
-    draws = {index: Draws() for index in range(3)}
-    work = begin(stage)
+    draws = stage.draws()
     for _ in range(2):
-        with stage.watched(draws):
-            stage.forward(work, 0, 0, None)
+        forward_by_layer(stage, begin(stage), (0, 0), None, draws=draws)
     assert not draws[0].each_time()
     return draws[1].each_time()
 

@@ -363,7 +363,7 @@ def table(tmp_path_factory: pytest.TempPathFactory, compiled_cache: None) -> Ite
     small gradients are sent in as many buckets as large ones.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training_job, "SpotSchedule", partial(SpotSchedule, early=range(1, 100)))
+        patch.setattr(training_job, "SpotSchedule", partial(SpotSchedule, early=range(100)))
         patch.setattr(loss_scale, "INITIAL", 2.0**18)
         patch.setattr(loss_scale, "GROWTH_INTERVAL", 3)
         patch.setattr(buckets, "BUCKET_BYTES", 4)

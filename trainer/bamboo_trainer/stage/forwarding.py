@@ -17,6 +17,7 @@ from bamboo_trainer.stage.gradients.buckets import Cut
 from bamboo_trainer.stage.state.parameters import FlatParameters
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.capture import Capture, capturing
+from bamboo_trainer.tasks.inspection.draws import Draws
 from bamboo_trainer.tasks.losses import Sum
 from bamboo_trainer.tasks.mixed_precision import (
     REDUCED,
@@ -46,6 +47,7 @@ class Forwarding:
     capture: Capture = field(default_factory=Capture)  # losses and contributions of the layers
     weight: float | None = None  # of the loss, if it is a sum
     metrics: Metrics = field(default_factory=dict)
+    draws: Mapping[int, Draws] = field(default_factory=dict)  # of each layer, if they are recorded
     cuts: list[Cut] | None = None  # where buckets of layers begin, for a backward bucket by bucket; or None
 
     @property
@@ -142,7 +144,8 @@ class ForwardRunner:
                 call: Callable[[Any], Any] = partial(self._call, index, seed)
                 if index in self._checkpointed:
                     call = recomputing(partial(self.call, index, seed, capture=f.capture))
-                f.parts = run_layer(self._layers[index], index, f.parts, call, ends_stage=index + 1 == f.end)
+                with f.draws[index].watched() if f.draws else nullcontext():
+                    f.parts = run_layer(self._layers[index], index, f.parts, call, ends_stage=index + 1 == f.end)
                 f.layer += 1
         if f.done:
             f.capture.close()

@@ -4,8 +4,7 @@ Knows no peers, no schedule, no clock. Every result is a pure function of (task,
 owner, its shadow and a later replay get the same bits.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
@@ -25,7 +24,7 @@ from bamboo_trainer.stage.gradients.norm_sums import norm_sums
 from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.stage.work import BackwardScale, Gradients, Work
 from bamboo_trainer.task import Parts, Task
-from bamboo_trainer.tasks.inspection.draws import Draws, watching
+from bamboo_trainer.tasks.inspection.draws import Draws
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.ties import HAVE_IT, stranger
@@ -141,9 +140,9 @@ class Stage:
         holds = self.values.parameters.holds
         return tuple([(p.clone() if holds(p) else p).requires_grad_(need) for need, p in pairs])
 
-    def watched(self, draws: Mapping[int, Draws]) -> AbstractContextManager[None]:
-        """Return a context that records, by layer, the random numbers that forwards draw without a seed."""
-        return watching(self.values.layers, draws, self._reader.quiet)
+    def draws(self) -> dict[int, Draws]:
+        """Return an empty record of the random numbers that each layer draws without a seed."""
+        return {layer: Draws(self._reader.quiet) for layer in self.values.layers}
 
     @property
     def runs_ahead(self) -> bool:

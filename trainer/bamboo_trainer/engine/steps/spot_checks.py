@@ -9,7 +9,6 @@ any more is dropped.
 
 import logging
 from collections.abc import Container, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -181,7 +180,7 @@ class SpotChecks:
     def _compare(self, stage: Stage, owner: WorkerId, frame: Frame) -> None:
         theirs, worker = frame.payload, self._plan.worker
         cell, step, microbatch = frame.address.cell, frame.address.step, frame.address.microbatch
-        draws = {layer: Draws() for layer in stage.values.layers} if step == 0 else None
+        draws = stage.draws() if step == 0 else None
         anew = compute_anew(stage, frame, draws)
         self.count += 1
         mine = compute_again(stage, frame, draws) if draws is not None or anew != theirs else theirs
@@ -242,13 +241,13 @@ def forward_by_layer(
     def run() -> Forwarding:
         forwarding = stage.start(*place, inputs)
         forwarding.capture = capture or forwarding.capture
+        forwarding.draws = draws or {}
         while not forwarding.done:
             stage.advance(forwarding)
             layers.append(checksum_of(forwarding.parts))
         return forwarding
 
-    with nullcontext() if draws is None else stage.watched(draws):
-        forwarding = stage.checked(run)
+    forwarding = stage.checked(run)
     outputs = stage.complete(work, forwarding)
     data = (*(() if inputs is not None else forwarding.leaves), *(forwarding.targets or ()))
     m = place[1]

@@ -3,12 +3,10 @@
 import pickle
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
-
-from torch import nn
 
 
 @dataclass(slots=True)
@@ -16,13 +14,15 @@ class Draws:
     """The generators that several runs of a layer have drawn from.
 
     They count even if the numbers make no difference now: a layer that is left out one time in ten is left in twice.
+    quiet: keeps other threads from drawing from numpy's generator, which all threads share.
     """
 
+    quiet: Callable[[], AbstractContextManager[None]]
     runs: list[set[str]] = field(default_factory=list)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Within this context, record what this thread draws: the control channel draws numbers, too."""
+        """Record, in this context, what this thread draws: the control channel draws numbers, too."""
         found: set[str] = set()
         seeded = False
 
@@ -34,44 +34,24 @@ class Draws:
             if not seeded and function.__name__ in ("random", "getrandbits"):
                 found.add("Python's random")
 
-        before, profiled = _numpy_state(), sys.getprofile() is not None
-        if not profiled:  # whoever profiles a worker keeps the profiler; some cannot be set again
-            sys.setprofile(called)
-        try:
-            yield
-        finally:
-            if not profiled:
-                sys.setprofile(None)
-        if _numpy_state() != before:
-            found.add("numpy.random")
-        self.runs.append(found)
+        with self.quiet():
+            before, profiled = _numpy_state(), sys.getprofile() is not None
+            if not profiled:  # whoever profiles a worker keeps the profiler; some cannot be set again
+                sys.setprofile(called)
+            try:
+                yield
+            finally:
+                if not profiled:
+                    sys.setprofile(None)
+            if _numpy_state() != before:
+                found.add("numpy.random")
+            self.runs.append(found)
 
     def each_time(self) -> str:
         """Return the generators that every run drew from. The state of numpy's stays the same from the second run on
         if each run seeds it.
         """
         return " and ".join(sorted(set.intersection(*self.runs))) if self.runs else ""
-
-
-@contextmanager
-def watching(
-    layers: Mapping[int, nn.Module], draws: Mapping[int, Draws], quiet: Callable[[], AbstractContextManager[None]]
-) -> Iterator[None]:
-    """Within this context, record what the forwards of these layers draw. quiet: keeps other threads from drawing."""
-    with ExitStack() as hooks:
-        for index, layer in layers.items():
-            during = ExitStack()
-
-            def begin(*_: Any, during: ExitStack = during, drawn: Draws = draws[index]) -> None:
-                during.enter_context(quiet())
-                during.enter_context(drawn.watched())
-
-            def end(*_: Any, during: ExitStack = during) -> None:
-                during.close()
-
-            hooks.callback(layer.register_forward_pre_hook(begin).remove)
-            hooks.callback(layer.register_forward_hook(end, always_call=True).remove)
-        yield
 
 
 _GLOBAL: Final = getattr(random.random, "__self__", None)  # the generator behind the module's functions
