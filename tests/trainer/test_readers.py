@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.tasks.reading import readers
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.tasks.task_errors import TaskError
 from reader_kit import PATIENCE, Sleeping, Told, reading, until
@@ -117,7 +116,6 @@ import os, sys, signal, socket, time
 from pathlib import Path
 sys.path[:0] = {path!r}
 import reader_kit, stage_kit
-from bamboo_trainer.tasks.reading import readers
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.data import Prefetched
 data = reader_kit.Sleeping(Path(sys.argv[1])); data.pid = os.getpid()

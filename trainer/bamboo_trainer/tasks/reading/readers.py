@@ -87,10 +87,12 @@ class Readers:
 
     def close(self) -> None:
         """End the readers, even busy ones."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for child in list(self._children):
+            child.kill()  # a thread that waits for it ends it
+        self._idle.put(None)
+        self._threads.shutdown(cancel_futures=True)
         for child in list(self._children):
             child.end()
-        self._idle.put(None)
 
     def _start_missing(self) -> None:
         """Start a process for each reader that has ended. Raises TaskError."""
@@ -150,9 +152,12 @@ class ReaderProcess:
         batch: Batch = found
         return batch
 
-    def end(self) -> str:
-        """Kill and reap it; return how it had ended, in words."""
+    def kill(self) -> None:
         self._process.kill()
+
+    def end(self) -> str:
+        """Kill and reap it; return how it had ended, in words. For the thread that uses it, or after it."""
+        self.kill()
         self._process.join()
         self._pipe.close()
         code = self._process.exitcode or 0
