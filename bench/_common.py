@@ -23,8 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bamboo.local.fork_server import ForkServer, exit_detail
-from bamboo_core.control.channel_events import Received
-from bamboo_core.control.protocol import StepCommitted
+from bamboo_core.control.protocol import Received, StepCommitted
 from bamboo_core.control.server import ControlServer, token_check
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import (

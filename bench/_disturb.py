@@ -10,8 +10,7 @@ from typing import Any
 
 from _common import MACHINES, Job, Lab, median, say
 from _recorder import Done, read
-from bamboo_core.control.channel_events import Received
-from bamboo_core.control.protocol import HoldState, PlanApplied, SendPlan, TakenOver
+from bamboo_core.control.protocol import HoldState, PlanApplied, Received, SendPlan, TakenOver
 from bamboo_core.coordinator.events import Command, Event, PreemptionNotice, Send
 from bamboo_core.planning.heirs import level_counts
 from bamboo_core.planning.plan import Cell, WorkerId

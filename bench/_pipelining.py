@@ -23,7 +23,7 @@ from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.grid import split_layers
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.inspection.costs import layer_costs
+from bamboo_trainer.tasks.inspection import layer_costs
 from bamboo_trainer.tasks.scheduled_optimizer import fuse
 from bamboo_trainer.tasks.user_code import build_layer, load_batch
 from bamboo_trainer.training import TrainingConfig, shown_to_build

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bamboo_core.planning.plan import Cell
-from bamboo_trainer.telemetry.spans import Follower, Span
-from bamboo_trainer.worker.launch import process
+from bamboo_trainer.worker import process
+from bamboo_trainer.worker.telemetry import Follower, Span
 
 
 class Done(NamedTuple):

@@ -18,7 +18,7 @@ from bamboo.profiles.analytic import TaskCounts, folded
 from bamboo.profiles.files import COUNTS
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.profile import ProfiledTask
-from bamboo_trainer.layer_work import count
+from bamboo_trainer.profiling import count
 from nsdi2023.workloads import WORKLOADS
 from profiles import BLOCKS, CONFIGS, microbatch
 

@@ -7,7 +7,7 @@ The publications give the time of a step on a grid, not of a layer, so the layer
 step on on-demand machines had no redundancy and no preemptions; the layers take what remains of it after everything
 else that the simulator counts: the pipeline's fill, boundaries on the network, the sum of gradients over the pipelines,
 the update. The script finds that by simulating the step with faster and slower layers. It distributes the seconds over
-the layers in proportion to the operations that `bamboo_trainer.tasks.inspection.costs` counts. A third is the forward.
+the layers in proportion to the operations that `bamboo_trainer.tasks.inspection` counts. A third is the forward.
 Bytes are counted from the layers, on tensors without data.
 """
 
@@ -40,8 +40,8 @@ from bamboo_core.planning.profile import (
 from bamboo_core.planning.steps.step_times import StepModel
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.memory.estimate import measure
-from bamboo_trainer.tasks.inspection.costs import layer_costs
-from bamboo_trainer.tasks.inspection.sharing import settled
+from bamboo_trainer.tasks.inspection import layer_costs
+from bamboo_trainer.tasks.ties import settled
 from nsdi2023.workloads import (
     CREATION_MS,
     GLOBAL_RENDEZVOUS_MS,

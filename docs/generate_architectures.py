@@ -19,8 +19,8 @@ sys.path.append(str(ROOT / "tests" / "support"))
 from bamboo_trainer.checkpoint.export import ExportForm, export  # noqa: E402
 from bamboo_trainer.checkpoint.sources import TensorFiles  # noqa: E402
 from bamboo_trainer.models import huggingface  # noqa: E402
-from bamboo_trainer.models.parts.labels import HEADS  # noqa: E402
-from bamboo_trainer.models.parts.sequences import positions_in  # noqa: E402
+from bamboo_trainer.models.sequences import positions_in  # noqa: E402
+from bamboo_trainer.models.texts import HEADS  # noqa: E402
 from bamboo_trainer.task import Task, Weighted  # noqa: E402
 from from_module_kit import layers_of, run, state_of  # noqa: E402
 from transformers_kit import FAMILIES, LENGTH, WORDS, config_of, transformers  # noqa: E402

@@ -17,7 +17,7 @@ from bamboo_core.names import (
     WEB_PORT,
     WORKERS_PORT,
 )
-from bamboo_operator.auth.serving_certificate import ServingCertificate
+from bamboo_operator.auth.worker_gateway import ServingCertificate
 from bamboo_operator.kube.access import NAMESPACE_FILE, TOKEN_FILE
 from bamboo_operator.kube.lease import LeaseName
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings

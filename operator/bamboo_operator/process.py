@@ -17,8 +17,7 @@ from bamboo_core.metrics.exposition import MetricsPageCollector
 from bamboo_core.serving.descriptors import DescriptorShares, raise_limit
 from bamboo_core.serving.listener import ConnectionBounds
 from bamboo_operator.auth.pod_tokens import REVIEWS_AT_ONCE, TokenReviewer
-from bamboo_operator.auth.serving_certificate import ServingCertificate
-from bamboo_operator.auth.worker_gateway import WorkerGateway
+from bamboo_operator.auth.worker_gateway import ServingCertificate, WorkerGateway
 from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.http import job_pages
 from bamboo_operator.http.metrics import MetricSources
@@ -28,17 +27,16 @@ from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.access import (
     API_CONNECTIONS,
     AUTHORITY_FILE,
+    ApiCallCounts,
     connect,
     kopf_login,
     operator_access,
 )
-from bamboo_operator.kube.active_label import ActiveLabel
-from bamboo_operator.kube.api_calls import ApiCallCounts
-from bamboo_operator.kube.lease import LEASE_CONNECTIONS, Lease, LeaseLost, LeaseName
+from bamboo_operator.kube.lease import LEASE_CONNECTIONS, ActiveLabel, Lease, LeaseLost, LeaseName
 from bamboo_operator.kube.objects import JobKey
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.signals.node_marks import NodeMark
-from bamboo_operator.status.operated_job import OperatedJob
+from bamboo_operator.status.facts import OperatedJob
 from bamboo_operator.watch_handlers import NOT_FOUND, kopf_settings, watch_handlers
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
-from bamboo_core.job.pod_fields import NEWEST_MINOR
+from bamboo_core.job.pod_templates import NEWEST_MINOR
 from bamboo_core.names import API_VERSION
 from remote_command_kit import MANIFEST, Fake, type_in
 from remote_kit import SPEC, Asked, condition, job

@@ -168,7 +168,7 @@ def test_a_launcher_whose_owner_dies_while_it_imports_leaves_nothing(tmp_path: P
     scratch.mkdir()
     os.mkfifo(gate)
     (tmp_path / "waiting.py").write_text(f"open({str(gate)!r}).read()\n")
-    command = [sys.executable, "-m", "bamboo_trainer.worker.launch.launcher", "--bare"]
+    command = [sys.executable, "-m", "bamboo_trainer.worker.launcher", "--bare"]
     command += ["--import", "waiting", "--import", "json.tool", "--scratch", str(scratch)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(tmp_path)}

@@ -21,8 +21,8 @@ from bamboo.traces.files import parse_trace as parse_node_trace
 from bamboo.traces.trace import removal_times
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import codec, protocol
-from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.platform import Platform
+from bamboo_core.control.protocol import Received, WorkerJoined
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import Event, Finish, Interrupted, Send, Tick, WorkerLost
 from bamboo_core.coordinator.job_status import status

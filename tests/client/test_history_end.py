@@ -9,7 +9,7 @@ from bamboo_core.control.protocol import StepCommitted
 from bamboo_core.coordinator.events import Emit
 from bamboo_core.coordinator.history_feed import HistoryFeed
 from bamboo_core.history.records import EventRecord, Record, StepRecord, from_lines
-from bamboo_core.storage.errors import StorageError
+from bamboo_core.storage.bounded import StorageError
 
 pytest_plugins = ["history_fixtures"]
 

@@ -16,7 +16,7 @@ from bamboo.local.views.summary import Summary
 from bamboo.preemption.scheduling import Room, Schedule
 from bamboo.terminal.view import CombinedView, StopJob, UserRequest
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import ChannelClosed, ChannelEvent, Received, WorkerJoined
+from bamboo_core.control.protocol import ChannelClosed, ChannelEvent, Received, WorkerJoined
 from bamboo_core.coordinator.events import Status
 from bamboo_core.job.manifest import parse_manifest
 from manifest_kit import bamboojob, training

@@ -2,7 +2,7 @@
 
 from bamboo.local.places import LocalPlaces
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import WorkerJoined
+from bamboo_core.control.protocol import WorkerJoined
 from bamboo_core.coordinator.events import Tick
 
 

@@ -12,8 +12,7 @@ from bamboo.cli.commands import app
 from bamboo.local.trace_files import merge_traces
 from bamboo_core.metrics.time_use import TIME_USE_OF_SPAN, TimeUse
 from bamboo_core.planning.plan import Cell
-from bamboo_trainer.telemetry.spans import Spans
-from bamboo_trainer.telemetry.trace import TraceFile
+from bamboo_trainer.worker.telemetry import Spans, TraceFile
 
 CELL = Cell(0, 1)
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from bamboo.local.trace_files import merge_traces
 from bamboo_core.planning.plan import Cell
-from bamboo_trainer.telemetry.spans import Spans
-from bamboo_trainer.telemetry.trace import TraceFile
+from bamboo_trainer.worker.telemetry import Spans, TraceFile
 
 
 def test_a_trace_names_its_processes_and_threads(tmp_path: Path) -> None:

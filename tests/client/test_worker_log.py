@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bamboo.local.views.worker_log import LogFollower
-from bamboo_trainer.telemetry.logs import Printed
+from bamboo_trainer.worker.process import Printed
 
 STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 
@@ -58,7 +58,7 @@ def test_a_line_without_end_does_not_fill_the_memory() -> None:
 
 PROGRAM = """
 import logging, sys
-from bamboo_trainer.telemetry import logs
+from bamboo_trainer.worker import process as logs
 logs.begin("w1", lambda: 7, shared={shared})
 logging.getLogger("theirs").info("information")
 logging.getLogger("bamboo_trainer.x").info("chatter")

@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import pytest
 
-from bamboo_core.storage.bounded import MOST_HANGING, BoundedCalls, StoreLimits
-from bamboo_core.storage.errors import StoreUnavailable
+from bamboo_core.storage.bounded import MOST_HANGING, BoundedCalls, StoreLimits, StoreUnavailable, explain
+from bamboo_core.storage.url import without_secrets
 from checkpoint_kit import FaultyFileSystem, faulty_store, save, states
 
 
@@ -63,3 +63,24 @@ def test_more_time_is_given_for_more_bytes_and_pauses_grow():
         BoundedCalls(limits, pauses.append).call("cannot do it", fail)
     assert pauses == [0.5, 1.0, 2.0]
     assert len(calls) == 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GET https://b.s3.amazonaws.com/run?X-Amz-Credential=hunter22&X-Amz-Signature=hunter22 failed",
+        "https://account.blob.core.windows.net/c/r?sv=2024&sig=hunter22",
+        "s3://key:hunter22@bucket/run is not there",
+        "AccountName=a;AccountKey=hunter22;EndpointSuffix=core.windows.net",
+        "{'Authorization': 'Bearer hunter22'}",
+        "x-amz-security-token: hunter22",
+        "password = hunter22",
+        "the value hunter22 of the environment",
+    ],
+)
+def test_no_text_shows_a_secret(text, monkeypatch):
+    if text.startswith("the value"):
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter22")
+    assert "hunter22" not in without_secrets(text)
+    assert "hunter22" not in explain(RuntimeError(text)).reason
+    assert "hunter22" not in explain(OSError(text)).reason

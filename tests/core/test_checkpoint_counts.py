@@ -7,7 +7,7 @@ import pytest
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import Received
+from bamboo_core.control.protocol import Received
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
 from bamboo_core.coordinator.checkpointing.checkpoints import WRITE_SECONDS

@@ -5,10 +5,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from bamboo_core.checkpoint.retention import removable
+from bamboo_core.checkpoint.found import removable
 from bamboo_core.checkpoint.store import CheckpointStore
-from bamboo_core.storage.bounded import StoreLimits
-from bamboo_core.storage.errors import StorageError, StoreUnavailable
+from bamboo_core.storage.bounded import StorageError, StoreLimits, StoreUnavailable
 from checkpoint_kit import layer_bytes, save
 
 LIMITS = StoreLimits(tries=2, pause=0.0)

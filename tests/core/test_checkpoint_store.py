@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bamboo_core.checkpoint.errors import CheckpointDamaged, CheckpointExists
 from bamboo_core.checkpoint.found import FoundState
 from bamboo_core.checkpoint.layout import CheckpointId
+from bamboo_core.checkpoint.manifest import CheckpointDamaged, CheckpointExists
 from bamboo_core.checkpoint.store import CheckpointStore
-from bamboo_core.storage.errors import StoreUnavailable
+from bamboo_core.storage.bounded import StoreUnavailable
 from bamboo_core.storage.local_files import LocalFiles
 from bamboo_core.storage.object_store import ObjectFiles
 from checkpoint_kit import IMPATIENT, FaultyFileSystem, faulty_store, layer_bytes, make_manifest, save

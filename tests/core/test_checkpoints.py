@@ -4,7 +4,7 @@ import pytest
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import Received
+from bamboo_core.control.protocol import Received
 from bamboo_core.coordinator.checkpointing.checkpoints import (
     AGAIN_SECONDS,
     STOP_SECONDS,

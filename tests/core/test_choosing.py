@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from bamboo_core.coordinator.grids.choosing import rates_of
-from bamboo_core.coordinator.grids.record import GridState
+from bamboo_core.coordinator.records.grids import GridState
+from bamboo_core.coordinator.records.workers import Workers
 from bamboo_core.coordinator.state import CoordinatorState
-from bamboo_core.coordinator.workers.record import Workers
-from bamboo_core.planning.splits.stage_times import StageTimes
-from bamboo_core.planning.steps.layer_bytes import LayerBytes
+from bamboo_core.planning.profile import LayerBytes
+from bamboo_core.planning.splits.speeds import StageTimes
 from slow_world import trained
 
 

@@ -9,10 +9,22 @@ from typing import Any
 import aiohttp
 import pytest
 
-from bamboo_core.control.channel_events import ChannelClosed, ChannelEvent, Received, WorkerJoined
 from bamboo_core.control.client import Control
 from bamboo_core.control.memory import Memory
-from bamboo_core.control.protocol import Bye, CellFinished, Heartbeat, Hello, Message, Refused, StepCommitted, Stop
+from bamboo_core.control.protocol import (
+    Bye,
+    CellFinished,
+    ChannelClosed,
+    ChannelEvent,
+    Heartbeat,
+    Hello,
+    Message,
+    Received,
+    Refused,
+    StepCommitted,
+    Stop,
+    WorkerJoined,
+)
 from bamboo_core.control.server import ControlServer, token_check
 from bamboo_core.planning.plan import Cell
 

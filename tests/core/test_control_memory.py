@@ -1,8 +1,7 @@
 """What workers say of their memory: on its way to the coordinator, and there."""
 
-from bamboo_core.control.channel_events import Received
 from bamboo_core.control.memory import Memory
-from bamboo_core.control.protocol import Heartbeat
+from bamboo_core.control.protocol import Heartbeat, Received
 from bamboo_core.coordinator.job_status import status
 from world import World
 

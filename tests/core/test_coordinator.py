@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import ChannelClosed, WorkerJoined
+from bamboo_core.control.protocol import ChannelClosed, WorkerJoined
 from bamboo_core.coordinator.events import (
     Outcome,
     PreemptionNotice,

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace as replaced
 
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import Received, WorkerJoined
+from bamboo_core.control.protocol import Received, WorkerJoined
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import AddWorkers, RemoveWorker, Send
 from bamboo_core.planning.plan import Plan

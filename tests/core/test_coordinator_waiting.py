@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import Received
+from bamboo_core.control.protocol import Received
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import Emit, Finish, Send, Tick
 from bamboo_core.planning.plan import Cell

@@ -4,7 +4,7 @@ import pytest
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import Received
+from bamboo_core.control.protocol import Received
 from bamboo_core.coordinator.events import Outcome, Tick
 from bamboo_core.planning.plan import Plan
 from checkpoint_world import LAYERS, begin, lose_stage, made, save, sent, train, written

@@ -7,10 +7,9 @@ import msgspec
 from bamboo.simulation.job.job_run import JobRun
 from bamboo.traces.trace import make_trace
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import Received, WorkerJoined
+from bamboo_core.control.protocol import Received, WorkerJoined
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.planning.profile import Machine
-from bamboo_core.planning.steps.layer_bytes import LayerBytes
+from bamboo_core.planning.profile import LayerBytes, Machine
 from job_simulation_kit import HOUR, job, manifest, nodes, profile, run
 from slow_world import Slowed
 

@@ -10,7 +10,7 @@ from bamboo.simulation.job.job_run import JobRun
 from bamboo.traces.generate import Generation, generate
 from bamboo.traces.trace import Trace, make_trace
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import Received, WorkerJoined
+from bamboo_core.control.protocol import Received, WorkerJoined
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import Command, Emit, Event, Finish, Outcome, Tick
 from bamboo_core.coordinator.job_status import status
@@ -18,9 +18,9 @@ from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import RedundancyMode, most_pipelines
 from bamboo_core.planning.plan import Plan
+from bamboo_core.planning.profile import LayerBytes
 from bamboo_core.planning.splits.resplit import Grid, grid_of
 from bamboo_core.planning.steps.grid_rates import GridRates, bounded_grids, is_within_bounds
-from bamboo_core.planning.steps.layer_bytes import LayerBytes
 from bamboo_core.planning.steps.worker_memory import most_bytes
 from job_simulation_kit import HOUR, job, manifest, nodes, profile, run
 from slow_world import Slowed

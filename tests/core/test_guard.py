@@ -1,10 +1,9 @@
 """States and results that differ: how far the job goes back, when it ends, and what people hear."""
 
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import Received
-from bamboo_core.control.guard import SpotCheckDiffers, StateSums
+from bamboo_core.control.protocol import Received, SpotCheckDiffers, StateSums
 from bamboo_core.coordinator.events import Outcome
-from bamboo_core.coordinator.guard.record import KEPT_VERSIONS, GuardState
+from bamboo_core.coordinator.records.workers import KEPT_VERSIONS, GuardState
 from bamboo_core.planning.plan import Cell
 from checkpoint_world import finished, made, save, sent, tell_sums, train, written
 from world import World

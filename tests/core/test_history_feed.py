@@ -1,7 +1,6 @@
 """What a shell tells the root of the job's history."""
 
-from bamboo_core.control.channel_events import Received, WorkerJoined
-from bamboo_core.control.protocol import Hello, HistoryKept
+from bamboo_core.control.protocol import Hello, HistoryKept, Received, WorkerJoined
 from bamboo_core.coordinator.events import Emit, Tick
 from bamboo_core.coordinator.history_feed import AT_ONCE, MOST_WAITING, HistoryFeed
 from replica_kit import after_loss, planned

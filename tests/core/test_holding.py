@@ -12,14 +12,14 @@ from bamboo.simulation.job.job_run import JobRun
 from bamboo.traces.generate import Generation, generate
 from bamboo.traces.trace import Change, NodeChange, PriceChange, Trace, make_trace
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import ChannelClosed, Received, WorkerJoined
+from bamboo_core.control.protocol import ChannelClosed, Received, WorkerJoined
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import PreemptionNotice, Tick, WorkerLost
 from bamboo_core.coordinator.grids import holding
 from bamboo_core.coordinator.grids.holding import to_have
-from bamboo_core.coordinator.grids.record import Exposure, Holding
+from bamboo_core.coordinator.records.grids import Exposure, Holding
+from bamboo_core.coordinator.records.workers import WorkerEnds
 from bamboo_core.coordinator.state import CoordinatorState
-from bamboo_core.coordinator.workers.record import WorkerEnds
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.steps.grid_rates import GridRates
 from job_simulation_kit import HOUR, job, manifest, nodes, profile, run

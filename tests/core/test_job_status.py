@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import Received
+from bamboo_core.control.protocol import Received
 from bamboo_core.coordinator.events import Tick
 from bamboo_core.coordinator.job_status import WorkerState, status
 from world import World

@@ -3,7 +3,7 @@
 import pytest
 
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import ChannelClosed, Received, WorkerJoined
+from bamboo_core.control.protocol import ChannelClosed, Received, WorkerJoined
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import (
     Emit,

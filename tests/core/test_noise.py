@@ -8,11 +8,10 @@ import pytest
 from bamboo_core.control import protocol
 from bamboo_core.coordinator.grids import noise
 from bamboo_core.planning.plan import Plan
-from bamboo_core.planning.profile import Layer, ModelFigures, Network
+from bamboo_core.planning.profile import Layer, LayerBytes, ModelFigures, Network
 from bamboo_core.planning.splits.resplit import Grid, grid_of
-from bamboo_core.planning.splits.stage_times import StageTimes
+from bamboo_core.planning.splits.speeds import StageTimes
 from bamboo_core.planning.steps.grid_rates import GridRates
-from bamboo_core.planning.steps.layer_bytes import LayerBytes
 from job_simulation_kit import HOUR
 from slow_world import BACKWARD, FORWARD, Slowed
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bamboo_core.control.channel_events import WorkerJoined
+from bamboo_core.control.protocol import WorkerJoined
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import (
     AddWorkers,

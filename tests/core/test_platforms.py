@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from bamboo_core.checkpoint.data_record import DataRecord
+from bamboo_core.checkpoint.manifest import DataRecord
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.platform import Platform, conflicts
+from bamboo_core.control.protocol import Received, WorkerJoined
 from bamboo_core.coordinator.events import Outcome, Tick
 from bamboo_core.planning.plan import Cell
 from checkpoint_world import lose_stage, made, save, train

@@ -10,18 +10,16 @@ from bamboo.terminal import phrases
 from bamboo_core.coordinator.events import WorkerState
 from bamboo_core.coordinator.job_status import status as status_of
 from bamboo_core.coordinator.protection import protection
-from bamboo_core.coordinator.workers.record import Workers
+from bamboo_core.coordinator.records.workers import Workers
 from bamboo_core.job.api_object import written
 from bamboo_core.job.status import BambooJobStatus
 from bamboo_core.metrics import catalog as table
 from bamboo_core.metrics.exposition import MetricsPage
-from bamboo_core.view.job_view import view_of
-from bamboo_core.view.shown_state import live_state
+from bamboo_core.view.job_view import live_state, view_of
 from bamboo_operator.http.metrics import job_page
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.status.document import job_status
-from bamboo_operator.status.facts import StatusFacts
-from bamboo_operator.status.operated_job import OperatedJob
+from bamboo_operator.status.facts import OperatedJob, StatusFacts
 from job_metrics_kit import values
 from operator_kit import NOW, job, said, viewed
 from world import World

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import Received, WorkerJoined
+from bamboo_core.control.protocol import Received, WorkerJoined
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.checkpointing.checkpoints import STOP_SECONDS
 from bamboo_core.coordinator.events import (

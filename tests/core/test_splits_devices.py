@@ -20,8 +20,7 @@ from bamboo_core.planning.splits.devices import (
     folded,
 )
 from bamboo_core.planning.splits.resplit import balanced
-from bamboo_core.planning.splits.speeds import WorkEstimate
-from bamboo_core.planning.splits.uneven_split import step_seconds
+from bamboo_core.planning.splits.speeds import WorkEstimate, step_seconds
 from manifest_kit import bamboojob, gpt_task
 from replica_kit import after_loss
 

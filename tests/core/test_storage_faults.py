@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bamboo_core.checkpoint.errors import CheckpointDamaged
-from bamboo_core.checkpoint.found import FoundState
-from bamboo_core.checkpoint.resume import choose
-from bamboo_core.checkpoint.retention import removable
+from bamboo_core.checkpoint.found import FoundState, choose, removable
+from bamboo_core.checkpoint.manifest import CheckpointDamaged
 from bamboo_core.checkpoint.store import CheckpointStore
-from bamboo_core.storage.errors import StorageError, StoreUnavailable
+from bamboo_core.storage.bounded import StorageError, StoreUnavailable
 from checkpoint_kit import DIGEST, IMPATIENT, FaultyFileSystem, Killed, faulty_store, layer_bytes, save, states
 
 FOREVER = 1e12  # a time at which everything that was interrupted is dead

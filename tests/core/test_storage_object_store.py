@@ -3,7 +3,7 @@
 import pytest
 
 from bamboo_core.checkpoint.store import CheckpointStore
-from bamboo_core.storage.errors import StorageError
+from bamboo_core.storage.bounded import StorageError
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):

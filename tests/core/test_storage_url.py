@@ -11,7 +11,7 @@ from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.job.manifest import ManifestError, parse_manifest
 from bamboo_core.job.spec import CLAIM
 from bamboo_core.job.text_patterns import STORAGE
-from bamboo_core.storage.errors import StorageError
+from bamboo_core.storage.bounded import StorageError
 from bamboo_core.storage.url import parse_url, shown_url
 from manifest_kit import minimal
 

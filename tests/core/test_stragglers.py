@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import Received
+from bamboo_core.control.protocol import Received
 from bamboo_core.coordinator.coordinator import step
 from bamboo_core.coordinator.events import (
     RemoveWorker,
@@ -16,7 +16,7 @@ from bamboo_core.coordinator.events import (
 from bamboo_core.coordinator.job_status import status
 from bamboo_core.coordinator.splits.by_speed import REST_SECONDS
 from bamboo_core.coordinator.workers.membership import surplus_requests
-from bamboo_core.planning.splits.stage_times import StageTimes
+from bamboo_core.planning.splits.speeds import StageTimes
 from slow_world import Slowed, trained
 
 

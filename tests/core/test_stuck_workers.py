@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import Received
+from bamboo_core.control.protocol import Received
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import Emit, Tick
 from bamboo_core.coordinator.state import CoordinatorState

@@ -4,7 +4,7 @@ from typing import get_args
 
 from bamboo_core.metrics.time_use import TIME_USE_OF_SPAN, TimeUse
 from bamboo_core.planning.schedule import Instruction
-from bamboo_trainer.telemetry.spans import IN_ADVANCE, NEVER_AWAITED
+from bamboo_trainer.worker.telemetry import IN_ADVANCE, NEVER_AWAITED
 
 
 def test_every_instruction_has_its_kind() -> None:

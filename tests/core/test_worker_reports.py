@@ -1,7 +1,7 @@
 """What workers report, and what is not believed."""
 
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import Received
+from bamboo_core.control.protocol import Received
 from bamboo_core.planning.plan import Cell
 from world import World
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from bamboo_core.coordinator.records.workers import Workers
 from bamboo_core.coordinator.splits.worker_speeds import (
     LEAST_MICROBATCHES,
     estimate,
@@ -12,10 +13,8 @@ from bamboo_core.coordinator.splits.worker_speeds import (
     owned_times,
 )
 from bamboo_core.coordinator.state import CoordinatorState
-from bamboo_core.coordinator.workers.record import Workers
 from bamboo_core.planning.plan import Cell
-from bamboo_core.planning.splits.speeds import speeds
-from bamboo_core.planning.splits.stage_times import StageTimes
+from bamboo_core.planning.splits.speeds import StageTimes, speeds
 from slow_world import Slowed
 
 

@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import ChannelClosed, Received
+from bamboo_core.control.protocol import ChannelClosed, Received
 from bamboo_core.coordinator.events import Outcome, PreemptionNotice, WorkerLost
+from bamboo_core.coordinator.records.workers import Workers
 from bamboo_core.coordinator.workers.failures import most_losses
-from bamboo_core.coordinator.workers.record import Workers
 from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.names import EXIT_FENCED
 from bamboo_core.planning.plan import Cell

@@ -4,11 +4,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bamboo_core.checkpoint.layout import CheckpointId
-from bamboo_core.control.channel_events import Received
-from bamboo_core.control.protocol import CheckpointCommitted, CommitCheckpoint, Message, PartsWritten, SendPlan
+from bamboo_core.control.protocol import (
+    CheckpointCommitted,
+    CommitCheckpoint,
+    Message,
+    PartsWritten,
+    Received,
+    SendPlan,
+)
 from bamboo_core.coordinator.events import PreemptionNotice, SpecChanged
 from bamboo_core.planning.plan import Cell
-from bamboo_trainer.frames.frame import Address, Frame, FrameKind
+from bamboo_trainer.frames import Address, Frame, FrameKind
 from bamboo_trainer.transport.base import Arrived
 from journey import Journey, Mark, Through, at
 from recorder import Said
@@ -255,7 +261,7 @@ JOURNEYS = (
             ),
             stepped(lambda event: {} if isinstance(event, SpecChanged) else None),
             at(f"{CORE}/coordinator/coordinator.py _edit", COORDINATING),
-            at(f"{CORE}/planning/elastic.py _reorder", COORDINATING),
+            at(f"{CORE}/planning/transitions.py _reorder", COORDINATING),
             at(f"{CORE}/coordinator/planner.py _issue", COORDINATING, lambda f: {"epoch": f["plan"].epoch}),
             *sent("worker", _plan),
         ),

@@ -29,7 +29,7 @@ from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.watch_handlers import watch_handlers
-from bamboo_trainer.worker.launch.process import main as run_worker
+from bamboo_trainer.worker.process import main as run_worker
 from opsim_kopf import KopfEvents
 from opsim_nodes import Nodes
 from opsim_server import Object, Server, Watch, token_of

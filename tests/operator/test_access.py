@@ -9,8 +9,7 @@ from aiohttp import web
 from kubernetes.aio.config import incluster_config
 
 from bamboo_core.kube import api
-from bamboo_operator.kube.access import connect, kopf_login, operator_access
-from bamboo_operator.kube.api_calls import ApiCallCounts
+from bamboo_operator.kube.access import ApiCallCounts, connect, kopf_login, operator_access, resource_of
 from http_kit import serving
 from remote_kit import kubeconfig
 
@@ -58,3 +57,18 @@ async def test_outside_a_pod_both_connections_lead_to_the_kubeconfigs_server_as_
         await ours.call("GET", "/")
         await ours.close()
     assert asked == ["Bearer t", "Bearer t"]
+
+
+@pytest.mark.parametrize(
+    ("path", "resource"),
+    [
+        ("/api/v1/namespaces/a/pods", "pods"),
+        ("/api/v1/namespaces/a/pods/x-w1", "pods"),
+        ("/api/v1/namespaces/namespaces/pods/pods", "pods"),
+        ("/apis/bamboo.dev/v1alpha1/namespaces/a/bamboojobs/x/status", "bamboojobs/status"),
+        ("/apis/authentication.k8s.io/v1/tokenreviews", "tokenreviews"),
+        ("/apis/networking.k8s.io/v1/namespaces/a/networkpolicies", "networkpolicies"),
+    ],
+)
+def test_calls_are_told_apart_by_resource_and_not_by_name(path: str, resource: str) -> None:
+    assert resource_of(path) == resource

@@ -7,7 +7,7 @@ import pytest
 
 from bamboo_core.coordinator.events import SlowWorker, WorkerState
 from bamboo_core.job.manifest_warnings import warnings
-from bamboo_operator.pods.starting.startup_problems import StartupProblem
+from bamboo_operator.pods.starting import StartupProblem
 from operator_kit import NOW, at, job, said
 from status_kit import BUSY, DONE, DOUBLED, FAILED, INTERRUPTED, POOLED, RUNNING, conditions, holding, seen
 

@@ -13,7 +13,7 @@ from bamboo_operator.jobs.cost_counter import CostCounter, paid_seconds
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.manifests.worker_pod import worker_pod
-from bamboo_operator.pods.job_pods import JobPods
+from bamboo_operator.pods.view import JobPods
 from operator_kit import NOW, SETTINGS, at, job, pod
 from opsim_kopf import pod_event
 

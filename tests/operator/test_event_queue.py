@@ -8,8 +8,9 @@ from bamboo_core.coordinator.events import Emit
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import ApiError
 from bamboo_operator.kube.objects import JobIdentity
-from bamboo_operator.status.event_queue import MOST_COUNTED, EventQueue, may_be_posted_later, post_events
+from bamboo_operator.status.event_queue import MOST_COUNTED, EventQueue, event, may_be_posted_later, post_events
 from fake_api import FakeApi
+from operator_kit import NOW, at
 
 JOB = JobIdentity(("team", "tiny"), "u1")
 
@@ -69,3 +70,16 @@ async def test_only_so_many_are_counted_on() -> None:
 )
 def test_an_event_that_will_never_be_accepted_is_dropped(status: int, reason: str, kept: bool) -> None:
     assert may_be_posted_later(ApiError(status, reason, "")) is kept
+
+
+def test_an_event_is_about_its_job() -> None:
+    found = event(JobIdentity(("team", "n" * 300), "u1"), Emit("R" * 200, "m" * 2000, True), NOW)
+    assert found["involvedObject"] | {"name": ""} == {
+        "apiVersion": "bamboo.dev/v1alpha1",
+        "kind": "BambooJob",
+        "namespace": "team",
+        "name": "",
+        "uid": "u1",
+    }
+    assert (len(found["reason"]), len(found["message"]), found["type"]) == (128, 1000, "Warning")
+    assert found["firstTimestamp"] == found["lastTimestamp"] == at(0)

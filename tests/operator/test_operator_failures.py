@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from bamboo_core.control.channel_events import ChannelClosed
-from bamboo_core.control.protocol import PeerDown
+from bamboo_core.control.protocol import ChannelClosed, PeerDown
 from bamboo_core.names import TRAINER_CONTAINER
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.status.writer import StatusWriter

@@ -16,10 +16,9 @@ from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.jobs import coordinator_runner as runner_module
 from bamboo_operator.jobs import reconciler
-from bamboo_operator.jobs.burst import CALM_SECONDS, Burst
-from bamboo_operator.jobs.burst import LONGEST_SECONDS as LONGEST_BURST
 from bamboo_operator.jobs.controller import STUCK_SECONDS, JobController
-from bamboo_operator.jobs.reconcile_schedule import QUIET_SECONDS
+from bamboo_operator.jobs.reconcile_schedule import CALM_SECONDS, QUIET_SECONDS, Burst
+from bamboo_operator.jobs.reconcile_schedule import LONGEST_SECONDS as LONGEST_BURST
 from bamboo_operator.jobs.reconciler import LONGEST_SECONDS, turn
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.attempts import ApiAttempts

@@ -11,8 +11,7 @@ import pytest
 from aiohttp import web
 
 from bamboo_core.kube.errors import ClusterUnreachable
-from bamboo_operator.kube.active_label import ActiveLabel
-from bamboo_operator.kube.lease import LeaseName, lease_held_by
+from bamboo_operator.kube.lease import ActiveLabel, LeaseName, lease_held_by
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.process import OperatorOptions, run_operator
 from http_kit import serving
@@ -116,7 +115,7 @@ class SlowPods:
 
 async def test_who_has_given_up_labels_itself_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """The Lease is lost while the API server does not answer; another one works when it does again."""
-    monkeypatch.setattr("bamboo_operator.kube.active_label.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("bamboo_operator.kube.lease.LABEL_RETRY_SECONDS", 0.01)
     pods = SlowPods()
     label = ActiveLabel(pods, PLACE, "me")
     taking = asyncio.create_task(label.take(["other"]))

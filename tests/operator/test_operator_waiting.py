@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from bamboo_core.control.channel_events import Received
-from bamboo_core.control.protocol import PlanApplied, StepCommitted, WorkerReady
+from bamboo_core.control.protocol import PlanApplied, Received, StepCommitted, WorkerReady
 from bamboo_core.coordinator.events import WorkerLost
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.planning.plan import Cell
-from bamboo_operator.status.plan_record import counted_workers_in, lost_workers_in
+from bamboo_operator.status.writer import counted_workers_in, lost_workers_in
 from operator_kit import job
 from opsim_kopf import pod_event
 from pod_controller_kit import Job, Place

@@ -10,8 +10,8 @@ from bamboo_operator.kube import attempts
 from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.pods import removal
-from bamboo_operator.pods.job_pods import JobPods
 from bamboo_operator.pods.removal import EXIT_SECONDS, PodRemoval, exit_seconds
+from bamboo_operator.pods.view import JobPods
 from operator_kit import JOB_UID, render
 from opsim_kopf import pod_event
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.platform import Platform
+from bamboo_core.control.protocol import Received, WorkerJoined
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import LABEL_WORKER_REVISION, TRAINER_CONTAINER
 from bamboo_core.planning.plan import Cell

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from bamboo_core import names
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.job.node_placement import placement
-from bamboo_core.job.pod_template import merge
+from bamboo_core.job.pod_templates import merge, placement
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings, template_problems, worker_pod
 from operator_kit import GPU, JOB_UID, OWN_ENV, POOLS, SETTINGS, TEMPLATE, check_pod, job, pool, render, trainer
 

@@ -1,24 +1,27 @@
 """The workers' door: who comes in, what a stranger can make the operator do, and TLS."""
 
 import asyncio
+import contextlib
 import json
+import ssl
 import time
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from bamboo_core.control.channel_events import ChannelClosed, Received, WorkerJoined
-from bamboo_core.control.protocol import Refused, Stop
+from bamboo_core.control.protocol import ChannelClosed, Message, Received, Refused, Stop, WorkerJoined
 from bamboo_core.serving.listener import ConnectionBounds
 from bamboo_operator.auth.pod_tokens import (
     PodIdentity,
     TokenReviewer,
 )
-from bamboo_operator.auth.worker_gateway import workers_path
+from bamboo_operator.auth.worker_gateway import ServingCertificate, workers_path
 from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.jobs.late_workers import DeletedJobs, stopping_late_workers
 from bamboo_operator.kube.objects import JobIdentity, JobKey
+from certificates import issue
 from gateway_kit import JOB, House, house, talk, token, until
 from opsim_kopf import pod_event
 
@@ -110,3 +113,56 @@ async def test_a_deleted_job_turns_no_worker_of_the_one_that_has_its_name_away()
         await asyncio.sleep(0)  # its task opens the path
         assert await place.knock(f"Bearer {token(pod='job-w1', uid='u1')}") == (503, None)
         await deleted_jobs.stop()
+
+
+def certificate(folder: Path) -> ServingCertificate:
+    issue(folder)
+    return ServingCertificate(chain=folder / "tls.crt", key=folder / "tls.key", authority=folder / "ca.crt")
+
+
+async def test_workers_talk_over_tls_to_whom_their_authority_vouches_for(tmp_path: Path) -> None:
+    files = certificate(tmp_path)
+    async with house(files.context()) as place:
+        place.server.good[token()] = PodIdentity("team", "job-w0", "u0")
+        assert await talk(place, token(), files.trusted()) == [Stop(reason="Test")]
+
+
+async def test_a_worker_says_nothing_to_somebody_else(tmp_path: Path) -> None:
+    (other := tmp_path / "other").mkdir()
+    (mine := tmp_path / "mine").mkdir()
+    async with house(certificate(other).context()) as place:
+        place.server.good[token()] = PodIdentity("team", "job-w0", "u0")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await talk(place, token(), certificate(mine).trusted())
+        assert (place.server.asked, place.events) == (0, [])
+
+
+async def test_a_new_certificate_in_the_same_files_is_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bamboo_operator.auth.worker_gateway.POLL_SECONDS", 0.05)
+    files = certificate(tmp_path)
+    context = files.context()
+    fresh = asyncio.create_task(files.keep_fresh(context))
+    try:
+        async with house(context) as place:
+            place.server.good[token()] = PodIdentity("team", "job-w0", "u0")
+            renewed = certificate(tmp_path).trusted()
+            heard: list[Message] = []
+
+            async def heard_something() -> None:
+                while not heard:
+                    with contextlib.suppress(TimeoutError):
+                        heard.extend(await talk(place, token(), renewed))
+
+            await asyncio.wait_for(heard_something(), 60)
+            assert heard == [Stop(reason="Test")]
+    finally:
+        fresh.cancel()
+
+
+@pytest.mark.parametrize(("wrong", "read"), [("chain", "context"), ("key", "context"), ("authority", "trusted")])
+def test_files_that_hold_no_certificate_are_refused(tmp_path: Path, wrong: str, read: str) -> None:
+    files = certificate(tmp_path)
+    getattr(files, wrong).write_text("no PEM")
+    with pytest.raises(ssl.SSLError):
+        getattr(files, read)()

@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo_core.job.placement_spec import SpreadPolicy
+from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import worker_name
 from bamboo_operator.manifests.spread import zone_group
 from bamboo_operator.manifests.worker_pod import (
     HOST_NETWORK,
+    network_policy,
     template_problems,
     worker_number,
     worker_pod,
@@ -380,3 +382,34 @@ def test_what_a_pod_says_of_itself():
     assert worker_number(render(number=12)) == 12
     assert worker_number({"metadata": {"name": "x"}}) is None
     assert worker_pool(render()) is None
+
+
+def test_only_workers_of_the_job_connect_to_its_workers_and_whoever_reads_metrics() -> None:
+    spec: JobSpec = job()
+    workers = {"matchLabels": {"bamboo.dev/job-uid": "uid-1"}}
+    owner = {
+        "apiVersion": "bamboo.dev/v1alpha1",
+        "kind": "BambooJob",
+        "name": spec.name,
+        "uid": "uid-1",
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    assert network_policy(spec, "uid-1") == {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {
+            "name": "bamboo-uid-1",
+            "namespace": spec.namespace,
+            "labels": {"app.kubernetes.io/managed-by": "bamboo-operator", "app.kubernetes.io/instance": spec.name},
+            "ownerReferences": [owner],
+        },
+        "spec": {
+            "podSelector": workers,
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"from": [{"podSelector": workers}]},
+                {"from": [{"namespaceSelector": {}}], "ports": [{"protocol": "TCP", "port": 8080}]},
+            ],
+        },
+    }

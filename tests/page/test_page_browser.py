@@ -21,7 +21,7 @@ from bamboo_core.page.document import Document, PoolCost, document
 from bamboo_core.page.history import JobHistory, Point, StepFigures, steady_clock
 from bamboo_core.page.server import LocalPage, add_page, answer, bearer, refusal
 from bamboo_core.page.standalone import standalone_page
-from bamboo_core.view.shown_state import ended
+from bamboo_core.view.job_view import ended
 from chromium_kit import MISSING, Tab, chromium, started, tab_of
 from http_kit import serving
 from manifest_kit import training

@@ -18,11 +18,9 @@ from bamboo_core.page.document import (
     document,
 )
 from bamboo_core.page.history import JobHistory, StepFigures
-from bamboo_core.view.job_view import view_of_run
-from bamboo_core.view.shown_state import ShownState, ended, live_state
-from bamboo_operator.http.page_document import page_document as looked
-from bamboo_operator.status.facts import StatusFacts
-from bamboo_operator.status.operated_job import OperatedJob
+from bamboo_core.view.job_view import ShownState, ended, live_state, view_of_run
+from bamboo_operator.http.job_pages import page_document as looked
+from bamboo_operator.status.facts import OperatedJob, StatusFacts
 from operator_kit import NOW, checkpoints, job, said, viewed
 from page_kit import TAKEOVER, Time, received, written
 

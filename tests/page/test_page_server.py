@@ -15,7 +15,7 @@ from bamboo_core.page.document import Document
 from bamboo_core.page.document import document as page_of
 from bamboo_core.page.history import JobHistory
 from bamboo_core.page.server import FILES, MOST_TOKEN, LocalPage, PageError
-from bamboo_core.view.shown_state import ShownState
+from bamboo_core.view.job_view import ShownState
 from operator_kit import job, viewed
 from page_http_kit import authorized
 from page_kit import Time, received

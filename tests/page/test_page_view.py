@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from bamboo.cli.commands import app as command_line
 from bamboo.local.views.page_view import PageView
 from bamboo_core.coordinator.events import Emit, Outcome
-from bamboo_core.view.shown_state import ShownState
+from bamboo_core.view.job_view import ShownState
 from operator_kit import job, said
 from page_kit import Time
 from run_view_kit import drawn, ran

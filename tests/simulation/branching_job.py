@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.reading.batch_reader import BatchReader
+from bamboo_trainer.tasks.readers import BatchReader
 from bamboo_trainer.training import TrainingConfig
 from training_job import Fault, Job, one_of_each_kind
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.stage.forwarding import Forwarding
 from bamboo_trainer.stage.stage import Stage
-from bamboo_trainer.stage.state.values import StageValues
+from bamboo_trainer.stage.values import StageValues
 from bamboo_trainer.stage.work import Gradients, Work
 from bamboo_trainer.task import Parts
 from bamboo_trainer.training import TrainingConfig

@@ -7,10 +7,9 @@ from bamboo_core.control.protocol import Message
 from bamboo_core.history.files import HistoryFiles
 from bamboo_core.history.records import StepRecord
 from bamboo_trainer.callbacks import Callback, MakeCallback
-from bamboo_trainer.loggers.interface import LoggerFacts
-from bamboo_trainer.worker.history.followers import Followers
-from bamboo_trainer.worker.history.history_buffer import Rates
-from bamboo_trainer.worker.history.history_keeper import HistoryKeeper
+from bamboo_trainer.loggers import LoggerFacts
+from bamboo_trainer.worker.followers import Followers
+from bamboo_trainer.worker.history import HistoryKeeper, Rates
 
 FACTS = LoggerFacts(job="job", run="r")
 

@@ -7,7 +7,7 @@ import msgspec
 import torch
 
 from bamboo_core.planning.plan import WorkerId
-from bamboo_trainer.frames.frame import Frame
+from bamboo_trainer.frames import Frame
 from bamboo_trainer.transport.base import Arrived, Deliver, Event, LinkDown
 from bamboo_trainer.transport.wire import Lane
 

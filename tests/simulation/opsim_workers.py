@@ -8,15 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import ChannelClosed, Received, WorkerJoined
-from bamboo_core.control.protocol import Message
+from bamboo_core.control.protocol import ChannelClosed, Message, Received, WorkerJoined
 from bamboo_core.control.server import Authenticate, Unauthorized, Unavailable
 from bamboo_core.coordinator.events import Event
 from bamboo_core.names import ENV_WORKER, EXIT_FENCED, TRAINER_CONTAINER
 from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.kube.objects import JobKey
-from bamboo_trainer.frames.frame import Frame
+from bamboo_trainer.frames import Frame
 from opsim_loop import LoopClock, VirtualLoop
 from opsim_server import Object, token_of
 from sim_arithmetic import Oracle

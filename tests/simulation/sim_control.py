@@ -9,8 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from bamboo_core.control.channel_events import ChannelClosed, Received, WorkerJoined
-from bamboo_core.control.protocol import Heartbeat, Hello, Message
+from bamboo_core.control.protocol import ChannelClosed, Heartbeat, Hello, Message, Received, WorkerJoined
 from bamboo_core.coordinator.events import Event
 from bamboo_core.names import HEARTBEAT_SECONDS
 from bamboo_core.planning.plan import WorkerId

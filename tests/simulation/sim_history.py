@@ -8,7 +8,7 @@ import msgspec
 
 from bamboo_core.history.files import HistoryFile, HistoryFiles
 from bamboo_core.history.records import Record, StepRecord, from_lines
-from bamboo_trainer.worker.history.callback_calls import Called
+from bamboo_trainer.worker.followers import Called
 
 URL = "memory://simulated/history/job"
 Strike = Callable[[str], None]

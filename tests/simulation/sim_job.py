@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any
 
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import Received, WorkerJoined
-from bamboo_core.control.protocol import Message
+from bamboo_core.control.protocol import Message, Received, WorkerJoined
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.coordinator import CoordinatorState
 from bamboo_core.coordinator.events import (
@@ -32,7 +31,7 @@ from bamboo_core.coordinator.history_feed import HistoryFeed
 from bamboo_core.job.spec import PipelineSchedule
 from bamboo_core.names import ALONE_SECONDS
 from bamboo_core.planning.plan import Cell, Plan
-from bamboo_trainer.frames.frame import Frame
+from bamboo_trainer.frames import Frame
 from sim_arithmetic import Oracle
 from sim_checks import Checks, RunResult, judge, waiting
 from sim_clock import Clock

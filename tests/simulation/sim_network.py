@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from bamboo_core.planning.plan import WorkerId
-from bamboo_trainer.frames.frame import Frame
+from bamboo_trainer.frames import Frame
 from bamboo_trainer.transport.base import Arrived, Deliver, LinkDown, LinkUp
-from bamboo_trainer.transport.link_states import LinkStates
+from bamboo_trainer.transport.links import LinkStates
 from bamboo_trainer.transport.wire import Lane, lane_of
 from memory_transport import travelled
 from sim_clock import Clock

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from bamboo_core.control.digests import add_digests
 from bamboo_core.control.evaluations import EarlyStop
-from bamboo_trainer.frames.payloads import Commit, CommonState, Decided
-from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
-from bamboo_trainer.stage.state.layer_state import LayerState
-from bamboo_trainer.stage.state.parameters import TiedSegment, TiedUse
+from bamboo_trainer.frames import Commit, CommonState, Decided
+from bamboo_trainer.stage.gradients import GradientSum
+from bamboo_trainer.stage.layer_state import LayerState
+from bamboo_trainer.stage.parameters import TiedSegment, TiedUse
 from bamboo_trainer.stage.work import Work
-from bamboo_trainer.tasks.capture import Capture
-from bamboo_trainer.tasks.deciding import committed_step
+from bamboo_trainer.tasks.evaluation import committed_step
+from bamboo_trainer.tasks.running_buffers import Capture
 from sim_arithmetic import Oracle, measured
 
 STATE = "state"

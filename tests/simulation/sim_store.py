@@ -14,8 +14,8 @@ from bamboo_core.checkpoint.layout import CheckpointId, part_name
 from bamboo_core.checkpoint.manifest import CheckpointPart
 from bamboo_core.control import protocol
 from bamboo_core.control.protocol import Message
-from bamboo_trainer.checkpoint.errors import RestoreError
-from bamboo_trainer.stage.state.layer_state import LayerState
+from bamboo_trainer.checkpoint.layer_file import RestoreError
+from bamboo_trainer.stage.layer_state import LayerState
 from sim_arithmetic import Oracle
 from sim_clock import Clock
 from sim_stage import Violation, state_of

@@ -18,15 +18,14 @@ from bamboo_core.control import protocol
 from bamboo_core.control.protocol import Message
 from bamboo_core.planning.plan import ROOT, Cell
 from bamboo_core.planning.spot_checks import SpotSchedule
-from bamboo_trainer.commit.history import NoHistory
-from bamboo_trainer.commit.step_policy import StepPolicy
-from bamboo_trainer.engine.divided_engine import make_engine
+from bamboo_trainer.commit.committer import NoHistory, StepPolicy
+from bamboo_trainer.engine.devices import make_engine
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.ports import Ports
-from bamboo_trainer.frames.frame import Frame
+from bamboo_trainer.frames import Frame
 from bamboo_trainer.memory.host_copies import AtOnce, Copied, Copy, Parts
-from bamboo_trainer.stage.state.layer_state import LayerState
-from bamboo_trainer.worker.history.history_buffer import Rates
+from bamboo_trainer.stage.layer_state import LayerState
+from bamboo_trainer.worker.history import Rates
 from history_worker import HistoryWorker, Steps
 from sim_arithmetic import Oracle
 from sim_clock import Clock

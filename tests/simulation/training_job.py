@@ -17,8 +17,8 @@ import torch
 from bamboo_core.checkpoint.layout import CheckpointId, part_name
 from bamboo_core.checkpoint.manifest import CheckpointPart
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.digests import add_digests
+from bamboo_core.control.protocol import Received, WorkerJoined
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import (
     AddWorkers,
@@ -35,27 +35,26 @@ from bamboo_core.coordinator.grids.choosing import SECONDS_PER_OPERATION
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import ReplicaPlacement
 from bamboo_core.planning.plan import Cell, Plan
-from bamboo_core.planning.splits.stage_times import StageTimes
+from bamboo_core.planning.splits.speeds import StageTimes
 from bamboo_core.planning.spot_checks import SpotSchedule
+from bamboo_trainer.checkpoint.initial import FirstTask
 from bamboo_trainer.checkpoint.layer_file import decode, encode
-from bamboo_trainer.commit.history import NoHistory
-from bamboo_trainer.commit.step_policy import StepPolicy
+from bamboo_trainer.commit.committer import NoHistory, StepPolicy
 from bamboo_trainer.engine.components import Components
-from bamboo_trainer.engine.divided_engine import make_engine
+from bamboo_trainer.engine.devices import make_engine
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.ports import Ports
-from bamboo_trainer.frames.payloads import CommonState
-from bamboo_trainer.initial.first_task import FirstTask
+from bamboo_trainer.frames import CommonState
 from bamboo_trainer.loading import ALONE, load_task
 from bamboo_trainer.memory.host_copies import AtOnce, HostCopies, copies_by_device, together
+from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.stage.stage_states import StageState
-from bamboo_trainer.stage.state.layer_state import LayerState
-from bamboo_trainer.stage.state.values import StageValues
+from bamboo_trainer.stage.values import StageValues
 from bamboo_trainer.task import Task, TrainingFacts
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
-from bamboo_trainer.tasks.inspection.sharing import settled
-from bamboo_trainer.tasks.reading.batch_reader import BatchReader
+from bamboo_trainer.tasks.readers import BatchReader
+from bamboo_trainer.tasks.ties import settled
 from bamboo_trainer.training import TrainingConfig, shown_to_build, with_steps
 from manifest_kit import bamboojob, training
 from memory_transport import MemoryNetwork

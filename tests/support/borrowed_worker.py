@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from bamboo_trainer.worker.launch.launcher import WORKER_MAIN, resolve
+from bamboo_trainer.worker.launcher import WORKER_MAIN, resolve
 
 STARTS = "BAMBOO_TEST_STARTS"  # a folder, with a file for each job's token
 

@@ -9,10 +9,9 @@ from datetime import UTC, datetime
 
 from fsspec.implementations.memory import MemoryFileSystem
 
-from bamboo_core.checkpoint.data_record import DataRecord
 from bamboo_core.checkpoint.found import Found, FoundState
 from bamboo_core.checkpoint.layout import CheckpointId, new_checkpoint, part_name
-from bamboo_core.checkpoint.manifest import CheckpointManifest, CheckpointPart, DataPosition, Versions
+from bamboo_core.checkpoint.manifest import CheckpointManifest, CheckpointPart, DataPosition, DataRecord, Versions
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.storage.bounded import StoreLimits
 from bamboo_core.storage.object_store import ObjectFiles

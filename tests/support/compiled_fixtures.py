@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from bamboo_trainer import compilation
+from bamboo_trainer.stage import compilation
 from cluster.build import cache_folder
 
 
 @pytest.fixture(scope="module")
 def compiled_cache() -> Iterator[None]:
-    sources = sorted(Path(compilation.__path__[0]).glob("*.py"))
-    state = [version("torch"), *(path.read_text() for path in sources)]
+    state = [version("torch"), Path(compilation.__file__).read_text()]
     digest = hashlib.sha256("\0".join(state).encode()).hexdigest()[:12]
     folder = cache_folder() / f"compiled-{digest}"
     with pytest.MonkeyPatch.context() as patch:

@@ -10,9 +10,9 @@ from bamboo_core.planning.plan import Cell, Plan
 from bamboo_trainer.engine.components import Components
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.ports import Ports
-from bamboo_trainer.frames.frame import Address, Frame, FrameKind
-from bamboo_trainer.stage.state.layer_state import LayerState
-from bamboo_trainer.stage.state.values import StageValues
+from bamboo_trainer.frames import Address, Frame, FrameKind
+from bamboo_trainer.stage.layer_state import LayerState
+from bamboo_trainer.stage.values import StageValues
 from bamboo_trainer.task import Task
 from bamboo_trainer.training import TrainingConfig
 from bamboo_trainer.transport.base import Arrived

@@ -6,8 +6,8 @@ import signal
 from pathlib import Path
 
 from bamboo_core.planning.plan import Cell
-from bamboo_trainer.telemetry.spans import Follower
-from bamboo_trainer.worker.launch import process
+from bamboo_trainer.worker import process
+from bamboo_trainer.worker.telemetry import Follower
 
 ENVIRONMENT = "BAMBOO_TEST_FAULTS"  # {"marks": folder, "faults": [[name, pipeline, stage, step, microbatch, signal]]}
 

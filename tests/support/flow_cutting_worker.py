@@ -7,8 +7,8 @@ import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bamboo_trainer.transport import stripes, wire
-from bamboo_trainer.worker.launch import process
+from bamboo_trainer.transport import links, wire
+from bamboo_trainer.worker import process
 
 ENVIRONMENT = "BAMBOO_TEST_CUTS"  # {"marks": folder, "seed": number, "cuts": by each worker}
 
@@ -20,7 +20,7 @@ def cutting(worker: str) -> Callable[..., None]:
     document = json.loads(os.environ[ENVIRONMENT])
     rng, marks = random.Random(f"{document['seed']} {worker}"), Path(document["marks"])
     bodies = sorted(rng.sample(range(60), document["cuts"]))
-    send_body, sent, cut = stripes.send_body, 0, 0
+    send_body, sent, cut = links.send_body, 0, 0
 
     def send(body: Sequence[wire.Buffer], flows: Sequence[socket.socket], pace: Callable[[int], None]) -> None:
         nonlocal sent, cut
@@ -46,5 +46,5 @@ def cutting(worker: str) -> Callable[..., None]:
 def main(worker_id: str = "", **arguments: str) -> int:
     name = arguments.pop("worker", worker_id)
     wire.STRIPED_FROM = 2000  # type: ignore[misc]
-    stripes.send_body = cutting(name)
+    links.send_body = cutting(name)
     return process.main(worker=name, **arguments)

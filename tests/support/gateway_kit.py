@@ -10,9 +10,8 @@ from typing import Any
 
 import aiohttp
 
-from bamboo_core.control.channel_events import ChannelEvent, WorkerJoined
 from bamboo_core.control.client import Control
-from bamboo_core.control.protocol import Heartbeat, Hello, Message, Stop
+from bamboo_core.control.protocol import ChannelEvent, Heartbeat, Hello, Message, Stop, WorkerJoined
 from bamboo_core.control.server import REFUSED_HEADER, Channels
 from bamboo_operator.auth.pod_tokens import (
     PodIdentity,

@@ -14,8 +14,7 @@ from bamboo_core.coordinator.events import CheckpointSummary, Status
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.status import read_status
 from bamboo_core.metrics.exposition import Metric, MetricKind, MetricsPage
-from bamboo_operator.status.facts import StatusFacts
-from bamboo_operator.status.operated_job import OperatedJob
+from bamboo_operator.status.facts import OperatedJob, StatusFacts
 from operator_kit import NOW, job, said, viewed
 
 POOLS = [

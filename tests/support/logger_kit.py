@@ -8,8 +8,8 @@ from pathlib import Path
 from bamboo_core.history.files import HistoryFile, HistoryFiles
 from bamboo_core.history.records import EvaluationRecord, Record, StepRecord
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_trainer.loggers.from_manifest import loggers_of
-from bamboo_trainer.worker.history.followers import Followers, facts_of
+from bamboo_trainer.worker.followers import Followers, facts_of
+from bamboo_trainer.worker.loggers import loggers_of
 from manifest_kit import bamboojob, training
 from stage_kit import small_task
 

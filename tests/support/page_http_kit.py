@@ -12,8 +12,7 @@ from aiohttp import web
 from bamboo_core.job.status import BambooJobStatus
 from bamboo_core.names import PAGE_AUDIENCE
 from bamboo_operator.http.job_pages import JobPages
-from bamboo_operator.status.facts import StatusFacts
-from bamboo_operator.status.operated_job import OperatedJob
+from bamboo_operator.status.facts import OperatedJob, StatusFacts
 from http_kit import serving
 from operator_kit import NOW, job, viewed
 

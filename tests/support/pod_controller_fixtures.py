@@ -14,7 +14,7 @@ from bamboo_operator.kube.objects import utc_now
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.pods import controller as controller_module
 from bamboo_operator.pods import disruption_budget as budget_module
-from bamboo_operator.pods import job_pods as pods_module
+from bamboo_operator.pods import view as pods_module
 from bamboo_operator.signals.node_marks import NodeMark
 from operator_kit import SETTINGS, job
 from pod_controller_kit import BEGINNING, Job, Place

@@ -8,8 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import kueue_manager
-from bamboo_core.control.channel_events import Received, WorkerJoined
-from bamboo_core.control.protocol import Hello, Message, Profile, WorkerReady
+from bamboo_core.control.protocol import Hello, Message, Profile, Received, WorkerJoined, WorkerReady
 from bamboo_core.coordinator.events import SpecChanged
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.kube.errors import ApiError, ClusterUnreachable
@@ -23,11 +22,10 @@ from bamboo_operator.jobs.reconcile_schedule import ReconcileTrigger
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings, worker_pool
 from bamboo_operator.pods.controller import PodController
-from bamboo_operator.pods.job_pods import JobPods
 from bamboo_operator.pods.queueing import QuotaHolders
-from bamboo_operator.pods.rolling_change import RollingChange
-from bamboo_operator.pods.starting.startup_problems import UNSCHEDULABLE
-from bamboo_operator.pods.worker_templates import WorkerTemplates
+from bamboo_operator.pods.rolling_change import RollingChange, WorkerTemplates
+from bamboo_operator.pods.starting import UNSCHEDULABLE
+from bamboo_operator.pods.view import JobPods
 from bamboo_operator.signals.node_marks import NodeMark
 from fake_api import FakeApi
 from operator_kit import JOB_UID, SETTINGS

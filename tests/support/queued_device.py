@@ -14,7 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from bamboo_trainer.memory.host_copies import AtOnce, Copy, Parts
 from bamboo_trainer.stage.forwarding import Forwarding
 from bamboo_trainer.stage.stage import Stage
-from bamboo_trainer.stage.state.values import StageValues
+from bamboo_trainer.stage.values import StageValues
 from bamboo_trainer.stage.work import Gradients, Work
 from bamboo_trainer.training import TrainingConfig
 from training_job import Fault, Job, Node

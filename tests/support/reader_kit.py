@@ -12,7 +12,7 @@ import torch
 
 from bamboo_trainer.data import Prefetched
 from bamboo_trainer.task import Parts
-from bamboo_trainer.tasks.reading.batch_reader import BatchReader
+from bamboo_trainer.tasks.readers import BatchReader
 from stage_kit import CONFIG, small_task
 
 PATIENCE = 120.0

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from bamboo_core.control.protocol import Message
-from bamboo_trainer.frames.frame import Frame
+from bamboo_trainer.frames import Frame
 from bamboo_trainer.transport.wire import Lane
 
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from bamboo_trainer import loss_scale
 from bamboo_trainer.decisions import Committed
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.capture import Capture, capturing
-from bamboo_trainer.tasks.deciding import first_decided, frozen_among, next_decided
+from bamboo_trainer.tasks.evaluation import first_decided, frozen_among, next_decided
 from bamboo_trainer.tasks.mixed_precision import autocast, kept_in_fp32, passed_on
+from bamboo_trainer.tasks.running_buffers import Capture, capturing
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.ties import tie, tied_groups
 from bamboo_trainer.tasks.user_code import (

@@ -5,9 +5,9 @@ from typing import Any
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import Received
+from bamboo_core.control.protocol import Received
 from bamboo_core.planning.plan import Cell
-from bamboo_core.planning.splits.stage_times import StageTimes
+from bamboo_core.planning.splits.speeds import StageTimes
 from world import World, held
 
 FORWARD, BACKWARD = 0.02, 0.04  # seconds of a layer

@@ -11,11 +11,11 @@ from torch import nn
 
 from bamboo_core.planning.plan import Plan
 from bamboo_trainer.data import TensorDataset
-from bamboo_trainer.frames.payloads import Commit
+from bamboo_trainer.frames import Commit
 from bamboo_trainer.models import gpt
+from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.stage.stage_states import StageStates, first_states
-from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.stage.work import Gradients, Work
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.user_code import build_layer

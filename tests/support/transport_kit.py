@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from bamboo_trainer.frames.frame import Address, Frame, FrameKind
-from bamboo_trainer.frames.tensors import byte_view
+from bamboo_trainer.frames import Address, Frame, FrameKind, byte_view
 from bamboo_trainer.transport import wire
 from bamboo_trainer.transport.base import Event
 from bamboo_trainer.transport.tcp import TcpTransport

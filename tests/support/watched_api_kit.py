@@ -13,8 +13,7 @@ from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
-from bamboo_operator.kube.access import connect
-from bamboo_operator.kube.api_calls import ApiCallCounts
+from bamboo_operator.kube.access import ApiCallCounts, connect
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from http_kit import serving
 from kube_server_kit import access_to

@@ -7,8 +7,8 @@ import msgspec
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.platform import Platform
+from bamboo_core.control.protocol import Received, WorkerJoined
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import (
     AddWorkers,
@@ -21,10 +21,10 @@ from bamboo_core.coordinator.events import (
     Tick,
     WorkerLost,
 )
+from bamboo_core.coordinator.records.workers import Workers
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.coordinator.workers.membership import surplus_requests
-from bamboo_core.coordinator.workers.record import Workers
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import gives_back
 from bamboo_core.planning.plan import Cell, Plan, plan_problems

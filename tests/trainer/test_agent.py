@@ -1,15 +1,29 @@
-"""What a worker makes of what it is told, and how it ends."""
+"""Where the worker's main thread hears of what other threads have for it.
 
+Why a worker ends, as the coordinator and a person hear it.
+
+Where a task's code is, as another thread sees it: the layer, and the user's line.
+
+What a worker makes of what it is told, and how it ends.
+"""
+
+import errno
+import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from inspect import getsourcelines
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import torch
+from torch import nn
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control.protocol import (
@@ -28,16 +42,140 @@ from bamboo_core.control.protocol import (
     WorkerReady,
 )
 from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.spec import RedundancySpec, TrainingSpec
 from bamboo_core.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED
 from bamboo_core.planning.grid import initial_plan
 from bamboo_core.planning.plan import Peer, Plan
-from bamboo_trainer.data.record import record_of
+from bamboo_trainer.memory.devices import DeviceError
+from bamboo_trainer.stage.compilation import CompilerUnavailable
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.task_errors import RealInterrupt
-from bamboo_trainer.telemetry.spans import Spans
-from bamboo_trainer.worker.agent import WorkerAgent, WorkerSettings
+from bamboo_trainer.tasks.task_errors import NotDeterministic, RealInterrupt, TaskError, TaskOutOfMemory
+from bamboo_trainer.tasks.user_code import run_layer
+from bamboo_trainer.transport.base import LinkDown, LinkUp
+from bamboo_trainer.worker.agent import (
+    Inbox,
+    WorkerAgent,
+    WorkerSettings,
+    exit_code,
+    failure_message,
+    failure_reason,
+    place_of,
+)
+from bamboo_trainer.worker.loaded_job import record_of
+from bamboo_trainer.worker.telemetry import Spans
 from manifest_kit import bamboojob, training
 from stage_kit import small_task
+
+PATIENCE = 120.0
+
+
+def test_all_that_is_there_comes_in_order_and_nothing_twice() -> None:
+    inbox = Inbox()
+    said = [LinkDown("w1"), LinkUp("w1"), LinkDown("w2")]
+    for one in said:
+        inbox.put(one)
+    assert inbox.take(0.0) == said
+    assert inbox.take(0.0) == []
+
+
+def test_who_waits_is_woken_by_another_thread() -> None:
+    inbox, found = Inbox(), list[object]()
+    waiting = threading.Thread(target=lambda: found.extend(inbox.take(PATIENCE)))
+    waiting.start()
+    inbox.put(LinkDown("w1"))
+    waiting.join(PATIENCE)
+    assert found == [LinkDown("w1")]
+
+
+def test_when_a_plan_came_is_known_once() -> None:
+    peers = [Peer(worker="w0", host="127.0.0.1", port=1)]
+    spec = TrainingSpec(steps=1, global_batch_size=2, micro_batch_size=1)
+    plan = initial_plan(peers, ((0, 1),), 1, spec, RedundancySpec())
+    inbox, before = Inbox(), time.monotonic()
+    inbox.put(SendPlan(plan=plan))
+    arrival = inbox.arrival(plan)
+    assert arrival is not None
+    assert before <= arrival <= time.monotonic()
+    assert inbox.arrival(plan) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (TaskError("layer 3 is wrong"), "TaskFailed"),
+        (NotDeterministic("layer 3 draws"), "NotDeterministic"),
+        (TaskOutOfMemory("in layer 3"), "OutOfMemory"),
+        (MemoryError(), "OutOfMemory"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "OutOfMemory"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "OutOfMemory"),
+        (OSError(errno.ENOSPC, "No space left on device"), "WorkerError"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "OutOfMemory"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"), "OutOfMemory"),
+        (ValueError("out of memory"), "WorkerError"),
+        (DeviceError("no GPU"), "DeviceUnavailable"),
+        (CompilerUnavailable("no compiler"), "CompilerUnavailable"),
+        (RuntimeError("a bug"), "WorkerError"),
+    ],
+)
+def test_an_error_is_the_machines_the_tasks_about_memory_or_a_bug(error: Exception, reason: str) -> None:
+    assert failure_reason(error) == reason
+
+
+def test_our_own_sentences_stand_alone_and_others_have_their_type() -> None:
+    assert failure_message(TaskError("layer 3 is wrong")) == "layer 3 is wrong"
+    assert failure_message(KeyError("x")) == "KeyError: 'x'"
+
+
+@pytest.mark.parametrize(("code", "expected"), [(None, 0), (0, 0), (3, 3), (256, 0), (-1, 255), ("help", EXIT_FAILED)])
+def test_an_exit_is_that_of_python(code: int | str | None, expected: int, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        assert exit_code(SystemExit(code)) == expected
+    assert caplog.messages == (["help"] if isinstance(code, str) else [])
+
+
+SECONDS = 60.0
+
+
+class Held(nn.Module):
+    """Waits until it may go on."""
+
+    def __init__(self, held: threading.Event, free: threading.Event) -> None:
+        super().__init__()
+        self.held, self.free = held, free
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        self.held.set()
+        assert self.free.wait(SECONDS)
+        return given + 1
+
+
+@contextmanager
+def thread_at(work: Callable[[threading.Event, threading.Event], object]) -> Iterator[int]:
+    """A thread that is inside of what waits for the second event."""
+    held, free = threading.Event(), threading.Event()
+    thread = threading.Thread(target=work, args=(held, free))
+    thread.start()
+    assert held.wait(SECONDS)
+    assert thread.ident is not None
+    yield thread.ident
+    free.set()
+    thread.join(SECONDS)
+
+
+def test_a_layer_that_hangs_is_named_with_the_line() -> None:
+    with thread_at(lambda held, free: run_layer(Held(held, free), 3, (torch.ones(2),))) as thread:
+        place = place_of(thread)
+    lines, first = getsourcelines(Held.forward)
+    line = first + next(number for number, text in enumerate(lines) if "free.wait" in text)
+    assert place.startswith("layer 3 (Held), ")
+    assert place.endswith(f"test_agent.py line {line}, in forward")
+
+
+def test_a_thread_that_has_ended_is_nowhere() -> None:
+    with thread_at(lambda held, free: (held.set(), free.wait(SECONDS))) as thread:
+        pass
+    assert "layer" not in place_of(thread)
+
 
 STOP = Stop(reason="JobOver", message="the job is over")
 READY = WorkerReady(samples=12, steps=2, data=record_of(small_task(), 0))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from bamboo_trainer.frames.frame import Frame, FrameKind
+from bamboo_trainer.frames import Frame, FrameKind
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.memory.estimate import measure
 from bamboo_trainer.tasks.mixed_precision import passed_on

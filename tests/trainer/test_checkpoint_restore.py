@@ -7,11 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from bamboo_core.control.channel_events import Received
-from bamboo_core.control.protocol import PartsWritten
+from bamboo_core.control.protocol import PartsWritten, Received
 from bamboo_core.planning.plan import ROOT
-from bamboo_trainer.frames.frame import Address, Frame, FrameKind
-from bamboo_trainer.frames.payloads import Commit
+from bamboo_trainer.frames import Address, Commit, Frame, FrameKind
 from bamboo_trainer.transport.base import Arrived
 from manifest_kit import bamboojob, mlp_task, training
 from training_job import Job, MemoryStore, Node

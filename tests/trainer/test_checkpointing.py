@@ -15,8 +15,8 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from bamboo_core.checkpoint.data_record import DataRecord, LookedAt
 from bamboo_core.checkpoint.layout import CheckpointId
+from bamboo_core.checkpoint.manifest import DataRecord, LookedAt
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.control import protocol
 from bamboo_core.control.protocol import Message
@@ -25,7 +25,7 @@ from bamboo_core.storage.files import Buffer
 from bamboo_core.storage.local_files import LocalFiles
 from bamboo_trainer.checkpoint import checkpointing
 from bamboo_trainer.checkpoint.checkpointing import Checkpointing
-from bamboo_trainer.checkpoint.errors import RestoreError
+from bamboo_trainer.checkpoint.layer_file import RestoreError
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.training import TrainingConfig
 from manifest_kit import bamboojob, training

@@ -1,22 +1,86 @@
-"""How a step is committed: what the root decides, whom it tells, and what a new root waits for."""
+"""What becomes of a step whose loss or gradients are not finite.
 
+Which steps are committed, and what the root has heard of the step in progress.
+
+How a step is committed: what the root decides, whom it tells, and what a new root waits for.
+"""
+
+import math
 from collections import deque
 
 import msgspec
 import pytest
 
 from bamboo_core.control.protocol import CheckpointBegun, Evaluated, TakeCheckpoint
-from bamboo_core.planning.plan import ROOT, Assignment, Cell, CheckpointId, Plan
-from bamboo_trainer.commit.committer import Committer
-from bamboo_trainer.commit.history import NoHistory
-from bamboo_trainer.frames.frame import FrameKind
-from bamboo_trainer.frames.payloads import Commit, Ready
-from bamboo_trainer.routing.outbox import Outbox
-from bamboo_trainer.routing.plan_state import PlanState
+from bamboo_core.planning.plan import ROOT, Assignment, Cell, CheckpointId, Layout, Plan
+from bamboo_trainer.commit.committer import APPLIES_ALL, KEPT_STEPS, CommitLog, Committer, NoHistory, StepPolicy
+from bamboo_trainer.frames import Commit, FrameKind, Ready
+from bamboo_trainer.routing import Outbox, PlanState
 from bamboo_trainer.stage.stage_states import StageStates
 from recording_transport import RecordingTransport, Told
 from replica_kit import planned
 from stage_kit import StagesOfTask, small_task
+
+NO, YES = 1.0, math.nan
+
+
+@pytest.mark.parametrize(
+    ("skips", "scales", "loss", "norm", "left_out"),
+    [
+        (False, False, YES, YES, False),
+        (True, False, NO, NO, False),
+        (True, False, YES, NO, True),
+        (True, False, NO, math.inf, True),
+        (False, True, NO, math.inf, True),  # the scale was too large
+        (False, True, YES, YES, False),  # the forward overflows in itself
+        (True, True, YES, YES, True),
+    ],
+)
+def test_a_step_is_left_out_if_the_policy_says_so(
+    skips: bool, scales: bool, loss: float, norm: float, left_out: bool
+) -> None:
+    assert StepPolicy(skips=skips, scales=scales).leaves_out(loss, norm) is left_out
+
+
+def test_without_a_policy_every_step_is_applied() -> None:
+    assert not APPLIES_ALL.leaves_out(math.nan, math.nan)
+
+
+LAYOUT = Layout(generation=3, split=((0,), (1,)))
+
+
+def ready(pipeline: int, stage: int, loss: float = 1.0) -> Ready:
+    losses = {pipeline: loss} if stage == 1 else {}
+    return Ready(cell=Cell(pipeline, stage), squared_norm=[4.0], losses=losses)
+
+
+def decided(log: CommitLog) -> Commit | None:
+    return log.decide(5, 2, LAYOUT, generation=3, epoch=7)
+
+
+def test_what_is_recorded_needs_no_reports_any_more() -> None:
+    log = CommitLog(5)
+    assert log.newest == 4
+    for report in [ready(d, s) for d in range(2) for s in range(2)]:
+        log.ready(5, report, "a")
+    commit = decided(log)
+    assert commit is not None
+    log.record(5, commit)
+    assert (log.newest, log.generation(6), decided(log)) == (5, 3, None)
+    log.ready(5, ready(0, 0), "a")
+    assert decided(log) is None
+
+
+def test_the_last_steps_and_what_a_replica_needs_are_kept() -> None:
+    log = CommitLog(0)
+    for step in range(10):
+        log.record(step, Commit(norm=0.0, loss=0.0, microbatches=1, generation=0, epoch=1))
+    assert [step for step, _ in log.latest()] == [8, 9]
+    log.forget(oldest_needed=4)
+    assert sorted(log.commits) == list(range(4, 10))
+    log.forget(oldest_needed=100)
+    assert sorted(log.commits) == list(range(9 - KEPT_STEPS, 10))
+
 
 PLAN = planned(3, 1, 1, "a")
 FIRST = PLAN.at(ROOT).owner

@@ -13,7 +13,7 @@ from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning import transitions
 from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_trainer.engine.engine import Engine
-from bamboo_trainer.frames.frame import Frame, FrameKind
+from bamboo_trainer.frames import Frame, FrameKind
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.training import TrainingConfig
 from bamboo_trainer.transport.base import LinkUp

@@ -1,273 +1,175 @@
-"""Evaluation: what plain PyTorch measures, on any grid, and whoever is lost in the middle of it."""
+"""Metrics and evaluations are called once before a job runs, with what they will be called with.
 
-from collections.abc import Mapping
+The decisions of a task are asked and checked; what is wrong becomes one sentence.
+"""
+
+import math
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from bamboo_core.coordinator.events import Outcome
-from bamboo_core.coordinator.job_status import status
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_trainer.commit.exact_sum import exact_sums, quotient
 from bamboo_trainer.data import TensorDataset
-from bamboo_trainer.stage.stage import build_stage
+from bamboo_trainer.decisions import Committed, Decision
+from bamboo_trainer.frames import Commit, Decided
 from bamboo_trainer.task import Evaluation, Parts, Task
-from bamboo_trainer.tasks.evaluation import evaluation_schedule
+from bamboo_trainer.tasks.evaluation import committed_step, first_decided, frozen_among, next_decided, try_measurements
 from bamboo_trainer.tasks.task_errors import TaskError
-from bamboo_trainer.tasks.user_code import build_layer
-from manifest_kit import bamboojob, problems, training
-from stage_kit import CONFIG, begin, small_task
-from training_job import Job, MemoryStore
+from stage_kit import small_task
+from task_check_kit import manifest
 
-STEPS = 5
-
-
-SAMPLES = 9  # five batches, the last of one sample
+BOTH = {"steps": 3, "globalBatchSize": 8, "microBatchSize": 4, "evaluation": {"everySteps": 2}}
+EVERY_STEP = {"steps": 3, "globalBatchSize": 8, "microBatchSize": 4}
 
 
-class Block(nn.Module):
-    """Has a mode: dropout; and a part that its author keeps in eval mode."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.linear, self.dropout, self.quiet = nn.Linear(2, width), nn.Dropout(0.5), nn.Dropout(0.5)
-        self.quiet.eval()
-        self.norm = nn.BatchNorm1d(width)  # with its running statistics, as they are after that step
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.quiet(self.dropout(torch.tanh(self.norm(self.linear(x)))))
-        return out
+def tried(task: Task, training: dict[str, Any] = BOTH) -> None:
+    try_measurements(task, parse_manifest(manifest(training=training)))
 
 
-def close(outputs: Parts, targets: Parts) -> tuple[Tensor, int]:
-    """A sum and its weight, which is not the number of samples."""
-    near = (outputs[0] - targets[0]).abs() < 0.3
-    return near.sum(), near.numel()
+def right(outputs: Parts, targets: Parts) -> tuple[Tensor, int]:
+    """Looks at values, and knows how the outputs are laid out."""
+    assert outputs[0].shape == targets[0].shape
+    return (outputs[0] > float(targets[0].mean())).sum(), outputs[0].numel()
 
 
-def largest(outputs: Parts, targets: Parts) -> Tensor:
-    return outputs[0].max()
+def wrong(outputs: Parts, targets: Parts) -> Tensor:
+    return outputs["logits"].sum()  # type: ignore[call-overload]
 
 
-def still(outputs: Parts, targets: Parts) -> Tensor:
-    """Never becomes better."""
-    return torch.ones(())
+def held_out(samples: int = 6) -> TensorDataset:
+    points = torch.rand(samples, 2)
+    return TensorDataset((points,), (points.flip(1),))
 
 
-def build(config: Mapping[str, Any]) -> Task:
-    points = torch.linspace(-1, 1, 2 * SAMPLES).reshape(SAMPLES, 2)
-    return small_task(
-        layers=(lambda: Block(3), lambda: nn.Linear(3, 2), lambda: Block(2)),
-        learning_rate=lambda step: 0.5,
-        evaluation=Evaluation(
-            dataset=TensorDataset((points,), (points.flip(1),)),
-            metrics={"close": close, "largest": largest, "still": still},
-        ),
+def test_what_can_be_measured_is_and_nothing_is_said() -> None:
+    evaluation = Evaluation(dataset=held_out(), metrics={"right": right})
+    tried(small_task(metrics={"right": right}, evaluation=evaluation))
+
+
+@pytest.mark.parametrize("metric", [wrong, lambda outputs, targets: outputs[0], lambda outputs, targets: "much"])
+def test_a_metric_that_raises_or_returns_no_number_is_named(metric: Any) -> None:
+    with pytest.raises(TaskError, match="'it'"):
+        tried(small_task(metrics={"it": metric}), EVERY_STEP)
+    with pytest.raises(TaskError, match="'it'"):
+        tried(small_task(evaluation=Evaluation(dataset=held_out(), metrics={"it": metric})))
+
+
+def test_an_evaluation_that_the_job_does_not_ask_for_is_not_called() -> None:
+    tried(small_task(evaluation=Evaluation(dataset=held_out(), metrics={"it": wrong})), EVERY_STEP)
+
+
+def test_the_last_batch_of_an_evaluation_is_tried_too() -> None:
+    """Of five samples in fours it has one."""
+
+    def several(outputs: Parts, targets: Parts) -> float:
+        if len(outputs[0]) < 2:
+            raise ValueError("one sample has no spread")
+        return float(outputs[0].std())
+
+    with pytest.raises(TaskError, match="one sample has no spread"):
+        tried(small_task(evaluation=Evaluation(dataset=held_out(5), metrics={"spread": several})))
+    tried(small_task(evaluation=Evaluation(dataset=held_out(8), metrics={"spread": several})))
+
+
+def test_data_of_an_evaluation_that_the_model_cannot_take_are_named() -> None:
+    points = torch.rand(4, 3)
+    task = small_task(evaluation=Evaluation(dataset=TensorDataset((points,), (points,))))
+    with pytest.raises(TaskError, match=r"layer 0 \(Linear\) raised"):
+        tried(task)
+
+
+def test_a_metric_that_made_up_outputs_do_not_suit_is_called_with_those_of_the_model() -> None:
+    """Zeros, which stand for the outputs, have no logarithm of their sum."""
+
+    def picky(outputs: Parts, targets: Parts) -> float:
+        if not bool((outputs[0] != 0).any()):
+            raise ValueError("the outputs are all zero")
+        return 1.0
+
+    tried(small_task(metrics={"picky": picky}), EVERY_STEP)
+
+
+def test_layers_are_in_eval_mode_for_an_evaluation_only() -> None:
+    class OnlyOne(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if self.training else torch.stack([super().forward(x)] * 2)
+
+    def check(dimensions: int) -> Any:
+        def metric(outputs: Parts, targets: Parts) -> float:
+            assert outputs[0].dim() == dimensions
+            return 1.0
+
+        return metric
+
+    task = small_task(
+        layers=(lambda: nn.Linear(2, 2), lambda: OnlyOne(2, 2)),
+        loss=lambda outputs, targets: outputs[0].square().mean(),
+        metrics={"train": check(2)},
+        evaluation=Evaluation(dataset=held_out(), metrics={"held out": check(3)}),
     )
-
-
-def manifest(stages: int, pipelines: int, every: int = 2, **more: Any) -> dict[str, Any]:
-    training_more = {"precision": more.pop("precision", "fp32")}
-    return bamboojob(
-        task={"entrypoint": "test_evaluation:build"},
-        training=training(STEPS, 8, 2, evaluation={"everySteps": every, **more.pop("evaluation", {})}, **training_more),
-        topology={"stages": stages, "pipelines": pipelines},
-        redundancy={"mode": more.pop("mode", "Replicas")},
-        **more,
-    )
-
-
-def plainly(weights: Mapping[str, Tensor]) -> dict[str, float]:
-    """Of a model with these weights, as one does it in plain PyTorch: `model.eval()`, `torch.no_grad()`."""
-    task = build({})
-    model = nn.Sequential(*(build_layer(task, 0, index) for index in range(3)))
-    model.load_state_dict({name.removeprefix("layers."): tensor for name, tensor in weights.items()})
-    model.eval()
+    tried(task)
     assert task.evaluation is not None
-    inputs, targets = task.evaluation.dataset.batch(range(SAMPLES))
-    with torch.no_grad():
-        outputs = (model(inputs[0]),)
-        batches = [range(first, min(first + 2, SAMPLES)) for first in range(0, SAMPLES, 2)]
-        highest = sum(float(outputs[0][list(b)].max()) * len(b) for b in batches) / SAMPLES
-        right, of = close(outputs, targets)
-        return {
-            "loss": float(task.loss(outputs, targets)),
-            "close": float(right) / of,
-            "largest": highest,
-            "still": 1.0,
+    swapped = replace(task, metrics={"train": check(3)})
+    with pytest.raises(TaskError, match="metric 'train' raised AssertionError"):
+        tried(swapped)
+
+
+def test_what_several_say_adds_up() -> None:
+    task = small_task(
+        decisions={
+            "slow": lambda done, memory: Decision(learning_rate=0.5, memory={"steps": done.step}),
+            "slower": lambda done, memory: Decision(learning_rate=0.25, frozen=("0.*",)),
+            "end": lambda done, memory: Decision(frozen=["2.bias", "0.*"], stop=done.step == 1),
         }
+    )
+    said = first_decided(task, 0)
+    assert said is not None
+    assert (said.learning_rate, said.frozen, said.stops) == (0.125, ("0.*", "2.bias"), ())
+    said = next_decided(task, said, Committed(step=1))
+    assert said is not None
+    assert (said.stops, said.memory["slow"]) == (("end",), {"steps": 1})
+    assert frozen_among(["0.weight", "0.bias", "2.weight", "2.bias"], said) == {"0.weight", "0.bias", "2.bias"}
 
 
-def test_the_metrics_are_those_of_plain_pytorch() -> None:
-    job = Job(manifest(2, 2)).run()
-    assert list(job.state.progress.evaluations) == [2, 4, STEPS]
-    assert job.state.progress.evaluations[STEPS] == pytest.approx(plainly(job.weights), rel=1e-5)
-    told = [emit.message for emit in job.emitted if emit.reason == "Evaluated"]
-    assert [text.partition(":")[0] for text in told] == ["after step 2", "after step 4", f"after step {STEPS}"]
+def test_each_is_given_its_own_memory() -> None:
+    seen: list[Any] = []
+    task = small_task(decisions={"it": lambda done, memory: seen.append(dict(memory)) or Decision(memory={"n": 1})})
+    next_decided(task, Decided(memory={"it": {"n": 7}, "gone": {"n": 8}}), Committed(step=1))
+    next_decided(task, Decided(memory={"other": {"n": 7}}), Committed(step=1))
+    assert seen == [{"n": 7}, {}]
 
 
-def test_evaluation_changes_nothing_of_the_training() -> None:
-    with_it = Job(manifest(3, 1, every=1)).run()
-    document = manifest(3, 1)
-    del document["spec"]["training"]["evaluation"]
-    without = Job(document).run()
-    assert (with_it.state.progress.losses, with_it.digests) == (without.state.progress.losses, without.digests)
+def test_a_task_without_any_says_nothing() -> None:
+    assert first_decided(small_task(), 0) is None
+    assert frozen_among(["0.weight"], None) == frozenset()
 
 
-def test_a_shorter_job_ends_with_what_a_longer_one_measures_on_its_way() -> None:
-    """The last state is evaluated after the last step; in a longer job the same state is, before the next one."""
-    longer = Job(manifest(2, 1, every=1)).run()
-    document = manifest(2, 1, every=100)
-    document["spec"]["training"]["steps"] = 3
-    shorter = Job(document).run()
-    assert shorter.state.progress.evaluations == {3: longer.state.progress.evaluations[3]}
+def test_what_is_not_finite_is_no_number() -> None:
+    commit = Commit(norm=math.inf, loss=math.nan, microbatches=1, generation=0, epoch=0, metrics={"m": math.nan})
+    done = committed_step(3, commit)
+    assert (done.step, done.loss, done.gradient_norm, done.metrics) == (3, None, None, {"m": None})
 
 
-def test_modules_are_again_in_the_mode_in_which_they_were() -> None:
-    stage = build_stage(build({}), 0, [(0, 3)], CONFIG)
-    before = [module.training for layer in stage.values.layers.values() for module in layer.modules()]
-    assert {True, False} == set(before)
-    work = begin(stage)
-    assert stage.evaluate(work, 4, None) == ()
-    assert work.evaluated[4]["loss"][1] == 1.0, "the last batch has one sample"
-    assert work.evaluated[4]["close"][1] == 2.0
-    assert [module.training for layer in stage.values.layers.values() for module in layer.modules()] == before
-    assert all(p.grad is None or not p.grad.any() for layer in stage.values.layers.values() for p in layer.parameters())
-
-
-def test_only_so_many_batches_as_wanted() -> None:
-    task, document = build({}), manifest(1, 1, evaluation={"batches": 3})
-    schedule = evaluation_schedule(task, parse_manifest(document).training)
-    assert schedule is not None
-    assert [schedule.batches_of(version) for version in range(STEPS + 1)] == [0, 0, 3, 0, 3, 3]
-    document["spec"]["training"]["evaluation"]["batches"] = 300
-    assert evaluation_schedule(task, parse_manifest(document).training).batches == 5  # type: ignore[union-attr]
-
-
-def evaluated(**changes: Any) -> Task:
-    task = build({})
-    assert task.evaluation is not None
-    return replace(task, evaluation=replace(task.evaluation, **changes))
+def broken(done: Committed, memory: Any) -> Decision:
+    raise ZeroDivisionError("no")
 
 
 @pytest.mark.parametrize(
-    ("task", "message"),
+    ("decide", "message"),
     [
-        (small_task(), "training.evaluation is set, but the task has no `evaluation`"),
-        (evaluated(metrics=[close]), "evaluation.metrics must be a mapping"),
-        (evaluated(metrics={"loss": close}), 'none of them "loss"'),
-        (evaluated(dataset=TensorDataset((torch.ones(0, 2),), (torch.ones(0, 2),))), "the dataset is empty"),
+        (broken, r"task.decisions\['it'\], after step 2, raised ZeroDivisionError: no \(.*test_evaluation.py line \d+"),
+        (lambda done, memory: None, "returned NoneType, expected a Decision"),
+        (lambda done, memory: Decision(learning_rate=math.nan), "learning_rate=nan, expected a finite number"),
+        (lambda done, memory: Decision(learning_rate=-1), "learning_rate=-1, expected a finite number"),
+        (lambda done, memory: Decision(frozen="0.*"), r"frozen='0.\*', expected names such as"),
+        (lambda done, memory: Decision(memory={"x": math.inf}), r"returned inf as memory\['x'\], expected a finite"),
+        (lambda done, memory: Decision(memory={"x": "y"}), r"returned 'y' as memory\['x'\]"),  # type: ignore[dict-item]
+        (lambda done, memory: Decision(memory={str(n): n for n in range(65)}), "expected at most 64 numbers by name"),
     ],
 )
-def test_what_cannot_be_evaluated_is_told_when_the_task_is_loaded(task: Task, message: str) -> None:
+def test_a_wrong_answer_is_told_by_the_decisions_name(decide: Any, message: str) -> None:
     with pytest.raises(TaskError, match=message):
-        evaluation_schedule(task, parse_manifest(manifest(1, 1)).training)
-
-
-@pytest.mark.parametrize(
-    ("metric", "message"),
-    [
-        (lambda outputs, targets: outputs[0], r"metric 'it' returned a tensor \[2, 2\], expected one number"),
-        (lambda outputs, targets: "good", "metric 'it' returned str, expected one number"),
-        (lambda outputs, targets: outputs[7], r"evaluation.metrics\['it'\] raised IndexError"),
-    ],
-)
-def test_a_wrong_metric_is_told_by_name(metric: Any, message: str) -> None:
-    stage = build_stage(evaluated(metrics={"it": metric}), 0, [(0, 3)], CONFIG)
-    with pytest.raises(TaskError, match=message):
-        stage.evaluate(begin(stage), 0, None)
-
-
-def test_sums_are_exact_however_the_batches_are_divided() -> None:
-    values = [1e16, 1.0, -1e16, 3e-5, 0.1]
-    measured = [{"m": (value, 2.0)} for value in values]
-    whole = exact_sums(measured)["m"]
-    parts = [exact_sums(measured[:2])["m"], exact_sums(measured[2:])["m"]]
-    both = quotient([t for p in parts for t in p[0]], [w for p in parts for w in p[1]])
-    assert both == quotient(*whole) == (1.0 + 3e-5 + 0.1) / 10
-    assert str(quotient([float("inf"), float("-inf")], [1.0])) == "nan" == str(quotient([1.0], [0.0]))
-
-
-def with_checkpoints(steps: int = 12, every: int = 100, **more: Any) -> dict[str, Any]:
-    evaluation = {"batches": 2, **more.pop("evaluation", {})}
-    checkpoint = {"storage": "memory://store", "everySteps": every, **more}
-    document = manifest(2, 1, every=2, checkpoint=checkpoint, evaluation=evaluation)
-    document["spec"]["training"]["steps"] = steps
-    return document
-
-
-STOPPING = {"metric": "still", "patience": 2, "batches": 2}  # the first is the best
-WHY = "2 evaluations without a better still; the best state is that after step 2"
-STOPPED = f"{WHY}; the last one is that after 6 of 12 steps"
-
-
-def stopping(stages: int, pipelines: int, steps: int = 12, **more: Any) -> dict[str, Any]:
-    document = manifest(stages, pipelines, evaluation=STOPPING, **more)
-    document["spec"]["training"]["steps"] = steps
-    return document
-
-
-@cache
-def six_steps() -> tuple[Any, ...]:
-    """Of a job that has no more."""
-    document = manifest(2, 1, evaluation={"batches": 2})
-    document["spec"]["training"]["steps"] = 6
-    return ended(Job(document).run())
-
-
-def ended(job: Job) -> tuple[Any, ...]:
-    """The steps that count, and the last state."""
-    return job.state.progress.losses, job.bits, job.state.progress.evaluations
-
-
-def check_stopped(job: Job, expected: tuple[Any, ...]) -> None:
-    assert (job.end.reason, job.end.message) == ("EarlyStopped", STOPPED)
-    told = status(job.state, 0.0)
-    assert (told.step, told.steps, told.stopped_early, told.eta_seconds) == (6, 12, WHY, 0.0)
-    assert ended(job) == expected
-
-
-def test_an_early_stop_ends_a_job_with_the_state_that_was_evaluated_last() -> None:
-    """It is that of a job that has no more steps: what was computed of the step after it counts for nothing."""
-    check_stopped(Job(stopping(2, 2)).run(), six_steps())
-
-
-def test_evaluated_states_are_kept_with_their_scores() -> None:
-    job = Job(with_checkpoints(steps=8, every=3, keepBest=True, evaluation={"metric": "close", "goal": "Max"})).run()
-    assert job.end.reason == "Complete"
-    scores = {one.step: score for one, score in job.store.scores.items()}
-    expected = {step: found["close"] for step, found in job.state.progress.evaluations.items()}
-    assert expected.keys() == {2, 4, 6, 8}
-    assert scores.items() >= expected.items(), "each that is evaluated is kept, once it is known how good it is"
-    assert scores.keys() - expected.keys() <= {3}
-    assert all(scores[step] is None for step in scores.keys() - expected.keys())
-
-
-def test_the_best_state_needs_evaluations() -> None:
-    document = with_checkpoints(keepBest=True)
-    del document["spec"]["training"]["evaluation"]
-    assert problems(document) == ["spec.checkpoint.keepBest: expected only with spec.training.evaluation, got true"]
-    document = with_checkpoints(evaluation={"metric": "rihgt"})
-    with pytest.raises(TaskError, match="metric is 'rihgt', expected one of loss, close, largest, still"):
-        evaluation_schedule(build({}), parse_manifest(document).training)
-
-
-def test_a_job_that_goes_back_again_to_its_last_step_ends() -> None:
-    """The last state is evaluated anew, and its sums are told when the coordinator listens to them."""
-    document, store = with_checkpoints(steps=4, every=2), MemoryStore()
-    document["spec"]["topology"] = {"stages": 1, "pipelines": 1}
-    calm = Job(document, store=store).run()
-
-    def lose_the_first(job: Job) -> None:
-        first = job.nodes.get("w0")
-        if first is not None and first.alive and job.state.plan is not None and job.state.phase == "Running":
-            job.kill("w0")
-
-    again = Job(document, decide=lose_the_first, store=store).run(20_000)
-    assert again.end.outcome is Outcome.COMPLETE
-    assert "Restoring" in [one.reason for one in again.emitted]
-    assert again.state.ending.finished == calm.state.ending.finished
+        next_decided(small_task(decisions={"it": decide}), None, Committed(step=2))

@@ -12,14 +12,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from bamboo_core.checkpoint.errors import CheckpointDamaged
 from bamboo_core.checkpoint.layout import CheckpointId
+from bamboo_core.checkpoint.manifest import CheckpointDamaged
 from bamboo_core.checkpoint.store import CheckpointStore
-from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.export import ExportForm, export, export_weights
-from bamboo_trainer.checkpoint.layer_file import encode
+from bamboo_trainer.checkpoint.layer_file import ExportError, encode, read_layer
 from bamboo_trainer.checkpoint.sources import Checkpoint, open_source
-from bamboo_trainer.checkpoint.state_dict import read_layer
 from bamboo_trainer.stage.stage import build_stage
 from checkpoint_kit import make_manifest
 from export_kit import quiet, write
@@ -209,7 +207,7 @@ from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_trainer.checkpoint.export import ExportForm, export
 from bamboo_trainer.checkpoint.layer_file import encode
 from bamboo_trainer.checkpoint.sources import Checkpoint, open_source
-from bamboo_trainer.stage.state.layer_state import LayerState
+from bamboo_trainer.stage.layer_state import LayerState
 from checkpoint_kit import make_manifest
 store = CheckpointStore(sys.argv[1])
 parts = []
@@ -264,14 +262,14 @@ def test_the_command_exports_and_says_what(trained, tmp_path):
 
 WAITS = """
 import runpy, time
-import bamboo_trainer.progress_line
+import bamboo_trainer.data.tokenizing
 class Slow:
     def __init__(self, text): pass
     def __call__(self, done, of):
         if done:
             print("half written", flush=True)
             time.sleep(600)
-bamboo_trainer.progress_line.ProgressLine = Slow
+bamboo_trainer.data.tokenizing.ProgressLine = Slow
 runpy.run_module("bamboo_trainer.checkpoint", run_name="__main__", alter_sys=True)
 """
 

@@ -2,7 +2,7 @@
 
 from bamboo_core.control.protocol import WorkerWarning
 from bamboo_core.history.records import EventRecord, StepRecord
-from bamboo_trainer.worker.history import followers
+from bamboo_trainer.worker import followers
 from logger_kit import PATIENCE, Kept, step, until
 
 pytest_plugins = ["logger_fixtures"]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import reference
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.task import Parts, Task
-from bamboo_trainer.tasks.inspection.costs import layer_costs
+from bamboo_trainer.tasks.inspection import layer_costs
 from stage_kit import CONFIG, begin, chain, microbatch, one_step, state_of
 
 WIDTH = 4

@@ -15,13 +15,12 @@ from torch import nn
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.plan import Cell
-from bamboo_trainer.compilation.toolchain import toolchain
 from bamboo_trainer.data import TensorDataset
+from bamboo_trainer.memory.devices import release_cached, use
 from bamboo_trainer.memory.estimate import measure, worker_memory
 from bamboo_trainer.memory.host_copies import CudaCopies, host_copies
-from bamboo_trainer.memory.placement import release_cached, use
-from bamboo_trainer.stage import stage_states
-from bamboo_trainer.stage.gradients import gradient_sum
+from bamboo_trainer.stage import gradients, stage_states
+from bamboo_trainer.stage.compilation import toolchain
 from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.training import TrainingConfig
 from bamboo_trainer.worker.platform import this_platform
@@ -89,7 +88,7 @@ def test_a_loss_changes_no_bit(precision: str, placement: str, pipelines: int, t
 
 
 def leave_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (gradient_sum, stage_states):
+    for module in (gradients, stage_states):
         monkeypatch.setattr(module, "has_room", lambda device, size: False)
 
 
@@ -118,7 +117,7 @@ def test_a_gpu_without_room_holds_no_more_than_is_counted(
     gradient for its norm, most is held in a backward; with casts of all layers only if none is checkpointed.
     """
     leave_no_room(monkeypatch)
-    monkeypatch.setattr(gradient_sum, "PIECE", 1 << 10)
+    monkeypatch.setattr(gradients, "PIECE", 1 << 10)
     width, points = 96, torch.randn(64, 96)
     task = small_task(
         layers=(lambda: nn.Linear(width, width),) * 16,

@@ -15,7 +15,7 @@ import yaml
 from bamboo_core.history.files import find
 from bamboo_core.history.merge import merged
 from bamboo_core.history.records import BEGINNING, EvaluationRecord, EventRecord, Record, StepRecord, from_lines
-from bamboo_trainer.worker.history.callback_calls import AT_ONCE
+from bamboo_trainer.worker.followers import AT_ONCE
 from manifest_kit import bamboojob, gpt_task, training
 
 STEPS = 24

@@ -15,10 +15,9 @@ from test_engine import manifest
 from torch import Tensor
 
 from bamboo_core.planning.plan import Cell
-from bamboo_trainer.frames.frame import Address, FrameKind
+from bamboo_trainer.frames import Address, FrameKind
 from bamboo_trainer.memory.host_copies import AtOnce, Copy, Parts, pinned_size
-from bamboo_trainer.routing.outbox import Outbox
-from bamboo_trainer.routing.plan_state import PlanState
+from bamboo_trainer.routing import Outbox, PlanState
 from queued_device import QueuedJob, Speed
 from recording_transport import RecordingTransport
 from replica_kit import planned

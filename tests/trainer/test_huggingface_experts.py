@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bamboo_trainer.models import huggingface
-from bamboo_trainer.tasks.capture import Capture, capturing
+from bamboo_trainer.tasks.running_buffers import Capture, capturing
 from from_module_kit import check_gradients
 from transformers_kit import FAMILIES, config_of, pair_of, run, transformers
 

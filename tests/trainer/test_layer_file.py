@@ -11,12 +11,12 @@ from msgspec.structs import replace
 from safetensors.torch import load
 
 from bamboo_core.checkpoint import manifest as manifests
-from bamboo_core.checkpoint.errors import CheckpointDamaged
 from bamboo_core.checkpoint.layout import CheckpointId
+from bamboo_core.checkpoint.manifest import CheckpointDamaged
 from bamboo_trainer.checkpoint.checkpointing import versions
 from bamboo_trainer.checkpoint.layer_file import decode, encode, header_size, read_header
-from bamboo_trainer.frames.tensors import DTYPES, byte_view
-from bamboo_trainer.stage.state.layer_state import LayerState
+from bamboo_trainer.frames import DTYPES, byte_view
+from bamboo_trainer.stage.layer_state import LayerState
 from checkpoint_kit import make_manifest
 
 

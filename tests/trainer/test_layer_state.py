@@ -1,4 +1,7 @@
-"""A state that is kept layer by layer goes on in stages of any split, with the same bits."""
+"""A state that is kept layer by layer goes on in stages of any split, with the same bits.
+
+Copies that are made while the next step is run.
+"""
 
 from dataclasses import replace
 
@@ -7,10 +10,11 @@ import torch
 from torch import nn
 
 from bamboo_core.control.digests import add_digests
-from bamboo_trainer.checkpoint.layer_file import decode
+from bamboo_trainer.checkpoint.layer_file import decode, encode
+from bamboo_trainer.stage import layer_state
 from bamboo_trainer.stage.stage import build_stage
 from split_state_kit import OPTIMIZERS, SPLITS, files_of, task_of
-from stage_kit import CONFIG, chain, one_step, small_task, whole_state
+from stage_kit import CONFIG, begin, chain, microbatch, one_step, small_task, whole_state
 
 
 def restored(task, split, files):
@@ -153,3 +157,21 @@ def test_states_that_do_not_fit_are_refused_whole(change, message):
     with pytest.raises(ValueError, match=message):
         other.values.restore(states)
     assert (other.values.digest(), other.values.version) == (digest, 0)
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "plain SGD", "dampening", "numbers in groups"])
+def test_copies_that_are_made_while_the_next_step_is_run_are_of_the_state_before(monkeypatch, optimizer):
+    monkeypatch.setattr(layer_state, "PIECE_BYTES", 8)
+    stage = build_stage(task_of(optimizer), 0, SPLITS[0], CONFIG)
+    one_step([stage], 0)
+    files = files_of([stage])
+    late, works = stage.values.late_copies(range(7)), [begin(stage, 0, 1, 2)]
+    pieces = 0
+    while not late.done:
+        if pieces < 3:
+            microbatch([stage], works, 1, pieces)
+        late.copy_piece()
+        pieces += 1
+    assert pieces > 10
+    one_step([stage], 1)
+    assert {layer: b"".join(encode(state)) for layer, state in late.layers.items()} == files

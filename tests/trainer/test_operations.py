@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from bamboo_trainer.tasks.inspection.costs import layer_costs
-from bamboo_trainer.tasks.inspection.operations import OPERATIONS_PER_BYTE
+from bamboo_trainer.tasks.inspection import layer_costs
+from bamboo_trainer.tasks.operations import OPERATIONS_PER_BYTE
 from layer_cost_kit import BATCH, LENGTH, WIDTH, Chooses, First, products, recurrent, sequences
 
 

@@ -13,7 +13,7 @@ from bamboo_core.control.codec import decode_from_worker, encode
 from bamboo_core.control.platform import Platform, conflicts
 from bamboo_core.control.protocol import Hello
 from bamboo_core.names import DATA_PLANE_VERSION, NUMERICS_VERSION
-from bamboo_trainer.compilation.toolchain import toolchain
+from bamboo_trainer.stage.compilation import toolchain
 from bamboo_trainer.worker.platform import driver, instructions, processor, settings, this_platform
 
 XEON = {

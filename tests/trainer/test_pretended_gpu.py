@@ -14,10 +14,9 @@ import torch
 
 import pretended_gpu
 from bamboo_core.planning.plan import Cell
+from bamboo_trainer.memory.devices import choose_devices, wait_for
 from bamboo_trainer.memory.host_copies import CudaCopies, copies_by_device, together
-from bamboo_trainer.memory.placement import choose_devices, wait_for
-from bamboo_trainer.telemetry.spans import Spans
-from bamboo_trainer.telemetry.step_profiler import StepProfiler
+from bamboo_trainer.worker.telemetry import Spans, StepProfiler
 
 HERE = Path(__file__)
 SECONDS = 1800.0  # for the tests of one choice, on a loaded machine

@@ -1,20 +1,29 @@
-"""Several readers: the same batches in the same order, whatever becomes of the processes that read them."""
+"""Several readers: the same batches in the same order, whatever becomes of the processes that read them.
+
+Reading ahead: the same batches, one call at a time, errors where the batch is asked for.
+"""
 
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import torch
 
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.tasks.reading.batch_reader import BatchReader
+from bamboo_trainer.task import Parts
+from bamboo_trainer.tasks import readers
+from bamboo_trainer.tasks.readers import AT_ONCE_BYTES, MOST_AHEAD, MOST_AT_ONCE, BatchReader
 from bamboo_trainer.tasks.task_errors import TaskError
 from reader_kit import PATIENCE, Sleeping, Told, reading, until
-from stage_kit import CONFIG
+from stage_kit import CONFIG, small_task
 
 
 def test_batches_come_from_several_readers_and_are_those_that_were_asked_for(tmp_path):
@@ -116,7 +125,7 @@ import os, sys, signal, socket, time
 from pathlib import Path
 sys.path[:0] = {path!r}
 import reader_kit, stage_kit
-from bamboo_trainer.tasks.reading.batch_reader import BatchReader
+from bamboo_trainer.tasks.readers import BatchReader
 from bamboo_trainer.data import Prefetched
 data = reader_kit.Sleeping(Path(sys.argv[1])); data.pid = os.getpid()
 link = socket.create_connection(("127.0.0.1", int(sys.argv[2])))
@@ -154,3 +163,175 @@ def _is_zombie(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+SECONDS = 60.0
+
+
+@dataclass
+class Slow:
+    """A dataset that notes who calls it, and may be held up or fail."""
+
+    may_go: threading.Event = field(default_factory=threading.Event)
+    inside: threading.Event = field(default_factory=threading.Event)
+    calls: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+    at_once: int = 0
+    most_at_once: int = 0
+    broken: bool = False
+
+    def __len__(self) -> int:
+        return 1000
+
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        self.note(indices)
+        self.inside.set()
+        assert self.may_go.wait(SECONDS)
+        self.at_once -= 1
+        if self.broken:
+            raise OSError("the disk is gone")
+        return (torch.tensor(indices),), (torch.tensor(indices) + 1,)
+
+    def note(self, indices: Sequence[int]) -> None:
+        self.calls.append((threading.current_thread().name, tuple(indices)))
+
+    def read_ahead(self) -> list[bool]:
+        """Of each call, whether it came from the background."""
+        return [name.startswith("data-reader") for name, _ in self.calls]
+
+
+@pytest.fixture
+def data():
+    return Slow()
+
+
+@pytest.fixture
+def reader(data):
+    reader = BatchReader(small_task(dataset=data), CONFIG.samples)
+    data.may_go.set()
+    reader.batch(0, 9, 0)  # the first one is never read ahead
+    for event in (data.may_go, data.inside):
+        event.clear()
+    data.calls.clear()
+    yield reader
+    data.may_go.set()
+    reader.close()
+
+
+def test_what_is_expected_is_read_before_it_is_asked_for(reader: BatchReader, data: Slow) -> None:
+    reader.expect(0, [(0, 1)])
+    assert data.inside.wait(SECONDS), "nobody reads"
+    data.may_go.set()
+    (inputs,), (targets,) = reader.batch(0, 0, 1)
+    assert inputs.tolist() == list(CONFIG.samples(0, 1, range(1000)))
+    assert torch.equal(targets, inputs + 1)
+    assert len(data.calls) == 1
+    assert data.calls[0][0].startswith("data-reader")
+    assert torch.equal(reader.batch(0, 0, 1)[0][0], inputs), "asked again, it is read again"
+    assert data.calls[1] == (threading.current_thread().name, data.calls[0][1])
+
+
+def test_the_dataset_is_called_by_one_thread_at_a_time(reader: BatchReader, data: Slow) -> None:
+    reader.expect(0, [(0, 0)])
+    assert data.inside.wait(SECONDS)
+    threading.Timer(0.05, data.may_go.set).start()
+    reader.batch(0, 0, 2)
+    assert data.most_at_once == 1
+
+
+def test_each_stage_has_what_it_expected(reader: BatchReader, data: Slow) -> None:
+    data.may_go.set()
+    reader.expect(3, [(0, 0)])
+    one, other = reader.batch(0, 0, 0)[0][0], reader.batch(3, 0, 0)[0][0]
+    assert torch.equal(one, other)
+    assert one.data_ptr() != other.data_ptr()
+
+
+class Drawing(Slow):
+    """Its samples are a function of their numbers, but made with torch's generator."""
+
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        self.note(indices)
+        torch.manual_seed(indices[0])
+        noise = torch.rand(len(indices))
+        return (noise,), (noise,)
+
+
+def test_a_dataset_that_draws_from_torchs_generator_is_never_read_ahead() -> None:
+    data = Drawing()
+    reader = BatchReader(small_task(dataset=data), CONFIG.samples)
+    reader.expect(0, [(0, 0)])
+    expected = reader.batch(0, 0, 0)
+    reader.expect(0, [(0, 0)])
+    torch.manual_seed(7)
+    alone = torch.rand(3)
+    torch.manual_seed(7)
+    assert torch.equal(torch.rand(3), alone)
+    assert torch.equal(reader.batch(0, 0, 0)[0][0], expected[0][0])
+    assert data.read_ahead() == [False, False]
+    reader.close()
+
+
+def test_small_batches_are_read_several_at_once_and_each_is_there_when_it_is_read(
+    reader: BatchReader, data: Slow
+) -> None:
+    """To wake the thread for each of them takes longer than to read it. Large ones are read one at a time."""
+    coming = [(step, m) for step in range(MOST_AT_ONCE) for m in range(3)]
+    reader.expect(0, coming)
+    assert data.inside.wait(SECONDS)
+    reader.expect(0, coming)  # nothing new: the next one is on its way
+    data.may_go.set()
+    for step, m in coming[:MOST_AT_ONCE]:
+        assert reader.batch(0, step, m)[0][0].tolist() == list(CONFIG.samples(step, m, range(1000)))
+    assert [indices for _, indices in data.calls] == [
+        CONFIG.samples(*one, range(1000)) for one in coming[:MOST_AT_ONCE]
+    ]
+    reader.expect(0, coming[MOST_AT_ONCE:])
+    for step, m in coming[MOST_AT_ONCE : 2 * MOST_AT_ONCE + 1]:
+        reader.batch(0, step, m)
+    assert data.read_ahead() == [True] * 2 * MOST_AT_ONCE + [False]
+
+
+@dataclass
+class Large(Slow):
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        self.note(indices)
+        return (torch.empty(AT_ONCE_BYTES // 2),), (torch.empty(1),)
+
+
+def test_large_batches_are_read_one_at_a_time() -> None:
+    data = Large()
+    reader = BatchReader(small_task(dataset=data), CONFIG.samples)
+    reader.batch(0, 0, 0)
+    reader.expect(0, [(1, 0), (1, 1)])
+    for microbatch in (0, 1):
+        reader.batch(0, 1, microbatch)
+    assert data.read_ahead() == [False, True, False]
+    reader.close()
+
+
+def test_an_error_is_raised_where_the_batch_is_asked_for(reader: BatchReader, data: Slow) -> None:
+    data.broken = True
+    data.may_go.set()
+    reader.expect(0, [(3, 0)])
+    with pytest.raises(TaskError, match="OSError: the disk is gone"):
+        reader.batch(0, 3, 0)
+
+
+def test_what_is_never_asked_for_does_not_pile_up(reader: BatchReader, data: Slow) -> None:
+    data.may_go.set()
+    steps = range(20 * MOST_AHEAD * MOST_AT_ONCE)
+    for step in steps:
+        reader.expect(0, [(step, 0)])
+    for step in steps[-2 * MOST_AHEAD * MOST_AT_ONCE :]:
+        reader.batch(0, step, 0)
+    assert data.read_ahead().count(False) == MOST_AHEAD * MOST_AT_ONCE, "the older ones are read again"
+
+
+def test_close_does_not_wait_for_a_stuck_dataset(reader: BatchReader, data: Slow) -> None:
+    reader.expect(0, [(0, 0)])
+    assert data.inside.wait(SECONDS)
+    began = time.monotonic()
+    reader.close()
+    assert time.monotonic() - began < SECONDS / 2

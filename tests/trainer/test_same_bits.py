@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_chats import config as chats
-from test_evaluation import STOPPING
-from test_initial_first_task import initial_task
-from test_peft_files import adapter_task
+from test_huggingface_files import adapter_task
+from test_initial import initial_task
 from test_sequences import config as sequences
 from test_sequences import packed, trimmed
+from test_stage import STOPPING
+from test_texts_chats import config as chats
 
 import training_job
 from bamboo_core.control.digests import add_digests
@@ -26,7 +26,7 @@ from bamboo_core.planning.plan import ROOT, Cell
 from bamboo_core.planning.spot_checks import SpotSchedule
 from bamboo_trainer import loss_scale
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.stage.gradients import buckets
+from bamboo_trainer.stage import parameters
 from bamboo_trainer.training import TrainingConfig, shown_to_build
 from branching_job import BranchingJob, each_way
 from manifest_kit import bamboojob, gpt_task, training
@@ -184,20 +184,20 @@ ROWS: dict[str, Row] = {
         fast=RESUMED,
     ),
     "evaluation": Row(
-        task=own("test_evaluation:build"),
+        task=own("test_stage:build"),
         numbers=numbers(5, evaluation={"everySteps": 2}),
         kills=("Evaluate", "ReportReady"),
         steps=(2, 5),
         fast=(),
     ),
     "evaluation in bf16": Row(
-        task=own("test_evaluation:build"),
+        task=own("test_stage:build"),
         numbers=numbers(5, evaluation={"everySteps": 2}, precision="bf16"),
         kills=("Evaluate",),
         fast=(),
     ),
     "an early stop": Row(
-        task=own("test_evaluation:build"),
+        task=own("test_stage:build"),
         numbers=training(12, 8, 2, evaluation=STOPPED),
         kills=("Evaluate", "ReportReady"),
         steps=(6,),
@@ -366,7 +366,7 @@ def table(tmp_path_factory: pytest.TempPathFactory, compiled_cache: None) -> Ite
         patch.setattr(training_job, "SpotSchedule", partial(SpotSchedule, early=range(100)))
         patch.setattr(loss_scale, "INITIAL", 2.0**18)
         patch.setattr(loss_scale, "GROWTH_INTERVAL", 3)
-        patch.setattr(buckets, "BUCKET_BYTES", 4)
+        patch.setattr(parameters, "BUCKET_BYTES", 4)
         yield Table(tmp_path_factory)
 
 

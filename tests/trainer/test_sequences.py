@@ -9,7 +9,7 @@ import torch
 
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.models import huggingface
-from bamboo_trainer.models.parts.sequences import IGNORED, positions_in, trimmed_width
+from bamboo_trainer.models.sequences import IGNORED, positions_in, trimmed_width
 from bamboo_trainer.task import Weighted
 from from_module_kit import check_gradients
 from token_file_kit import tokenized

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from bamboo_core.control.channel_events import Received
-from bamboo_core.control.protocol import CheckpointFailed, PartsWritten
+from bamboo_core.control.protocol import CheckpointFailed, PartsWritten, Received
 from bamboo_core.coordinator.events import Interrupted, Outcome
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.planning.plan import ROOT

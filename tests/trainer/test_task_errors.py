@@ -16,7 +16,7 @@ from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks import task_errors
 from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory, is_tasks, told, where
 from bamboo_trainer.tasks.user_code import unchanged_buffers
-from bamboo_trainer.worker.failure_reasons import failure_message, failure_reason
+from bamboo_trainer.worker.agent import failure_message, failure_reason
 from stage_kit import CONFIG, one_step, small_task
 
 HERE = Path(__file__)

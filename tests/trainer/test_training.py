@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import Received
+from bamboo_core.control.protocol import Received
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import SpecChanged
 from bamboo_core.job.manifest import parse_manifest

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bamboo_trainer.frames.frame import FrameKind
-from bamboo_trainer.transport import inbound, outbound, tcp
+from bamboo_trainer.frames import FrameKind
+from bamboo_trainer.transport import links, tcp
 from bamboo_trainer.transport.base import Arrived, Event, LinkDown, LinkUp
 from bamboo_trainer.transport.tcp import TcpTransport
 from transport_kit import SECONDS, SECRET, Net, each_number_of_flows, eventually, make_frame, our_sockets, our_threads
@@ -26,7 +26,7 @@ pytest_plugins = ["transport_pair_fixtures"]
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a slow machine is not taken for a silent peer, and that nobody waits for one unnoticed."""
-    limits = (tcp, "PLAN"), (tcp, "JOIN"), (inbound, "HELLO"), (outbound, "CONNECT"), (outbound, "ACCEPT")
+    limits = (tcp, "PLAN"), (tcp, "JOIN"), (links, "HELLO"), (links, "CONNECT"), (links, "ACCEPT")
     for module, name in limits:
         monkeypatch.setattr(module, f"{name}_SECONDS", SECONDS)
 
@@ -162,7 +162,7 @@ def test_who_left_the_plan_is_cut_off(net: Net, monkeypatch: pytest.MonkeyPatch)
 
 CHILD = """
 import sys, time, torch
-from bamboo_trainer.frames.frame import Address, Frame, FrameKind
+from bamboo_trainer.frames import Address, Frame, FrameKind
 from bamboo_trainer.transport.tcp import TcpTransport
 end = TcpTransport("b", sys.argv[2], lambda event: None)
 end.peers({"a": ("127.0.0.1", int(sys.argv[1]))})
@@ -175,7 +175,7 @@ time.sleep(60)
 
 def test_a_killed_peer_is_a_link_down_at_once(net: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for the link on which it sends, and once for the one on which it receives."""
-    monkeypatch.setattr("bamboo_trainer.transport.sockets.tune", lambda sock: None)  # it is not keepalive that tells
+    monkeypatch.setattr("bamboo_trainer.transport.links.tune", lambda sock: None)  # it is not keepalive that tells
     a, a_in = net.add("a")
     script = tmp_path / "child.py"
     script.write_text(CHILD)

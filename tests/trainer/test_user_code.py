@@ -13,7 +13,7 @@ from torch import nn
 import reference
 from bamboo_trainer.from_module import example_of
 from bamboo_trainer.tasks import user_code
-from bamboo_trainer.tasks.inspection.costs import layer_costs
+from bamboo_trainer.tasks.inspection import layer_costs
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import dataset_length
 from stage_kit import CONFIG, SPLITS, chain, one_step, small_task

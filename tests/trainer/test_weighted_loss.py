@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import reference
 from bamboo_core.coordinator.events import Outcome
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.capture import Capture, capturing
+from bamboo_trainer.tasks.running_buffers import Capture, capturing
 from bamboo_trainer.tasks.user_code import build_layer, forward_seed
 from bamboo_trainer.training import TrainingConfig
 from stage_kit import chain, state_of

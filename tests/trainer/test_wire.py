@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bamboo_trainer.frames.frame import Address, Frame, FrameKind
-from bamboo_trainer.frames.tensors import DTYPES
+from bamboo_trainer.frames import DTYPES, Address, Frame, FrameKind
 from bamboo_trainer.transport import wire
 from bamboo_trainer.transport.base import Arrived, LinkDown, LinkUp
 from transport_kit import SECONDS, Net, dial, each_number_of_flows, make_frame, our_threads, same

@@ -8,8 +8,8 @@ import msgspec
 
 from bamboo_core.control import protocol
 from bamboo_core.names import DATA_PLANE_VERSION, PROTOCOL_VERSION
-from bamboo_trainer.frames import payloads
-from bamboo_trainer.frames.frame import NO_CELL, Address, FrameKind
+from bamboo_trainer import frames
+from bamboo_trainer.frames import NO_CELL, Address, FrameKind
 from bamboo_trainer.transport import wire
 
 # Of each version, a digest of the forms. Never change the one of a version that has been released: raise the number.
@@ -46,7 +46,7 @@ def lanes(kind: FrameKind) -> list[str]:
 def data_plane() -> str:
     forms = [
         (kind.value, kind.name, schemas(form.payload), form.fewest, str(form.most), form.flat, lanes(kind))
-        for kind, form in sorted(payloads.FORMS.items())
+        for kind, form in sorted(frames.FORMS.items())
     ]
     assert [kind.name for kind in FrameKind] == [form[1] for form in forms]
     return digest([forms, wire.HEADER.format, schemas(wire.LinkHello)])

@@ -12,18 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from bamboo_core.checkpoint.data_record import DataRecord
 from bamboo_core.checkpoint.layout import CheckpointId
+from bamboo_core.checkpoint.manifest import DataRecord
 from bamboo_core.control.memory import SentTraffic, Traffic
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.checkpoint.checkpointing import Checkpointing
-from bamboo_trainer.frames.frame import Address, Frame, FrameFacts
-from bamboo_trainer.frames.frame import FrameKind as FrameKind
-from bamboo_trainer.frames.payloads import FORMS
-from bamboo_trainer.telemetry.spans import Spans
+from bamboo_trainer.frames import FORMS, Address, Frame, FrameFacts, FrameKind
 from bamboo_trainer.worker import metrics
-from bamboo_trainer.worker.agent import WorkerAgent, WorkerSettings
-from bamboo_trainer.worker.traffic import KINDS, TrafficMeter, by_kind
+from bamboo_trainer.worker.agent import KINDS, TrafficMeter, WorkerAgent, WorkerSettings, by_kind
+from bamboo_trainer.worker.telemetry import Spans
 from cluster.control_plane import free_ports
 from manifest_kit import bamboojob, training
 from metrics_kit import check_page

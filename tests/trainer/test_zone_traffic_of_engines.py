@@ -15,10 +15,10 @@ from bamboo.simulation.job.zone_traffic import TrafficKind, step_transfers
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.plan import WorkerId
 from bamboo_core.planning.profile import Layer, ModelProfile
-from bamboo_trainer.frames.frame import Frame, FrameKind
+from bamboo_trainer.frames import Frame, FrameKind
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.memory.estimate import measure
-from bamboo_trainer.tasks.inspection.sharing import settled
+from bamboo_trainer.tasks.ties import settled
 from manifest_kit import bamboojob, gpt_task, training
 from memory_transport import MemoryTransport
 from training_job import Job

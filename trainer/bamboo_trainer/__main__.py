@@ -17,7 +17,7 @@ from bamboo_core.names import (
     EXIT_USAGE,
     GRACE_SECONDS,
 )
-from bamboo_trainer.worker.launch.imports import lasting_imports
+from bamboo_trainer.worker.launcher import lasting_imports
 
 LEAST_LOGGER_SECONDS = 5.0  # of the pod's grace period, for loggers, and for the rest after them
 
@@ -55,7 +55,7 @@ def main() -> int:
         import torch._dynamo  # noqa: F401  # the first optimizer imports it in any case, in the middle of the first step
 
         from bamboo_trainer.worker.agent import WorkerSettings
-        from bamboo_trainer.worker.launch.process import main as run
+        from bamboo_trainer.worker.process import main as run
 
     settings = WorkerSettings(
         host=os.environ.get(ENV_HOST) or "127.0.0.1",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bamboo_core.history.records import EvaluationRecord, EventRecord, StepRecord
-from bamboo_trainer.loggers.interface import LoggerFacts
+from bamboo_trainer.loggers import LoggerFacts
 
 
 class Callback:

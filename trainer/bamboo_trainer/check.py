@@ -13,15 +13,14 @@ from bamboo_core.job.spec import JobSpec, fewest_stages, in_force, most_stages
 from bamboo_core.planning.grid import layer_ranges
 from bamboo_core.planning.splits.devices import device_layers
 from bamboo_core.text import one_line
-from bamboo_trainer.compilation.toolchain import require_toolchain
-from bamboo_trainer.initial.first_task import begin_with
+from bamboo_trainer.checkpoint.initial import begin_with
 from bamboo_trainer.loading import settled_task, task_of
-from bamboo_trainer.loggers.from_manifest import loggers_of
-from bamboo_trainer.measurements import try_measurements
 from bamboo_trainer.memory.estimate import MemoryByKind, measure, worker_memory
+from bamboo_trainer.stage.compilation import require_toolchain
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.evaluation import evaluation_schedule
-from bamboo_trainer.tasks.inspection.costs import profile
+from bamboo_trainer.tasks.evaluation import evaluation_schedule, try_measurements
+from bamboo_trainer.tasks.inspection import profile
+from bamboo_trainer.worker.loggers import loggers_of
 
 
 def check(manifest: dict[str, Any]) -> dict[str, Any]:

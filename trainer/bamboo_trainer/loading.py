@@ -11,13 +11,13 @@ from typing import Any, Final
 
 from bamboo_core.job.spec import MOST_LAYERS, JobSpec
 from bamboo_core.text import count
-from bamboo_trainer.memory.recomputation import checkpointed_layers
+from bamboo_trainer.memory.estimate import checkpointed_layers
 from bamboo_trainer.task import Task, TrainingFacts
-from bamboo_trainer.tasks.deciding import check_decisions
-from bamboo_trainer.tasks.inspection.costs import stated_costs
-from bamboo_trainer.tasks.inspection.sharing import settled
+from bamboo_trainer.tasks.evaluation import check_decisions
+from bamboo_trainer.tasks.inspection import stated_costs
 from bamboo_trainer.tasks.scheduled_optimizer import require_learning_rate
 from bamboo_trainer.tasks.task_errors import TaskError, blamed, complaint, told
+from bamboo_trainer.tasks.ties import settled
 from bamboo_trainer.tasks.user_code import check_callbacks, check_metrics, dataset_length, layer_factory
 from bamboo_trainer.training import shown_to_build, with_steps
 

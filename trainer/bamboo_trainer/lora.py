@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bamboo_trainer.models.parts.peft_files import PeftAdapter
+from bamboo_trainer.models.huggingface_files import PeftAdapter
 from bamboo_trainer.split.layers import SplitLayer
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.inspection.no_values import values_wanted
+from bamboo_trainer.tasks.inspection import values_wanted
 
 logger = logging.getLogger(__name__)
 

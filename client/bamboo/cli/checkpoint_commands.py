@@ -191,7 +191,7 @@ def _open(url: str) -> "CheckpointStore":
 @contextmanager
 def _told() -> Iterator[None]:
     """End the command with a sentence if the store fails."""
-    from bamboo_core.storage.errors import StorageError
+    from bamboo_core.storage.bounded import StorageError
 
     try:
         yield
@@ -202,7 +202,7 @@ def _told() -> Iterator[None]:
 def _problems(store: "CheckpointStore", one: "Found") -> list[str]:
     """Return the mistakes of a checkpoint, whose files are read if its manifest is sound."""
     from bamboo_core.checkpoint.found import FoundState
-    from bamboo_core.storage.errors import StoreUnavailable
+    from bamboo_core.storage.bounded import StoreUnavailable
 
     if one.manifest is None or one.state is FoundState.UNREADABLE:
         return [one.reason]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bamboo.remote.session import Session, Target
     from bamboo_core.history.records import Record
 
-TO_LOGGER = "bamboo_trainer.worker.history.to_logger"
+TO_LOGGER = "bamboo_trainer.worker.loggers"
 app = typer.Typer(rich_markup_mode=None)
 
 
@@ -155,7 +155,7 @@ def _show(read: "Callable[[], list[Record]]", form: OutputFormat, every: bool, f
     from bamboo.terminal.history_lines import first_json_line, json_line, line
     from bamboo_core.history.merge import merged, newest
     from bamboo_core.history.records import HistoryError
-    from bamboo_core.storage.errors import StorageError
+    from bamboo_core.storage.bounded import StorageError
 
     shown: set[object] = set()
     begun = form is not OutputFormat.JSON

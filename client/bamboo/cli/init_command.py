@@ -9,7 +9,7 @@ import typer
 
 from bamboo.cli.dispatch import usage
 from bamboo_core.complaints import system_reason
-from bamboo_core.storage.durable import whole_file
+from bamboo_core.storage.local_files import whole_file
 
 if TYPE_CHECKING:
     from bamboo.jobs.scaffold import JobAnswers

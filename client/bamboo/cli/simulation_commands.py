@@ -15,7 +15,7 @@ from bamboo.terminal.output_format import Output, OutputFormat
 from bamboo_core.complaints import complain, system_reason
 from bamboo_core.names import EXIT_FAILED
 from bamboo_core.option_groups import grouped
-from bamboo_core.storage.durable import whole_file
+from bamboo_core.storage.local_files import whole_file
 
 if TYPE_CHECKING:
     from bamboo.terminal.simulation_table import Case

@@ -10,7 +10,7 @@ from bamboo.local.job_source import JobSource
 from bamboo.remote import operations
 from bamboo.remote.session import patiently, way_to
 from bamboo.remote.watch import INTERVAL_SECONDS
-from bamboo_core.job.pod_fields import NEWEST_MINOR, unknown_in_template
+from bamboo_core.job.pod_templates import NEWEST_MINOR, unknown_in_template
 from bamboo_core.kube.api import Access, Connection, KubeApi
 from bamboo_core.view.job_view import JobView, view_of
 

@@ -20,7 +20,7 @@ from bamboo_core.checkpoint.found import Found, FoundState, newest_first
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.history.files import find
 from bamboo_core.history.records import HistoryError
-from bamboo_core.storage.errors import StorageError
+from bamboo_core.storage.bounded import StorageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,7 +307,7 @@ def load(url: str | Path, *, step: int | None = None) -> dict[str, Any]:
     """
     if missing := missing_packages():
         raise BambooError(f"weights are read with {missing}, not installed here")
-    weights = importlib.import_module("bamboo_trainer.weights")
+    weights = importlib.import_module("bamboo_trainer.checkpoint.sources")
     try:
         tensors: dict[str, Any] = weights.load(url, step=step)
     except (StorageError, ValueError) as error:

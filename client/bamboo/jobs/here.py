@@ -11,16 +11,15 @@ from typing import Any, Final
 
 from bamboo.jobs.errors import InvalidRequest
 from bamboo.local.job_source import JobSource
-from bamboo_core.checkpoint.resume import choose
+from bamboo_core.checkpoint.found import choose
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.job.budget_reach import past
 from bamboo_core.job.edits import numbers_digest
 from bamboo_core.job.manifest import ManifestError, parse_manifest
-from bamboo_core.job.node_placement import asking_for_gpus
+from bamboo_core.job.pod_templates import asking_for_gpus
 from bamboo_core.job.spec import JobSpec, RedundancyMode, whole_workers
 from bamboo_core.names import ENV_DEVICE
-from bamboo_core.storage.bounded import StoreLimits
-from bamboo_core.storage.errors import StorageError
+from bamboo_core.storage.bounded import StorageError, StoreLimits
 from bamboo_core.storage.url import parse_url
 
 _PROFILE: Final = re.compile(r"([1-9][0-9]{0,8})(?::([1-9][0-9]{0,8}))?")

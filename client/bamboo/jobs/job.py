@@ -31,7 +31,7 @@ from bamboo.preemption.scheduling import parse as parse_schedule
 from bamboo_core.job.budget_reach import HOUR, past
 from bamboo_core.job.manifest import ManifestError
 from bamboo_core.job.manifest_warnings import warnings as manifest_warnings
-from bamboo_core.job.pod_fields import unknown_in_template
+from bamboo_core.job.pod_templates import unknown_in_template
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.yaml_file import source_of
 from bamboo_core.names import API_VERSION, ENV_LAUNCH, KIND

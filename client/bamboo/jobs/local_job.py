@@ -31,7 +31,7 @@ from bamboo.preemption.scheduling import Schedule
 from bamboo.terminal.view import ChangeJob, RunView, StopJob, TakeWorker, UserRequest
 from bamboo_core.complaints import complaint_of
 from bamboo_core.coordinator.events import Emit, Outcome, Status
-from bamboo_core.history.place import history_url
+from bamboo_core.history.files import history_url
 from bamboo_core.page.server import PageError
 
 Ask = Callable[[UserRequest], None]

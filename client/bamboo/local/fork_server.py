@@ -24,7 +24,7 @@ from bamboo_core.text import one_line, shortened
 
 logger = logging.getLogger(__name__)
 
-LAUNCHER = "bamboo_trainer.worker.launch.launcher"
+LAUNCHER = "bamboo_trainer.worker.launcher"
 READY_SECONDS = 1200.0  # for importing torch and the task from a cold disk, on a busy machine
 CALL_SECONDS = 7200.0  # for a call, however large its data and however busy the machine
 TOLD_SECONDS = 30.0  # between two reports of a long wait

@@ -10,7 +10,7 @@ from bamboo_core.control.protocol import Evaluated, HistoryEvents, StepCommitted
 from bamboo_core.history.files import LAST_EPOCH, HistoryFile, HistoryFiles
 from bamboo_core.history.merge import merged
 from bamboo_core.history.records import EvaluationRecord, EventRecord, HistoryError, Record, StepRecord, to_lines
-from bamboo_core.storage.errors import StorageError
+from bamboo_core.storage.bounded import StorageError
 
 FILE: Final = "history.jsonl"
 MOST_STEPS: Final = 10_000  # as many as a worker keeps while the store is away

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bamboo_core.job.manifest import parse_source, read_job
-from bamboo_core.job.pod_fields import unknown_in_template
+from bamboo_core.job.pod_templates import unknown_in_template
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.yaml_file import ManifestSource
 

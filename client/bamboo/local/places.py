@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from bamboo_core.control.channel_events import WorkerJoined
+from bamboo_core.control.protocol import WorkerJoined
 from bamboo_core.coordinator.events import Event
 from bamboo_core.planning.plan import WorkerId
 

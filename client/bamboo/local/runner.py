@@ -30,12 +30,10 @@ from bamboo.preemption.scheduling import NOTICE_SECONDS, Schedule
 from bamboo.terminal.view import ChangeJob, RunView, StopJob, TakeWorker, UserRequest
 from bamboo_core.complaints import said_by, system_reason
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import Received
-from bamboo_core.control.protocol import Bye, Evaluated, StepCommitted, WorkerWarning
+from bamboo_core.control.protocol import Bye, Evaluated, Received, StepCommitted, WorkerWarning
 from bamboo_core.control.server import ControlServer, token_check
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.awake_clock import AwakeClock
-from bamboo_core.coordinator.checkpointing import final_checkpoint
 from bamboo_core.coordinator.events import (
     AddWorkers,
     Command,
@@ -52,16 +50,17 @@ from bamboo_core.coordinator.events import (
     Status,
     Tick,
 )
+from bamboo_core.coordinator.finish import last_checkpoint
 from bamboo_core.coordinator.history_feed import HistoryFeed
 from bamboo_core.coordinator.job_status import status
-from bamboo_core.history.place import history_url
+from bamboo_core.history.files import history_url
 from bamboo_core.history.records import HistoryError
 from bamboo_core.job.placement_spec import one_price
 from bamboo_core.job.spec import JobSpec, wanted_workers
 from bamboo_core.names import HEARTBEAT_TIMEOUT_SECONDS
 from bamboo_core.planning.plan import ROOT, WorkerId
 from bamboo_core.serving.descriptors import raise_limit
-from bamboo_core.storage.errors import StorageError
+from bamboo_core.storage.bounded import StorageError
 from bamboo_core.storage.url import shown_url
 from bamboo_core.text import count, one_line
 
@@ -435,7 +434,7 @@ class _LocalRun:
         output, finish, state = self._options.output, self._finish, self._state
         if output is None or finish is None or finish.outcome is not Outcome.COMPLETE:
             return
-        last, problem = final_checkpoint.known(state), "its last state could not be kept"
+        last, problem = last_checkpoint(state), "its last state could not be kept"
         if last is not None:
             url = self._spec.checkpoint.place(self._spec.name) if self._spec.checkpoint else state.terms.last_state
             arguments = {"url": url, "step": last.step, "id": last.id, "folder": str(self._folder / WEIGHTS)}

@@ -30,7 +30,7 @@ from bamboo_core.names import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from bamboo_core.page.server import PageError
 from bamboo_core.page.standalone import NAME as PAGE
 from bamboo_core.page.standalone import standalone_page
-from bamboo_core.storage.durable import whole_file
+from bamboo_core.storage.local_files import whole_file
 from bamboo_core.text import count, wrapped
 
 DIFFERENT = (

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from bamboo_core.storage.durable import whole_file
+from bamboo_core.storage.local_files import whole_file
 
 
 def merge_traces(folder: Path, target: Path) -> None:

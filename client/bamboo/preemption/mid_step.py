@@ -1,7 +1,7 @@
 """Preemptions in the middle of a step: which worker, and when. No clock, no I/O.
 
 In such steps every worker asks before each forward and backward (`ForkServer`,
-`bamboo_trainer.worker.launch.strike_gate`), so that it can be taken away after the planned number of them, on a machine
+`bamboo_trainer.worker.process`), so that it can be taken away after the planned number of them, on a machine
 of any speed.
 """
 

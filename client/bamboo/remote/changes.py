@@ -13,7 +13,7 @@ from bamboo.remote.watch import until_over
 from bamboo.terminal import phrases
 from bamboo_core.job.fields import ManifestError, Problem
 from bamboo_core.job.manifest import parse_source
-from bamboo_core.job.pod_fields import NEWEST_MINOR, unknown_in_template
+from bamboo_core.job.pod_templates import NEWEST_MINOR, unknown_in_template
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.yaml_file import ManifestSource, read_manifest_source
 from bamboo_core.kube.errors import RemoteError, UsageError

@@ -12,8 +12,8 @@ from typing import Any, Final
 from bamboo.remote.operator_pods import arguments, is_ready, is_running, running_operator
 from bamboo_core.job.model import Object as InnerObject
 from bamboo_core.job.model import ObjectList, api_fields
-from bamboo_core.job.node_placement import asked_of_nodes, worker_resources
 from bamboo_core.job.placement_spec import NodePool
+from bamboo_core.job.pod_templates import asked_of_nodes, worker_resources
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import GROUP, PLURAL, VERSION
 from bamboo_core.text import count

@@ -17,10 +17,9 @@ from bamboo_core.planning.grid import initial_plan, layer_ranges
 from bamboo_core.planning.plan import Peer, Plan
 from bamboo_core.planning.profile import ModelProfile, for_microbatch
 from bamboo_core.planning.splits.devices import device_layers
-from bamboo_core.planning.splits.uneven_split import Ranges
-from bamboo_core.planning.steps.fitting_split import fitting_split
+from bamboo_core.planning.splits.speeds import Ranges
 from bamboo_core.planning.steps.step_times import StepModel
-from bamboo_core.planning.steps.worker_memory import most_bytes
+from bamboo_core.planning.steps.worker_memory import fitting_split, most_bytes
 
 REPEATED: Final = 1.5  # steps that a loss without notice costs, about
 

@@ -1,10 +1,12 @@
-"""The content of a store, as returned by `CheckpointStore.list`."""
+"""The content of a store, as returned by `CheckpointStore.list`, and the choice among its checkpoints. Pure."""
 
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from bamboo_core.checkpoint.layout import CheckpointId
-from bamboo_core.checkpoint.manifest import CheckpointManifest
+from bamboo_core.checkpoint.manifest import CheckpointError, CheckpointManifest
 
 
 class FoundState(StrEnum):
@@ -39,3 +41,139 @@ class Found:
 def newest_first(found: Found) -> tuple[int, float, str]:
     """Return a sort key: highest step first, and the newest first among equal steps."""
     return (-found.attempt.step, -(found.written or 0.0), found.attempt.id)
+
+
+MOST_NAMED: Final = 5
+
+
+def find(found: Sequence[Found], shown: str, step: int | None = None) -> tuple[CheckpointManifest, tuple[str, ...]]:
+    """Return the newest complete checkpoint, or the newest one of the step, and a sentence for each newer damaged one.
+
+    found: newest first. Raises CheckpointError with a sentence if there is none.
+    """
+    passed: list[str] = []
+    for one in found:
+        if step is not None and one.attempt.step != step:
+            continue
+        if one.state is FoundState.COMPLETE and one.manifest is not None:
+            return one.manifest, tuple(passed)
+        if one.state is not FoundState.UNFINISHED:
+            passed.append(f"{one.attempt.folder} is passed over: {one.reason}")
+    problem = f"; {passed[0]}" if passed else ""
+    if step is None:
+        raise CheckpointError(f"{shown} has no complete checkpoint{problem}")
+    complete = list(dict.fromkeys(str(one.attempt.step) for one in found if one.state is FoundState.COMPLETE))
+    more = f" and {len(complete) - MOST_NAMED} more" if len(complete) > MOST_NAMED else ""
+    steps = f"steps {', '.join(complete[:MOST_NAMED])}{more}" if complete else "none"
+    raise CheckpointError(f"{shown} has no complete checkpoint of step {step}{problem}; complete: {steps}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The checkpoint that a job resumes from."""
+
+    manifest: CheckpointManifest | None  # None if there is none
+    passed: tuple[tuple[CheckpointId, str], ...] = ()  # newer ones that were rejected, and why, newest first
+
+
+def choose(
+    found: Iterable[Found],
+    digest: str,
+    *,
+    layers: int | None = None,
+    steps: int | None = None,
+    bad: Collection[CheckpointId] = (),
+) -> Choice:
+    """Return the newest complete checkpoint of this job.
+
+    digest: of what the job's numbers depend on. layers: of the job's model; None if unknown. steps: the most that the
+    checkpoint may have. bad: checkpoints that proved damaged when read. Newer unfinished ones are skipped silently,
+    since their existence was never reported.
+    """
+    passed: list[tuple[CheckpointId, str]] = []
+    for one in sorted(found, key=newest_first):
+        if one.state is FoundState.UNFINISHED:
+            continue
+        reason = _unfit(one, digest, layers, bad)
+        if not reason and steps is not None and one.attempt.step > steps:
+            reason = f"it is of step {one.attempt.step}, and the job ends after {steps}"
+        if not reason:
+            return Choice(manifest=one.manifest, passed=tuple(passed))
+        passed.append((one.attempt, reason))
+    return Choice(manifest=None, passed=tuple(passed))
+
+
+def _unfit(one: Found, digest: str, layers: int | None, bad: Collection[CheckpointId]) -> str:
+    """Return why it cannot be used; "" if it can."""
+    if one.manifest is None or one.state is not FoundState.COMPLETE:
+        return one.reason
+    if one.attempt in bad:
+        return "a file of it is damaged, or what it was made of was wrong"
+    if one.manifest.digest != digest:
+        return f"it is of another training (job {one.manifest.job}): its task or its training section differs"
+    if layers is not None and len(one.manifest.layers) != layers:
+        return f"it has {len(one.manifest.layers)} layers, and the task has {layers}"
+    return ""
+
+
+DEAD_AFTER_SECONDS: Final = 24 * 3600.0
+GIVEN_UP_SECONDS: Final = 3600.0  # twice the limit for writing a checkpoint: a writer silent for longer has given up
+
+
+def removable(
+    found: Iterable[Found],
+    keep: int,
+    *,
+    now: float,
+    digest: str | None = None,
+    dead_after: float = DEAD_AFTER_SECONDS,
+) -> tuple[CheckpointId, ...]:
+    """Return the attempts to remove, oldest first.
+
+    keep: the number of complete checkpoints that stay, at least the newest one, the one written last and the one with
+    the best score. digest: only checkpoints of this training are counted and removed; None: all are. now: seconds since
+    1970. dead_after: seconds after its last write when an unfinished attempt counts as dead; it does so earlier if a
+    checkpoint of its step or a later one was written since.
+    """
+    everything = sorted(found, key=newest_first)
+    complete = [one for one in everything if one.state is FoundState.COMPLETE and _ours(one, digest)]
+    kept = {one.attempt for one in complete[: max(1, keep)]}
+    if complete:
+        kept.add(max(complete, key=lambda one: one.written or 0.0).attempt)
+    scores = {one.attempt: one.manifest.score for one in reversed(complete) if one.manifest}
+    scored = {attempt: score for attempt, score in scores.items() if score is not None}
+    if scored:
+        kept.add(max(scored, key=lambda attempt: scored[attempt]))  # of equal ones the oldest
+    return tuple(
+        one.attempt
+        for one in reversed(everything)
+        if one.attempt not in kept and _is_over(one, complete, now - dead_after, ours=_ours(one, digest))
+    )
+
+
+def _is_over(one: Found, complete: list[Found], dead: float, *, ours: bool) -> bool:
+    """Return whether it may be removed: there are newer ones, it is damaged, or its write was interrupted."""
+    match one.state:
+        case FoundState.COMPLETE:
+            return ours
+        case FoundState.DAMAGED:
+            return ours and bool(complete) and one.attempt.step <= complete[0].attempt.step
+        case FoundState.UNFINISHED if one.modified is not None:
+            return one.modified < dead or any(_overtook(other, one) for other in complete)
+    return False
+
+
+def _overtook(complete: Found, unfinished: Found) -> bool:
+    """Return whether a later checkpoint shows that the unfinished attempt was abandoned: its step or a later one was
+    written since.
+    """
+    assert unfinished.modified is not None
+    written = complete.written
+    return complete.attempt.step >= unfinished.attempt.step and written is not None and written > unfinished.modified
+
+
+def _ours(one: Found, digest: str | None) -> bool:
+    """Return whether it belongs to this training, which is assumed if its manifest is damaged."""
+    if one.manifest is None:
+        return True
+    return digest in (None, one.manifest.digest)

@@ -1,5 +1,5 @@
 """A store of checkpoints at a path or URL: write, commit, list, read and remove. A StorageError names the file and the
-reason in one sentence. Decisions are in `resume` and `retention`.
+reason in one sentence. Decisions are in `found`.
 """
 
 import contextlib
@@ -9,12 +9,10 @@ from functools import partial
 from typing import Final
 
 from bamboo_core.checkpoint import manifest as manifests
-from bamboo_core.checkpoint.errors import CheckpointDamaged, CheckpointExists
 from bamboo_core.checkpoint.found import Found, FoundState, newest_first
 from bamboo_core.checkpoint.layout import MANIFEST, CheckpointId, checkpoint_in, new_checkpoint, part_name
-from bamboo_core.checkpoint.manifest import CheckpointManifest, CheckpointPart
-from bamboo_core.storage.bounded import BoundedCalls, MissingFile, StoreLimits, at_once
-from bamboo_core.storage.errors import StorageError, StoreUnavailable
+from bamboo_core.checkpoint.manifest import CheckpointDamaged, CheckpointExists, CheckpointManifest, CheckpointPart
+from bamboo_core.storage.bounded import BoundedCalls, MissingFile, StorageError, StoreLimits, StoreUnavailable, at_once
 from bamboo_core.storage.files import Buffer, FileEntry, Files, total
 from bamboo_core.storage.local_files import LocalFiles
 from bamboo_core.storage.url import parse_url

@@ -5,8 +5,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from bamboo_core.control.message import to_json
-from bamboo_core.control.protocol import Message, ToCoordinator, ToWorker
+from bamboo_core.control.protocol import Message, ToCoordinator, ToWorker, to_json
 
 MAX_MESSAGE_BYTES = 4 << 20
 SHORT_BYTES: Final = 1000  # up to this length compression is not worth it

@@ -1,25 +1,83 @@
 """The control channel's messages: tagged, strictly validated JSON over one WebSocket per worker."""
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
 
-from bamboo_core.checkpoint.data_record import DataRecord
 from bamboo_core.checkpoint.layout import CheckpointId
-from bamboo_core.checkpoint.manifest import CheckpointPart
+from bamboo_core.checkpoint.manifest import CheckpointPart, DataRecord
 from bamboo_core.control.digests import Digest
 from bamboo_core.control.evaluations import EarlyStop
-from bamboo_core.control.guard import SpotCheckDiffers, StateSums
 from bamboo_core.control.memory import Memory, SentTraffic
-from bamboo_core.control.message import MOST as MOST
-from bamboo_core.control.message import Count as Count
-from bamboo_core.control.message import Message as Message
 from bamboo_core.control.platform import Platform
 from bamboo_core.job.spec import MOST_LAYERS
 from bamboo_core.names import PROTOCOL_VERSION
 from bamboo_core.planning.plan import Cell, Plan, Port, Short, WorkerId
-from bamboo_core.planning.splits.stage_times import MOST_TIMES, StageTimes
-from bamboo_core.planning.steps.layer_bytes import LayerBytes
+from bamboo_core.planning.profile import LayerBytes
+from bamboo_core.planning.splits.speeds import MOST_TIMES, StageTimes
+
+MOST = 1 << 53  # bounds counts: every JSON reader represents it exactly
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """Base of all messages; the tag is the class name."""
+
+
+def _as_text(value: object) -> str:
+    """Convert a subclass of str, which JSON does not know, to str. Raises TypeError for anything else."""
+    if isinstance(value, str):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} cannot be sent")
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_as_text)
+
+
+def to_json(value: Any) -> bytes:
+    """Return the value as JSON. Characters that UTF-8 cannot hold, such as in a file's name, are escaped."""
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError:
+        return _encoder.encode(_escaped(msgspec.to_builtins(value)))
+
+
+def _escaped(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode()
+        case list() | tuple():
+            return [_escaped(one) for one in value]
+        case dict():
+            return {_escaped(key): _escaped(one) for key, one in value.items()}
+    return value
+
+
+MOST_DETAIL = 1000
+Sum = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]  # of a tensor's bits
+
+
+# worker -> coordinator
+
+
+class StateSums(Message, frozen=True):
+    """The sums of a worker's state of a stage at a version, by tensor, in words."""
+
+    stage: Count
+    version: Count
+    sums: dict[str, Sum]
+
+
+class SpotCheckDiffers(Message, frozen=True):
+    """A worker recomputed a cell's microbatch and got other bits than the cell's owner. step: the number of steps
+    committed before. message: what differs, and the result of a repetition.
+    """
+
+    cell: Cell
+    step: Count
+    message: Annotated[str, msgspec.Meta(max_length=MOST_DETAIL)]
+
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
 MOST_NUMBER = 1e100
@@ -425,3 +483,24 @@ ToWorker = (
     | Stop
     | Refused
 )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    """A worker's channel opened and sent Hello (for the first time, or after a reconnection)."""
+
+    hello: Hello
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    worker: WorkerId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelClosed:
+    worker: WorkerId
+
+
+ChannelEvent = WorkerJoined | Received | ChannelClosed

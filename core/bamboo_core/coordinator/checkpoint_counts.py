@@ -1,12 +1,40 @@
 """Counts of a job's checkpoints and restores since its coordinator was created, for metrics and summaries."""
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from bamboo_core.coordinator.distribution import Distribution
 from bamboo_core.coordinator.replacing import replace
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Counts of values between bounds.
+
+    bounds: upper bounds, ascending. counts: number of values up to each bound, and of those above the last. total: the
+    sum of all values.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float = 0.0
+
+    @classmethod
+    def empty(cls, bounds: tuple[float, ...]) -> "Distribution":
+        return cls(bounds, (0,) * (len(bounds) + 1))
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def having(self, value: float) -> "Distribution":
+        """Return the distribution with one more value."""
+        place = bisect_left(self.bounds, value)
+        counts = (*self.counts[:place], self.counts[place] + 1, *self.counts[place + 1 :])
+        return replace(self, counts=counts, total=self.total + value)
+
 
 DURATIONS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)  # seconds
 STALLS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  # seconds

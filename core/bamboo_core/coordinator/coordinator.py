@@ -6,12 +6,9 @@ Only the coordinator declares workers lost and makes plans. Training never waits
 from typing import Any
 
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import ChannelClosed, Received, WorkerJoined
-from bamboo_core.control.guard import StateSums
-from bamboo_core.coordinator.checkpointing import checkpoints, final_checkpoint, restoring
-from bamboo_core.coordinator.checkpointing.record import CheckpointState
-from bamboo_core.coordinator.course import JobCourse
-from bamboo_core.coordinator.ending.finish import finish_if_done
+from bamboo_core.control.protocol import ChannelClosed, Received, StateSums, WorkerJoined
+from bamboo_core.coordinator import finish, stragglers
+from bamboo_core.coordinator.checkpointing import checkpoints, restoring
 from bamboo_core.coordinator.events import (
     Command,
     Emit,
@@ -29,15 +26,16 @@ from bamboo_core.coordinator.events import (
     WorkerLost,
     WorkersAbsent,
 )
+from bamboo_core.coordinator.finish import finish_if_done
 from bamboo_core.coordinator.grids import holding
 from bamboo_core.coordinator.planner import replan
 from bamboo_core.coordinator.progress import BEGINNING, EarlierProgress, Progress
+from bamboo_core.coordinator.records.checkpoints import CheckpointState
+from bamboo_core.coordinator.records.job import JobCourse, JobTerms
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.splits import resplit
 from bamboo_core.coordinator.state import CoordinatorState, Turn
-from bamboo_core.coordinator.stragglers import mitigation
 from bamboo_core.coordinator.stuck_workers import check_stuck, hint
-from bamboo_core.coordinator.terms import JobTerms
 from bamboo_core.coordinator.worker_reports import events_after_end, received
 from bamboo_core.coordinator.workers.membership import (
     absent,
@@ -113,15 +111,15 @@ def step(state: CoordinatorState, event: Event, now: float) -> tuple[Coordinator
     if turn.state.phase != "Over":
         if _brings_workers(event):
             refuse_misfits(turn)
-        mitigation.keep_those_without_replacement(turn)
+        stragglers.keep_those_without_replacement(turn)
         if isinstance(event, Received) and isinstance(event.message, protocol.StepCommitted):
-            mitigation.look(turn)
+            stragglers.look(turn)
         request_workers(turn)
         replan(turn)
     if turn.state.phase == "Running":
         resplit.look_after(turn)
         checkpoints.look_after(turn)
-        final_checkpoint.look_after(turn)
+        finish.look_after(turn)
         checkpoints.stop_if_kept(turn)
     if turn.state.phase == "Running":
         finish_if_done(turn)
@@ -217,7 +215,7 @@ def _tick(turn: Turn) -> None:
     check_stuck(turn)
     if turn.state.phase == "Running" and turn.state.checkpoints.writers:
         checkpoints.look_after(turn)
-        final_checkpoint.look_after(turn)
+        finish.look_after(turn)
     if turn.state.phase == "Running" and turn.state.splits.resplit:
         resplit.look_after(turn)
     checkpoints.stop_if_kept(turn)

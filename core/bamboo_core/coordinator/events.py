@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from bamboo_core.control.channel_events import ChannelClosed, Received, WorkerJoined
 from bamboo_core.control.memory import Memory, Traffic
-from bamboo_core.control.protocol import Message
+from bamboo_core.control.protocol import ChannelClosed, Message, Received, WorkerJoined
 from bamboo_core.coordinator.checkpoint_counts import CheckpointCounts
 from bamboo_core.job.spec import JobSpec, RedundancyMode
 from bamboo_core.planning.plan import WorkerId

@@ -4,8 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from bamboo_core.control.channel_events import Received, WorkerJoined
-from bamboo_core.control.protocol import MOST_TEXT, HistoryEvent, HistoryEvents, HistoryKept
+from bamboo_core.control.protocol import MOST_TEXT, HistoryEvent, HistoryEvents, HistoryKept, Received, WorkerJoined
 from bamboo_core.coordinator.events import Emit
 from bamboo_core.planning.plan import ROOT, Plan, WorkerId
 

@@ -9,21 +9,20 @@ from bamboo_core.control import protocol
 from bamboo_core.coordinator.checkpointing import checkpoints, copies, restoring
 from bamboo_core.coordinator.events import Emit, Outcome, RemoveWorker, Send
 from bamboo_core.coordinator.grids import choosing, following, holding
-from bamboo_core.coordinator.moves import Recovery
+from bamboo_core.coordinator.records.job import Recovery
+from bamboo_core.coordinator.records.workers import Notice
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.splits import filling, resplit
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.coordinator.workers.platforms import fitting, refuse_misfits
 from bamboo_core.coordinator.workers.reconnection import recovered
-from bamboo_core.coordinator.workers.record import Notice
 from bamboo_core.job.spec import RedundancyMode, schedules, stabilization_seconds
 from bamboo_core.planning.desired import PlanningView, Urgency
-from bamboo_core.planning.elastic import drop_old_layouts, resize
 from bamboo_core.planning.grid import initial_plan, layer_ranges
 from bamboo_core.planning.plan import Cell, Plan, WorkerId, plan_problems
 from bamboo_core.planning.splits.devices import device_layers
 from bamboo_core.planning.splits.resplit import Grid, grid_of, in_places
-from bamboo_core.planning.transitions import StageLost, drain, improve, switch_mode, takeover
+from bamboo_core.planning.transitions import StageLost, drain, drop_old_layouts, improve, resize, switch_mode, takeover
 
 ASKING_SECONDS = 1.0
 LAYERS_SECONDS = 30.0  # limit for finding copies of layers; a holder may be busy restoring its stages

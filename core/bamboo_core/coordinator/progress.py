@@ -6,7 +6,7 @@ from statistics import median
 from typing import Final
 
 from bamboo_core.control import protocol
-from bamboo_core.coordinator.replacing import replace
+from bamboo_core.coordinator.replacing import Record, replace
 
 KEPT_LOSSES: Final = 2000
 KEPT_DURATIONS: Final = 200  # steps
@@ -26,7 +26,7 @@ BEGINNING: Final = EarlierProgress()
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
-class Progress:
+class Progress(Record):
     """The progress of the job's steps.
 
     step: how many are committed. furthest: the most that ever were, perhaps before the job went back to a checkpoint.

@@ -8,7 +8,14 @@ without slots a new value is made in a third of the time.
 import dataclasses
 from typing import TYPE_CHECKING
 
-__all__ = ["replace"]
+__all__ = ["Record", "replace"]
+
+
+class Record:
+    """Base of the records in the coordinator's state, each about one subject. Subclasses are frozen dataclasses."""
+
+    __slots__ = ()
+
 
 if TYPE_CHECKING:
     from dataclasses import replace

@@ -8,30 +8,23 @@ from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 from bamboo_core.control import protocol
-from bamboo_core.coordinator.checkpointing.record import CheckpointState, CopiesInMemory, RestoringState
-from bamboo_core.coordinator.course import JobCourse, Phase
-from bamboo_core.coordinator.ending.record import Ending
 from bamboo_core.coordinator.events import Command, Emit, Finish, Outcome, RemoveWorker, Send
-from bamboo_core.coordinator.grids.record import GridState, Holding
-from bamboo_core.coordinator.guard.record import GuardState
-from bamboo_core.coordinator.inquiry import Inquiry
-from bamboo_core.coordinator.model_layers import ModelLayers
-from bamboo_core.coordinator.moves import Moves
-from bamboo_core.coordinator.plans import Plans
 from bamboo_core.coordinator.progress import Progress
-from bamboo_core.coordinator.replacing import replace
-from bamboo_core.coordinator.splits.record import Splits
-from bamboo_core.coordinator.stragglers.record import StragglerState
-from bamboo_core.coordinator.terms import JobTerms
-from bamboo_core.coordinator.workers.record import (
+from bamboo_core.coordinator.records.checkpoints import CheckpointState, CopiesInMemory, RestoringState
+from bamboo_core.coordinator.records.grids import GridState, Holding, Splits
+from bamboo_core.coordinator.records.job import Ending, Inquiry, JobCourse, JobTerms, ModelLayers, Moves, Phase, Plans
+from bamboo_core.coordinator.records.workers import (
     Admission,
+    GuardState,
     Liveness,
     Membership,
     Roster,
+    StragglerState,
     WorkerEnds,
     WorkerRecord,
     Workers,
 )
+from bamboo_core.coordinator.replacing import Record, replace
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
 
@@ -131,29 +124,6 @@ class CoordinatorState:
         return [holders(cells) for cells in of_stage]
 
 
-Record = (
-    JobTerms
-    | JobCourse
-    | Plans
-    | Ending
-    | Workers
-    | Membership
-    | Liveness
-    | WorkerEnds
-    | Admission
-    | ModelLayers
-    | Inquiry
-    | Moves
-    | Progress
-    | CheckpointState
-    | RestoringState
-    | CopiesInMemory
-    | Splits
-    | GridState
-    | Holding
-    | StragglerState
-    | GuardState
-)
 _FIELDS = {kind: name for name, kind in get_type_hints(CoordinatorState).items()}
 
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 from bamboo_core.control import evaluations, protocol
+from bamboo_core.coordinator import guard
 from bamboo_core.coordinator.checkpointing import checkpoints, copies, restoring
 from bamboo_core.coordinator.events import Emit, Outcome, Takeover
-from bamboo_core.coordinator.guard import guard
 from bamboo_core.coordinator.progress import MOST_SECONDS
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.splits import resplit

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from bamboo_core.history.records import HistoryError, Record, from_lines, to_lines
-from bamboo_core.storage.bounded import BoundedCalls, MissingFile, StoreLimits, at_once
-from bamboo_core.storage.errors import StoreUnavailable
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.storage.bounded import BoundedCalls, MissingFile, StoreLimits, StoreUnavailable, at_once
 from bamboo_core.storage.files import Files
 from bamboo_core.storage.local_files import LocalFiles
 from bamboo_core.storage.url import parse_url
@@ -146,3 +147,16 @@ def find(url: str) -> HistoryFiles:
         if jobs:
             return HistoryFiles(f"{place}/{jobs[0]}")
     raise HistoryError(f"there is no history in {HistoryFiles(url).shown}")
+
+
+def history_url(spec: JobSpec, output: Path | None = None, *, stored: bool = True) -> str:
+    """Return the URL next to the job's checkpoints, else in the output folder; "" for neither. stored: checkpoints can
+    be written.
+    """
+    if spec.checkpoint is not None and (stored or output is None):
+        place = spec.checkpoint.place(spec.name)
+    elif output is not None:
+        place = output.absolute().as_uri()
+    else:
+        return ""
+    return f"{place.rstrip('/')}/{FOLDER}/{spec.name}"

@@ -9,9 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bamboo_core.job.fields import Fields, ManifestError, Problem, join
+from bamboo_core.job.fields import Fields, ManifestError, Problem, causes_first, join
 from bamboo_core.job.manifest_rules import check_rules
-from bamboo_core.job.misspelled_fields import causes_first
 from bamboo_core.job.model import ReadObject, places, read_object
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.text_patterns import DNS_LABEL, exactly

@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from bamboo_core.job.fields import Problem, show
-from bamboo_core.job.misspelled_fields import is_within
+from bamboo_core.job.fields import Problem, is_within, show
 from bamboo_core.job.model import Mark, Object, ObjectList, ReadObject, api_fields
 from bamboo_core.job.placement_spec import GPU_SUFFIX, WorkerSpec
 from bamboo_core.job.spec import BudgetSpec, ElasticSpec, JobSpec, TopologySpec

@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 
-from bamboo_core.job.node_placement import asks_for_gpus, worker_resources
 from bamboo_core.job.placement_spec import GPU_SUFFIX, MOST_DEVICES, SpreadPolicy
-from bamboo_core.job.pod_fields import templates_of
+from bamboo_core.job.pod_templates import asks_for_gpus, templates_of, worker_resources
 from bamboo_core.job.spec import MOST_REPLICAS, JobSpec, RedundancyMode, most_pipelines, pod_spread, wanted_workers
 from bamboo_core.names import TRAINER_CONTAINER
 from bamboo_core.text import count

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from bamboo_core.coordinator.distribution import Distribution
+from bamboo_core.coordinator.checkpoint_counts import Distribution
 from bamboo_core.metrics.histogram import Histogram, cumulative
 
 

@@ -16,8 +16,7 @@ from bamboo_core.job.spec import USUAL_STEPS
 from bamboo_core.job.status import BambooJobStatus, TrainingProgress
 from bamboo_core.page.history import JobHistory, Point, TimelineMark
 from bamboo_core.planning.plan import WorkerId
-from bamboo_core.view.job_view import JobView
-from bamboo_core.view.shown_state import ShownState
+from bamboo_core.view.job_view import JobView, ShownState
 
 VERSION = 4  # a page that was loaded before an upgrade asks to be reloaded
 LATE_SECONDS = 2.0  # a start this much earlier than the record is not the one that the record saw

@@ -11,6 +11,19 @@ import msgspec
 
 from bamboo_core.names import FLOWS_PER_LINK, LARGE_BODY
 
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
+
+
+class LayerBytes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The bytes of a layer, in memory and to its neighbour."""
+
+    parameters: Bytes  # with buffers
+    optimizer: Bytes  # optimizer state
+    gradients: Bytes  # of trained parameters
+    activations: Bytes  # kept for a microbatch from its forward to its backward
+    boundary: Bytes  # a microbatch's output for the next layer
+
+
 FORMAT: Final = "bamboo-profile"
 VERSION: Final = 1
 MOST_LAYERS: Final = 10_000
@@ -18,7 +31,6 @@ MOST_LAYERS: Final = 10_000
 SOURCES: Final = ("layers.seconds", "layers.update", "layers.bytes", "network", "storage", "times", "memory")
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
-Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1e15)]
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 Text = Annotated[str, msgspec.Meta(max_length=2000)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from bamboo_core.storage.errors import StorageError
+from bamboo_core.storage.bounded import StorageError
 from bamboo_core.storage.files import Buffer, FileEntry, total
 from bamboo_core.storage.url import StoreUrl
 

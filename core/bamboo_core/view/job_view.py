@@ -1,21 +1,166 @@
 """The view of a job for display: its facts, and what follows from them."""
 
-from collections.abc import Mapping
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from bamboo_core.coordinator.events import Status
-from bamboo_core.coordinator.protection import OFF
-from bamboo_core.job.api_object import Metadata, read_leniently
+import msgspec
+
+from bamboo_core.coordinator.events import Outcome, Status, WorkerState
+from bamboo_core.coordinator.protection import OFF, counts_nodes, protection
+from bamboo_core.job.api_object import Metadata, read_leniently, whole_seconds
+from bamboo_core.job.fields import MAX_INT64
 from bamboo_core.job.manifest import read_spec
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.job.status import BambooJobStatus, read_status
+from bamboo_core.job.status import (
+    BambooJobStatus,
+    CheckpointStatus,
+    EvaluationStatus,
+    PipelineCounts,
+    TrainingProgress,
+    WorkerCounts,
+    read_status,
+)
 from bamboo_core.names import EXIT_FAILED, EXIT_OK, EXIT_UNRECOVERABLE
+from bamboo_core.planning.plan import WorkerId
 from bamboo_core.storage.url import shown_url
-from bamboo_core.view.run_status import run_status
-from bamboo_core.view.shown_state import ShownState, live_state, state_in_status
+
+OVER = "Over"  # the phase of a status
+MOST_SLOW = 3  # workers in a sentence
+TONES = {"Running": "good", "Complete": "good", "Failed": "bad", "Invalid": "bad", "Degraded": "warn"}
+CONDITIONS = {
+    "Invalid": "Accepted",
+    "Pending": "WorkersReady",
+}  # that explain a state; others are explained by their own
+SENTENCES = {
+    "Pending": "Waiting for enough workers to start.",
+    "Recovering": "The coordinator was restarted and waits for the workers to come back.",
+    "Restoring": "The job goes back to a checkpoint.",
+    OVER: "The job is over.",
+}
+
+
+class ShownState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The state of a job, in a word and a sentence."""
+
+    name: str
+    tone: str  # good, warn, bad or idle
+    sentence: str
+    over: bool = False  # nothing will change any more
+
+
+def ended(outcome: Outcome, message: str) -> ShownState:
+    """Return the state of a run that has ended."""
+    tones = {Outcome.COMPLETE: "good", Outcome.INTERRUPTED: "idle"}
+    return ShownState(name=outcome.value, tone=tones.get(outcome, "bad"), sentence=message, over=True)
+
+
+def state_in_status(written: BambooJobStatus) -> ShownState:
+    """Return the job's state from its status; a job without status is new."""
+    name = written.state
+    found = written.condition(CONDITIONS.get(name, name))
+    sentence = found.message if found else ""
+    over = name in ("Complete", "Failed")
+    return ShownState(name=name, tone=TONES.get(name, "idle"), sentence=sentence, over=over)
+
+
+def live_state(status: Status, spec: JobSpec) -> ShownState:
+    """Return the job's state from its coordinator's status."""
+    if status.phase != "Running":
+        tone = "idle" if status.phase in ("Pending", OVER) else "warn"
+        return ShownState(name=status.phase, tone=tone, sentence=SENTENCES.get(status.phase, ""))
+    cells = Counter(owner for row in status.grid for owner, _ in row)
+    if lost := sorted(cells.keys() - dict(status.workers)):
+        sentence = f"The work of {_names(spec, lost)} is being taken over."
+        return ShownState(name="Recovering", tone="warn", sentence=sentence)
+    found = protection(status, spec)
+    if not found.holds and found.reason != OFF:
+        return ShownState(name="Degraded", tone="warn", sentence=f"Training continues; {found.message}.")
+    if doubled := [worker for worker, number in cells.items() if number > 1]:
+        sentence = f"Training continues; {_names(spec, doubled)} does the work of more than one stage."
+        return ShownState(name="Degraded", tone="warn", sentence=sentence)
+    if status.slow:
+        sentence = f"Training continues, held up: {'; '.join(one.sentence for one in status.slow[:MOST_SLOW])}."
+        return ShownState(name="Running", tone="warn", sentence=sentence)
+    if not found.holds:
+        return ShownState(name="Running", tone="good", sentence=f"Training continues, not protected: {found.message}.")
+    held = "on at least two nodes" if counts_nodes(spec) else "by at least two workers"
+    return ShownState(name="Running", tone="good", sentence=f"Every stage is held {held}.")
+
+
+def _names(spec: JobSpec, workers: Sequence[WorkerId]) -> str:
+    """Return the workers' names without the job's."""
+    return ", ".join(worker.removeprefix(f"{spec.name}-") for worker in workers)
+
+
+def run_status(live: Status, now: datetime) -> BambooJobStatus:
+    """Return the status that the coordinator knows: no conditions, no cost, and counts since it was created."""
+    ready = sum(1 for _, state in live.workers if state is not WorkerState.STARTING)
+    kept = live.checkpoint
+    return BambooJobStatus(
+        state=live.phase,
+        pipelines=PipelineCounts(desired=len(live.grid), ready=len(live.grid)),
+        workers=WorkerCounts(desired=live.wanted, ready=ready),
+        preemptions=live.preemptions,
+        takeovers=len(live.takeovers),
+        restores=kept.restores if kept else 0,
+        restarts=live.restarts,
+        training=training_progress(live, now),
+        checkpoint=_checkpoint(live, now),
+        digests=live.digests or None,
+        plan=_plan(live),
+    )
+
+
+def _plan(live: Status) -> str | None:
+    """Return the owners of stages as JSON, without what another coordinator would need."""
+    owners = [[owner for owner, _ in row] for row in live.grid]
+    return json.dumps({"epoch": live.epoch, "pipelines": owners}, separators=(",", ":")) if owners else None
+
+
+def _checkpoint(live: Status, now: datetime) -> CheckpointStatus:
+    known = live.checkpoint
+    if known is None or known.step is None:
+        return CheckpointStatus()
+    time = None if known.age is None else whole_seconds(now - timedelta(seconds=known.age))
+    return CheckpointStatus(last_step=known.step, last_time=time)
+
+
+def training_progress(live: Status, now: datetime) -> TrainingProgress:
+    """Return the progress at that time."""
+    return TrainingProgress(
+        step=live.step,
+        steps=live.steps,
+        samples_per_second=_rounded(live.samples_per_second, 3),
+        loss=_rounded(live.loss, 6),
+        eta_seconds=_whole(live.eta_seconds),
+        evaluation=_evaluation(live) if live.evaluations else None,
+        last_reported_time=whole_seconds(now),
+    )
+
+
+def _evaluation(live: Status) -> EvaluationStatus:
+    """Return the newest evaluation."""
+    step, metrics = live.evaluations[-1]
+    return EvaluationStatus(step=step, metrics=_known(metrics))
+
+
+def _known(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
+    return {name: float(f"{value:.6g}") for name, value in metrics.items() if value is not None}
+
+
+def _rounded(number: float | None, digits: int) -> float | None:
+    return round(number, digits) if number is not None and math.isfinite(number) else None
+
+
+def _whole(seconds: float | None) -> int | None:
+    return max(0, round(seconds)) if seconds is not None and abs(seconds) <= MAX_INT64 else None
+
 
 CellIndex = tuple[int, int]  # pipeline and stage
 

@@ -15,8 +15,8 @@ from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import RemoteError
 from bamboo_core.names import TOKEN_AUDIENCE
 from bamboo_core.planning.plan import WorkerId
+from bamboo_operator.kube.attempts import described
 from bamboo_operator.kube.objects import JobKey
-from bamboo_operator.kube.refusals import described
 
 POD_NAME = "authentication.kubernetes.io/pod-name"
 POD_UID = "authentication.kubernetes.io/pod-uid"

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from bamboo_core.kube.errors import RemoteError
-from bamboo_operator.kube.refusals import described
+from bamboo_operator.kube.attempts import described
 
 logger = logging.getLogger(__name__)
 

@@ -14,12 +14,30 @@ from bamboo_core.job.text_patterns import DNS_LABEL, DNS_NAME
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import RemoteError
 from bamboo_core.names import GROUP, PAGE_AUDIENCE, PLURAL
+from bamboo_core.page.document import Document, PoolCost, document
 from bamboo_core.page.history import steady_clock
 from bamboo_core.page.server import add_page, answer, bearer, refusal
-from bamboo_operator.http.page_document import page_document
+from bamboo_operator.kube.attempts import described
 from bamboo_operator.kube.objects import JobKey
-from bamboo_operator.kube.refusals import described
-from bamboo_operator.status.operated_job import OperatedJob
+from bamboo_operator.status.facts import OperatedJob
+
+
+def page_document(known: OperatedJob, now: float) -> Document:
+    """Return the document of a job's page. Workers of an ended or suspended job are not shown, as in its status."""
+    facts = known.facts
+    idle = facts.suspended or known.view.status.ended is not None
+    paid = {} if idle else facts.paid if facts.paid is not None else facts.pods
+    pools = (
+        PoolCost(
+            name=pool.name,
+            capacity=pool.capacity.value,
+            workers=paid.get(pool.name, 0),
+            price=None if pool.price_per_hour is None else f"{pool.price_per_hour:f}",
+        )
+        for pool in facts.pools
+    )
+    return document(known.view, known.record, place="cluster", now=now, pools=tuple(pools))
+
 
 logger = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from bamboo_core.metrics.job_metrics import JobKey
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.jobs.reconciler import JobReconciler
-from bamboo_operator.kube.api_calls import ApiCallCounts
+from bamboo_operator.kube.access import ApiCallCounts
 from bamboo_operator.pods.rollout import RolloutRecord, RolloutState
 from bamboo_operator.status.document import job_status
-from bamboo_operator.status.operated_job import OperatedJob
+from bamboo_operator.status.facts import OperatedJob
 
 IDLE_STATES = ("Suspended", "Invalid", "Complete", "Failed")
 

@@ -20,7 +20,7 @@ from bamboo_operator.jobs.reconciler import JobReconciler
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.objects import JobKey, job_of, owner_uid
 from bamboo_operator.signals.signals import is_deleted
-from bamboo_operator.status.operated_job import OperatedJob
+from bamboo_operator.status.facts import OperatedJob
 
 logger = logging.getLogger(__name__)
 

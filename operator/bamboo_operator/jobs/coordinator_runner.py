@@ -16,8 +16,7 @@ from hashlib import sha256
 from typing import Any
 
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import Received, WorkerJoined
-from bamboo_core.control.protocol import Stop, WorkerWarning
+from bamboo_core.control.protocol import Received, Stop, WorkerJoined, WorkerWarning
 from bamboo_core.control.server import Channels
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.awake_clock import AwakeClock
@@ -37,11 +36,10 @@ from bamboo_core.coordinator.events import (
     WorkersAbsent,
 )
 from bamboo_core.coordinator.history_feed import HistoryFeed
-from bamboo_core.coordinator.job_status import status
+from bamboo_core.coordinator.job_status import WantedWorkers, status, wanted_workers
 from bamboo_core.coordinator.progress import BEGINNING, EarlierProgress
 from bamboo_core.coordinator.state import CoordinatorState
-from bamboo_core.coordinator.wanted_workers import WantedWorkers, wanted_workers
-from bamboo_core.history.place import history_url
+from bamboo_core.history.files import history_url
 from bamboo_core.job.edits import task_digest
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.page.history import JobHistory, StepFigures
@@ -49,15 +47,14 @@ from bamboo_core.planning.plan import Plan, WorkerId
 from bamboo_operator.auth.pod_tokens import TokenReviewer, pod_authenticator
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.indices import ClusterIndices
-from bamboo_operator.jobs.burst import Burst
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
-from bamboo_operator.jobs.reconcile_schedule import ReconcileTrigger
+from bamboo_operator.jobs.reconcile_schedule import Burst, ReconcileTrigger
 from bamboo_operator.kube.objects import JobIdentity, owner_uid
 from bamboo_operator.pods.view import PodDemand
 from bamboo_operator.signals.node_marks import NodeMark
 from bamboo_operator.signals.worker_watch import WorkerWatch
 from bamboo_operator.status.event_queue import EventQueue
-from bamboo_operator.status.plan_record import plan_record, start_record
+from bamboo_operator.status.writer import plan_record, start_record
 
 logger = logging.getLogger(__name__)
 

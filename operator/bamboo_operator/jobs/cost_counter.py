@@ -20,8 +20,8 @@ from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.jobs.meter import JobMeter
 from bamboo_operator.kube.objects import parsed_time, utc_now
 from bamboo_operator.manifests.worker_pod import worker_pool
-from bamboo_operator.pods.job_pods import JobPods
 from bamboo_operator.pods.pools import cost_of, price_per_hour
+from bamboo_operator.pods.view import JobPods
 from bamboo_operator.signals.signals import is_deleted, worker_exit
 
 Json = Mapping[str, Any]

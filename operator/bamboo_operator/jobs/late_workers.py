@@ -11,17 +11,15 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from bamboo_core.control.channel_events import ChannelEvent, WorkerJoined
-from bamboo_core.control.protocol import Stop
+from bamboo_core.control.protocol import ChannelEvent, Stop, WorkerJoined
 from bamboo_core.control.server import Channels
 from bamboo_core.kube.errors import RemoteError
 from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.auth.pod_tokens import TokenReviewer, pod_authenticator
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.indices import ClusterIndices
-from bamboo_operator.kube.attempts import FIRST_RETRY, LAST_RETRY
+from bamboo_operator.kube.attempts import FIRST_RETRY, LAST_RETRY, described
 from bamboo_operator.kube.objects import JobIdentity, JobKey, job_of, owner_uid, utc_now
-from bamboo_operator.kube.refusals import described
 from bamboo_operator.signals.signals import seconds_over, worker_exit
 
 logger = logging.getLogger(__name__)

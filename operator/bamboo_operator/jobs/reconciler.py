@@ -39,14 +39,12 @@ from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.objects import JobIdentity, JobKey, utc_now
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.pods.controller import PodController
-from bamboo_operator.pods.job_pods import JobPods
 from bamboo_operator.pods.removal import PodRemoval
-from bamboo_operator.pods.rolling_change import RollingChange
-from bamboo_operator.pods.worker_templates import WorkerTemplates
+from bamboo_operator.pods.rolling_change import RollingChange, WorkerTemplates
+from bamboo_operator.pods.view import JobPods
 from bamboo_operator.status.budget import money_spent
 from bamboo_operator.status.event_queue import EventQueue, post_events
-from bamboo_operator.status.facts import StatusFacts
-from bamboo_operator.status.operated_job import OperatedJob
+from bamboo_operator.status.facts import OperatedJob, StatusFacts
 from bamboo_operator.status.writer import StatusWriter
 
 TURN_SECONDS = 30.0  # between heartbeats of a job that waits for its turn

@@ -7,8 +7,8 @@ from bamboo_core.kube.api import KubeApi
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.indices import ClusterIndices
-from bamboo_operator.jobs.burst import Burst
 from bamboo_operator.jobs.meter import OperatorCounts
+from bamboo_operator.jobs.reconcile_schedule import Burst
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.pods.queueing import QuotaHolders
 from bamboo_operator.signals.node_marks import NodeMark

@@ -11,12 +11,15 @@ NOTICE_SECONDS, two operators work.
 The official client's leader election (37.0.2) is not used: it fails without an existing Lease, ends silently when the
 API server is away, notices another holder only after 5 minutes if a renewal hangs, never releases the Lease, and does
 not look at pods (measured at b11a1fe3).
+
+The Service selects the active operator by a label on its pod: operators that wait for the Lease are ready, too, so that
+a Deployment with several replicas is available.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -25,9 +28,10 @@ from typing import Any
 from bamboo_core.job.text_patterns import DNS_LABEL, DNS_NAME
 from bamboo_core.kube.api import KubeApi, Object
 from bamboo_core.kube.errors import ApiError, RemoteError
+from bamboo_core.names import LABEL_ACTIVE
 from bamboo_operator.kube.access import TIMEOUT_SECONDS
+from bamboo_operator.kube.attempts import described
 from bamboo_operator.kube.objects import utc_now
-from bamboo_operator.kube.refusals import described
 
 logger = logging.getLogger(__name__)
 
@@ -338,3 +342,49 @@ class Lease:
         if self._logged_failure is None or now - self._logged_failure >= LOG_AGAIN_SECONDS:
             self._logged_failure = now
             logger.warning("%s the lease %s: %s", what, self._place, described(error))
+
+
+LABEL_RETRY_SECONDS = 2.0
+LAST_LABEL_SECONDS = 3.0
+
+
+class ActiveLabel:
+    """The label on an operator's pod. place: the Lease, whose namespace has the pods. me: this operator's pod."""
+
+    def __init__(self, api: KubeApi, place: LeaseName, me: str) -> None:
+        self._api, self._namespace, self._me = api, place.namespace, me
+        self._set = False
+
+    async def take(self, others: Iterable[str]) -> None:
+        """Label this pod and remove the label from the others; retry until done or given up."""
+        self._set = True
+        for name in (*others, self._me):
+            while self._set and not await self._label(name, "true" if name == self._me else None):
+                await asyncio.sleep(LABEL_RETRY_SECONDS)
+
+    async def give_up(self, *, first: bool = False) -> None:
+        """Remove this pod's label; try once. first: also a label that an earlier process may have left."""
+        if self._set or first:
+            self._set = False
+            try:
+                async with asyncio.timeout(LAST_LABEL_SECONDS):
+                    await self._label(self._me, None)
+            except TimeoutError:
+                logger.warning("cannot remove the label %s from %s in time", LABEL_ACTIVE, self._me)
+
+    async def _label(self, name: str, value: str | None) -> bool:
+        """Set or remove a pod's label; return whether that is done, also if the pod is gone."""
+        try:
+            await self._api.label_pod(self._namespace, name, LABEL_ACTIVE, value)
+        except ApiError as error:
+            if error.status == 404:
+                return True
+            self._log_failure(name, error)
+        except RemoteError as error:
+            self._log_failure(name, error)
+        else:
+            return True
+        return False
+
+    def _log_failure(self, name: str, error: RemoteError) -> None:
+        logger.warning("cannot label pod %s with %s: %s", name, LABEL_ACTIVE, described(error))

@@ -8,13 +8,11 @@ from hashlib import sha256
 from typing import Any
 
 from bamboo_core import names
-from bamboo_core.job.node_placement import placement
 from bamboo_core.job.placement_spec import NodePool
-from bamboo_core.job.pod_template import merge
+from bamboo_core.job.pod_templates import NodePlacement, merge, placement
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.names import worker_name
+from bamboo_core.names import LABEL_JOB_UID, METRICS_PORT, worker_name
 from bamboo_core.planning.plan import WorkerId
-from bamboo_operator.manifests.placement import place
 from bamboo_operator.manifests.spread import spread, spread_labels
 from bamboo_operator.manifests.template import (
     TOKEN_VOLUME,
@@ -23,6 +21,24 @@ from bamboo_operator.manifests.template import (
     read_template,
     read_templates,
 )
+
+
+def place(spec: dict[str, Any], where: NodePlacement) -> None:
+    """Restrict a pod's spec to these nodes, in addition to its own restrictions."""
+    if where.selector:
+        spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **where.selector}
+    asked = list(spec.get("tolerations") or ())
+    if tolerations := [*asked, *(dict(t) for t in where.tolerations if t not in asked)]:
+        spec["tolerations"] = tolerations
+    if where.expressions:
+        affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+        required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+        terms = required.get("nodeSelectorTerms") or [{}]  # the terms are alternatives
+        ours = [dict(e) for e in where.expressions]
+        required["nodeSelectorTerms"] = [
+            {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), *ours]} for term in terms
+        ]
+
 
 Json = dict[str, Any]
 
@@ -245,3 +261,24 @@ def _own(spec: Json, env: list[Json]) -> None:
     ports = trainer.get("ports", [])
     if isinstance(ports, list) and not spec.get("hostNetwork"):  # with it, two workers could not share a node
         trainer["ports"] = [{"name": METRICS, "containerPort": names.METRICS_PORT}, *ports]
+
+
+def network_policy(job: JobSpec, uid: str) -> dict[str, Any]:
+    """Return the policy for a job's workers.
+
+    Between workers all ports are open, since each uses any free one. Outgoing connections are not restricted.
+    """
+    workers = {"matchLabels": {LABEL_JOB_UID: uid}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": about_workers(job, uid),
+        "spec": {
+            "podSelector": workers,
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"from": [{"podSelector": workers}]},
+                {"from": [{"namespaceSelector": {}}], "ports": [{"protocol": "TCP", "port": METRICS_PORT}]},
+            ],
+        },
+    }

@@ -14,11 +14,11 @@ from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import ApiError, RemoteError
 from bamboo_core.names import worker_name
 from bamboo_core.planning.plan import WorkerId
+from bamboo_operator.kube.attempts import PodRefused
 from bamboo_operator.kube.objects import utc_now
-from bamboo_operator.kube.refusals import PodRefused
-from bamboo_operator.manifests.network_policy import network_policy
 from bamboo_operator.manifests.spread import zone_group
-from bamboo_operator.manifests.worker_pod import WorkerPodSettings, worker_number
+from bamboo_operator.manifests.worker_pod import WorkerPodSettings, network_policy, worker_number
+from bamboo_operator.pods import starting
 from bamboo_operator.pods.decisions import (
     DECISIONS,
     Create,
@@ -33,7 +33,6 @@ from bamboo_operator.pods.decisions import (
     withdraw,
 )
 from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS, DisruptionBudgetWriter
-from bamboo_operator.pods.job_pods import JobPods, age
 from bamboo_operator.pods.pools import choose_pool
 from bamboo_operator.pods.queueing import (
     WAITING,
@@ -46,17 +45,18 @@ from bamboo_operator.pods.queueing import (
 )
 from bamboo_operator.pods.rolling_change import RollingChange
 from bamboo_operator.pods.rollout import RolloutRecord
-from bamboo_operator.pods.starting import join_timeout
-from bamboo_operator.pods.starting.scheduling_gates import GateReleases, waits_for_quota
-from bamboo_operator.pods.starting.start_backoff import StartBackoff, failed_start
-from bamboo_operator.pods.starting.startup_events import StartupEvents
-from bamboo_operator.pods.starting.startup_problems import (
+from bamboo_operator.pods.starting import (
     GATED,
+    GateReleases,
+    StartBackoff,
+    StartupEvents,
     StartupProblem,
+    failed_start,
     missing_pods,
     startup_problems,
+    waits_for_quota,
 )
-from bamboo_operator.pods.view import PodDemand, PodsView
+from bamboo_operator.pods.view import JobPods, PodDemand, PodsView, age
 from bamboo_operator.signals.signals import is_deleted, worker_exit
 
 PODS_AT_ONCE = 50
@@ -176,8 +176,8 @@ class PodController:
         backoff = self._backoff if self._backoff.holds(view.now) else None
         missing = missing_pods(view.adding, backoff, refused=str(self._refusal or ""), pools_full=view.pools_full)
         unrequested = 0 if view.may_ask_for_quota else view.adding
-        late = join_timeout.join_problem(
-            join_timeout.seconds_unjoined(view.living, view.demand.joined, self._began, utc_now()),
+        late = starting.join_problem(
+            starting.seconds_unjoined(view.living, view.demand.joined, self._began, utc_now()),
             self._settings.coordinator_url,
         )
         self.problems = (
@@ -216,7 +216,7 @@ class PodController:
             released=gates,
             waiting_since=self._waiting_since,
             probes=self._probes,
-            unjoined=join_timeout.seconds_unjoined(living, demand.joined, self._recovered, utc_now()),
+            unjoined=starting.seconds_unjoined(living, demand.joined, self._recovered, utc_now()),
             stopping=self._stopping,
             backoff=self._backoff,
             quota=self._quota,

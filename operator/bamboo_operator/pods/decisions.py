@@ -11,8 +11,8 @@ from bamboo_core.coordinator.events import Emit, WorkerState
 from bamboo_core.job.placement_spec import NodePool
 from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.manifests.worker_pod import worker_number, worker_pool
+from bamboo_operator.pods import starting
 from bamboo_operator.pods.pools import fallback_pool, pool_to_probe, surplus_worker, worker_to_revert
-from bamboo_operator.pods.starting import join_timeout
 from bamboo_operator.pods.view import PodsView
 from bamboo_operator.signals.signals import is_deleted, worker_exit
 
@@ -125,7 +125,7 @@ def replace_unjoined(view: PodsView) -> Iterator[Action]:
     if view.wanted.recovering:
         return  # they train, and try to connect again
     for name, seconds in view.unjoined.items():
-        if seconds > join_timeout.REPLACE_SECONDS and name in view.pods and name not in view.deleted:
+        if seconds > starting.REPLACE_SECONDS and name in view.pods and name not in view.deleted:
             message = f"{name} has run for {seconds:.0f} s and has not joined; it is replaced"
             yield Delete(name, event=Emit("WorkerSilent", message, True))
 

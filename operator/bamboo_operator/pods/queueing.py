@@ -14,8 +14,7 @@ from bamboo_core.job.spec import JobSpec, QueueSpec
 from bamboo_core.names import LABEL_QUEUE, LABEL_QUEUE_MANAGED, LABEL_QUEUE_PRIORITY
 from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.kube.objects import JobKey
-from bamboo_operator.pods.starting.scheduling_gates import waits_for_quota
-from bamboo_operator.pods.starting.startup_problems import StartupProblem
+from bamboo_operator.pods.starting import StartupProblem, waits_for_quota
 from bamboo_operator.signals.signals import lives
 
 Json = Mapping[str, Any]

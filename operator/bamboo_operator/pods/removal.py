@@ -10,7 +10,7 @@ from typing import Any
 
 from bamboo_core.kube.api import Object
 from bamboo_operator.kube.attempts import ApiAttempts
-from bamboo_operator.pods.job_pods import JobPods
+from bamboo_operator.pods.view import JobPods
 from bamboo_operator.signals.signals import grace_period, worker_exit
 
 EXIT_SECONDS = 15.0  # for workers to end by themselves when the job is over

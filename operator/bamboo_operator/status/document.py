@@ -16,7 +16,7 @@ from bamboo_core.job.status import (
     TrainingProgress,
     WorkerCounts,
 )
-from bamboo_core.view.run_status import run_status
+from bamboo_core.view.job_view import run_status
 from bamboo_operator.status.condition_rules import (
     LONGEST_MESSAGE,
     ConditionResult,

@@ -4,11 +4,39 @@ from collections import deque
 from datetime import datetime
 
 from bamboo_core.coordinator.events import Emit
-from bamboo_core.kube.api import KubeApi
+from bamboo_core.kube.api import KubeApi, Object
 from bamboo_core.kube.errors import ApiError
+from bamboo_core.names import API_VERSION, KIND
 from bamboo_core.page.history import JobHistory
 from bamboo_operator.kube.objects import JobIdentity, api_time, utc_now
-from bamboo_operator.manifests.event import event
+
+COMPONENT = "bamboo-operator"
+
+
+def event(job: JobIdentity, emit: Emit, now: datetime) -> Object:
+    namespace, name = job.key
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{name[:200]}.", "namespace": namespace},
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "namespace": namespace,
+            "name": name,
+            "uid": job.uid,
+        },
+        "reason": emit.reason[:128],
+        "message": emit.message[:1000],
+        "type": "Warning" if emit.warning else "Normal",
+        "source": {"component": COMPONENT},
+        "reportingComponent": COMPONENT,
+        "reportingInstance": COMPONENT,
+        "firstTimestamp": api_time(now),
+        "lastTimestamp": api_time(now),
+        "count": 1,
+    }
+
 
 MOST_UNPOSTED = 1000
 EVENTS_AT_ONCE = 20

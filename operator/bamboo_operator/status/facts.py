@@ -10,8 +10,10 @@ from bamboo_core.job.api_object import whole_seconds
 from bamboo_core.job.placement_spec import NodePool
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.status import BambooJobStatus
+from bamboo_core.page.history import JobHistory
+from bamboo_core.view.job_view import JobView
 from bamboo_operator.pods.rollout import RolloutRecord
-from bamboo_operator.pods.starting.startup_problems import StartupProblem
+from bamboo_operator.pods.starting import StartupProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,3 +87,15 @@ class StatusFacts:
     def time(self) -> datetime:
         """Return the time in whole seconds, as in a status."""
         return whole_seconds(self.now)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatedJob:
+    """A job as its operator knows it.
+
+    view: the spec in force (the newest one if none was ever valid) and the last written status.
+    """
+
+    view: JobView
+    facts: StatusFacts
+    record: JobHistory | None = None  # None if no coordinator has run here

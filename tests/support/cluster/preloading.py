@@ -18,8 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bamboo_trainer.worker.launch.imports import lasting_imports
-from bamboo_trainer.worker.launch.launcher import MODULES
+from bamboo_trainer.worker.launcher import MODULES, lasting_imports
 
 PR_SET_PDEATHSIG = 1
 MESSAGE_BYTES = 1 << 18

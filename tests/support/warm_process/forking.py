@@ -16,8 +16,8 @@ from typing import Any, NoReturn, TextIO
 
 from warm_stand_in import CODE_BYTES
 
-from bamboo_trainer.worker.launch import launcher
-from bamboo_trainer.worker.launch.imports import lasting_imports
+from bamboo_trainer.worker import launcher
+from bamboo_trainer.worker.launcher import lasting_imports
 from cluster.preloading import end_with_parent, run_as_main
 
 

@@ -9,13 +9,12 @@ from pathlib import Path
 from bamboo_core import standard_streams
 from bamboo_core.complaints import complain
 from bamboo_core.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
-from bamboo_core.storage.errors import StorageError
+from bamboo_core.storage.bounded import StorageError
 from bamboo_core.text import count, size
-from bamboo_trainer.checkpoint.errors import ExportError
-from bamboo_trainer.checkpoint.export import ExportForm, export
-from bamboo_trainer.checkpoint.published import task_config
+from bamboo_trainer.checkpoint.export import ExportForm, export, task_config
+from bamboo_trainer.checkpoint.layer_file import ExportError
 from bamboo_trainer.checkpoint.sources import Checkpoint, StateSource, open_source
-from bamboo_trainer.progress_line import ProgressLine
+from bamboo_trainer.data.tokenizing import ProgressLine
 
 
 def main(arguments: list[str]) -> int:

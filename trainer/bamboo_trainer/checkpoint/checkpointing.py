@@ -18,13 +18,18 @@ from typing import Final
 import msgspec
 import torch
 
-from bamboo_core.checkpoint.data_record import DataRecord, difference
-from bamboo_core.checkpoint.errors import CheckpointDamaged, CheckpointExists
-from bamboo_core.checkpoint.found import FoundState
+from bamboo_core.checkpoint.found import DEAD_AFTER_SECONDS, GIVEN_UP_SECONDS, FoundState, choose, removable
 from bamboo_core.checkpoint.layout import CheckpointId
-from bamboo_core.checkpoint.manifest import CheckpointManifest, CheckpointPart, DataPosition, Versions
-from bamboo_core.checkpoint.resume import choose
-from bamboo_core.checkpoint.retention import DEAD_AFTER_SECONDS, GIVEN_UP_SECONDS, removable
+from bamboo_core.checkpoint.manifest import (
+    CheckpointDamaged,
+    CheckpointExists,
+    CheckpointManifest,
+    CheckpointPart,
+    DataPosition,
+    DataRecord,
+    Versions,
+    difference,
+)
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.control.protocol import (
     MOST_TEXT,
@@ -39,12 +44,10 @@ from bamboo_core.control.protocol import (
 )
 from bamboo_core.job.edits import numbers_digest
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.storage.errors import StorageError
-from bamboo_trainer.checkpoint.errors import RestoreError
-from bamboo_trainer.checkpoint.layer_file import encode
-from bamboo_trainer.checkpoint.state_dict import read_layer
-from bamboo_trainer.stage.state.layer_state import LayerState
-from bamboo_trainer.stage.state.values import StageValues
+from bamboo_core.storage.bounded import StorageError
+from bamboo_trainer.checkpoint.layer_file import RestoreError, encode, read_layer
+from bamboo_trainer.stage.layer_state import LayerState
+from bamboo_trainer.stage.values import StageValues
 
 logger = logging.getLogger(__name__)
 

@@ -1,34 +1,162 @@
 """`bamboo export`: a checkpoint as one plain state dict that can be read without Bamboo.
 
+Exports for Hugging Face: a folder for transformers' `from_pretrained`, or one for PEFT.
+
+The first has config.json, model.safetensors, and copies of the model's companions (tokenizer, settings for generation);
+the second only adapters.
+
 It works layer by layer, so the largest layer's file bounds memory, whatever the model's size. The output appears under
 its name as a whole or not at all.
 """
 
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.complaints import system_reason
-from bamboo_core.storage.durable import sync
-from bamboo_core.storage.errors import StorageError
+from bamboo_core.storage.bounded import StorageError
+from bamboo_core.storage.local_files import sync
 from bamboo_core.text import size as bytes_in_words
-from bamboo_trainer.checkpoint import adapters, published
-from bamboo_trainer.checkpoint.errors import ExportError
-from bamboo_trainer.checkpoint.layer_file import header_bytes
+from bamboo_trainer.checkpoint import sources
+from bamboo_trainer.checkpoint.layer_file import ExportError, StateEntry, by_file, header_bytes
 from bamboo_trainer.checkpoint.sources import Checkpoint, StateSource, under_module_names
-from bamboo_trainer.checkpoint.state_dict import StateEntry, by_file
-from bamboo_trainer.frames.tensors import DTYPES, byte_view
-from bamboo_trainer.models.parts import peft_files
-from bamboo_trainer.models.parts.huggingface_weights import SINGLE
+from bamboo_trainer.frames import DTYPES, byte_view
+from bamboo_trainer.models import huggingface_files
+from bamboo_trainer.models.huggingface import (
+    AUTO,
+    HuggingFaceSettings,
+    Objective,
+    lora_settings,
+    objective_of,
+    published_config,
+    read_settings,
+    trained_beside,
+    transformers,
+)
+from bamboo_trainer.models.huggingface_files import COMPANIONS, GENERATION, MODULE, SINGLE, TEMPLATES, PeftAdapter
+
+WEIGHTS: Final = "model.safetensors"
+
+
+def inner_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
+    """Return the entries under the model's own names. Raises ExportError for a model that was not split."""
+    renamed = []
+    for entry in entries:
+        _, _, inner = entry.name.removeprefix("layers.").partition(".")
+        name = inner.removeprefix(MODULE)
+        if not entry.name.startswith("layers.") or name == inner:
+            raise ExportError(f"{entry.name} is no tensor of a model that bamboo_trainer.models.huggingface has split")
+        renamed.append(replace(entry, name=name))
+    return tuple(renamed)
+
+
+def published_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
+    """Return the entries without further names of a tensor: transformers ties those. Raises ExportError."""
+    found: dict[tuple[int, str], StateEntry] = {}
+    names: set[str] = set()
+    for entry in inner_entries(entries):
+        place = entry.layer, entry.tensor
+        if place not in found and entry.name not in names:
+            found[place] = entry
+            names.add(entry.name)
+    return tuple(found.values())
+
+
+def task_config(job: Path | None, model: Path | None, config: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    """Return the task.config: the given one, or the job manifest's. model: where the folder that it names is on this
+    machine.
+    """
+    from bamboo_core.job.manifest import load_manifest
+
+    if job is None and model is None and config is None:
+        raise ExportError("this format needs --job, the job's manifest, or --model, the model's folder")
+    try:
+        config = dict(load_manifest(job).task.config) if job else dict(config or {})
+    except ValueError as error:
+        raise ExportError(str(error)) from None
+    if model is not None:
+        config = {**{k: v for k, v in config.items() if k != "architecture"}, "model": str(model)}
+    return config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelToExport:
+    """The model in a job's task.config. config: transformers' config."""
+
+    settings: HuggingFaceSettings
+    config: Any
+    objective: Objective
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> "ModelToExport":
+        """Read the model. config: the job's task.config. Raises ExportError."""
+        try:
+            settings = read_settings(config)
+            published = published_config(settings)
+            objective = settings.objective or objective_of(published)
+        except ValueError as error:
+            raise ExportError(f"task.config: {error}") from None
+        return cls(settings=settings, config=published, objective=objective)
+
+    def describe(self, folder: Path) -> None:
+        """Write all files of the folder except the weights."""
+        classes = getattr(transformers(), AUTO[self.objective][1])
+        self.config.architectures = [classes[type(self.config)].__name__]
+        self.config.dtype = "float32"
+        self.config.save_pretrained(folder)
+        source = Path(self.settings.model) if self.settings.model else None
+        if source:
+            _copy_companions(source, folder)
+        if self.objective == "causal":
+            _write_generation(source, self.config, folder)
+
+    def trained(self, entries: Sequence[StateEntry]) -> set[str]:
+        """Return the names of other trained parameters than adapters. entries: under the model's own names."""
+        names = [entry.name for entry in entries if not re.search(r"\.lora_|\.base\.", entry.name)]
+        beside = trained_beside(self.settings, self.objective, self.config, names)
+        return {name.removeprefix(MODULE) for name in beside}
+
+    @property
+    def _base(self) -> Mapping[str, str | None]:
+        return {"base": self.settings.published_as, "revision": self.settings.revision}
+
+    @property
+    def adapter_facts(self) -> Mapping[str, Any]:
+        """The facts about adapters that `adapters.describe` writes in addition to their tensors."""
+        given = lora_settings(self.settings.lora or {})
+        dropout = given.dropout
+        if dropout is None and given.adapter:
+            dropout = PeftAdapter.read(Path(given.adapter)).dropout
+        return {"objective": self.objective, "dropout": dropout or 0.0, **self._base}
+
+
+def _copy_companions(source: Path, folder: Path) -> None:
+    for name in COMPANIONS:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+    if (source / TEMPLATES).is_dir():
+        shutil.copytree(source / TEMPLATES, folder / TEMPLATES)
+
+
+def _write_generation(source: Path | None, published: Any, folder: Path) -> None:
+    """Write the generation settings as `save_pretrained` does: the folder's, or else settings that follow from the
+    config.
+    """
+    if source and (source / GENERATION).is_file():
+        shutil.copyfile(source / GENERATION, folder / GENERATION)
+    else:
+        transformers().GenerationConfig.from_model_config(published).save_pretrained(folder)
+
 
 Progress = Callable[[int, int], None]  # files done, files in total
 
@@ -127,18 +255,18 @@ class _OfModel:
     @classmethod
     def read(cls, source: StateSource, form: ExportForm, task_config: Mapping[str, Any]) -> "_OfModel":
         """Read the model and its entries. Raises ExportError."""
-        model = published.ModelToExport.read(task_config)
+        model = ModelToExport.read(task_config)
         if form is ExportForm.HUGGINGFACE:
-            merged = adapters.MergedSource(source)
-            entries = published.published_entries(merged.entries())
-            return cls(source=merged, entries=entries, file=published.WEIGHTS, describe=model.describe)
-        known = published.inner_entries(source.entries())
+            merged = sources.MergedSource(source)
+            entries = published_entries(merged.entries())
+            return cls(source=merged, entries=entries, file=WEIGHTS, describe=model.describe)
+        known = inner_entries(source.entries())
         trained = model.trained(known)
         return cls(
             source=source,
-            entries=adapters.peft_entries(known, trained),
-            file=peft_files.WEIGHTS,
-            describe=partial(adapters.describe, source, known, trained, model.adapter_facts),
+            entries=sources.peft_entries(known, trained),
+            file=huggingface_files.WEIGHTS,
+            describe=partial(sources.describe, source, known, trained, model.adapter_facts),
         )
 
 

@@ -1,12 +1,19 @@
-"""One layer's state as a file in the safetensors format, which any reader of that format can read.
+"""Files of layers in a checkpoint, in the safetensors format, and the plain state dict that they make up.
+
+One layer's state as a file in the safetensors format, which any reader of that format can read.
 
 The format's metadata has one entry, "bamboo": JSON for facts that safetensors has no place for. Complex tensors are
 stored as real ones, with a last dimension of two, and named there.
+
+The entries of a checkpoint's plain state dict, read from the beginnings of its files: names, shapes, places.
+
+Layers' files are also read here, so that every reader reports a damaged one in the same way.
 """
 
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -15,11 +22,26 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from bamboo_core.checkpoint.errors import CheckpointDamaged
+from bamboo_core.checkpoint.layout import CheckpointId
+from bamboo_core.checkpoint.manifest import CheckpointDamaged, CheckpointManifest
+from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.storage.files import Buffer
-from bamboo_trainer.frames.tensors import DTYPE_NAMES, DTYPES, byte_view
-from bamboo_trainer.stage.state.group_numbers import Scalar
-from bamboo_trainer.stage.state.layer_state import LayerState
+from bamboo_trainer.frames import DTYPE_NAMES, DTYPES, CommonState, byte_view
+from bamboo_trainer.stage.layer_state import LayerState, layer_of
+from bamboo_trainer.stage.optimizer_state import Scalar
+
+
+class RestoreError(Exception):
+    """Error of a stage that cannot begin with a checkpoint. damaged: it never can."""
+
+    def __init__(self, checkpoint: CheckpointId, message: str, damaged: bool) -> None:
+        super().__init__(message)
+        self.checkpoint, self.damaged = checkpoint, damaged
+
+
+class ExportError(Exception):
+    """Error of an output that cannot be written; the text is a sentence."""
+
 
 FORMAT: Final = 1
 MOST_HEADER: Final = 100 << 20  # bytes; safetensors' own limit
@@ -153,3 +175,100 @@ def header_bytes(specs: Sequence[tuple[str, str, tuple[int, ...], int]], metadat
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
+
+
+_FIRST_BYTES: Final = 64 << 10  # the whole header of most layers fits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateEntry:
+    """One tensor of the state dict. layer, tensor: its file, and its name there, which several entries may share.
+
+    dtype, shape: as the file stores them, a complex one with a last dimension of two.
+    """
+
+    name: str
+    layer: int
+    tensor: str
+    dtype: str
+    shape: tuple[int, ...]
+    complex: bool
+    bytes: int
+
+
+def read_entries(store: CheckpointStore, manifest: CheckpointManifest) -> tuple[StateEntry, ...]:
+    """Return the entries in the model's order: "layers.0.weight" and so on, like `StageValues.state_tensors`.
+
+    Raises CheckpointDamaged, StoreUnavailable. Reads only the files' beginnings, without checking them: a later reader
+    of a layer must compare.
+    """
+    headers = [_header(store, manifest, part.layer) for part in manifest.layers]
+    try:
+        return tuple(
+            _entry(f"layers.{number}.{name}", tensor, number, headers)
+            for number, (header, _) in enumerate(headers)
+            for name, tensor in header.names.items()
+        )
+    except CheckpointDamaged:
+        for part in manifest.layers:  # if two files disagree, the error names the changed one
+            store.read_part(manifest, part.layer)
+        raise
+
+
+def read_layer(store: CheckpointStore, manifest: CheckpointManifest, layer: int) -> LayerState:
+    """Read and check a layer's whole file. Raises CheckpointDamaged, which names the file, or StoreUnavailable."""
+    data = store.read_part(manifest, layer)
+    try:
+        return replace(decode(data), common=msgspec.convert(manifest.common, CommonState))
+    except (CheckpointDamaged, msgspec.ValidationError) as error:
+        raise CheckpointDamaged(f"{_shown(store, manifest, layer)}: {error}") from None
+
+
+def by_file(entries: Sequence[StateEntry]) -> Mapping[int, tuple[StateEntry, ...]]:
+    """Group entries by file."""
+    files: dict[int, list[StateEntry]] = {}
+    for entry in entries:
+        files.setdefault(entry.layer, []).append(entry)
+    return {layer: tuple(found) for layer, found in sorted(files.items())}
+
+
+def _header(
+    store: CheckpointStore, manifest: CheckpointManifest, layer: int
+) -> tuple[LayerHeader, dict[str, TensorEntry]]:
+    start = store.read_start(manifest, layer, _FIRST_BYTES)
+    try:
+        if (size := header_size(start[:LENGTH_BYTES])) > len(start):
+            start = store.read_start(manifest, layer, size)
+        header, entries = read_header(start)
+        if (header.layer, header.version) != (layer, manifest.step):
+            raise CheckpointDamaged(f"it is layer {header.layer} of step {header.version}")
+        if sum(entry.bytes for entry in entries.values()) != manifest.layers[layer].bytes - size:
+            raise CheckpointDamaged("its tensors are not as large as its header says")
+    except CheckpointDamaged as error:
+        store.read_part(manifest, layer)  # raises if the file has changed, which then is the cause
+        raise CheckpointDamaged(f"{_shown(store, manifest, layer)}: {error}") from None
+    return header, entries
+
+
+def _shown(store: CheckpointStore, manifest: CheckpointManifest, layer: int) -> str:
+    return f"{store.shown}/{manifest.place.part(layer)}"
+
+
+def _entry(
+    name: str, tensor: str, number: int, headers: Sequence[tuple[LayerHeader, Mapping[str, TensorEntry]]]
+) -> StateEntry:
+    try:
+        layer = layer_of(tensor)
+        header, entries = headers[layer]
+        found = entries[tensor]
+    except (ValueError, LookupError):
+        raise CheckpointDamaged(f"{name} is said to be {tensor!r}, which layer {number}'s checkpoint lacks") from None
+    return StateEntry(
+        name=name,
+        layer=layer,
+        tensor=tensor,
+        dtype=found.dtype,
+        shape=found.shape,
+        complex=tensor in header.complex,
+        bytes=found.bytes,
+    )

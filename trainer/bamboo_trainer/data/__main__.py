@@ -8,7 +8,7 @@ from pathlib import Path
 from bamboo_core import standard_streams
 from bamboo_core.complaints import complain
 from bamboo_core.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, DocumentUnit
-from bamboo_core.storage.errors import StorageError
+from bamboo_core.storage.bounded import StorageError
 from bamboo_core.text import count, size
 from bamboo_trainer.data.token_file import SUFFIX
 from bamboo_trainer.data.tokenizing import (
@@ -16,12 +16,12 @@ from bamboo_trainer.data.tokenizing import (
     PATTERNS,
     ByteEncoder,
     Encoder,
+    ProgressLine,
     Texts,
     TokenizerEncoder,
     text_files,
     tokenize,
 )
-from bamboo_trainer.progress_line import ProgressLine
 
 
 def main(arguments: list[str]) -> int:

@@ -8,14 +8,22 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from bamboo_core.text import suggestion
-from bamboo_trainer.data.images import IMAGENET_MEAN, IMAGENET_STD, SUFFIXES, ImageFolder, ImageOptions
-from bamboo_trainer.data.in_memory import NpzDataset, TextDataset, text_bytes
-from bamboo_trainer.data.mixture import Mixture
-from bamboo_trainer.data.prefetched import Prefetched
-from bamboo_trainer.data.rows import HuggingFaceDataset, Indexed
+from bamboo_trainer.data.datasets import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    SUFFIXES,
+    HuggingFaceDataset,
+    ImageFolder,
+    ImageOptions,
+    Indexed,
+    Mixture,
+    NpzDataset,
+    Prefetched,
+    TextDataset,
+    text_bytes,
+)
 from bamboo_trainer.data.sources import CacheConfig, open_sources
-from bamboo_trainer.data.token_file import SUFFIX
-from bamboo_trainer.data.tokens import Documents, Tokens
+from bamboo_trainer.data.token_file import SUFFIX, Documents, Tokens
 from bamboo_trainer.task import Dataset
 
 MIXTURE: Final = "mixture"

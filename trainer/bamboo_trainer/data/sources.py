@@ -1,18 +1,281 @@
-"""The files of a dataset, on this machine or in an object store, as bytes."""
+"""The files of a dataset, on this machine or in an object store, as bytes.
+
+A cache of blocks of an object store in a folder on this machine, which several processes share.
+
+A block gets its name only as a whole, with its checksum. The folder stays below its size because a process that adds a
+block removes the least recently used ones.
+"""
 
 import contextlib
+import fcntl
+import hashlib
+import logging
 import mmap
 import os
+import secrets
 import stat
 import tempfile
-from collections.abc import Sequence
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from bamboo_core.complaints import system_reason
+from bamboo_core.storage.bounded import BoundedCalls, MissingFile, StoreLimits, StoreUnavailable
+from bamboo_core.storage.object_store import ObjectFiles, RemoteEntry, open_store
 from bamboo_core.storage.url import parse_url
-from bamboo_trainer.data.block_cache import BlockCache, CachedFile, RemoteFiles
 from bamboo_trainer.data.token_file import ByteSource
+
+logger = logging.getLogger(__name__)
+
+LARGE_BLOCK: Final = 4 << 20
+SMALL_BLOCK: Final = 64 << 10
+LIMITS: Final = StoreLimits(seconds=30.0, tries=8, pause=1.0)  # about two minutes of errors, six of silence
+REMEMBERED: Final = 64 << 20  # bytes of blocks that a process keeps in memory
+LEFT_AFTER_EVICTION: Final = 0.9  # of the size, so that not every added block leads to a scan of all others
+LOOKED_AFTER: Final = 0.02  # of the size: having added this much, a process scans what the others have added
+USED_AGAIN_SECONDS: Final = 60.0  # the use of a block is marked at most this often
+ABANDONED_SECONDS: Final = 3600.0  # an unfinished file of this age was left by a killed process
+_DIGEST: Final = 16
+_FOLDERS: Final = 256
+
+
+class RemoteFiles:
+    """The files below a URL, or the one at it. Each process makes its clients when needed, since a forked process
+    cannot use its parent's.
+
+    Raises StorageError of bamboo_core.storage; calls end in finite time.
+    """
+
+    def __init__(self, url: str, limits: StoreLimits = LIMITS) -> None:
+        self._url, self._limits = parse_url(url, "the URL of data"), limits
+        self.shown = self._url.shown
+        self._lock = threading.Lock()
+        self._opened: tuple[int, BoundedCalls, ObjectFiles] | None = None  # by this process
+
+    def __getstate__(self) -> tuple[str, StoreLimits]:
+        return self._url.path, self._limits
+
+    def __setstate__(self, state: tuple[str, StoreLimits]) -> None:
+        self.__init__(*state)  # type: ignore[misc]
+
+    @property
+    def url(self) -> str:
+        return self._url.path
+
+    def list(self) -> Sequence[RemoteEntry]:
+        """Return the files in all folders, by name; if the URL is a file's, that file with its own name."""
+        calls, files = self._client()
+        try:
+            return calls.call(f"cannot list {self.shown}", files.walk)
+        except MissingFile as error:
+            raise StoreUnavailable(f"cannot list {self.shown}: {error}") from None
+
+    def read(self, entry: RemoteEntry, start: int, end: int) -> bytes:
+        calls, files = self._client()
+        what = f"cannot read {self.shown}" + (f"/{entry.name}" if entry.path else "")
+        try:
+            data = calls.call(what, lambda: files.read_range(entry.path, start, end), end - start)
+        except MissingFile as error:
+            raise StoreUnavailable(f"{what}: {error}") from None
+        if len(data) != end - start:
+            raise StoreUnavailable(f"{what}: the store gave {len(data)} of {end - start} bytes; has it been replaced?")
+        return data
+
+    def _client(self) -> tuple[BoundedCalls, ObjectFiles]:
+        opened = self._opened
+        if opened is None or opened[0] != os.getpid():
+            if opened is not None:
+                self._lock = threading.Lock()  # another thread may have held it when this process was forked
+            with self._lock:
+                opened = self._opened
+                if opened is None or opened[0] != os.getpid():
+                    calls = BoundedCalls(self._limits)
+                    files = calls.call(f"cannot open {self.shown}", partial(open_store, self._url))
+                    self._opened = opened = (os.getpid(), calls, files)
+        return opened[1], opened[2]
+
+
+class CachedFile:
+    """A remote file, read in blocks of `block` bytes."""
+
+    def __init__(self, remote: RemoteFiles, entry: RemoteEntry, cache: "BlockCache", block: int) -> None:
+        self.name = f"{remote.shown}/{entry.name}" if entry.path else remote.shown
+        self.size = entry.size
+        self._remote, self._entry, self._cache, self._block = remote, entry, cache, block
+        self._key = f"{remote.url}\n{entry.path}\n{entry.size}\n{entry.version}\n{block}"
+
+    def read(self, start: int, end: int) -> memoryview:
+        assert 0 <= start <= end <= self.size
+        pieces = [self._piece(number, start, end) for number in range(start // self._block, -(-end // self._block))]
+        return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
+    def content(self) -> bytes:
+        return bytes(self.read(0, self.size))
+
+    def _piece(self, number: int, start: int, end: int) -> memoryview:
+        begin = number * self._block
+        block = self._cache.block(f"{self._key}\n{number}", partial(self._fetch, number))
+        return memoryview(block)[max(0, start - begin) : end - begin]
+
+    def _fetch(self, number: int) -> bytes:
+        begin = number * self._block
+        return self._remote.read(self._entry, begin, min(begin + self._block, self.size))
+
+
+class BlockCache:
+    """A cache of blocks of remote files, in a folder. folder: shared with all its users. size: bytes that it may hold;
+    a little more while several processes add to it.
+    """
+
+    def __init__(self, folder: Path, size: int) -> None:
+        if size < 2 * SMALL_BLOCK:
+            raise ValueError(f"a cache of {size} bytes, expected at least {2 * SMALL_BLOCK}")
+        self._folder, self._size = folder, size
+        self._remembered: OrderedDict[str, bytes] = OrderedDict()
+        self._bytes = 0  # of the remembered blocks
+        self._added = self._size  # bytes since this process has last scanned the folder; it has not yet
+        self._warned = False
+        self._pid, self._lock = os.getpid(), threading.Lock()
+
+    def __getstate__(self) -> tuple[Path, int]:
+        return self._folder, self._size
+
+    def __setstate__(self, state: tuple[Path, int]) -> None:
+        self.__init__(*state)  # type: ignore[misc]
+
+    @staticmethod
+    def block_size(total: int, size: int) -> int:
+        """Return the bytes of a block: large if all of the data fits; else little more than a sample needs."""
+        return LARGE_BLOCK if total <= size * LEFT_AFTER_EVICTION else SMALL_BLOCK
+
+    def block(self, key: str, fetch: "partial[bytes]") -> bytes:
+        """Return the result of `fetch` for that key, from memory, from the folder, or by calling it."""
+        name = hashlib.blake2b(key.encode(), digest_size=_DIGEST).hexdigest()
+        with self._locked():
+            if name in self._remembered:
+                self._remembered.move_to_end(name)
+                return self._remembered[name]
+        path = self._folder / name[:2] / name
+        data = self._read(path)
+        if data is None:
+            data = fetch()
+            self._write(path, data)
+        with self._locked():
+            self._remember(name, data)
+        return data
+
+    def _remember(self, name: str, data: bytes) -> None:
+        if name not in self._remembered:
+            self._remembered[name] = data
+            self._bytes += len(data)
+        while self._bytes > min(REMEMBERED, self._size) and len(self._remembered) > 1:
+            _, old = self._remembered.popitem(last=False)
+            self._bytes -= len(old)
+
+    def _read(self, path: Path) -> bytes | None:
+        """Return the bytes of a block; None if it is missing or damaged, and remove a damaged one."""
+        try:
+            with path.open("rb") as file:
+                used = os.fstat(file.fileno()).st_mtime
+                data = file.read()
+            digest, block = data[:_DIGEST], data[_DIGEST:]
+            if _digest(block) != digest:
+                path.unlink(missing_ok=True)
+                return None
+            if time.time() - used > USED_AGAIN_SECONDS:
+                os.utime(path)
+        except FileNotFoundError:  # it was never there, or another process has just removed it
+            return None
+        except OSError as error:
+            self._warn(error)
+            return None
+        return block
+
+    def _write(self, path: Path, data: bytes) -> None:
+        """Write a block. A folder that is not writable, or a full disk, costs only time."""
+        partial_path = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with partial_path.open("xb") as file:
+                    file.write(_digest(data) + data)
+                os.replace(partial_path, path)
+            finally:
+                partial_path.unlink(missing_ok=True)
+        except OSError as error:
+            self._warn(error)
+            return
+        with self._locked():
+            self._added += len(data)
+            look = self._added > self._size * LOOKED_AFTER
+        if look:
+            self._evict()
+
+    def _warn(self, error: OSError) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning("blocks of remote data cannot be kept in %s: %s", self._folder, system_reason(error))
+
+    def _evict(self) -> None:
+        """Scan all blocks, and remove the least recently used until enough is free. One process does it for all: others
+        continue without waiting.
+        """
+        try:
+            descriptor = os.open(self._folder / ".evicting", os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            self._warn(error)
+            return
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            blocks = sorted(self._blocks())
+            total = sum(size for _, size, _ in blocks)
+            if total > self._size:
+                for _, size, path in blocks:
+                    if total <= self._size * LEFT_AFTER_EVICTION:
+                        break
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(path)
+                    total -= size
+            with self._locked():
+                self._added = 0
+        except BlockingIOError:
+            logger.debug("another process looks at %s", self._folder)  # also at what this one has added
+        finally:
+            os.close(descriptor)
+
+    def _blocks(self) -> Iterator[tuple[float, int, str]]:
+        """Yield the last use, bytes and path of each block; remove unfinished files of killed processes."""
+        now = time.time()
+        for number in range(_FOLDERS):
+            try:
+                with os.scandir(self._folder / f"{number:02x}") as entries:
+                    for entry in entries:
+                        with contextlib.suppress(FileNotFoundError):
+                            status = entry.stat()
+                            if entry.name.startswith(".") and now - status.st_mtime > ABANDONED_SECONDS:
+                                os.unlink(entry.path)
+                            else:
+                                yield status.st_mtime, status.st_size, entry.path
+            except FileNotFoundError:
+                continue
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        if self._pid != os.getpid():  # forked, perhaps while another thread held the lock
+            self._pid, self._lock = os.getpid(), threading.Lock()
+            self._remembered, self._bytes, self._added = OrderedDict(), 0, self._size
+        with self._lock:
+            yield
+
+
+def _digest(block: bytes) -> bytes:
+    return hashlib.blake2b(block, digest_size=_DIGEST).digest()
+
 
 DEFAULT_GIGABYTES: Final = 8.0
 FOLDER_VARIABLE: Final = "BAMBOO_DATA_CACHE"

@@ -13,21 +13,16 @@ from bamboo_core.planning.plan import ROOT, Cell, Plan, WorkerId
 from bamboo_core.planning.portions import changed_cells, runner
 from bamboo_core.planning.schedule import Computed, Evaluate, ReportReady
 from bamboo_trainer.commit.committer import Committer
-from bamboo_trainer.commit.repeated_steps import RepeatedSteps
-from bamboo_trainer.commit.replicator import ArrivedState, Replicator
-from bamboo_trainer.commit.state_checks import StateChecks
+from bamboo_trainer.commit.replication import ArrivedState, RepeatedSteps, Replicator
+from bamboo_trainer.engine.cell_step import CellStep
+from bamboo_trainer.engine.determinism import SpotChecks, StateChecks
+from bamboo_trainer.engine.executor import Executor
 from bamboo_trainer.engine.layer_copies import LayerCopies
+from bamboo_trainer.engine.portions import Rehearsals
 from bamboo_trainer.engine.ports import EngineContext, Ports
-from bamboo_trainer.engine.stage_times import StageTimer
-from bamboo_trainer.engine.steps.cell_step import CellStep
-from bamboo_trainer.engine.steps.device_times import DeviceTimes
-from bamboo_trainer.engine.steps.executor import Executor
-from bamboo_trainer.engine.steps.rehearsals import Rehearsals
-from bamboo_trainer.engine.steps.spot_checks import SpotChecks
-from bamboo_trainer.frames.frame import BOUNDARY, Address, Frame, FrameKind, is_of_microbatch
-from bamboo_trainer.frames.payloads import Commit
-from bamboo_trainer.routing.outbox import Outbox, Received
-from bamboo_trainer.routing.plan_state import PlanState
+from bamboo_trainer.engine.stage_times import DeviceTimes, StageTimer
+from bamboo_trainer.frames import BOUNDARY, Address, Commit, Frame, FrameKind, is_of_microbatch
+from bamboo_trainer.routing import Outbox, PlanState, Received
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageStates
 

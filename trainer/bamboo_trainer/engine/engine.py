@@ -25,21 +25,19 @@ from bamboo_core.control.protocol import (
 from bamboo_core.metrics.histogram import STEP_SECONDS, Histogram
 from bamboo_core.planning.plan import Plan, WorkerId
 from bamboo_core.planning.shares import kept_share
-from bamboo_core.planning.splits.stage_times import StageTimes
-from bamboo_trainer.checkpoint.errors import RestoreError
+from bamboo_core.planning.splits.speeds import StageTimes
+from bamboo_trainer.checkpoint.layer_file import RestoreError
 from bamboo_trainer.engine.components import Components
-from bamboo_trainer.engine.layer_copies import LayerCopies
-from bamboo_trainer.engine.layer_exchange import LayerExchange, is_exchanged
+from bamboo_trainer.engine.layer_copies import LayerCopies, LayerExchange, is_exchanged
 from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.engine.stage_times import StageTimer
-from bamboo_trainer.frames.frame import Frame
-from bamboo_trainer.frames.payloads import RefusedFrame, read
+from bamboo_trainer.frames import Frame, RefusedFrame, read
+from bamboo_trainer.memory.devices import release_cached
 from bamboo_trainer.memory.host_copies import Copied
-from bamboo_trainer.memory.placement import release_cached
-from bamboo_trainer.routing.outbox import Received
+from bamboo_trainer.routing import Received
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import first_states
-from bamboo_trainer.stage.state.values import StageValues
+from bamboo_trainer.stage.values import StageValues
 from bamboo_trainer.transport.base import Arrived, Event, LinkDown, LinkUp
 
 logger = logging.getLogger(__name__)

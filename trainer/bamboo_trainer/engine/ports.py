@@ -1,26 +1,43 @@
-"""What the parts of an engine use: the other parts of the worker, and what they share."""
+"""The other parts of a worker that its engine uses: network, clock, states and others; and the seam by which it reports
+its work.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from bamboo_core.planning.plan import WorkerId
+from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_core.planning.spot_checks import SpotSchedule
-from bamboo_trainer.commit.commit_log import CommitLog
-from bamboo_trainer.commit.committer import Committer
-from bamboo_trainer.commit.coordinator import Coordinator
-from bamboo_trainer.commit.history import History, NoHistory
-from bamboo_trainer.commit.step_policy import APPLIES_ALL, StepPolicy
+from bamboo_trainer.commit.committer import (
+    APPLIES_ALL,
+    CommitLog,
+    Committer,
+    Coordinator,
+    History,
+    NoHistory,
+    StepPolicy,
+)
 from bamboo_trainer.engine.layer_copies import CheckpointFiles
-from bamboo_trainer.engine.observer import Observer
-from bamboo_trainer.engine.stage_times import StageTimer
-from bamboo_trainer.engine.steps.device_times import DeviceTimes
-from bamboo_trainer.memory.cgroup import HostMemory
+from bamboo_trainer.engine.stage_times import DeviceTimes, StageTimer
+from bamboo_trainer.memory.devices import HostMemory
 from bamboo_trainer.memory.host_copies import AtOnce, HostCopies
-from bamboo_trainer.routing.outbox import Outbox
-from bamboo_trainer.routing.plan_state import PlanState
+from bamboo_trainer.routing import Outbox, PlanState
 from bamboo_trainer.stage.stage_states import StageBuilder, StageStates
 from bamboo_trainer.tasks.evaluation import EvaluationSchedule
 from bamboo_trainer.transport.base import Transport
+
+
+class Observer(Protocol):
+    """Called before and after every instruction: `worker.telemetry`, and the fault injection of the tests.
+
+    event: Idle (nothing that must be done is ready), Epoch (a plan came into force), Takeover, Move (at a boundary).
+    """
+
+    def started(self, name: str, cell: Cell, step: int, microbatch: int) -> None: ...
+
+    def finished(self, name: str, cell: Cell, step: int, microbatch: int) -> None: ...
+
+    def event(self, name: str, **facts: object) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

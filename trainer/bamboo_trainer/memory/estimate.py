@@ -1,33 +1,66 @@
 """Estimates of a job's memory, counted from its layers without data, before anything runs.
 
-Layers run forward without data (see `inspection.walk`), and the tensors that autograd would keep are added up.
+Layers run forward without data (see `inspection`), and the tensors that autograd would keep are added up.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
 
 from bamboo_core.job.spec import JobSpec, in_force
 from bamboo_core.planning.gradient_groups import most_microbatches
 from bamboo_core.planning.grid import Roles, worker_roles
+from bamboo_core.planning.profile import LayerBytes
 from bamboo_core.planning.splits.devices import device_roles
-from bamboo_core.planning.steps.layer_bytes import LayerBytes
 from bamboo_core.planning.steps.worker_memory import StageBytes, device_peak, stage_bytes
-from bamboo_trainer.memory.recomputation import checkpointed_layers
 from bamboo_trainer.task import Parts, Task
-from bamboo_trainer.tasks.inspection.loss_samples import require_all_samples
-from bamboo_trainer.tasks.inspection.operations import RecurrentRefused
-from bamboo_trainer.tasks.inspection.walk import Walk, first_batch, forward, look
+from bamboo_trainer.tasks.inspection import Walk, first_batch, forward, look, require_all_samples
 from bamboo_trainer.tasks.mixed_precision import CAST, rounded
+from bamboo_trainer.tasks.operations import RecurrentRefused
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
+from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.ties import tied_groups
 from bamboo_trainer.tasks.user_code import task_loss
 from bamboo_trainer.training import TrainingConfig
+
+
+def checkpointed_layers(task: Task) -> frozenset[int]:
+    """Return the layers that the task marks for recomputation. Raises TaskError for a wrong number."""
+    expected = f"task.checkpointed must be a collection of layer numbers from 0 to {len(task.layers) - 1}"
+    try:
+        marked = list(task.checkpointed)
+    except TypeError:
+        raise TaskError(f"{expected}, got {task.checkpointed!r}") from None
+    for layer in marked:
+        if type(layer) is not int or not 0 <= layer < len(task.layers):
+            raise TaskError(f"{expected}, got {layer!r} in it")
+    return frozenset(marked)
+
+
+def recomputing(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a call of a layer that is repeated in the backward, with the same graph and the same bits of gradients.
+
+    The call seeds the generators and enters autocast itself, so no state is kept for the repetition.
+    """
+
+    def checkpointed(given: Tensor | tuple[Tensor, ...]) -> Any:
+        single = isinstance(given, Tensor)
+
+        def again(*parts: Tensor) -> Any:
+            return call(parts[0] if single else parts)
+
+        parts = (given,) if isinstance(given, Tensor) else given
+        return checkpoint(again, *parts, use_reentrant=False, preserve_rng_state=False)
+
+    return checkpointed
+
 
 KEPT_STEPS = 2  # steps of frames in the message log
 Holds = Callable[[Tensor], bool]  # whether a tensor is a parameter or a buffer

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bamboo_trainer.models.parts import settings
-from bamboo_trainer.models.parts.sequences import check_sizes, language_model
+from bamboo_trainer.models import settings
+from bamboo_trainer.models.sequences import check_sizes, language_model
 from bamboo_trainer.task import Parts, Task, TrainingFacts
 
 _COMMON: Final = {"vocabulary": 30522, "positions": 512, "dropout": 0.1, "maskToken": 103}

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bamboo_trainer.data import pure_seed
-from bamboo_trainer.models.parts import settings
+from bamboo_trainer.models import settings
 from bamboo_trainer.task import Dataset, Parts, Task, TrainingFacts, Weighted
 
 FILL: Final = 0  # a word that does not count

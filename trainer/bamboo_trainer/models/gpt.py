@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bamboo_core.complaints import system_reason
 from bamboo_trainer.data import TextDataset, stdlib_text
-from bamboo_trainer.models.typed_config import typed_values
+from bamboo_trainer.models.settings import typed_values
 from bamboo_trainer.task import Parts, Task
 
 VOCABULARY = 256

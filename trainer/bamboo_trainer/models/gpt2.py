@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bamboo_trainer.models.parts import settings
-from bamboo_trainer.models.parts.sequences import check_sizes, language_model
+from bamboo_trainer.models import settings
+from bamboo_trainer.models.sequences import check_sizes, language_model
 from bamboo_trainer.task import Task, TrainingFacts
 
 _COMMON: Final = {"vocabulary": 50257, "positions": 1024, "dropout": 0.1}

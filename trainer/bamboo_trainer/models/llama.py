@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bamboo_trainer.models.parts import settings
-from bamboo_trainer.models.parts.sequences import language_model
+from bamboo_trainer.models import settings
+from bamboo_trainer.models.sequences import language_model
 from bamboo_trainer.task import Task, TrainingFacts
 
 SIZES: Final[dict[str, dict[str, Any]]] = {

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bamboo_trainer.data import TensorDataset
-from bamboo_trainer.models.typed_config import typed_values
+from bamboo_trainer.models.settings import typed_values
 from bamboo_trainer.task import Parts, Task
 
 

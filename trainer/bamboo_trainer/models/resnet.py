@@ -10,8 +10,8 @@ from typing import Any, Final
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bamboo_trainer.models.parts import settings
-from bamboo_trainer.models.parts.images import loss, numbers
+from bamboo_trainer.models import settings
+from bamboo_trainer.models.settings import loss, numbers
 from bamboo_trainer.task import Task, TrainingFacts
 
 EXPANSION: Final = 4

@@ -9,8 +9,8 @@ from typing import Any, Final
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bamboo_trainer.models.parts import settings
-from bamboo_trainer.models.parts.images import Flat, loss, numbers
+from bamboo_trainer.models import settings
+from bamboo_trainer.models.settings import Flat, loss, numbers
 from bamboo_trainer.task import Task, TrainingFacts
 
 SIDE: Final = 7  # side of the linear layers' input

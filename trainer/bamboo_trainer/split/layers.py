@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,61 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
-from bamboo_trainer.split.alongside import Alongside, Seen
-from bamboo_trainer.split.call_settings import around
-from bamboo_trainer.split.recording import RESULTS, Key, Recording, Shape, called, name_of, numbered, tensors_in
-from bamboo_trainer.split.structures import CannotSplit, put_together, take_apart
+from bamboo_trainer.split.recording import (
+    RESULTS,
+    CannotSplit,
+    Key,
+    Recording,
+    Shape,
+    around,
+    called,
+    name_of,
+    numbered,
+    put_together,
+    take_apart,
+    tensors_in,
+)
 from bamboo_trainer.task import Parts
+
+
+class Alongside(Protocol):
+    """Tensors such as a sum over the blocks. They begin with the model's inputs and end behind the last layer.
+
+    watched: returns the modules of a block whose outputs are needed.
+    """
+
+    size: int  # the number of tensors
+
+    def begin(self, inputs: Parts) -> Parts: ...
+
+    def watched(self, block: nn.Module) -> list[nn.Module]: ...
+
+    def after(self, seen: list[tuple[nn.Module, object]], parts: Parts) -> Parts:
+        """Return the tensors after a block. seen: watched modules of a block with what they returned, in the order of
+        their calls.
+        """
+
+    def end(self, parts: Parts) -> None: ...
+
+
+class Seen:
+    """Records what watched modules return while a block runs inside this context."""
+
+    def __init__(self, watched: list[nn.Module]) -> None:
+        self.outputs: list[tuple[nn.Module, object]] = []
+        self._watched = watched
+
+    def __enter__(self) -> "Seen":
+        self._hooks = [module.register_forward_hook(self._see) for module in self._watched]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _see(self, module: nn.Module, _: object, returned: object) -> None:
+        self.outputs.append((module, returned))
+
 
 Shapes = tuple[tuple[Shape, torch.dtype], ...]
 Recordings = Callable[[Shapes], Recording]

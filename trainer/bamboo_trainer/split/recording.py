@@ -1,12 +1,19 @@
 """The recording of what passes between a model's blocks, by running its forward once on tensors without data.
 
+Values that a model passes to a block and gets from it: tensors in tuples, lists, dictionaries and dataclasses.
+
+Each is taken apart into its tensors and a form, from which it can be put together again. A boundary between workers
+then carries only the tensors, as every worker knows the form.
+
 A position is a part of the forward that one layer runs: 0 is the model's code before the first block, i + 1 is block i
 with the code between it and the next one, and, after the n blocks, n + 1 is the code after the last one.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
 from functools import partial
 from typing import Any, Final
 
@@ -15,10 +22,150 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves
 
-from bamboo_trainer.split.call_settings import CallSettings, settings_of, surroundings
 from bamboo_trainer.split.first_values import NEEDS_VALUES
-from bamboo_trainer.split.structures import CannotSplit, Form, take_apart
-from bamboo_trainer.tasks.task_errors import told, where
+from bamboo_trainer.tasks.task_errors import TaskError, told, where
+
+CONSTANTS: Final = (
+    *(type(None), bool, int, float, complex, str, bytes, slice),
+    *(torch.Size, torch.dtype, torch.device, torch.layout, Enum, type),
+)
+_TENSOR: Final = "a tensor"
+
+
+class CannotSplit(TaskError):
+    """The model cannot be split into layers; the text is a sentence with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The form of a value, without its tensors."""
+
+    kind: Any  # the value's type, or `_TENSOR`
+    parts: tuple["Form", ...] = ()
+    keys: tuple[Any, ...] = ()  # of a mapping or a dataclass
+    value: Any = None  # a constant
+
+    @property
+    def sizes(self) -> bool:
+        """Whether it has a whole number, which may be a size of the inputs."""
+        return self.kind in (int, torch.Size) or any(part.sizes for part in self.parts)
+
+
+def take_apart(value: Any, what: str) -> tuple[list[Tensor], Form]:
+    """Return a value's tensors and its form. Raises CannotSplit, naming `what`, for any other type."""
+    tensors: list[Tensor] = []
+
+    def form(item: Any) -> Form:
+        kind = type(item)
+        if isinstance(item, Tensor):
+            tensors.append(item)
+            return Form(_TENSOR)
+        if isinstance(item, CONSTANTS):
+            return Form(kind, value=item)
+        if is_dataclass(item):
+            names = tuple(f.name for f in fields(item) if f.init)
+            return Form(kind, tuple(form(getattr(item, name)) for name in names), names)
+        if isinstance(item, Mapping):
+            return Form(kind, tuple(map(form, item.values())), tuple(item))
+        if isinstance(item, tuple | list):
+            return Form(kind, tuple(map(form, item)))
+        raise CannotSplit(
+            f"{what} has a value of type {kind.__name__}, which cannot go from worker to worker; expected tensors, "
+            "numbers, strings and None, in tuples, lists, dictionaries or dataclasses"
+        )
+
+    shape = form(value)
+    return tensors, shape
+
+
+def put_together(form: Form, tensors: Sequence[Tensor]) -> Any:
+    """Undo `take_apart`."""
+    given = iter(tensors)
+    value = _built(form, given)
+    assert next(given, None) is None
+    return value
+
+
+def _built(form: Form, given: Iterator[Tensor]) -> Any:
+    if form.kind == _TENSOR:
+        return next(given)
+    if issubclass(form.kind, CONSTANTS):
+        return form.value
+    parts = [_built(part, given) for part in form.parts]
+    make: Callable[..., Any] = form.kind
+    if is_dataclass(form.kind):
+        return make(**dict(zip(form.keys, parts, strict=True)))
+    if issubclass(form.kind, Mapping):
+        return make(dict(zip(form.keys, parts, strict=True)))
+    return make(*parts) if hasattr(form.kind, "_fields") else make(parts)
+
+
+_DEVICE_TYPES: Final = ("cpu", "cuda")
+_ATTENTION: Final[tuple[Callable[[], bool], ...]] = (
+    torch.backends.cuda.flash_sdp_enabled,
+    torch.backends.cuda.mem_efficient_sdp_enabled,
+    torch.backends.cuda.math_sdp_enabled,
+    torch.backends.cuda.cudnn_sdp_enabled,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CallSettings:
+    """The settings of a block's call, where they differ from the settings of the model's call."""
+
+    # device types, each with whether it is on and with its dtype
+    autocast: tuple[tuple[str, bool, torch.dtype], ...] = ()
+    gradients: bool | None = None  # None if they are as around the model
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The settings of this thread."""
+
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    nesting: int  # of autocast
+    gradients: bool
+    others: tuple[tuple[str, Any], ...]  # settings that cannot be set again, by name
+
+
+def surroundings() -> Surroundings:
+    nesting = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return Surroundings(
+        tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _DEVICE_TYPES),
+        nesting,
+        torch.is_grad_enabled(),
+        (
+            ("torch.inference_mode", torch.is_inference_mode_enabled()),
+            ("torch.set_default_dtype", torch.get_default_dtype()),
+            ("torch.nn.attention.sdpa_kernel", tuple(enabled() for enabled in _ATTENTION)),
+        ),
+    )
+
+
+def settings_of(name: str, outside: Surroundings, inside: Surroundings) -> CallSettings:
+    """Return the settings of a block's call. outside: around the model's forward; inside: around the call.
+
+    Raises CannotSplit for a setting that a layer cannot set again.
+    """
+    for (what, before), (_, now) in zip(outside.others, inside.others, strict=True):
+        if before != now:
+            raise CannotSplit(f"the model's forward calls {name} with {what} around it: use it within the block")
+    differing = tuple(now for before, now in zip(outside.autocast, inside.autocast, strict=True) if before != now)
+    if not differing and inside.nesting > outside.nesting:
+        differing = inside.autocast  # such as enabled=False, which matters where the job's precision turns it on
+    return CallSettings(differing, None if inside.gradients == outside.gradients else inside.gradients)
+
+
+@contextmanager
+def around(settings: CallSettings) -> Iterator[None]:
+    with ExitStack() as stack:
+        for kind, enabled, dtype in settings.autocast:
+            stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
+        if settings.gradients is not None:
+            stack.enter_context(torch.set_grad_enabled(settings.gradients))
+        yield
+
 
 logger = logging.getLogger(__name__)
 

@@ -1,13 +1,28 @@
-"""64-bit checksums of tensors, computed on their device: five times as fast as sha256, not safe against attackers."""
+"""Checksums of tensors and of a stage's whole state, and detection of forwards that change what they must not.
 
+Detects forwards that change buffers or frozen parameters, or add parameters.
+
+Such a forward, repeated on another worker, would see other values, or parameters that are not trained.
+"""
+
+import ctypes
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from typing import Final
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from bamboo_core.control.digests import add_digests
+from bamboo_trainer.frames import unsendable
+from bamboo_trainer.stage.optimizer_state import OptimizerState
+from bamboo_trainer.stage.parameters import FlatParameters
+from bamboo_trainer.tasks.task_errors import TaskError
+from bamboo_trainer.tasks.user_code import changed_buffer, new_parameter
 
 CHUNK: Final = 1 << 14  # words of 64 bits
 _STEP: Final = 0x9E3779B97F4A7C15 - (1 << 64)  # odd, so that no chunk is lost in the product
@@ -53,3 +68,143 @@ def _weights(device: torch.device) -> Tensor:
     for shift in (29, 31, 32):
         words = (words ^ (words >> shift)) * _STEP
     return (words | 1).to(device)
+
+
+NUMBERS = "numbers"  # the name of the optimizer's plain numbers among checksums
+
+
+def check(parameters: FlatParameters, optimizer: OptimizerState) -> None:
+    """Raise TaskError if a part of the state could never be sent to a replica, or saved in a checkpoint."""
+    for name, tensor in _named(parameters, optimizer):
+        if wrong := unsendable(tensor):
+            raise TaskError(f"{name} is a tensor of {wrong}")
+    optimizer.scalars()
+
+
+def digest(parameters: FlatParameters, optimizer: OptimizerState, without: Collection[str] = ()) -> str:
+    """Return the sum of the sha256 of all parts; equal digests mean bit-equal state. without: slots left out."""
+    digests = []
+    for name, tensor in _named(parameters, optimizer):
+        if _slot(name) not in without:
+            sha = hashlib.sha256(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+            data = tensor.detach().cpu().contiguous()
+            sha.update((ctypes.c_char * data.nbytes).from_address(data.data_ptr()) if data.nbytes else b"")
+            digests.append(sha.hexdigest())
+    for name, scalar in optimizer.scalars().items():
+        if _slot(name) not in without:
+            digests.append(hashlib.sha256(f"{name} {scalar!r}".encode()).hexdigest())
+    return add_digests(digests)
+
+
+def checksums(parameters: FlatParameters, optimizer: OptimizerState) -> dict[str, int]:
+    """Return 64-bit checksums of all tensors, by name, computed on their device, and of all numbers."""
+    sums = {name: checksum(tensor) for name, tensor in _named(parameters, optimizer)}
+    scalars = sorted((name, repr(value)) for name, value in optimizer.scalars().items())
+    return {**sums, NUMBERS: checksum_of((), scalars)}
+
+
+def _slot(name: str) -> str:
+    """Return the name of the parameter or constant that a part belongs to. name: the part's."""
+    kind, _, place = name.partition(":")
+    return place.rpartition(":")[0] if kind == "state" else place
+
+
+def _named(parameters: FlatParameters, optimizer: OptimizerState) -> Iterator[tuple[str, Tensor]]:
+    """Yield the whole state in fixed order; the tensors themselves."""
+    yield from parameters.named()
+    yield from optimizer.named()
+
+
+_Place = tuple[int, str]  # layer and name
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A tensor as last seen. changes: torch's count of writes to it. sum: checksum of its bits; None for a frozen
+    parameter, which is large, and for a running buffer, which changes every step.
+    """
+
+    tensor: Tensor
+    changes: int
+    sum: int | None
+
+
+class _Kind(StrEnum):
+    """The kind of a tensor, as error messages name it."""
+
+    BUFFER = "buffer"
+    RUNNING = "running buffer"
+    FROZEN = "frozen parameter"
+    TRAINED = "trained parameter"
+
+
+class Constants:
+    """The constants of a stage's layers, as they were when the stage was built or restored. running: places of the
+    buffers that commits, and nothing else, may change.
+    """
+
+    def __init__(self, layers: Mapping[int, nn.Module], running: Collection[_Place] = ()) -> None:
+        self._layers, self._running = layers, frozenset(running)
+        self._known: dict[_Place, _Known] = {}
+        self._trained: dict[_Place, Tensor] = {}
+        self.renew()
+
+    def renew(self) -> None:
+        """Accept the current values as right."""
+        tensors = list(self._all())
+        self._trained = {place: tensor for place, tensor, kind in tensors if kind is _Kind.TRAINED}
+        self._known = {
+            place: _Known(tensor, _changes(tensor), checksum(tensor) if kind is _Kind.BUFFER else None)
+            for place, tensor, kind in tensors
+            if kind is not _Kind.TRAINED
+        }
+
+    def renew_running(self) -> None:
+        """Accept the running buffers' values after a commit."""
+        for place in self._running:
+            tensor = self._layers[place[0]].get_buffer(place[1])
+            self._known[place] = _Known(tensor, _changes(tensor), None)
+
+    def check(self, bits: bool = False) -> None:
+        """Raise TaskError if a constant was written to or replaced, and its bits differ, or a trained parameter is new.
+
+        Cheap: compares bits only where torch counted a write. bits: compare the bits of all buffers, since torch does
+        not count writes through numpy or `.data`.
+        """
+        seen = set()
+        for place, tensor, kind in self._all():
+            if kind is _Kind.TRAINED:
+                if self._trained.get(place) is not tensor:
+                    raise new_parameter(self._layers[place[0]], *place)
+                continue
+            seen.add(place)
+            self._check(place, tensor, kind, bits)
+        for place in self._known.keys() - seen:
+            raise self._changed(place, _Kind.BUFFER)
+
+    def _check(self, place: _Place, tensor: Tensor, kind: _Kind, bits: bool) -> None:
+        known = self._known.get(place)
+        if known is None:
+            raise self._changed(place, kind)
+        written = known.tensor is not tensor or known.changes != _changes(tensor)
+        if not written and (not bits or known.sum is None):
+            return
+        if known.sum is None or known.sum != checksum(tensor):
+            raise self._changed(place, kind)
+        self._known[place] = _Known(tensor, _changes(tensor), known.sum)
+
+    def _changed(self, place: _Place, kind: _Kind) -> TaskError:
+        layer, name = place
+        return changed_buffer(self._layers[layer], layer, name, kind)
+
+    def _all(self) -> Iterator[tuple[_Place, Tensor, _Kind]]:
+        for index, layer in self._layers.items():
+            for name, buffer in layer.named_buffers():
+                place = (index, name)
+                yield place, buffer, _Kind.RUNNING if place in self._running else _Kind.BUFFER
+            for name, parameter in layer.named_parameters():
+                yield (index, name), parameter, _Kind.TRAINED if parameter.requires_grad else _Kind.FROZEN
+
+
+def _changes(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version

@@ -9,16 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from bamboo_trainer.compilation.compiled_layers import CompiledLayers
-from bamboo_trainer.compilation.forms import input_forms
+from bamboo_trainer.memory.estimate import checkpointed_layers, recomputing
 from bamboo_trainer.memory.host_copies import Bring
-from bamboo_trainer.memory.recomputation import checkpointed_layers, recomputing
-from bamboo_trainer.stage.gradients.buckets import Cut
-from bamboo_trainer.stage.state.parameters import FlatParameters
-from bamboo_trainer.task import Parts, Task
-from bamboo_trainer.tasks.capture import Capture, capturing
-from bamboo_trainer.tasks.inspection.draws import Draws
-from bamboo_trainer.tasks.losses import Sum
+from bamboo_trainer.stage.compilation import CompiledLayers, input_forms
+from bamboo_trainer.stage.parameters import Cut, FlatParameters
+from bamboo_trainer.task import Parts, Sum, Task
+from bamboo_trainer.tasks.inspection import Draws
 from bamboo_trainer.tasks.mixed_precision import (
     REDUCED,
     as_passed_on,
@@ -27,6 +23,7 @@ from bamboo_trainer.tasks.mixed_precision import (
     cast_back_at_once,
     passed_on,
 )
+from bamboo_trainer.tasks.running_buffers import Capture, capturing
 from bamboo_trainer.tasks.user_code import call_layer, forward_seed, run_layer, seed_forward, task_loss, task_metrics
 from bamboo_trainer.training import TrainingConfig
 

@@ -7,11 +7,11 @@ from typing import Protocol
 from torch import Tensor
 
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
-from bamboo_trainer.frames.payloads import Commit
-from bamboo_trainer.memory.headroom import has_room
+from bamboo_trainer.frames import Commit
+from bamboo_trainer.memory.devices import has_room
+from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.stage import Stage
-from bamboo_trainer.stage.state.layer_state import LayerState
-from bamboo_trainer.stage.state.values import StageValues
+from bamboo_trainer.stage.values import StageValues
 
 
 class StageBuilder(Protocol):

@@ -1,21 +1,20 @@
 """The results of a cell's step so far, and what crosses the boundary between two stages."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from bamboo_trainer.frames.frame import Frame
+from bamboo_core.planning.gradient_groups import SumNode
+from bamboo_core.planning.portions import Range
+from bamboo_trainer.frames import Frame, PartialSum
 from bamboo_trainer.stage.forwarding import Forwarding, Metrics
-from bamboo_trainer.stage.gradients.buckets import BackwardPart, Cut, Ends
-from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
-from bamboo_trainer.stage.gradients.norm_sums import NormSums
-from bamboo_trainer.stage.gradients.weight_gradients import WeightGradients
-from bamboo_trainer.task import Parts
-from bamboo_trainer.tasks.losses import Sum
+from bamboo_trainer.stage.gradients import GradientSum, WeightGradients
+from bamboo_trainer.stage.parameters import BackwardPart, Cut, Ends, NormSums
+from bamboo_trainer.task import Parts, Sum
 from bamboo_trainer.tasks.task_errors import TaskError
 
 Gradients = tuple[Tensor | None, ...]  # None where the loss does not depend on an output, or it needs none
@@ -141,3 +140,44 @@ class Work:
         weight = self.weights.get(microbatch)
         counted = scale.of(weight) * (1 / microbatches if weight is None else weight)
         return ((value, torch.full_like(value, counted)) for value in added)
+
+
+T = TypeVar("T")
+
+
+def packed_work(work: Work, microbatches: Range, nodes: Sequence[tuple[SumNode, Tensor]]) -> tuple[PartialSum, Parts]:
+    """Return a frame's payload and tensors for finished microbatches, half-open: the sums of their groups, which are
+    these nodes of the tree.
+    """
+    work.read(work.figures())
+    payload = PartialSum(
+        losses=_of(work.losses, microbatches),
+        weights=_of(work.weights, microbatches),
+        metrics=_of(work.metrics, microbatches),
+        added=_of(work.added_values, microbatches),
+    )
+    return payload, tuple(total for _, total in nodes)
+
+
+def _of(by_microbatch: Mapping[int, T], microbatches: Range) -> dict[int, T]:
+    first, end = microbatches
+    return {m: one for m, one in by_microbatch.items() if first <= m < end}
+
+
+def add_to(work: Work, microbatches: Range, payload: PartialSum, tensors: Parts) -> None:
+    """Add what `packed_work` has packed of these microbatches, half-open, to this work."""
+    work.gradients.receive(microbatches, tensors)
+    _note(work, payload)
+
+
+def resume(work: Work, microbatches: Range, payload: PartialSum, tensors: Parts) -> None:
+    """Make this work, not begun yet, continue after these microbatches, half-open, packed by `packed_work`."""
+    work.gradients.resume(microbatches, tensors)
+    _note(work, payload)
+
+
+def _note(work: Work, payload: PartialSum) -> None:
+    work.losses |= payload.losses
+    work.weights |= payload.weights
+    work.metrics |= payload.metrics
+    work.added_values |= payload.added

@@ -1,18 +1,38 @@
-"""A task's evaluation, checked: the samples of each batch, and the metrics measured on them.
+"""A task's evaluation and decisions: their calls, with checked results, and a trial of them before a job runs.
+
+A task's evaluation, checked: the samples of each batch, and the metrics measured on them.
 
 A metric is a sum and its weight, batch by batch; a state's value is the sum of all sums over that of all weights,
 exactly rounded, so it depends neither on the grid nor on which worker computed which batch.
+
+Trial of metrics and evaluation once before a job runs, to report at once what would end it at its first evaluation.
+
+Layers are run forward (see `inspection`). Metrics get their outputs, or, as these have no data, zeros of their
+form; an error must then also occur with data before it is reported.
 """
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Final
+
+import torch
 
 from bamboo_core.control.protocol import MOST_METRICS
+from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.training_spec import TrainingSpec
-from bamboo_trainer.task import Evaluation, Parts, Task
-from bamboo_trainer.tasks.losses import Sum, sum_and_weight
+from bamboo_trainer.decisions import Committed, Decision, Memory
+from bamboo_trainer.frames import MOST_DECISIONS, MOST_MEMORY, Commit, Decided
+from bamboo_trainer.task import Evaluation, Parts, Sum, Task, sum_and_weight
+from bamboo_trainer.tasks.inspection import Walk, first_batch, forward, look
+from bamboo_trainer.tasks.mixed_precision import rounded
+from bamboo_trainer.tasks.running_buffers import evaluating
 from bamboo_trainer.tasks.task_errors import TaskError, in_task
-from bamboo_trainer.tasks.user_code import dataset_length
+from bamboo_trainer.tasks.user_code import dataset_length, load_batch, task_metrics
+from bamboo_trainer.training import TrainingConfig
 
 LOSS = "loss"
 
@@ -72,3 +92,140 @@ def measured(task: Task, evaluation: Evaluation, outputs: Parts, targets: Parts,
         with in_task(f"evaluation.metrics[{name!r}]"):
             found[name] = metric(outputs, targets)
     return {name: sum_and_weight(name, value, samples) for name, value in found.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batch:
+    """A batch to try. evaluated: it belongs to an evaluation, not to a step."""
+
+    inputs: Parts
+    targets: Parts
+    samples: int
+    evaluated: bool
+
+
+def try_measurements(task: Task, spec: JobSpec) -> None:
+    """Call each metric of a step and of the job's evaluations. Raises TaskError for one that fails."""
+    batches, config, last = list(_batches(task, spec)), TrainingConfig.of(spec.training), len(task.layers) - 1
+
+    def tried(walk: Walk, index: int, inputs: list[Parts]) -> tuple[None, list[Parts]]:
+        layer, outputs = rounded(walk.layer(index), config.parameter_dtype), []
+        with walk.within, torch.no_grad():
+            for batch, given in zip(batches, inputs, strict=True):
+                with evaluating([layer] if batch.evaluated else []):
+                    outputs.append(forward(task, config, index, layer, given))
+        if index == last:
+            for batch, parts in zip(batches, outputs, strict=True):
+                _measure(task, batch, tuple(torch.zeros(p.shape, dtype=p.dtype) for p in parts) if walk.mode else parts)
+        return None, outputs
+
+    if batches:
+        look(task, [batch.inputs for batch in batches], tried)
+
+
+def _batches(task: Task, spec: JobSpec) -> Iterator[_Batch]:
+    """Yield a microbatch if steps have metrics, and an evaluation's first batch and (perhaps smaller) last one."""
+    size, schedule = spec.training.micro_batch_size, evaluation_schedule(task, spec.training)
+    if task.metrics:
+        inputs, targets = first_batch(task, size)
+        yield _Batch(inputs=inputs, targets=targets, samples=size, evaluated=False)
+    if schedule is not None:
+        assert task.evaluation is not None
+        for number in sorted({0, schedule.batches - 1}):
+            samples = evaluated_samples(task.evaluation, number, size)
+            inputs, targets = load_batch(task, samples, task.evaluation.dataset)
+            yield _Batch(inputs=inputs, targets=targets, samples=len(samples), evaluated=True)
+
+
+def _measure(task: Task, batch: _Batch, outputs: Parts) -> None:
+    if not batch.evaluated:
+        task_metrics(task, outputs, batch.targets)
+        return
+    assert task.evaluation is not None
+    with torch.no_grad():
+        measured(task, task.evaluation, outputs, batch.targets, batch.samples)
+
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,40}")
+_LARGEST: Final = 2**53  # of whole numbers
+
+
+def check_decisions(task: Task) -> None:
+    """Raise TaskError if the task's decisions are not functions by name, or too many."""
+    given = task.decisions
+    if not isinstance(given, Mapping) or not all(callable(decide) for decide in given.values()):
+        raise TaskError(f"Task.decisions: expected functions by name, got {type(given).__name__}")
+    if len(given) > MOST_DECISIONS:
+        raise TaskError(f"Task.decisions: {len(given)} decisions, at most {MOST_DECISIONS} are accepted")
+    for name in given:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise TaskError(f"Task.decisions: a name is {name!r}, expected letters, digits, _ and - (at most 40)")
+
+
+def first_decided(task: Task, step: int) -> Decided | None:
+    """Return the decisions for a state without earlier decisions; None if the task has none."""
+    return _decided(task, Committed(step=step), {})
+
+
+def next_decided(task: Task, before: Decided | None, done: Committed) -> Decided | None:
+    """Return the decisions after that step; None if the task has none. before: those after the step before."""
+    return _decided(task, done, before.memory if before else {})
+
+
+def committed_step(step: int, commit: Commit) -> Committed:
+    """Return the facts of a commit for decisions. step: the number of steps committed with it."""
+    return Committed(
+        step=step,
+        loss=_finite(commit.loss),
+        gradient_norm=_finite(commit.norm),
+        metrics={name: _finite(value) for name, value in commit.metrics.items()},
+        evaluation={name: _finite(value) for name, value in commit.evaluation.items()},
+        skipped=commit.skipped,
+    )
+
+
+def frozen_among(names: Collection[str], decided: Decided | None) -> frozenset[str]:
+    """Return which of these parameters stay unchanged in the next step."""
+    return _matching(tuple(names), tuple(decided.frozen)) if decided else frozenset()
+
+
+@lru_cache(maxsize=256)
+def _matching(names: tuple[str, ...], patterns: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
+
+
+def _decided(task: Task, done: Committed, memories: Mapping[str, Memory]) -> Decided | None:
+    if not task.decisions:
+        return None
+    decisions = {name: _asked(task, name, done, memories.get(name, {})) for name in sorted(task.decisions)}
+    return Decided(
+        learning_rate=math.prod((decision.learning_rate for decision in decisions.values()), start=1.0),
+        frozen=tuple(sorted({pattern for decision in decisions.values() for pattern in decision.frozen})),
+        stops=tuple(name for name, decision in decisions.items() if decision.stop),
+        memory={name: dict(decision.memory) for name, decision in decisions.items()},
+    )
+
+
+def _asked(task: Task, name: str, done: Committed, memory: Memory) -> Decision:
+    """Call a decision. Raises TaskError for an invalid result."""
+    who = f"task.decisions[{name!r}], after step {done.step},"
+    with in_task(who):
+        decision = task.decisions[name](done, memory)
+    if not isinstance(decision, Decision):
+        raise TaskError(f"{who} returned {type(decision).__name__}, expected a Decision")
+    rate = decision.learning_rate
+    if not isinstance(rate, int | float) or not math.isfinite(rate) or rate < 0:
+        raise TaskError(f"{who} returned learning_rate={rate!r}, expected a finite number that is not negative")
+    if isinstance(decision.frozen, str) or not all(isinstance(one, str) for one in decision.frozen):
+        raise TaskError(f'{who} returned frozen={decision.frozen!r}, expected names such as "0.weight" in a tuple')
+    if not isinstance(decision.memory, Mapping) or len(decision.memory) > MOST_MEMORY:
+        raise TaskError(f"{who} returned memory={decision.memory!r}, expected at most {MOST_MEMORY} numbers by name")
+    for key, value in decision.memory.items():
+        number = value is None or (isinstance(value, int) and abs(value) <= _LARGEST)
+        if not isinstance(key, str) or not (number or (isinstance(value, float) and math.isfinite(value))):
+            raise TaskError(f"{who} returned {value!r} as memory[{key!r}], expected a finite number or None")
+    return decision
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None

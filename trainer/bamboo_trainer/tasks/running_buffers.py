@@ -7,7 +7,8 @@ and repeated (`FlatParameters`); the optimizer's step ends with the statistics.
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -18,8 +19,57 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from bamboo_trainer.tasks.capture import Capture, Parts, current
 from bamboo_trainer.tasks.task_errors import TaskError
+
+Parts = tuple[Tensor, ...]
+Contributed = list[tuple[nn.Module, Parts]]  # in order
+
+
+@dataclass(slots=True)
+class Capture:
+    """The means and variances of the batches that norms have seen, and losses, in order."""
+
+    # fill, count, momentum: BatchNorm's running statistics, number of batches and momentum meanwhile; momentum is 1,
+    # or 0.5 with a fill of 0. Neither contributions nor outputs may depend on them.
+    fill: float = 1.0
+    count: int = 0
+    momentum: float = 1.0
+    contributed: Contributed = field(default_factory=list)
+    losses: list[tuple[str, Tensor]] = field(default_factory=list)
+    _closed: bool = False
+
+    def contribute(self, module: nn.Module, given: Parts) -> None:
+        if not self._closed:
+            self.contributed.append((module, given))
+
+    def add_loss(self, name: str, value: Tensor) -> None:
+        if not self._closed:
+            self.losses.append((name, value))
+
+    def close(self) -> None:
+        """End the forward; ignore what its repetition in the backward produces."""
+        self._closed = True
+
+
+_CAPTURE: Final[ContextVar[Capture | None]] = ContextVar("capture", default=None)
+
+
+def current() -> Capture | None:
+    return _CAPTURE.get()
+
+
+class capturing:
+    """A context in which a forward is captured."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+
+    def __enter__(self) -> None:
+        self._token = _CAPTURE.set(self._capture)
+
+    def __exit__(self, *_: object) -> None:
+        _CAPTURE.reset(self._token)
+
 
 _STATISTICS: Final = ("running_mean", "running_var")
 _COUNT: Final = "num_batches_tracked"

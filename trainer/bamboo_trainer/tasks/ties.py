@@ -1,13 +1,33 @@
-"""Tied parameters: several names, one value. On each stage that holds any of them they are one object."""
+"""Tied parameters: several names, one value. Those that a task names, and those that its layers share without saying
+so.
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+Parameters that layers share without an entry in `Task.tied`: they become tied too, or the task is refused.
+
+In one process, layers that share a parameter train one object. Spread over workers, each would train its own, so
+sharing must be known before the layers are placed: every worker searches for it at its start, in the same way. The
+search builds one layer after the other without initial values, which takes hardly any time, and in a child process, so
+that no factory remembers such a layer. If a factory needs the values, layers are built with them.
+"""
+
+import logging
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parameter import is_lazy
 
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.task_errors import TaskError
+from bamboo_trainer.tasks.inspection import NoValues, from_child
+from bamboo_trainer.tasks.running_buffers import running_norms, shared_buffer
+from bamboo_trainer.tasks.task_errors import TaskError, told
 from bamboo_trainer.tasks.user_code import build_layer, named_layer
 
 
@@ -120,3 +140,229 @@ def stranger(outputs: Iterable[Tensor], own: Iterable[nn.Parameter]) -> nn.Param
         seen |= new
         nodes += new
     return None
+
+
+logger = logging.getLogger(__name__)
+
+Names = tuple[str, ...]
+
+
+class Shared(NamedTuple):
+    """The parameters that layers share."""
+
+    groups: tuple[Names, ...]  # names of the same parameter, one of each layer
+    aliases: dict[str, str]  # further names of a parameter in a layer, with its first name
+    handed_out: tuple[int, ...]  # layers whose factories do not create all parameters anew at each call
+    overlaps: tuple[Names, ...]  # names of two different tensors in the same memory
+    running: tuple[Names, ...]  # names of one buffer that the forwards of two layers update
+
+
+def settled(task: Task, seed: int) -> Task:
+    """Return the task with all shared parameters tied, and with factories that create a separate layer at each call.
+
+    Raises TaskError for sharing that cannot be tied.
+    """
+    shared = _look(task, seed)
+    if shared.overlaps:
+        one, other = shared.overlaps[0]
+        raise TaskError(
+            f"{one} and {other} lie in the same memory without being one parameter, which would hold on one worker "
+            "only: use one nn.Parameter for both, or copies of its own for each"
+        )
+    if shared.running:
+        raise shared_buffer(*shared.running[0])
+    if not shared.handed_out:
+        return task
+    for group in shared.groups:
+        logger.info("%s are one parameter, and are tied", " and ".join(group))
+    given = HandedOut(task, seed, shared.handed_out)
+    layers = [partial(given.copy, i) if i in shared.handed_out else layer for i, layer in enumerate(task.layers)]
+    tied = [tuple(shared.aliases.get(name, name) for name in names) for names in task.tied]
+    return replace(task, layers=layers, tied=merged(tied, shared.groups))
+
+
+class HandedOut:
+    """Layers whose factories return objects that they, or others, have returned before.
+
+    They are built once, at once and in order, and stay unchanged: each stage of a worker gets copies. So their initial
+    values depend neither on which of them a worker builds first nor on what it has trained meanwhile. A layer or loss
+    that uses one of these instead of a copy is refused by name as soon as it does.
+    """
+
+    def __init__(self, task: Task, seed: int, layers: Sequence[int]) -> None:
+        self._layers = {i: build_layer(task, seed, i) for i in layers}
+        for index, layer in self._layers.items():
+            forbid_training(layer, index)
+
+    def copy(self, layer: int) -> nn.Module:
+        try:
+            return deepcopy(self._layers[layer])
+        except Exception as error:
+            raise TaskError(
+                f"its factory does not make a new layer at each call, and it cannot be copied ({told(error)})"
+            ) from error
+
+
+def merged(tied: Iterable[Names], shared: Iterable[Names]) -> tuple[Names, ...]:
+    """Merge groups with a name in common; the first name of the first one stays first."""
+    groups: list[list[str]] = [list(names) for names in tied]
+    for names in shared:
+        joined = [group for group in groups if set(group) & set(names)]
+        if not joined:
+            groups.append(list(names))
+            continue
+        for group in joined[1:]:
+            groups.remove(group)
+        whole = dict.fromkeys([*(name for group in joined for name in group), *names])
+        joined[0][:] = whole
+    return tuple(tuple(group) for group in groups)
+
+
+# the search
+
+
+def _look(task: Task, seed: int) -> Shared:
+    seen, problem = from_child(_without_values(task, seed))
+    if not problem:
+        return seen[-1]
+    logger.info("layers are made with their values to see what they share: %s", problem)
+    *_, found = Search(task, seed).layers()
+    return found
+
+
+def _without_values(task: Task, seed: int) -> Iterator[Shared]:
+    warnings.simplefilter("ignore")  # about discarded values
+    yield from Search(task, seed, NoValues).layers()
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The memory of a tensor."""
+
+    name: str
+    tensor: "weakref.ref[Tensor]"
+    storage: StorageWeakRef
+    trained: bool
+    offset: int  # elements
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def gone(self) -> bool:
+        return bool(self.storage.expired())  # type: ignore[no-untyped-call]
+
+    @property
+    def end(self) -> int:
+        return self.offset + 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+
+    @property
+    def dense(self) -> bool:
+        return self.end - self.offset == self.shape.numel()
+
+
+class Search:
+    """A search that builds every layer twice. Only objects that the factories themselves keep outlive their turn."""
+
+    def __init__(self, task: Task, seed: int, within: Callable[[], AbstractContextManager[object]] = nullcontext):
+        """within: returns a context to enter around each factory."""
+        self._task, self._seed, self._within = task, seed, within
+        self._first: dict[int, tuple[weakref.ref[Tensor], int, str]] = {}  # by id: a tensor, its layer and name
+        self._places: dict[int, list[_Place]] = {}  # by storage
+        self._groups: dict[str, list[str]] = {}  # by first name
+        self._aliases: dict[str, str] = {}
+        self._handed_out: set[int] = set()
+        self._overlaps: list[Names] = []
+        self._running: list[Names] = []
+
+    def layers(self) -> Iterator[Shared]:
+        """Yield the findings so far after each layer."""
+        for again in (False, True):
+            for layer in range(len(self._task.layers)):
+                module = build_layer(self._task, self._seed, layer, self._within())
+                for name, parameter in module.named_parameters():
+                    if parameter.requires_grad:
+                        self._see(layer, f"{layer}.{name}", parameter, again)
+                for one in running_norms(module):
+                    if not one.contributes:
+                        continue
+                    for name, buffer in one.buffers.items():
+                        self._see_running(layer, f"{layer}.{one.place(name)}", buffer, again)
+                if not again:
+                    self._name(layer, module)
+                    self._lay(layer, module)
+                yield self._found()
+
+    def _found(self) -> Shared:
+        return Shared(
+            groups=tuple(map(tuple, self._groups.values())),
+            aliases=self._aliases,
+            handed_out=tuple(sorted(self._handed_out)),
+            overlaps=tuple(self._overlaps),
+            running=tuple(self._running),
+        )
+
+    def _see(self, layer: int, name: str, parameter: nn.Parameter, again: bool) -> None:
+        known = self._before(layer, name, parameter, again)
+        if known and not again and known[0] != layer:
+            self._groups.setdefault(known[1], [known[1]]).append(name)
+            self._handed_out |= {known[0], layer}
+
+    def _see_running(self, layer: int, name: str, buffer: Tensor, again: bool) -> None:
+        known = self._before(layer, name, buffer, again)
+        if known and not again and known[1] != name:
+            self._running.append((known[1], name))
+
+    def _before(self, layer: int, name: str, tensor: Tensor, again: bool) -> tuple[int, str] | None:
+        """Return the layer and name under which this very tensor was seen before, or None."""
+        known = self._first.get(id(tensor))
+        if known is None or known[0]() is not tensor:
+            if not again:
+                self._first[id(tensor)] = (weakref.ref(tensor), layer, name)
+            return None
+        if again:
+            self._handed_out.add(layer)
+        return known[1], known[2]
+
+    def _name(self, layer: int, module: nn.Module) -> None:
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            if name != names[id(parameter)]:
+                self._aliases[f"{layer}.{name}"] = f"{layer}.{names[id(parameter)]}"
+
+    def _lay(self, layer: int, module: nn.Module) -> None:
+        """Record where the layer's tensors lie, and overlaps with other tensors if one of the two is trained."""
+        named: Iterable[tuple[str, Tensor]] = [*module.named_parameters(), *module.named_buffers()]
+        for name, tensor in named:
+            if tensor.layout is not torch.strided or is_lazy(tensor) or not tensor.numel():
+                continue
+            storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+            trained = isinstance(tensor, nn.Parameter) and tensor.requires_grad
+            place = _Place(
+                f"{layer}.{name}",
+                weakref.ref(tensor),
+                storage,
+                trained,
+                int(tensor.storage_offset()),
+                tensor.shape,
+                tensor.stride(),
+                tensor.dtype,
+            )
+            others = [p for p in self._places.get(storage.cdata, ()) if not p.gone]
+            for other in others:
+                if other.tensor() is not tensor and (trained or other.trained) and _overlap(place, other):
+                    self._overlaps.append((other.name, place.name))
+            self._places[storage.cdata] = [*others, place]
+
+
+def _overlap(a: _Place, b: _Place) -> bool:
+    """Return whether two tensors of one storage have an element in common."""
+    if a.dtype != b.dtype:
+        return True
+    first, end = max(a.offset, b.offset), min(a.end, b.end)
+    if first >= end or (a.dense and b.dense):
+        return first < end
+    begin = min(a.offset, b.offset)
+    marks = torch.zeros(max(a.end, b.end) - begin, dtype=torch.bool)
+    marks.as_strided(a.shape, a.stride, a.offset - begin).fill_(True)
+    return bool(marks.as_strided(b.shape, b.stride, b.offset - begin).any())

@@ -18,9 +18,8 @@ from torch.nn.parameter import is_lazy
 
 from bamboo_core.control.protocol import MOST_METRICS
 from bamboo_trainer.data.order import pure_seed
-from bamboo_trainer.frames.tensors import unsendable
-from bamboo_trainer.task import Dataset, Parts, Task
-from bamboo_trainer.tasks.losses import Sum, checked_name, parted, sum_and_weight
+from bamboo_trainer.frames import unsendable
+from bamboo_trainer.task import Dataset, Parts, Sum, Task, checked_name, parted, sum_and_weight
 from bamboo_trainer.tasks.running_buffers import running_norms, spectrally_normed
 from bamboo_trainer.tasks.task_errors import TaskError, blamed, in_task, is_an_error, ran_out_of_memory, told
 

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from bamboo_core.planning.plan import WorkerId
-from bamboo_trainer.frames.frame import Frame
+from bamboo_trainer.frames import Frame
 from bamboo_trainer.transport.wire import Lane
 
 

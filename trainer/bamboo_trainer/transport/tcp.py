@@ -15,12 +15,10 @@ import time
 from collections.abc import Mapping
 
 from bamboo_core.planning.plan import WorkerId
-from bamboo_trainer.frames.frame import Frame, FrameKind
-from bamboo_trainer.transport import sockets, wire
+from bamboo_trainer.frames import Frame, FrameKind
+from bamboo_trainer.transport import links, wire
 from bamboo_trainer.transport.base import Arrived, Buffer, Deliver, LinkDown, LinkUp, ordinary
-from bamboo_trainer.transport.inbound import Inbound
-from bamboo_trainer.transport.link_states import LinkStates
-from bamboo_trainer.transport.outbound import Outbound
+from bamboo_trainer.transport.links import Inbound, LinkStates, Outbound
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +121,7 @@ class TcpTransport:
             self._outbound.clear()
             self._inbound.clear()
             self._changed.notify_all()
-        sockets.wake(self._listener)
+        links.wake(self._listener)
         for end in ends:
             end.close()
         deadline = time.monotonic() + JOIN_SECONDS

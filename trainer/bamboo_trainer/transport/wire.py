@@ -2,8 +2,8 @@
 
 A frame is a fixed header, a msgpack meta `[[[dtype, shape], ...], payload]`, and the tensors' bytes one after the
 other, in the machine's byte order (little-endian everywhere that torch runs). Between meta and body of a striped frame
-stands, in one byte, the number of connections that the body is spread over: see `stripes`. Anything out of bounds or
-inconsistent is a WireError; the reader then closes the link. `payloads` knows what a frame of each kind must carry,
+stands, in one byte, the number of connections that the body is spread over: see `links`. Anything out of bounds or
+inconsistent is a WireError; the reader then closes the link. `frames` knows what a frame of each kind must carry,
 this module does not.
 """
 
@@ -21,8 +21,20 @@ import torch
 
 from bamboo_core.names import DATA_PLANE_VERSION, LARGE_BODY
 from bamboo_core.planning.plan import WorkerId
-from bamboo_trainer.frames.frame import BULK, NO_CELL, STATES, Address, Frame, FrameKind
-from bamboo_trainer.frames.tensors import DTYPE_NAMES, DTYPES, MAX_BODY, MAX_DIMENSIONS, byte_view, unsendable
+from bamboo_trainer.frames import (
+    BULK,
+    DTYPE_NAMES,
+    DTYPES,
+    MAX_BODY,
+    MAX_DIMENSIONS,
+    NO_CELL,
+    STATES,
+    Address,
+    Frame,
+    FrameKind,
+    byte_view,
+    unsendable,
+)
 
 MAGIC: Final = b"BMBO"
 VERSION: Final = DATA_PLANE_VERSION
@@ -108,7 +120,7 @@ class Encoded(NamedTuple):
     """A frame ready to send; it shares the storage of the frame's tensors.
 
     head: header and meta. parts: contiguous tensors in host memory, whose bytes follow. striped: the parts travel apart
-    from the frame, see `stripes`.
+    from the frame, see `links`.
     """
 
     head: bytes

@@ -5,17 +5,21 @@ import math
 import os
 import secrets
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn
+from queue import Empty, SimpleQueue
+from types import FrameType
+from typing import Final, NoReturn
 
 import torch
 
 from bamboo_core.complaints import said_by
 from bamboo_core.control.client import Control
+from bamboo_core.control.memory import SentTraffic, Traffic
 from bamboo_core.control.protocol import (
     INITIAL_WEIGHTS,
     MOST_TEXT,
@@ -38,6 +42,7 @@ from bamboo_core.control.protocol import (
     StepCommitted,
     Stop,
     TakeCheckpoint,
+    ToWorker,
     Welcome,
     WorkerFailed,
     WorkerWarning,
@@ -45,37 +50,191 @@ from bamboo_core.control.protocol import (
 from bamboo_core.history.files import HistoryFiles
 from bamboo_core.job.spec import ReplicaPlacement
 from bamboo_core.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, FLOWS_PER_LINK, GRACE_SECONDS, STATE_RATE
-from bamboo_core.planning.plan import ROOT
+from bamboo_core.planning.plan import ROOT, Plan
 from bamboo_core.planning.spot_checks import SpotSchedule
 from bamboo_trainer.checkpoint.checkpointing import Checkpointing
-from bamboo_trainer.commit.history import NoHistory
-from bamboo_trainer.commit.step_policy import StepPolicy
-from bamboo_trainer.compilation.toolchain import require_toolchain
-from bamboo_trainer.engine.divided_engine import make_engine
+from bamboo_trainer.checkpoint.initial import FirstTask
+from bamboo_trainer.commit.committer import NoHistory, StepPolicy
+from bamboo_trainer.engine.devices import make_engine
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.ports import Ports
-from bamboo_trainer.initial.first_task import FirstTask
-from bamboo_trainer.memory.cgroup import host_memory
-from bamboo_trainer.memory.headroom import device_memory, headroom, memory_of
+from bamboo_trainer.frames import FrameKind
+from bamboo_trainer.memory.devices import (
+    DeviceError,
+    choose_devices,
+    device_memory,
+    headroom,
+    host_memory,
+    memory_of,
+    require_gpus,
+    use,
+)
 from bamboo_trainer.memory.host_copies import Copied, HostCopies, copies_by_device, together
-from bamboo_trainer.memory.placement import choose_devices, require_gpus, use
+from bamboo_trainer.stage.compilation import CompilerUnavailable, require_toolchain
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.task_errors import RealInterrupt, is_an_error, where
-from bamboo_trainer.tasks.user_code import tokens_of
-from bamboo_trainer.telemetry.place import place_of
-from bamboo_trainer.telemetry.spans import Spans
-from bamboo_trainer.telemetry.work_clock import WorkClock
+from bamboo_trainer.tasks.task_errors import (
+    NotDeterministic,
+    RealInterrupt,
+    TaskError,
+    TaskOutOfMemory,
+    is_an_error,
+    is_tasks,
+    is_users,
+    ran_out_of_memory,
+    shown,
+    told,
+    where,
+)
+from bamboo_trainer.tasks.user_code import named_layer, run_layer, tokens_of
+from bamboo_trainer.transport.base import Event
 from bamboo_trainer.transport.tcp import TcpTransport
-from bamboo_trainer.worker.failure_reasons import SELF_EXPLANATORY, exit_code, failure_message, failure_reason
-from bamboo_trainer.worker.history.followers import Followers, facts_of
-from bamboo_trainer.worker.history.history_buffer import Rates
-from bamboo_trainer.worker.history.history_keeper import HistoryKeeper
-from bamboo_trainer.worker.inbox import HistoryWritten, Inbox
+from bamboo_trainer.worker.followers import Followers, facts_of
+from bamboo_trainer.worker.history import HistoryKeeper, Rates
 from bamboo_trainer.worker.loaded_job import LoadedJob, StagesOfJob, load_job
 from bamboo_trainer.worker.platform import this_platform
-from bamboo_trainer.worker.traffic import TrafficMeter
+from bamboo_trainer.worker.telemetry import Spans, WorkClock
+
+KINDS = {
+    FrameKind.ACTIVATION: "activation",
+    FrameKind.GRADIENT: "gradient",
+    FrameKind.SPOT_CHECK: "activation",
+    FrameKind.CONTRIBUTION: "reduction",
+    FrameKind.RESULT: "reduction",
+    FrameKind.PARTIAL_SUM: "reduction",
+    FrameKind.KEPT_SUM: "kept",
+    FrameKind.TIED: "tied",
+    FrameKind.SYNC: "sync",
+    FrameKind.LAYER: "state",
+}  # everything else is control
+
+
+def by_kind(numbers: Sequence[int]) -> Traffic:
+    """Sum the bytes by kind. numbers: bytes, by the number of the frame's kind."""
+    sums = dict.fromkeys(Traffic.__struct_fields__, 0)
+    for number in FrameKind:
+        sums[KINDS.get(number, "control")] += numbers[number]
+    return Traffic(**sums)
+
+
+class TrafficMeter:
+    """Counts the steps over which traffic was sent; `now` is called regularly with the current step."""
+
+    def __init__(self) -> None:
+        self._step: int | None = None
+        self._steps = 0
+
+    def now(self, step: int, sent: Sequence[int]) -> SentTraffic | None:
+        """Return the bytes sent so far, and the number of steps; None before the first one is over. Steps repeated
+        after the job went back to a checkpoint count again, as their bytes do.
+        """
+        if self._step is not None and step > self._step:
+            self._steps += step - self._step
+        self._step = step
+        return SentTraffic(sent=by_kind(sent), steps=self._steps) if self._steps else None
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryWritten:
+    """The history up to that checkpoint is written, so that the checkpoint may be committed."""
+
+    request: CommitCheckpoint
+
+
+Item = Event | Copied | ToWorker | NoticeReceived | HistoryWritten
+
+
+class Inbox:
+    """The one place where a worker blocks: items of other threads, in order of arrival."""
+
+    def __init__(self) -> None:
+        self._items: SimpleQueue[Item] = SimpleQueue()  # a signal handler may add while the main thread takes
+        self._arrivals: dict[int, float] = {}  # of plans that are not obeyed yet, by epoch
+
+    def put(self, item: Item) -> None:
+        if isinstance(item, SendPlan):
+            self._arrivals[item.plan.epoch] = time.monotonic()
+        self._items.put(item)
+
+    def arrival(self, plan: Plan) -> float | None:
+        """Return when a plan arrived, in seconds of time.monotonic(): it may have waited for an instruction to end.
+        None if a message with the same plan was asked about before.
+        """
+        return self._arrivals.pop(plan.epoch, None)
+
+    def take(self, seconds: float) -> list[Item]:
+        """Return all items, waiting for the first one for at most that long."""
+        items = []
+        if seconds > 0:
+            try:
+                items.append(self._items.get(timeout=seconds))
+            except Empty:
+                return items
+        while not self._items.empty():  # only this thread takes
+            items.append(self._items.get_nowait())
+        return items
+
 
 logger = logging.getLogger(__name__)
+
+# This machine lacks something, or refuses access: the message is complete, and a traceback adds nothing.
+SELF_EXPLANATORY: Final = (DeviceError, CompilerUnavailable)
+
+
+def failure_reason(error: BaseException) -> str:
+    """Return the reason for an error that ends the worker: the machine's, the task's, memory, or a bug."""
+    if isinstance(error, DeviceError):
+        return "DeviceUnavailable"
+    if isinstance(error, CompilerUnavailable):
+        return "CompilerUnavailable"
+    if ran_out_of_memory(error):
+        return "OutOfMemory"
+    if isinstance(error, NotDeterministic):
+        return "NotDeterministic"
+    return "TaskFailed" if isinstance(error, TaskError) or is_tasks(error) else "WorkerError"
+
+
+def failure_message(error: BaseException) -> str:
+    """Return one line, with the place."""
+    return str(error) if isinstance(error, TaskError | TaskOutOfMemory) else told(error)
+
+
+def exit_code(error: SystemExit) -> int:
+    """Return the exit code as Python does: log what is no number, and return 1."""
+    if error.code is None or isinstance(error.code, int):
+        return (error.code or 0) & 0xFF
+    logger.error("%s", error.code)
+    return EXIT_FAILED
+
+
+def place_of(thread: int) -> str:
+    """Return the layer in progress, and file, line and function of the innermost frame of user code; "" if none.
+
+    If the thread waits for another one, such as for a batch of data, that thread's frame counts. thread: its
+    identifier.
+    """
+    stacks = sys._current_frames()
+    own = stacks.pop(thread, None)
+    layer = _layer(own)
+    others = (stacks[t.ident] for t in threading.enumerate() if t.ident in stacks and t.ident != threading.get_ident())
+    frame = next((user_frame for user_frame in map(_users, (own, *others)) if user_frame is not None), None)
+    at = f"{shown(frame.f_code.co_filename)} line {frame.f_lineno}, in {frame.f_code.co_name}" if frame else ""
+    return ", ".join(filter(None, (layer, at)))
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _users(innermost: FrameType | None) -> FrameType | None:
+    return next((frame for frame in _outwards(innermost) if is_users(frame.f_code.co_filename)), None)
+
+
+def _layer(innermost: FrameType | None) -> str:
+    frame = next((one for one in _outwards(innermost) if one.f_code is run_layer.__code__), None)
+    return named_layer(frame.f_locals["task_layer"], frame.f_locals["layer"]) if frame else ""
+
 
 IDLE_SECONDS = 0.5
 LONG_SECONDS = 5.0  # a longer instruction is reported

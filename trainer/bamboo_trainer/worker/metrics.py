@@ -14,9 +14,8 @@ from prometheus_client.exposition import MetricsHandler
 from bamboo_core.complaints import system_reason
 from bamboo_core.metrics import catalog as table
 from bamboo_core.metrics.exposition import MetricsPage, MetricsPageCollector
-from bamboo_trainer.memory.headroom import memory_of
-from bamboo_trainer.worker.agent import WorkerAgent
-from bamboo_trainer.worker.traffic import by_kind
+from bamboo_trainer.memory.devices import memory_of
+from bamboo_trainer.worker.agent import WorkerAgent, by_kind
 
 logger = logging.getLogger(__name__)
 

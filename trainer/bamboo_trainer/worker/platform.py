@@ -11,8 +11,8 @@ import torch
 
 from bamboo_core.control.platform import MOST_NAMES, Platform
 from bamboo_core.names import DATA_PLANE_VERSION, NUMERICS_VERSION
-from bamboo_trainer.compilation.toolchain import toolchain
-from bamboo_trainer.memory.placement import DeviceError, choose_device
+from bamboo_trainer.memory.devices import DeviceError, choose_device
+from bamboo_trainer.stage.compilation import toolchain
 
 CPU_INFO = Path("/proc/cpuinfo")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")

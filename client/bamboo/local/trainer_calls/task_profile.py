@@ -24,7 +24,7 @@ from bamboo_core.planning.profile import (
 )
 
 PROFILE: Final = "bamboo_trainer.profiling:profile"
-COUNT: Final = "bamboo_trainer.layer_work:count"
+COUNT: Final = "bamboo_trainer.profiling:count"
 SHOWN_LAYERS: Final = 5
 BUSY: Final = 0.05  # share of the time without a processor above which measured seconds are an estimate
 DISK_RATE: Final = 100e6  # bytes a second, assumed of a store
@@ -68,7 +68,7 @@ def task_of(spec: JobSpec) -> ProfiledTask:
 
 
 def counts_of(spec: JobSpec, answer: dict[str, Any]) -> TaskCounts:
-    """Return the counts in the trainer's answer. answer: of `bamboo_trainer.layer_work.count`."""
+    """Return the counts in the trainer's answer. answer: of `bamboo_trainer.profiling.count`."""
     return TaskCounts(
         name=spec.name,
         samples=spec.training.micro_batch_size,

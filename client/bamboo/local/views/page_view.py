@@ -12,8 +12,7 @@ from bamboo_core.job.spec import JobSpec
 from bamboo_core.page.document import Document, document
 from bamboo_core.page.history import Clock, JobHistory, StepFigures
 from bamboo_core.page.server import LocalPage
-from bamboo_core.view.job_view import view_of_run
-from bamboo_core.view.shown_state import ShownState, ended
+from bamboo_core.view.job_view import ShownState, ended, view_of_run
 
 STARTING = ShownState(name="Starting", tone="idle", sentence="The workers are being started.")
 

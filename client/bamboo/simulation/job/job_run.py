@@ -21,7 +21,7 @@ from bamboo.simulation.job.virtual_clock import Timer, VirtualClock
 from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE
 from bamboo.traces.trace import Change, NodeChange, Trace
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import Received, WorkerJoined
+from bamboo_core.control.protocol import Received, WorkerJoined
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.checkpointing.checkpoints import AHEAD_STEPS, next_one
 from bamboo_core.coordinator.events import (
@@ -46,10 +46,9 @@ from bamboo_core.job.training_spec import UNKNOWN_STEPS
 from bamboo_core.names import worker_name
 from bamboo_core.planning.grid import initial_plan, layer_ranges
 from bamboo_core.planning.plan import Peer, Plan, WorkerId
-from bamboo_core.planning.profile import ModelProfile, for_microbatch
+from bamboo_core.planning.profile import LayerBytes, ModelProfile, for_microbatch
 from bamboo_core.planning.splits.devices import device_layers
 from bamboo_core.planning.steps.grid_rates import GridRates
-from bamboo_core.planning.steps.layer_bytes import LayerBytes
 from bamboo_core.planning.steps.step_times import StepModel
 
 ASKING_TICK, SHORTEST_TICK, LONGEST_TICK = 0.05, 0.5, 5.0  # seconds; ticks become rarer the longer nothing happens

@@ -19,8 +19,8 @@ from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.plan import ROOT, Cell, Plan, WorkerId
 from bamboo_core.planning.profile import ModelProfile
 from bamboo_core.planning.shares import kept_share, share
-from bamboo_core.planning.splits.moving import needed
-from bamboo_core.planning.splits.stage_times import StageTimes
+from bamboo_core.planning.splits.resplit import needed
+from bamboo_core.planning.splits.speeds import StageTimes
 from bamboo_core.planning.steps.step_times import StepModel
 
 LEARNING_STEPS: Final = 16  # on a new grid, which are reported to the coordinator one by one with the stages' times

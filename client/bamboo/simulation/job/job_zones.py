@@ -9,8 +9,8 @@ from bamboo.simulation.figures import SimulationError
 from bamboo.traces.generate import Generation, generate
 from bamboo.traces.trace import Trace, make_trace
 from bamboo_core import names
-from bamboo_core.job.node_placement import asked_of_nodes
 from bamboo_core.job.placement_spec import NodePool, SpreadPolicy
+from bamboo_core.job.pod_templates import asked_of_nodes
 from bamboo_core.job.spec import JobSpec, most_pipelines, pod_spread, wanted_workers
 
 MOST_ZONES: Final = 1000  # bounds the use of seeds

@@ -13,9 +13,9 @@ from bamboo_core.control import evaluations, protocol
 from bamboo_core.coordinator.checkpoint_counts import AbandonReason
 from bamboo_core.coordinator.checkpointing import copies
 from bamboo_core.coordinator.checkpointing.intervals import interval
-from bamboo_core.coordinator.checkpointing.record import MOST_KEPT, CheckpointState
-from bamboo_core.coordinator.ending.record import Stopping
 from bamboo_core.coordinator.events import Emit, Outcome, Send
+from bamboo_core.coordinator.records.checkpoints import MOST_KEPT, CheckpointState
+from bamboo_core.coordinator.records.job import Stopping
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.planning.plan import ROOT, Plan, WorkerId

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
-from bamboo_core.coordinator.checkpointing.record import MOST_COPIED
 from bamboo_core.coordinator.events import Send
+from bamboo_core.coordinator.records.checkpoints import MOST_COPIED
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.planning.plan import Peer, WorkerId

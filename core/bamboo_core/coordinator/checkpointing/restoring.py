@@ -6,9 +6,9 @@ from bamboo_core.control import protocol
 from bamboo_core.coordinator.checkpoint_counts import RestoreCause, RestoreProblem
 from bamboo_core.coordinator.checkpointing import copies
 from bamboo_core.coordinator.checkpointing.checkpoints import AGAIN_SECONDS
-from bamboo_core.coordinator.checkpointing.record import MOST_KEPT, CheckpointState
 from bamboo_core.coordinator.events import Emit, Outcome, Send
 from bamboo_core.coordinator.progress import BEGINNING
+from bamboo_core.coordinator.records.checkpoints import MOST_KEPT, CheckpointState
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.job.spec import wanted_workers

@@ -13,18 +13,17 @@ from typing import Final
 import msgspec
 
 from bamboo_core.coordinator.grids import noise
-from bamboo_core.coordinator.grids.record import StepTime
+from bamboo_core.coordinator.records.grids import StepTime
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.job.spec import JobSpec, RedundancyMode, RedundancySpec, stabilization_seconds
 from bamboo_core.planning.plan import Plan
 from bamboo_core.planning.portions import groups_of, without_portions
-from bamboo_core.planning.profile import Layer, ModelFigures, Network
+from bamboo_core.planning.profile import Layer, LayerBytes, ModelFigures, Network
 from bamboo_core.planning.ring import are_apart
 from bamboo_core.planning.splits.resplit import Grid, grid_of
-from bamboo_core.planning.splits.uneven_split import Ranges
+from bamboo_core.planning.splits.speeds import Ranges
 from bamboo_core.planning.steps.grid_rates import ALIKE, GridRate, GridRates, may_do_without
-from bamboo_core.planning.steps.layer_bytes import LayerBytes
 
 SECONDS_PER_OPERATION: Final = 1e-13  # of a device, until layers are measured
 FORWARD_SHARE: Final = 1 / 3  # share of the forward pass in a layer's time, until that is measured

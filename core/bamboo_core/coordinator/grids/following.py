@@ -5,16 +5,14 @@ from typing import Final
 
 from bamboo_core.coordinator.events import Emit, Outcome
 from bamboo_core.coordinator.grids import choosing, holding, noise
-from bamboo_core.coordinator.grids.record import StepTime
+from bamboo_core.coordinator.records.grids import StepTime
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.splits.worker_speeds import estimate, measurements
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.job.spec import RedundancyMode, gives_back, schedules, whole_workers
 from bamboo_core.planning.gradient_groups import most_microbatches
 from bamboo_core.planning.splits.resplit import Grid, grid_of
-from bamboo_core.planning.splits.speeds import speeds
-from bamboo_core.planning.splits.stage_times import MOST_MICROBATCHES
-from bamboo_core.planning.splits.uneven_split import Ranges
+from bamboo_core.planning.splits.speeds import MOST_MICROBATCHES, Ranges, speeds
 from bamboo_core.planning.steps.grid_rates import (
     ALIKE,
     GridRate,

@@ -12,10 +12,10 @@ from typing import Final
 
 from bamboo_core.coordinator.events import Emit
 from bamboo_core.coordinator.grids import choosing
-from bamboo_core.coordinator.grids.record import Exposure, Holding
+from bamboo_core.coordinator.records.grids import Exposure, Holding
+from bamboo_core.coordinator.records.workers import Notice
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState, Turn
-from bamboo_core.coordinator.workers.record import Notice
 from bamboo_core.job.spec import fewest_workers, gives_back, stabilization_seconds, wanted_workers, whole_workers
 from bamboo_core.planning.plan import Peer, WorkerId
 from bamboo_core.planning.splits.resplit import Grid, grid_of

@@ -12,15 +12,14 @@ from typing import Final
 
 from bamboo_core.coordinator.checkpointing.checkpoints import AHEAD_STEPS
 from bamboo_core.coordinator.grids import following
+from bamboo_core.coordinator.records.grids import FasterSplit
 from bamboo_core.coordinator.replacing import replace
-from bamboo_core.coordinator.splits.record import FasterSplit
 from bamboo_core.coordinator.splits.worker_speeds import owned_times
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.job.spec import stabilization_seconds
 from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_core.planning.splits.resplit import balanced, grid_of, keeps_its_seats
-from bamboo_core.planning.splits.speeds import WorkEstimate
-from bamboo_core.planning.splits.uneven_split import Ranges, step_seconds
+from bamboo_core.planning.splits.speeds import Ranges, WorkEstimate, step_seconds
 
 LEAST_STEPS: Final = 10  # for which a difference must have lasted, in addition to stabilizationSeconds
 WORTH: Final = 0.1  # share by which a step must become shorter for a new split or a replacement

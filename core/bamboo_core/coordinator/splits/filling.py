@@ -10,13 +10,12 @@ from functools import partial
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.coordinator.grids import choosing, following, holding
+from bamboo_core.coordinator.records.grids import Filling
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.splits import resplit
-from bamboo_core.coordinator.splits.record import Filling
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.planning.plan import Cell, WorkerId
-from bamboo_core.planning.splits.moving import filled_before
-from bamboo_core.planning.splits.resplit import Beginning, resplit_plan
+from bamboo_core.planning.splits.resplit import Beginning, filled_before, resplit_plan
 from bamboo_core.planning.steps.worker_memory import spare_bytes
 
 

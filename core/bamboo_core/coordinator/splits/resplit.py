@@ -15,9 +15,9 @@ from bamboo_core.control import protocol
 from bamboo_core.coordinator.checkpointing import checkpoints, copies
 from bamboo_core.coordinator.events import Emit, Send
 from bamboo_core.coordinator.grids import choosing, following, holding
+from bamboo_core.coordinator.records.grids import Resplit
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.splits.by_speed import places
-from bamboo_core.coordinator.splits.record import Resplit
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.planning.plan import ROOT, Plan, WorkerId
 from bamboo_core.planning.splits.resplit import Beginning, Sources, moved_plan, resplit_plan, sources_of

@@ -5,11 +5,10 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import median, median_low
 from typing import Final
 
-from bamboo_core.coordinator.splits.record import OwnPace
+from bamboo_core.coordinator.records.grids import OwnPace
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
-from bamboo_core.planning.splits.speeds import Layers, Measurement, Speeds, WorkEstimate
-from bamboo_core.planning.splits.stage_times import LEAST_MICROBATCHES, StageTimes
+from bamboo_core.planning.splits.speeds import LEAST_MICROBATCHES, Layers, Measurement, Speeds, StageTimes, WorkEstimate
 
 OWN_LOOKS: Final = 5  # measurements of a worker that define its usual time
 EARLIER: Final = " earlier"  # suffix for the name of a worker's earlier self

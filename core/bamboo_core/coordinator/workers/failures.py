@@ -5,9 +5,9 @@ decisions here do not depend on that order.
 """
 
 from bamboo_core.coordinator.events import Emit, Outcome
+from bamboo_core.coordinator.records.workers import WorkerEnd
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import Turn
-from bamboo_core.coordinator.workers.record import WorkerEnd
 from bamboo_core.job.spec import JobSpec, wanted_workers
 from bamboo_core.names import EXIT_FENCED, EXIT_OK
 from bamboo_core.planning.plan import WorkerId

@@ -7,10 +7,10 @@ from bamboo_core.control import protocol
 from bamboo_core.coordinator.events import AddWorkers, Emit, RemoveWorker, Send
 from bamboo_core.coordinator.grids.choosing import are_owners_apart
 from bamboo_core.coordinator.grids.holding import to_have
+from bamboo_core.coordinator.records.workers import Notice
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.coordinator.workers.failures import by_itself, judge_end, note_end, note_exit
-from bamboo_core.coordinator.workers.record import Notice
 from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.names import (
     ALL_BACK_SECONDS,

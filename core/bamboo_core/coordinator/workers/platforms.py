@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 
-from bamboo_core.checkpoint.data_record import difference
+from bamboo_core.checkpoint.manifest import difference
 from bamboo_core.control import protocol
 from bamboo_core.control.platform import Platform, conflicts, deciding, most_common
 from bamboo_core.coordinator.events import Emit, Outcome, RemoveWorker
+from bamboo_core.coordinator.records.workers import WorkerRecord
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState, Turn
-from bamboo_core.coordinator.workers.record import WorkerRecord
 from bamboo_core.job.spec import whole_workers
 from bamboo_core.planning.plan import WorkerId
 from bamboo_core.text import count

@@ -29,10 +29,9 @@ from bamboo_core.planning.profile import ModelFigures
 from bamboo_core.planning.schedule import StageOrder
 from bamboo_core.planning.splits.devices import device_layers
 from bamboo_core.planning.splits.resplit import Grid
-from bamboo_core.planning.splits.uneven_split import Ranges
-from bamboo_core.planning.steps.fitting_split import fitting_split
+from bamboo_core.planning.splits.speeds import Ranges
 from bamboo_core.planning.steps.step_times import AlikePipelines, StepModel
-from bamboo_core.planning.steps.worker_memory import most_bytes
+from bamboo_core.planning.steps.worker_memory import fitting_split, most_bytes
 
 MANY: Final = 1 << 40  # microbatches
 ALIKE: Final = 0.05  # times that differ by less lead to the same choice

@@ -5,20 +5,55 @@ as much as the first one.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, starmap
 from typing import Final
 
+import msgspec
+
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.gradient_groups import nodes_of
-from bamboo_core.planning.plan import Cell, Layout, Plan, WorkerId
+from bamboo_core.planning.plan import Assignment, Cell, Layout, Plan, WorkerId
 from bamboo_core.planning.portions import kept_by, ranges
 from bamboo_core.planning.profile import Layer, ModelFigures
 from bamboo_core.planning.schedule import StageOrder, postpones_weights
-from bamboo_core.planning.splits.devices import cell_of, devices_of
-from bamboo_core.planning.steps.devices import devices_of_workers, machine, on_devices
+from bamboo_core.planning.splits.devices import cell_of, device_of, devices_of, expanded
 from bamboo_core.planning.steps.pipelines import WEIGHT_SHARE, Group, GroupTimes, Place, Run, StepLoss, execute
+
+_BETWEEN = "/"  # between a worker's name and its device's number; no worker's name has it
+
+
+def on_devices(plan: Plan) -> Plan:
+    """Return the plan with a stage for each device, run and kept by devices; the same one if workers have one
+    device.
+    """
+    devices = devices_of(plan)
+    if devices == 1:
+        return plan
+    whole = expanded(plan)
+    rows = tuple(tuple(_on(held, device_of(s, devices)) for s, held in enumerate(row)) for row in whole.pipelines)
+    return msgspec.structs.replace(whole, pipelines=rows)
+
+
+def _on(held: Assignment, number: int) -> Assignment:
+    replicas = tuple(f"{worker}{_BETWEEN}{number}" for worker in held.replicas)
+    return Assignment(owner=f"{held.owner}{_BETWEEN}{number}", replicas=replicas)
+
+
+def devices_of_workers(workers: Iterable[WorkerId], devices: int) -> Iterable[tuple[WorkerId, WorkerId]]:
+    """Yield the devices of all workers, each with its worker."""
+    for worker in workers:
+        for number in range(devices):
+            yield (f"{worker}{_BETWEEN}{number}" if devices > 1 else worker), worker
+
+
+def machine(device: WorkerId) -> str:
+    """Return the machine of a device: all devices of a worker share its connections, and need none between each
+    other.
+    """
+    return device.partition(_BETWEEN)[0]
+
 
 ALMOST: Final = 1 - 1e-9  # lowers bounds, as sums of floats depend on their order
 

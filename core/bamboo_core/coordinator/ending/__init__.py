@@ -1,1 +1,0 @@
-"""The end of a job that has done all its steps."""

@@ -1,0 +1,125 @@
+"""The completion of a job that has done all its steps.
+
+A complete job has its last state in the store: in that of its checkpoints, or in one for the last state alone. Usually
+the commit of the last step is marked as that of any other checkpoint. That cannot be if the one before is still being
+written two steps before the end, or if the root hears the request too late, and such a checkpoint may be abandoned.
+Then the coordinator asks the workers that have finished the stages, and keep them until they are told to leave.
+"""
+
+from hashlib import sha256
+
+from bamboo_core.checkpoint.layout import CheckpointId
+from bamboo_core.control import protocol
+from bamboo_core.coordinator.checkpoint_counts import AbandonReason
+from bamboo_core.coordinator.checkpointing import checkpoints
+from bamboo_core.coordinator.checkpointing.checkpoints import AGAIN_SECONDS, MOST_WRITERS
+from bamboo_core.coordinator.events import Emit, Outcome, Send
+from bamboo_core.coordinator.records.checkpoints import MOST_FAILURES
+from bamboo_core.coordinator.replacing import replace
+from bamboo_core.coordinator.state import CoordinatorState, Turn
+from bamboo_core.job.status import EARLY_STOPPED
+from bamboo_core.planning.plan import WorkerId
+from bamboo_core.planning.shares import share
+from bamboo_core.text import count
+
+
+def finish_if_done(turn: Turn) -> None:
+    """Finish the job when all cells of a layout have finished and the last state is evaluated, compared and saved."""
+    state = turn.state
+    if state.plan is None or not state.ending.finished or state.checkpoints.writing or checkpoints.is_tidying(turn):
+        return  # a checkpoint is still being written
+    if state.step < state.spec.training.steps:
+        return  # a decision has ended training, but the root has not reported it yet
+    evaluated = state.terms.early_stop is not None or state.spec.training.steps in state.progress.evaluations
+    if state.spec.training.evaluation and not evaluated:
+        return  # the root has not reported the last evaluation yet
+    finished, stages = dict(state.ending.finished), len(state.plan.stages)
+    if not any(finished.keys() >= set(layout.cells(stages)) for layout in state.plan.layouts):
+        return
+    if not _is_compared(state):
+        return  # not all holders of the last state have reported its sums
+    if not begin(turn):
+        _complete(turn)
+
+
+def _is_compared(state: CoordinatorState) -> bool:
+    """Return whether all holders of the last state have reported equal sums of it."""
+    plan, training = state.current_plan, state.spec.training
+    holders = [set(workers) & state.workers.keys() for workers in state.certain_holders(plan)]
+    return not training.deterministic or state.guard.are_equal(plan.origin, training.steps, holders)
+
+
+def _complete(turn: Turn) -> None:
+    lacking = "; there is no checkpoint of the last state" if is_missing(turn.state) else ""
+    steps, stop = turn.state.spec.training.steps, turn.state.terms.early_stop
+    if stop is None:
+        turn.finish(Outcome.COMPLETE, "Complete", f"all {steps} steps are done{lacking}")
+        return
+    text = f"{stop.why}; the last one is that after {steps} of {count(stop.wanted_steps, 'step')}"
+    turn.finish(Outcome.COMPLETE, EARLY_STOPPED, f"{text}{lacking}")
+
+
+def begin(turn: Turn) -> bool:
+    """Begin a checkpoint of the last state once all have finished; return False if the state is kept already, or given
+    up.
+    """
+    state, c, plan = turn.state, turn.state.checkpoints, turn.state.plan
+    if plan is None or not is_missing(state) or c.final_failures >= MOST_FAILURES:
+        return False
+    steps, writers = state.spec.training.steps, _finishers(state)
+    if not all(writers):
+        counts = c.counts.abandoning(AbandonReason.WRITER_LOST)
+        turn.put(replace(c, final_failures=MOST_FAILURES, counts=counts, writers=(), retry=False))
+        text = f"the state of step {steps} gets no checkpoint: stage {writers.index(())} ended on workers that are gone"
+        turn.do(Emit("CheckpointAbandoned", text, True))
+        return False
+    dealt = {
+        layer: worker
+        for stage, mine in enumerate(writers)
+        for worker in mine
+        for layer in share(mine, worker, plan.stages[stage])
+    }
+    wished = c.wished(steps, writers, dealt, turn.now)
+    attempt = sha256(f"{state.terms.secret} {wished.number} last".encode()).hexdigest()[:12]
+    turn.put(replace(wished, parts={}, writing=CheckpointId(step=steps, id=attempt), final=True))
+    _ask(turn)
+    return True
+
+
+def is_missing(state: CoordinatorState) -> bool:
+    """Return whether the job keeps checkpoints and none of its last state is known."""
+    return (state.spec.checkpoint is not None or state.terms.last_state != "") and last_checkpoint(state) is None
+
+
+def last_checkpoint(state: CoordinatorState) -> CheckpointId | None:
+    """Return the checkpoint of the last state, if there is one."""
+    steps, begun = state.spec.training.steps, state.plan.restore if state.plan else None
+    return next((one for one in (*state.checkpoints.kept, begun) if one is not None and one.step >= steps), None)
+
+
+def look_after(turn: Turn) -> None:
+    """Ask the writers again while parts are missing, since a message may have been lost."""
+    c = turn.state.checkpoints
+    if c.final and c.writing and c.dealt.keys() - c.parts.keys() and turn.now - c.asked_at > AGAIN_SECONDS:
+        _ask(turn)
+
+
+def _ask(turn: Turn) -> None:
+    c = turn.state.checkpoints
+    assert c.writing is not None
+    message = protocol.KeepLastState(checkpoint=c.writing, writers=c.writers)
+    left = dict.fromkeys(writer for layer, writer in c.dealt.items() if layer not in c.parts)
+    turn.put(replace(c, asked=None, asked_at=turn.now))
+    turn.do(*(Send(worker, message) for worker in left if worker in turn.state.workers))
+
+
+def _finishers(state: CoordinatorState) -> tuple[tuple[WorkerId, ...], ...]:
+    """Return the connected workers that finished each stage, without those under notice unless all of them are."""
+    found = []
+    plan = state.current_plan
+    for number in range(len(plan.stages)):
+        named = dict.fromkeys(w for cell, w in sorted(state.ending.finishers.items()) if cell.stage == number)
+        present = [w for w in named if w in state.workers and not state.workers[w].released]
+        staying = [w for w in present if state.stays(w)]
+        found.append(tuple((staying or present)[:MOST_WRITERS]))
+    return tuple(found)

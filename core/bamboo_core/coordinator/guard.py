@@ -1,0 +1,80 @@
+"""The guard against wrong numbers: of a worker's processor or memory, or of a task that is not deterministic.
+
+All who hold a stage tell sums of its state, now and then and at each version that a checkpoint is taken of, and these
+have to be equal. Spot checks compute a microbatch again, and have to come to the same bits. At the first difference the
+job goes back to a checkpoint from before, at the second it ends. See docs/design/determinism.md.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from bamboo_core.control.protocol import SpotCheckDiffers, StateSums
+from bamboo_core.coordinator.checkpoint_counts import RestoreCause
+from bamboo_core.coordinator.checkpointing import checkpoints, restoring
+from bamboo_core.coordinator.events import Emit, Outcome
+from bamboo_core.coordinator.replacing import replace
+from bamboo_core.coordinator.state import Turn
+from bamboo_core.planning.plan import Plan, WorkerId
+from bamboo_core.text import one_line
+
+CAUSES: Final = (
+    "usual causes: a layer, its factory or the optimizer uses random numbers of Python or numpy, the time, the order "
+    "of a set, or something kept from an earlier call; the workers' hardware or images differ; a worker's memory or "
+    "processor gives wrong bits"
+)
+
+
+def state_sums(turn: Turn, worker: WorkerId, message: StateSums) -> None:
+    """Compare the sums of a state that a worker holds with those that others have told."""
+    state, plan, stage, version = turn.state, _plan(turn), message.stage, message.version
+    training = state.spec.training
+    if plan is None or stage >= len(plan.stages) or version > training.steps or not training.deterministic:
+        return
+    known = state.guard.at(plan.origin, stage, version)
+    if known is None or known.sums == message.sums:
+        writing = state.checkpoints.writing
+        kept = writing.step if writing else None
+        turn.put(state.guard.telling(plan.origin, (stage, version), worker, message.sums, kept))
+        return
+    when = f"after {version} steps" if version else "as it was built"
+    first = f"first difference: {_first_difference(known.sums, message.sums)}"
+    if worker in known.equal:
+        text = f"{worker} holds other bits of stage {stage} {when} than it told before"
+    else:
+        text = f"{worker} and {known.first} hold other bits of stage {stage} {when}"
+    _differs(turn, f"{text}; {first}", version - 1)
+
+
+def _first_difference(one: Mapping[str, str], other: Mapping[str, str]) -> str:
+    return next((one_line(name) for name in one if one[name] != other.get(name)), "the number of tensors")
+
+
+def spot_check(turn: Turn, worker: WorkerId, message: SpotCheckDiffers) -> None:
+    """Handle a worker that recomputed a microbatch and got other bits than the cell's owner."""
+    plan = _plan(turn)
+    if plan is not None and plan.has(message.cell) and message.step < turn.state.spec.training.steps:
+        _differs(turn, one_line(message.message), message.step)
+
+
+def _plan(turn: Turn) -> Plan | None:
+    """Return the plan in force; None if reports are about states that are given up."""
+    return turn.state.plan if turn.state.phase in ("Running", "Recovering") else None
+
+
+def _differs(turn: Turn, text: str, newest_good: int) -> None:
+    """Go back to a checkpoint, or end the job. newest_good: the newest version that the difference has no part in."""
+    turn.put(replace(turn.state.guard, reported={}, differences=turn.state.guard.differences + 1))
+    if turn.state.spec.checkpoint is None:
+        turn.finish(Outcome.FAILED, "ResultsDiffer", f"{text}; the job keeps no checkpoints to go back to; {CAUSES}")
+    elif turn.state.guard.differences > 1:
+        turn.finish(Outcome.FAILED, "ResultsDiffer", f"{text}; the job had gone back once for such a cause; {CAUSES}")
+    else:
+        turn.do(Emit("ResultsDiffer", text, True))
+        checkpoints.never_restore(turn, newest_good)
+        restoring.go_back(turn, RestoreCause.RESULTS_DIFFER, text)
+
+
+HANDLERS: Final[dict[type, Callable[[Turn, WorkerId, Any], None]]] = {
+    StateSums: state_sums,
+    SpotCheckDiffers: spot_check,
+}

@@ -1,1 +1,0 @@
-"""States and results that have to be the same: compared, and what follows if they differ."""

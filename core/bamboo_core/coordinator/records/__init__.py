@@ -1,0 +1,1 @@
+"""The records of which the coordinator's state is made."""

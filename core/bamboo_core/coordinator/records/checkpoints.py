@@ -1,0 +1,148 @@
+"""The coordinator's record of the job's checkpoints."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from bamboo_core.checkpoint.layout import CheckpointId
+from bamboo_core.checkpoint.manifest import CheckpointPart
+from bamboo_core.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts
+from bamboo_core.coordinator.replacing import Record, replace
+from bamboo_core.planning.plan import WorkerId
+
+MOST_KEPT: Final = 100
+MOST_EARLY: Final = 4  # checkpoints whose parts are reported before their commit
+MOST_COPIED: Final = 4  # checkpoints whose copies in memory are known
+MOST_FAILURES: Final = 2  # failed checkpoints of the last state; each attempt has the usual time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointState(Record):
+    """The checkpoints that the coordinator has made, and the one in progress (`checkpoints`)."""
+
+    # the checkpoint in progress
+    number: int = 0  # of the request for it
+    at: int = 0  # its step, or a later one
+    writers: tuple[tuple[WorkerId, ...], ...] = ()  # of each stage; empty if none is in progress
+    dealt: Mapping[int, WorkerId] = field(default_factory=dict)  # the writer of each layer
+    writing: CheckpointId | None = None  # set once a commit has carried the request
+    parts: Mapping[int, CheckpointPart] = field(default_factory=dict)  # by layer
+    # checkpoints whose commit is not reported yet: their parts, and why one fails
+    early: Mapping[CheckpointId, Mapping[int, CheckpointPart]] = field(default_factory=dict)
+    common: Mapping[CheckpointId, dict[str, Any]] = field(default_factory=dict)  # as in PartsWritten
+    failed: Mapping[CheckpointId, str] = field(default_factory=dict)
+    asked: WorkerId | None = None  # the worker that has to act now
+    asked_at: float = 0.0  # when it was last asked
+    since: float = 0.0  # when the request, then the writing, began
+    stall: float = 0.0  # seconds for which training has waited so far
+    final: bool = False  # of the last state, requested from each worker as it finished
+    # earlier checkpoints
+    retry: bool = False  # the next one is due at once
+    last_step: int = 0  # of the newest checkpoint or attempt
+    kept: tuple[CheckpointId, ...] = ()  # committed and not known to be bad, newest first
+    kept_at: float | None = None  # when the newest of them was committed
+    bytes: int = 0  # of the newest checkpoint
+    seconds: float = 0.0  # that the newest checkpoint took
+    bad: tuple[CheckpointId, ...] = ()  # damaged checkpoints
+    counts: CheckpointCounts = field(default_factory=CheckpointCounts)  # outcomes of all checkpoints
+    first: int = 0  # the step with which the job began
+    final_failures: int = 0  # of checkpoints of the last state
+    tidying: tuple[CheckpointId, WorkerId] | None = None  # the newest one and its writer, which removes older ones
+    endangered: frozenset[WorkerId] = frozenset()  # workers on notice for which a checkpoint was taken
+
+    # one in progress
+
+    def numbered(self) -> "CheckpointState":
+        """Take the next number for a requested checkpoint or cut."""
+        return replace(self, number=self.number + 1)
+
+    def wished(
+        self, at: int, writers: tuple[tuple[WorkerId, ...], ...], dealt: Mapping[int, WorkerId], now: float
+    ) -> "CheckpointState":
+        """Request a checkpoint of the state after step `at` or a later one."""
+        return replace(
+            self.numbered(),
+            at=at,
+            writers=writers,
+            dealt=dealt,
+            since=now,
+            retry=False,
+            early={},
+            failed={},
+            stall=0.0,
+        )
+
+    def with_parts(
+        self, checkpoint: CheckpointId, parts: Mapping[int, CheckpointPart], stall: float, common: dict[str, Any]
+    ) -> "CheckpointState":
+        """Record durable parts of the checkpoint in progress, or of one whose commit this coordinator has not received
+        yet.
+
+        Workers may report the same parts again. stall: seconds for which the reporting worker waited.
+        """
+        is_carried = checkpoint == self.writing
+        known = self.parts if is_carried else self.early.get(checkpoint, {})
+        more = sum(part.bytes for layer, part in parts.items() if layer not in known)
+        counts = replace(self.counts, bytes=self.counts.bytes + more)
+        states = dict(list({**self.common, checkpoint: common}.items())[-MOST_EARLY:])
+        updated = replace(self, counts=counts, stall=max(self.stall, stall), common=states)
+        if is_carried:
+            return replace(updated, parts={**known, **parts})
+        early = {**self.early, checkpoint: {**known, **parts}}
+        return replace(updated, early=dict(list(early.items())[-MOST_EARLY:]))
+
+    def uncommitted(self) -> tuple[CheckpointId, ...]:
+        """Return the checkpoints that may have written parts and that no worker was asked to commit."""
+        return (*self.early, *((self.writing,) if self.writing and self.asked is None else ()))
+
+    # existing checkpoints
+
+    def keeping(self, kept: Iterable[CheckpointId]) -> "CheckpointState":
+        """Keep only these checkpoints; the others are missing or unusable. If the newest one changes, the time of its
+        commit is unknown.
+        """
+        left = tuple(kept)
+        return replace(self, kept=left, kept_at=self.kept_at if left[:1] == self.kept[:1] else None)
+
+    # the job goes back
+
+    def left_behind(self) -> "CheckpointState":
+        """Count the checkpoint in progress as abandoned, because the job goes back."""
+        return replace(self, counts=self.counts.abandoning(AbandonReason.WENT_BACK)) if self.writers else self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoringState(Record):
+    """The checkpoint with which the job begins, and why it goes back to one (`restoring`).
+
+    looked: whether the coordinator knows that checkpoint (found; None: it begins without one). asked, asked_at: the
+    worker that reads the store now, and since when. question: the number of the newest question. pausing: before the
+    store is asked again. spoiled: no existing checkpoint is usable. problem: why the store gives no answer. reason,
+    message: why the job has to go back to a checkpoint; empty if it does not. back_since: since when it has to, without
+    a commit since then.
+    """
+
+    looked: bool = False
+    found: CheckpointId | None = None
+    asked: WorkerId | None = None
+    asked_at: float = 0.0
+    question: int = 0
+    pausing: bool = False
+    spoiled: bool = False
+    problem: str = ""
+    reason: str = ""
+    message: str = ""
+    back_since: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopiesInMemory(Record):
+    """Copies of the newest checkpoints in host memory (`copies`). held: the layers that each worker keeps, by
+    checkpoint.
+    """
+
+    held: Mapping[CheckpointId, Mapping[WorkerId, frozenset[int]]] = field(default_factory=dict)
+
+    def without(self, useless: Iterable[CheckpointId]) -> "CopiesInMemory":
+        gone = set(useless)
+        return replace(self, held={one: who for one, who in self.held.items() if one not in gone})

@@ -1,0 +1,241 @@
+"""The coordinator's records of the grid, of the number of workers to hold, and of splits of the layers."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from bamboo_core.checkpoint.layout import CheckpointId
+from bamboo_core.coordinator.grids import noise
+from bamboo_core.coordinator.replacing import Record, replace
+from bamboo_core.planning.plan import Cell, WorkerId
+from bamboo_core.planning.splits.resplit import Grid
+from bamboo_core.planning.splits.speeds import Ranges
+from bamboo_core.planning.steps.grid_rates import GridRate, GridRates
+
+UNLIKE_STEPS: Final = 3  # the first steps on a grid, which take longer than later ones
+LONG_STEP: Final = 10.0  # seconds: if steps take this long, only the first one is unlike the others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """The seconds of undisturbed steps on a grid.
+
+    work: seconds of a microbatch of all layers at that time. step: the number of committed steps then. at: when it was
+    measured, in seconds.
+    """
+
+    seconds: float
+    work: float
+    step: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exposure:
+    """The former workers of a zone: how many of them were lost, and the hours for which they ran in all."""
+
+    losses: int = 0
+    hours: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding(Record):
+    """The number of workers that the job should hold, by their prices.
+
+    prices: money per hour of each worker, from the shell. more: prices of further workers and how many at each price,
+    in the order in which they would come, the last one without limit; () if unknown.
+
+    staying: the workers that stayed at the last look, each with its zone and since when. zones: the former workers of
+    each zone. target: how many workers are worth their price, without standby; None while unknown, so that the job has
+    as many as it may. aim: a better number, and since when. reason: why this number is held. looked_at: when the number
+    was last chosen. best: the inputs of that choice, and its result.
+    """
+
+    prices: Mapping[WorkerId, float] = field(default_factory=dict)
+    more: tuple[tuple[float, int], ...] = ()
+    staying: Mapping[WorkerId, tuple[str, float]] = field(default_factory=dict)
+    zones: Mapping[str, Exposure] = field(default_factory=dict)
+    target: int | None = None
+    aim: tuple[int, float] | None = None
+    looked_at: float = -math.inf
+    best: tuple[object, int | None] | None = field(default=None, compare=False, repr=False)
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridState(Record):
+    """The grid that the workers suffice for.
+
+    resize: another grid that is worth a change, and since when. rates: computed from the layer times of that moment.
+    network: the factor by which links seem faster than assumed. looks: layer times at several moments, the last one
+    after `looked` committed steps. costs: the usual layer times according to these. running: the grid that runs, and
+    the origin of its states. tries: when the grid has changed since workers or layer times last changed.
+
+    taken: seconds of the newest undisturbed steps on the running grid. run: the number of these steps. heard: the
+    number of committed steps at the last look. measured: step times of grids that have run. short: the newest step in
+    which a worker ran several stages, and since when. workers: how many stayed at the last look. changes: the times of
+    the newest changes of that number. gaps: when workers were lost that have no successor yet. refills: seconds until
+    the newest successors came. expected: the rate of the grid that the job should run. announced: the last choice, with
+    the expected rates. unmet: why no grid meets the request of an edit, or "".
+    """
+
+    resize: tuple[Grid, float] | None = None
+    rates: GridRates | None = field(default=None, compare=False, repr=False)
+    network: float = 1.0
+    looks: noise.Looks = ()
+    looked: int = 0
+    costs: tuple[float, ...] = ()
+    running: tuple[Grid, int] | None = None
+    tries: tuple[float, ...] = ()
+    taken: tuple[float, ...] = ()
+    run: int = 0
+    heard: int = 0
+    measured: Mapping[Grid, StepTime] = field(default_factory=dict)
+    short: tuple[int, float] = (-1, 0.0)
+    workers: int = 0
+    changes: tuple[float, ...] = ()
+    gaps: tuple[float, ...] = ()
+    refills: tuple[float, ...] = ()
+    expected: GridRate | None = None
+    announced: str = ""
+    unmet: str = ""
+
+    def worth(self, grid: Grid, now: float, *, restarting: bool = True) -> "GridState":
+        """Record that this grid is worth a change. restarting: start its waiting time anew instead of taking over
+        another grid's.
+        """
+        if self.resize is not None and self.resize[0] == grid:
+            return self
+        since = now if restarting or self.resize is None else self.resize[1]
+        return replace(self, resize=(grid, since))
+
+    def on(self, grid: Grid, origin: int, step: int, now: float) -> "GridState":
+        """Record that this grid runs with the states of that origin. Layer times of the previous grid then
+        count less.
+        """
+        if (grid, origin) == self.running:
+            return self
+        known = replace(self, running=(grid, origin), looked=min(self.looked, step)).disturbed(step)
+        if self.running is None or self.running[0] == grid:
+            return known
+        return replace(known, looks=(self.costs,) * min(len(self.looks), noise.PRIOR), tries=(*self.tries, now))
+
+    def disturbed(self, step: int) -> "GridState":
+        """Measure step times from that step on, because steps take longer or the split of the layers changes."""
+        return replace(self, taken=(), run=0, heard=step)
+
+    def lacking(self, step: int, now: float) -> "GridState":
+        """Record that a worker runs several stages in that step."""
+        return self if self.short[0] == step else replace(self, short=(step, now))
+
+    def looking(self, costs: tuple[float, ...], step: int) -> "GridState":
+        """Record the layers' present times, from microbatches after the previous look."""
+        same = not self.looks or len(self.looks[-1]) == len(costs)
+        looks = ((*self.looks, costs) if same else (costs,))[-noise.KEPT :]
+        tries = self.tries
+        if noise.have_changed(looks):
+            looks, tries = looks[noise.KEPT // 2 :], ()
+        return replace(self, looks=looks, looked=step, costs=noise.usual(looks), tries=tries)
+
+    def stepped(self, step: int, seconds: float | None = None) -> "GridState":
+        """Record a committed step on the running grid. seconds: its time; None if it was disturbed."""
+        if seconds is None:
+            return replace(self, heard=step)
+        run, taken = self.run + 1, self.taken
+        if run > UNLIKE_STEPS or (run > 1 and seconds >= LONG_STEP):
+            taken = (*taken, seconds)[-noise.KEPT :]
+        return replace(self, taken=taken, run=run, heard=step)
+
+    def noted(self, workers: int, now: float, wanted: int, spared: int = 0) -> "GridState":
+        """Record the number of workers that stay now.
+
+        wanted: the wanted number; lost workers beyond it get no successor. spared: how many workers were given back;
+        they get no successor either.
+        """
+        known = replace(self, workers=self.workers - spared) if spared else self
+        if workers == known.workers:
+            return known
+        gaps, refills = list(known.gaps), list(known.refills)
+        gaps += [now] * (known.workers - workers)
+        for _ in range(min(workers - known.workers, len(gaps))):
+            refills.append(now - gaps.pop(0))
+        gaps = gaps[max(0, len(gaps) - max(0, wanted - workers)) :]
+        return replace(
+            known,
+            workers=workers,
+            tries=(),
+            changes=(*known.changes, now)[-10:],
+            gaps=tuple(gaps)[-100:],
+            refills=tuple(refills)[-5:],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resplit:
+    """A re-split of the layers in progress (`resplit`).
+
+    number: of the request for a cut, at step `at` or a later one. asked, asked_at: the root that was last asked, and
+    when. cut: set once a commit has carried the request. since: when the request, then the cut, came. held: by worker,
+    the layers of the cut's state that it reports to hold. stages: the new split, if it is only for speed; grid and
+    places stay.
+    """
+
+    number: int
+    at: int
+    since: float
+    asked: WorkerId | None = None
+    asked_at: float = 0.0
+    cut: CheckpointId | None = None
+    held: Mapping[WorkerId, frozenset[int]] = field(default_factory=dict)
+    stages: Ranges | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filling:
+    """The filling of workers before a re-split (`filling`). replicas: for each cell, the workers that become replicas.
+
+    It is valid for one origin of the plan in force, one future grid and one set of staying workers.
+    """
+
+    origin: int
+    grid: Grid
+    staying: frozenset[WorkerId]
+    replicas: Mapping[Cell, tuple[WorkerId, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FasterSplit:
+    """A split with which a step should be shorter. why: a sentence for a person."""
+
+    stages: Ranges
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Splits(Record):
+    """All splits of the layers that the coordinator considers.
+
+    resplit: the re-split in progress. filling: the filling before it. uneven: since when, and since which step, another
+    split should be faster (`by_speed`). faster: that split, once this has lasted long enough. evened: the workers, cell
+    by cell, for whose speeds the layers were split, and when. pause: of the last re-split, in seconds.
+    """
+
+    resplit: Resplit | None = None
+    filling: Filling | None = None
+    uneven: tuple[float, int] | None = None
+    faster: FasterSplit | None = None
+    evened: tuple[tuple[WorkerId, ...], float] | None = None
+    pause: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnPace:
+    """A worker's times for its layers so far, for comparison with itself.
+
+    newest: seconds of a microbatch at the last looks, oldest first. usual: the least median over a full list of looks;
+    None until the first full list.
+    """
+
+    newest: tuple[float, ...] = ()
+    usual: float | None = None

@@ -1,0 +1,306 @@
+"""The coordinator's records of the job: its terms, phase, plans, moves of cells, layers, open question and end."""
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import msgspec
+
+from bamboo_core.control import protocol
+from bamboo_core.coordinator.events import Takeover
+from bamboo_core.coordinator.progress import MOST_SECONDS
+from bamboo_core.coordinator.replacing import Record, replace
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.planning.desired import PlanningView
+from bamboo_core.planning.plan import Cell, Plan, WorkerId
+from bamboo_core.planning.profile import LayerBytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyEnd:
+    """The early end of a job because its evaluations stopped improving.
+
+    why: a clause. wanted_steps: the steps that the manifest asks for.
+    """
+
+    why: str
+    wanted_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobTerms(Record):
+    """The terms of a job that do not change while the coordinator runs it.
+
+    secret: of the job's workers. history: URL of the job's history, which workers write; "" if none is kept.
+    last_state: URL for the checkpoint of the last state of a job that keeps no others; "" if that is not kept. started:
+    when the coordinator was made. heartbeat_timeout: seconds.
+
+    early_stop: why the specification has fewer steps than the manifest.
+    """
+
+    spec: JobSpec
+    manifest: dict[str, Any]
+    secret: str
+    history: str = ""
+    last_state: str = ""
+    started: float
+    heartbeat_timeout: float
+    early_stop: EarlyEnd | None = None
+
+    def welcome(self) -> protocol.Welcome:
+        """Return the message to a worker that has joined or reconnected."""
+        return protocol.Welcome(
+            manifest=self.manifest, secret=self.secret, history=self.history, last_state=self.last_state
+        )
+
+    def with_steps(self, steps: int) -> "JobTerms":
+        """Set the number of steps, counted by the first worker from its data."""
+        return replace(self, spec=self._of_steps(steps))
+
+    def stopped_early(self, last: int, why: str) -> "JobTerms":
+        """Shorten the job to `last` steps; it then ends like any other job of that length."""
+        wanted = self.early_stop.wanted_steps if self.early_stop else self.spec.training.steps
+        return replace(self, spec=self._of_steps(last), early_stop=EarlyEnd(why=why, wanted_steps=wanted))
+
+    def back_at(self, step: int) -> "JobTerms":
+        """Go back to the state before `step`, and undo an early stop after it."""
+        stop = self.early_stop
+        if stop is None or step >= self.spec.training.steps:
+            return self
+        return replace(self, spec=self._of_steps(stop.wanted_steps), early_stop=None)
+
+    def _of_steps(self, steps: int) -> JobSpec:
+        return replace(self.spec, training=replace(self.spec.training, steps=steps))
+
+
+Phase = Literal["Pending", "Recovering", "Running", "Restoring", "Over"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCourse(Record):
+    """The phase of the job. since: when the phase began, in seconds.
+
+    Recovering: after the coordinator's own restart, until the workers are back. Restoring: the job goes back to a
+    checkpoint.
+    """
+
+    phase: Phase = "Pending"
+    since: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
+class Plans(Record):
+    """Plans of the job.
+
+    newest: None before the first one. since_step: number of steps committed when it was made. applied: workers that
+    have applied it. synced: replicas in step, by cell. in_force: the plan that all follow until the next step begins,
+    while the newest plan only ends that plan's portions.
+
+    steady: the last reconciliation found nothing to do, and time alone will not change that. settled: the newest view
+    for which no plan was better.
+    """
+
+    newest: Plan | None = None
+    since_step: int = 0
+    applied: frozenset[WorkerId] = frozenset()
+    synced: frozenset[tuple[Cell, WorkerId]] = frozenset()
+    in_force: Plan | None = None
+    steady: bool = False
+    settled: PlanningView | None = field(default=None, compare=False, repr=False)
+
+    def moved_by(self, plan: Plan) -> list[tuple[Cell, WorkerId]]:
+        """Return the cells that a new plan gives to other owners, with their present owners."""
+        return [(cell, owner) for cell, owner in self._owners_before(plan) if owner != plan.at(cell).owner]
+
+    def issued(self, plan: Plan, step: int) -> "Plans":
+        """Make a plan the newest one.
+
+        Replicas of an owner that stays keep their state; an owner that becomes a replica has what its successor has.
+        """
+        synced: set[tuple[Cell, WorkerId]] = set()
+        for cell, owner in self._owners_before(plan):
+            now = plan.at(cell)
+            if owner == now.owner:
+                synced |= {(cell, w) for w in now.replicas if (cell, w) in self.synced}
+            else:
+                synced |= {(cell, w) for w in now.replicas if w == owner}
+        in_force = self.newest if plan.boundary and plan.reason == "Settled" else None
+        return replace(
+            self, newest=plan, since_step=step, applied=frozenset(), synced=frozenset(synced), in_force=in_force
+        )
+
+    def settles(self, step: int) -> bool:
+        """Return whether the newest plan only ends the portions of the step in progress and waits for its end."""
+        return self.in_force is not None and step <= self.since_step
+
+    def of_step(self, step: int) -> Plan | None:
+        """Return the plan of the step in progress, with the epoch of the newest one; later plans derive from it."""
+        if self.newest is None or self.in_force is None or not self.settles(step):
+            return self.newest
+        return msgspec.structs.replace(self.in_force, epoch=self.newest.epoch)
+
+    def _owners_before(self, plan: Plan) -> list[tuple[Cell, WorkerId]]:
+        """Return the cells also in the newest plan, with its owners; none if workers start from other states."""
+        old = self.newest
+        if old is None or old.origin != plan.origin:
+            return []
+        return [(cell, old.at(cell).owner) for cell in plan.cells() if cell.pipeline < len(old.pipelines)]
+
+    def brought(self, plan: Plan) -> "Plans":
+        """Take a plan that a worker reports and this coordinator did not know."""
+        old = self.newest
+        if old is not None and plan.epoch <= old.epoch:
+            return self
+        kept = {
+            (cell, w) for cell, w in self.synced if old and plan.has(cell) and plan.at(cell).owner == old.at(cell).owner
+        }
+        return replace(self, newest=plan, synced=frozenset(kept), applied=frozenset(), in_force=None)
+
+    def kept_for(self, view: PlanningView, *, steady: bool) -> "Plans":
+        """Record that no plan is better for this view."""
+        if not (steady or self.steady) and view == self.settled:
+            return self
+        return replace(self, settled=view, steady=steady)
+
+
+REPORT_STEPS: Final = 4  # after these and REPORT_SECONDS a missing report of a takeover counts as lost
+REPORT_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """A plan that moves cells, until every new owner has reported.
+
+    victims: the cells and their previous owners. step: number of committed steps. announced: an owner was lost or is
+    under notice; other moves are not shown to users.
+    """
+
+    epoch: int
+    lost_at: float
+    decided_at: float
+    step: int
+    notice: bool
+    announced: bool
+    victims: tuple[tuple[Cell, WorkerId], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moves(Record):
+    """Moves of cells in progress (recoveries) and finished takeovers."""
+
+    recoveries: tuple[Recovery, ...] = ()
+    takeovers: tuple[Takeover, ...] = ()
+
+    def without(self, cells: Set[Cell], epoch: int) -> "Moves":
+        """End the moves of these cells up to the plan of this epoch."""
+        left = []
+        for recovery in self.recoveries:
+            over = cells if recovery.epoch <= epoch else frozenset[Cell]()
+            victims = tuple((cell, victim) for cell, victim in recovery.victims if cell not in over)
+            if victims:
+                left.append(replace(recovery, victims=victims))
+        return replace(self, recoveries=tuple(left))
+
+    def taken_over(self, worker: WorkerId, message: protocol.TakenOver) -> "Moves":
+        """Record that a cell's new owner has caught up; earlier intended owners will not report.
+
+        If the cell moved on before an announced takeover was over, this report ends that takeover.
+        """
+        cell = message.cell
+        moves = [r for r in self.recoveries if r.epoch <= message.epoch and cell in dict(r.victims)]
+        left = self.without({cell}, message.epoch)
+        recovery = next((r for r in reversed(moves) if r.announced), None)
+        if recovery is None:
+            return left
+        taken = Takeover(
+            epoch=moves[-1].epoch,
+            victim=dict(recovery.victims)[cell],
+            worker=worker,
+            pipeline=cell.pipeline,
+            stage=cell.stage,
+            step=message.step + 1,
+            notice=recovery.notice,
+            decide_ms=(recovery.decided_at - recovery.lost_at) * 1e3,
+            reform_ms=_milliseconds(message.reform_ms),
+            recompute_ms=_milliseconds(message.recompute_ms),
+            forwards=message.forwards,
+            backwards=message.backwards,
+        )
+        return replace(left, takeovers=(*self.takeovers, taken))
+
+    def without_unreported(self, step: int, now: float) -> "Moves":
+        """Drop moves whose report was lost with its channel; the cell has moved nevertheless."""
+        recoveries = tuple(
+            r for r in self.recoveries if step < r.step + REPORT_STEPS or now < r.decided_at + REPORT_SECONDS
+        )
+        return replace(self, recoveries=recoveries)
+
+
+def _milliseconds(value: float) -> float:
+    return min(max(0.0, value), 1e3 * MOST_SECONDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLayers(Record):
+    """The layers of the model, as far as known.
+
+    asked: the worker that was asked; None: none. costs: operations of each layer; None until known. layers: their
+    bytes; empty if unknown. memory: bytes of the smallest device; None if unknown.
+    """
+
+    asked: WorkerId | None = None
+    costs: tuple[float, ...] | None = None
+    layers: tuple[LayerBytes, ...] = ()
+    memory: int | None = None
+
+    def not_asked_of(self, worker: WorkerId) -> "ModelLayers":
+        """Forget a request to a worker that is gone or whose channel closed, so that another one is asked."""
+        return replace(self, asked=None if self.asked == worker else self.asked)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inquiry(Record):
+    """The question in progress.
+
+    began_at: when all workers were first asked; None if no question is open. asked_at: when they were last asked.
+    reports: the answers to the last round.
+    """
+
+    began_at: float | None = None
+    asked_at: float = 0.0
+    reports: Mapping[WorkerId, protocol.Report] = field(default_factory=dict)
+
+    def over(self) -> "Inquiry":
+        """Close the question."""
+        return replace(self, began_at=None, reports={})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopping:
+    """An early end of the job, which takes effect once a state of `step` steps or more is kept.
+
+    since: when it was requested. unheard: workers have to reconnect to a restarted coordinator first.
+    """
+
+    reason: str
+    message: str
+    step: int
+    since: float
+    unheard: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending(Record):
+    """The end of the job.
+
+    stopping: the job ends before its last step. finished: cells with their last state, with its digest. finishers: the
+    worker that reported each cell last.
+    """
+
+    stopping: Stopping | None = None
+    finished: tuple[tuple[Cell, str], ...] = ()
+    finishers: Mapping[Cell, WorkerId] = field(default_factory=dict)
+
+    def with_finished(self, cell: Cell, digest: str, worker: WorkerId) -> "Ending":
+        finished = {**dict(self.finished), cell: digest}
+        return replace(self, finished=tuple(sorted(finished.items())), finishers={**self.finishers, cell: worker})

@@ -1,0 +1,383 @@
+"""The coordinator's records of the job's workers, present and ended, of slow ones, and of the sums of their states."""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Final
+
+from bamboo_core.control import protocol
+from bamboo_core.control.memory import Memory, SentTraffic
+from bamboo_core.control.platform import Platform
+from bamboo_core.coordinator.records.grids import OwnPace
+from bamboo_core.coordinator.replacing import Record, replace
+from bamboo_core.planning.plan import Cell, Peer, Plan, WorkerId
+from bamboo_core.planning.splits.speeds import Layers, StageTimes, WorkEstimate, forward_share
+
+MOST_WAIT_SECONDS: Final = 60.0  # before the next request for a worker after many refusals
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
+class WorkerRecord:
+    """A worker that joined and is not known to be lost."""
+
+    peer: Peer
+    seen: float
+    platform: Platform = field(default_factory=Platform)
+    doing: str = ""  # the worker's own description
+    busy: float = 0.0  # seconds inside one instruction at its last heartbeat
+    memory: Memory | None = None  # as last reported
+    times: tuple[StageTimes, ...] = ()  # as last reported
+    headroom: float | None = None  # available memory divided by used memory, as reported with the times
+    traffic: SentTraffic | None = None  # as last reported
+    backwards: int = 0  # as last reported
+    worked_at: float = 0.0  # when `backwards` last changed
+    ready: bool = False  # its task is loaded
+    epoch: int = 0  # of the newest plan that it knew when it joined
+    origin: int = 0  # of the newest plan that it obeys
+    cut_since: float | None = None  # since when its channel is closed
+    released: bool = False  # it was asked to leave
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEnd:
+    """How a worker ended, or was missed. disrupted: it was taken away, without a fault of its own."""
+
+    how: str
+    disrupted: bool
+
+
+class Roster:
+    """Facts about all workers that decisions need after every event, apart from what workers report all the time.
+
+    Each fact is computed on first use and is the same object from then on.
+    """
+
+    def __init__(self, workers: Mapping[WorkerId, WorkerRecord]) -> None:
+        self._workers = workers
+        self._live: tuple[Plan, dict[WorkerId, Peer]] | None = None
+        self._lost: tuple[Plan, frozenset[WorkerId]] | None = None
+
+    @cached_property
+    def ready(self) -> tuple[WorkerId, ...]:
+        """The workers usable in plans, in order of joining."""
+        return tuple(w for w, r in self._workers.items() if r.ready)
+
+    def live(self, plan: Plan) -> dict[WorkerId, Peer]:
+        """Return the workers that a successor of this plan may name, in order of joining."""
+        if self._live is None or self._live[0] is not plan:
+            named = plan.worker_ids()
+            self._live = plan, {w: r.peer for w, r in self._workers.items() if r.ready or w in named}
+        return self._live[1]
+
+    def lost(self, plan: Plan) -> frozenset[WorkerId]:
+        """Return the plan's workers that are not connected."""
+        if self._lost is None or self._lost[0] is not plan:
+            self._lost = plan, plan.worker_ids() - self._workers.keys()
+        return self._lost[1]
+
+
+class ReportedTimes:
+    """The stage times that all workers report, evaluated once until a report changes."""
+
+    def __init__(self, workers: Mapping[WorkerId, WorkerRecord]) -> None:
+        self._workers = workers
+
+    @cached_property
+    def forward_share(self) -> float | None:
+        """The forward's share of a microbatch's forward and backward time; None without a report."""
+        return forward_share(one for record in self._workers.values() for one in record.times)
+
+
+class Workers(dict[WorkerId, WorkerRecord], Record):
+    """All present workers, in order of joining. Replaced, never written."""
+
+    def __init__(
+        self,
+        workers: Mapping[WorkerId, WorkerRecord] = MappingProxyType({}),
+        roster: Roster | None = None,
+        times: ReportedTimes | None = None,
+    ) -> None:
+        """Create the record. roster, times: taken over from an earlier record if none of their inputs has changed."""
+        super().__init__(workers)
+        self.roster = roster or Roster(self)
+        self.times = times or ReportedTimes(self)
+
+    def joined(self, hello: protocol.Hello, peer: Peer, now: float) -> "Workers":
+        """Add a worker whose channel was opened."""
+        epoch = hello.plan.epoch if hello.plan else 0
+        record = WorkerRecord(peer=peer, seen=now, platform=hello.platform, epoch=epoch)
+        return Workers({**self, hello.worker: record})
+
+    def without(self, gone: Collection[WorkerId]) -> "Workers":
+        return Workers({w: r for w, r in self.items() if w not in gone})
+
+    def heard(self, worker: WorkerId, now: float) -> "Workers":
+        """Record that the worker has sent a message."""
+        return self._passing(worker, replace(self[worker], seen=now), self.times)
+
+    def beating(self, worker: WorkerId, heartbeat: protocol.Heartbeat, now: float) -> "Workers":
+        """Record a heartbeat, which contains only what has changed."""
+        known = self[worker]
+        new = replace(
+            known,
+            seen=now,
+            doing=heartbeat.doing[: protocol.MOST_TEXT],
+            busy=heartbeat.busy,
+            times=known.times if heartbeat.times is None else heartbeat.times,
+            headroom=known.headroom if heartbeat.times is None else heartbeat.headroom,
+            traffic=known.traffic if heartbeat.traffic is None else heartbeat.traffic,
+            memory=known.memory if heartbeat.memory is None else heartbeat.memory,
+            backwards=heartbeat.backwards,
+            worked_at=known.worked_at if heartbeat.backwards == known.backwards else now,
+        )
+        return self._passing(worker, new, None if heartbeat.times is not None else self.times)
+
+    def obeying(self, worker: WorkerId, origin: int) -> "Workers":
+        """Record the origin of the states on which the worker works."""
+        known = self[worker]
+        return self if known.origin == origin else self._passing(worker, replace(known, origin=origin), self.times)
+
+    def having(self, worker: WorkerId, new: WorkerRecord) -> "Workers":
+        """Replace a worker's record with a change that decisions about all workers depend on."""
+        return self._having(worker, new, None, self.times)
+
+    def _passing(self, worker: WorkerId, new: WorkerRecord, times: ReportedTimes | None) -> "Workers":
+        """Replace a worker's record with a frequent change that no decision about all workers depends on."""
+        return self._having(worker, new, self.roster, times)
+
+    def _having(
+        self, worker: WorkerId, new: WorkerRecord, roster: Roster | None, times: ReportedTimes | None
+    ) -> "Workers":
+        made = Workers(self, roster, times)
+        made[worker] = new
+        return made
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
+class Notice:
+    """The notice of a worker that will leave.
+
+    until: the time at which it will be gone. seconds: how long before that it was given. final: the node cannot
+    withdraw it. replaced: the coordinator gave it, because the worker is slow; the worker leaves once another one has
+    taken its place. spared: the coordinator or its shell gave it, because the worker is not needed. free_since_step:
+    the step since which the worker has no part in the plan.
+    """
+
+    until: float = math.inf
+    seconds: float = math.inf
+    final: bool = False
+    replaced: bool = False
+    spared: bool = False
+    free_since_step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
+class Membership(Record):
+    """The workers that are leaving or gone, and the number of workers to come.
+
+    leaving: the notices of workers, even of ones that have not joined yet. gone: workers declared lost, refused or
+    dismissed, for good. counted: workers that are not gone and whose preemption an earlier coordinator has counted, or
+    which it asked to leave. requested: the number of requested workers that have not joined yet. preemptions: the
+    number of workers taken away, or about to be. notices: how many of them had a notice. silence_told: an event has
+    reported that living workers do not reconnect to a restarted coordinator.
+    """
+
+    leaving: Mapping[WorkerId, Notice] = field(default_factory=dict)
+    gone: frozenset[WorkerId] = frozenset()
+    counted: frozenset[WorkerId] = frozenset()
+    requested: int = 0
+    preemptions: int = 0
+    notices: int = 0
+    silence_told: bool = False
+
+    def withdrawing(self, count: int) -> "Membership":
+        """Reduce the number of requested workers: these have come, or will not come."""
+        return replace(self, requested=max(0, self.requested - count))
+
+    def without(self, worker: WorkerId) -> "Membership":
+        """Record that the worker is dismissed and cannot come back."""
+        return replace(self.not_leaving(worker), gone=self.gone | {worker})
+
+    def with_notice(self, worker: WorkerId, notice: Notice) -> "Membership":
+        return replace(self, leaving={**self.leaving, worker: notice})
+
+    def not_leaving(self, worker: WorkerId) -> "Membership":
+        """Remove the worker's notice, because it is gone or its notice is withdrawn."""
+        return replace(self, leaving={w: notice for w, notice in self.leaving.items() if w != worker})
+
+    def refusing(self, worker: WorkerId) -> "Membership":
+        """Record a worker that is dismissed when it joins."""
+        return self.without(worker).withdrawing(1)
+
+    def losing(self, worker: WorkerId, *, taken: bool) -> "Membership":
+        """Record a lost worker. taken: it counts as preempted, unless it is counted already."""
+        more = taken and worker not in self.counted
+        return replace(self.without(worker), preemptions=self.preemptions + more)
+
+    def absent(self, workers: frozenset[WorkerId]) -> "Membership":
+        """Record workers that were taken away while no coordinator ran."""
+        return replace(self, gone=self.gone | workers, preemptions=self.preemptions + len(workers - self.counted))
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
+class Liveness(Record):
+    """Which workers can reach each other, and how long to wait for silent workers.
+
+    links: (reporter, peer) -> since when the reporter cannot reach the peer. first_signs: the time of the first sign of
+    each recent loss. patience: additional seconds to wait, until patient_until, because most workers were silent.
+    """
+
+    links: Mapping[tuple[WorkerId, WorkerId], float] = field(default_factory=dict)
+    first_signs: Mapping[WorkerId, float] = field(default_factory=dict)
+    patience: float = 0.0
+    patient_until: float = 0.0
+
+    def witness_of(self, worker: WorkerId) -> WorkerId | None:
+        """Return another worker that cannot reach this one; None if there is none."""
+        return next((reporter for reporter, peer in self.links if peer == worker), None)
+
+    def without(self, worker: WorkerId) -> "Liveness":
+        return replace(self, links={pair: since for pair, since in self.links.items() if worker not in pair})
+
+    def losing(self, worker: WorkerId, cut_since: float) -> "Liveness":
+        """Record a lost worker. cut_since: when its channel was closed, or now."""
+        first = min([since for (_, peer), since in self.links.items() if peer == worker] + [cut_since])
+        return replace(self.without(worker), first_signs={**self.first_signs, worker: first})
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
+class WorkerEnds(Record):
+    """How workers ended.
+
+    failures: descriptions of workers that failed by themselves since the last commit. restarts: their number in all.
+    unexplained: lost workers whose end is not known (yet). since_commit: the ends of workers lost since the last
+    commit.
+    """
+
+    failures: tuple[str, ...] = ()
+    restarts: int = 0
+    unexplained: frozenset[WorkerId] = frozenset()
+    since_commit: Mapping[WorkerId, WorkerEnd] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
+class Admission(Record):
+    """Whether joining workers fit the others.
+
+    misfit: the newest worker that was refused for its platform or its data, and why. in_a_row: the number of refusals
+    since a worker became ready. ask_at: the earliest time to request workers again after refusals. data: the first
+    worker that reported its data, and the report.
+    """
+
+    misfit: tuple[WorkerId, str] | None = None
+    in_a_row: int = 0
+    ask_at: float = 0.0
+    data: tuple[WorkerId, protocol.WorkerReady] | None = None
+
+    def refusing(self, worker: WorkerId, why: str, now: float) -> "Admission":
+        """Record a refusal. The more refusals in a row, the later the next worker is requested."""
+        wait = min(2.0 ** (self.in_a_row - 1), MOST_WAIT_SECONDS) if self.in_a_row else 0.0
+        return replace(self, misfit=(worker, why), in_a_row=self.in_a_row + 1, ask_at=now + wait)
+
+    def admitting(self, worker: WorkerId, ready: protocol.WorkerReady) -> "Admission":
+        """Record an accepted worker. The first reported data are the job's."""
+        data = (worker, ready) if ready.samples and self.data is None else self.data
+        return replace(self, data=data, in_a_row=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """A worker that takes longer for its layers than others would.
+
+    since, step: when the coordinator first saw that, and the number of committed steps then. cell: the cell that it
+    runs. seconds: its time for a microbatch. usual: the time that other workers would take. compared: measured against
+    other workers, not against the counted costs of its layers. found: it has lasted long enough to report it. lasting:
+    it has lasted long enough to act on it.
+    """
+
+    since: float
+    step: int
+    cell: Cell
+    seconds: float
+    usual: float
+    compared: bool
+    found: bool = False
+    lasting: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerState(Record):
+    """The workers' speeds, and the workers replaced because of them.
+
+    slow: includes workers that are not reported yet. paces: of owners, by the layers that they run now. estimate: the
+    newest one that covers all layers. looked_at: when it was made, in seconds. replaced: the times of replaced workers,
+    by their layers. replacements: their number. asked_at: since when one additional worker is requested to take the
+    place of a slow one. again_at: when that may be done again.
+    """
+
+    slow: Mapping[WorkerId, Straggler] = field(default_factory=dict)
+    paces: Mapping[tuple[WorkerId, Layers], OwnPace] = field(default_factory=dict)
+    estimate: WorkEstimate | None = None
+    looked_at: float = 0.0
+    replaced: Mapping[tuple[WorkerId, Layers], float] = field(default_factory=dict)
+    replacements: int = 0
+    asked_at: float | None = None
+    again_at: float = 0.0
+
+
+KEPT_VERSIONS: Final = 4  # no worker lags by more than one step; at the start several consecutive versions are compared
+
+Place = tuple[int, int]  # stage and version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedState:
+    """The reported sums of a stage's state at a version. sums: by tensor, from worker `first`. equal: all workers that
+    reported the same sums.
+    """
+
+    sums: Mapping[str, str]
+    first: WorkerId
+    equal: frozenset[WorkerId]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardState(Record):
+    """The reported sums of the newest versions and of the version of a checkpoint in progress.
+
+    reported: these by stage and version. plan_origin: the origin of the plan whose states they are. differences: how
+    many differences were found, of states and by spot checks.
+    """
+
+    plan_origin: int = 0
+    reported: Mapping[Place, ReportedState] = field(default_factory=dict)
+    differences: int = 0
+
+    def at(self, origin: int, stage: int, version: int) -> ReportedState | None:
+        """Return the reported sums of that state; None without a report."""
+        return self.reported.get((stage, version)) if origin == self.plan_origin else None
+
+    def telling(
+        self, origin: int, place: Place, worker: WorkerId, sums: Mapping[str, str], kept: int | None
+    ) -> "GuardState":
+        """Record the sums that a worker reports, which equal earlier reports of that state. kept: a version to keep,
+        however old.
+        """
+        before = self.reported if origin == self.plan_origin else {}
+        known = before.get(place) or ReportedState(sums=sums, first=worker, equal=frozenset())
+        reported = {**before, place: replace(known, equal=known.equal | {worker})}
+        newest = {kept, *sorted({version for _, version in reported})[-KEPT_VERSIONS:]}
+        kept_states = {one: state for one, state in reported.items() if one[1] in newest}
+        return replace(self, plan_origin=origin, reported=kept_states)
+
+    def are_equal(self, origin: int, version: int, holders: Collection[Collection[WorkerId]]) -> bool:
+        """Return whether all of these workers have reported the same sums of that version. holders: the workers of each
+        stage.
+        """
+        for stage, workers in enumerate(holders):
+            reported = self.at(origin, stage, version)
+            if not (reported.equal if reported else frozenset()).issuperset(workers):
+                return False
+        return True

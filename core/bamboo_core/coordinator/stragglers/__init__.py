@@ -1,1 +1,0 @@
-"""Slow workers: their detection and display, and their replacement or a new split of layers."""

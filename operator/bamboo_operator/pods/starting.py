@@ -1,0 +1,374 @@
+"""Workers that have not joined yet: what holds them back, for how long, and when the operator requests others.
+
+A pod's status shows why it does not start: no node, no image, a missing secret, or a scheduling gate of its template or
+of Kueue, which holds it back: it does not look for a node yet (for Kueue's see `queueing`). Where the status is silent,
+the operator reads the pod's events. A missing Secret of an environment variable is in the status; a missing Secret of a
+volume is not: the container is `ContainerCreating` until it starts, and the kubelet reports the problem in events only.
+
+A worker whose image or template is wrong, or whose node refuses it, ends before it has joined, and its successor would
+end the same way: the operator waits before it requests workers again.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import islice
+from types import MappingProxyType
+from typing import Any
+
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.kube.api import KubeApi
+from bamboo_core.names import QUEUE_GATE, TRAINER_CONTAINER
+from bamboo_core.planning.plan import WorkerId
+from bamboo_operator.kube.objects import parsed_time
+from bamboo_operator.manifests.template import read_templates
+from bamboo_operator.signals.cloud_marks import DISRUPTIONS
+from bamboo_operator.signals.signals import is_deleted, lives, worker_exit
+
+Json = Mapping[str, Any]
+
+
+def gates_of(pod: Json) -> tuple[str, ...]:
+    """Return the names of the gates that hold the pod back; none if the scheduler may place it."""
+    return tuple(str(gate.get("name")) for gate in (pod.get("spec") or {}).get("schedulingGates") or ())
+
+
+def waits_for_quota(pod: Json) -> bool:
+    """Return whether Kueue holds the pod back until there is quota for it."""
+    return QUEUE_GATE in gates_of(pod)
+
+
+class GateReleases:
+    """The times at which the gates of pods without a node went away.
+
+    A pod does not show whether it ever had gates. If a pod may have had some, and has none when it is first seen, as
+    after a restart of the operator, it counts as released then.
+    """
+
+    def __init__(self, job: JobSpec) -> None:
+        readings = (one for pool in (None, *job.node_pools) for one in read_templates(job, pool))
+        of_template = any(one.template["spec"].get("schedulingGates") for one in readings)
+        self._expected = of_template or job.queue is not None
+        self._seen, self._held, self._at = set[WorkerId](), set[WorkerId](), dict[WorkerId, float]()
+
+    def observe(self, waiting: Mapping[WorkerId, Json], now: float) -> None:
+        """Note which gates have gone away. waiting: the pods that have no node, held back or not."""
+        held = {name for name, pod in waiting.items() if gates_of(pod)}
+        new = waiting.keys() - self._seen
+        released = (self._held | (new if self._expected else set())) - held
+        at = self._at | dict.fromkeys(released, now)
+        self._at = {name: at[name] for name in at.keys() & waiting.keys()}
+        self._seen, self._held = set(waiting), held
+
+    def at(self, worker: WorkerId) -> float | None:
+        """Return when the worker's gates went away; None if it was never held back."""
+        return self._at.get(worker)
+
+
+FIRST_BACKOFF, LAST_BACKOFF = 10.0, 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartBackoff:
+    """The wait after workers that ended before they joined."""
+
+    rounds: int = 0  # consecutive rounds of workers that ended before they joined
+    made: int = 0  # workers made so far when the newest round ended
+    ended: float = 0.0  # when that was (monotonic seconds)
+    detail: str = ""  # how the last one ended
+
+    def after(self, number: int, made: int, now: float, detail: str) -> "StartBackoff":
+        """Return the wait after one more worker that ended before it joined.
+
+        Workers that were created together, and end together, are one round.
+        """
+        if self.rounds and number < self.made:
+            return replace(self, detail=detail)
+        return StartBackoff(rounds=self.rounds + 1, made=made, ended=now, detail=detail)
+
+    @property
+    def pause(self) -> float:
+        """Seconds from the end of the newest round to the next; the first round is forgiven."""
+        return 0.0 if self.rounds < 2 else min(LAST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(self.rounds - 2, 30))
+
+    def holds(self, now: float) -> bool:
+        """Return whether the operator must not request workers yet."""
+        return now < self.ended + self.pause
+
+
+def failed_start(pod: Mapping[str, Any]) -> str | None:
+    """Return how a worker that has not joined failed by itself, or why its node refused it; None if it did not fail, or
+    was taken away.
+    """
+    end, reason = worker_exit(pod), (pod.get("status") or {}).get("reason")
+    return None if end is None or is_deleted(pod) or reason in DISRUPTIONS else end[1]
+
+
+UNSCHEDULABLE = "Unschedulable"
+GATED = "Gated"
+IMAGE = "ImagePullBackOff"
+LONGEST_REFUSAL = 1000
+_BACK_OFF = re.compile(r'Back-off pulling image "[^"]*"(?:: )?')
+_WAITING = {  # lasting reasons why a container waits -> the reported reason
+    "ErrImagePull": IMAGE,
+    "ImagePullBackOff": IMAGE,
+    "InvalidImageName": "InvalidImageName",
+    "ErrImageNeverPull": "ErrImageNeverPull",
+    "ImageInspectError": "ImageInspectError",
+    "CreateContainerConfigError": "CreateContainerConfigError",
+    "CreateContainerError": "CreateContainerError",
+    "RunContainerError": "RunContainerError",
+}
+_SILENT = (None, "ContainerCreating", "PodInitializing")  # reasons that do not explain the wait
+HAS_SANDBOX = "PodReadyToStartContainers"
+
+
+@dataclass(frozen=True, slots=True)
+class StartupProblem:
+    """Why a pod does not start."""
+
+    reason: str  # CamelCase
+    message: str  # a sentence
+
+
+NO_EVENTS: Mapping[str, StartupProblem] = MappingProxyType({})
+
+
+def missing_pods(
+    count: int, backoff: StartBackoff | None, *, refused: str, pools_full: bool
+) -> Iterator[StartupProblem]:
+    """Yield why `count` workers have no pod. backoff: the wait, if it holds; refused: why the API server refused the
+    newest pod.
+    """
+    if count and backoff:
+        message = f"workers end before they have joined ({backoff.detail}); the next ones are requested"
+        yield StartupProblem("StartBackOff", f"{message} {backoff.pause:g} s after the last")
+    if count and refused:
+        message = f"{count} worker(s) have no pod, which the API server refuses: {refused}"
+        yield StartupProblem("PodsRefused", message[:LONGEST_REFUSAL])
+    if pools_full:
+        yield StartupProblem("PoolsFull", f"{count} worker(s) are not requested: every node pool is at its maxWorkers")
+
+
+def is_unexplained(pod: Json) -> bool:
+    """Return whether the pod is on a node and has started nothing, and its status does not say why.
+
+    A pod that has its volumes and its network says so (PodReadyToStartContainers, from Kubernetes 1.29 on). Then its
+    images are pulled, and its status shows all later problems.
+    """
+    status = pod.get("status") or {}
+    if not lives(pod) or not (pod.get("spec") or {}).get("nodeName"):
+        return False
+    if any(c.get("type") == HAS_SANDBOX and c.get("status") == "True" for c in status.get("conditions") or ()):
+        return False
+    waiting = [_waiting(container) for container in _containers(status)]
+    return all(found is not None and found.get("reason") in _SILENT for found in waiting)
+
+
+def startup_problems(
+    pods: Mapping[str, Json], events: Mapping[str, StartupProblem] = NO_EVENTS
+) -> tuple[StartupProblem, ...]:
+    """Return what keeps these workers, by name, from starting: one problem for each reason, with the first worker's
+    message.
+
+    events: problems by the pods' uids, for pods whose status does not show any. Workers at a gate come last, because
+    they only wait, while the others need help.
+    """
+    found = [(name, problem) for name in sorted(pods) for problem in _of(pods[name], events)]
+    count = Counter(problem.reason for _, problem in found)
+    first = {problem.reason: (name, problem.message) for name, problem in reversed(found)}
+    each = tuple(StartupProblem(reason, _sentence(reason, count[reason], *first[reason])) for reason in sorted(first))
+    return (*each, *_held_back(pods))
+
+
+def _sentence(reason: str, count: int, name: str, message: str) -> str:
+    """Return a sentence on pods that do not start. name: the first of them, by which a user finds its pod."""
+    what = "cannot be scheduled" if reason == UNSCHEDULABLE else "cannot start"
+    return f"{count} worker(s) {what}: {message} ({name}{', ...' * (count > 1)})"
+
+
+def _held_back(pods: Mapping[str, Json]) -> Iterator[StartupProblem]:
+    held = [found for pod in pods.values() if lives(pod) and (found := gates_of(pod)) and not waits_for_quota(pod)]
+    if held:
+        names = ", ".join(sorted({name for found in held for name in found}))
+        yield StartupProblem(GATED, f"{len(held)} worker(s) are held back by scheduling gates: {names}"[:500])
+
+
+def _of(pod: Json, events: Mapping[str, StartupProblem]) -> Iterator[StartupProblem]:
+    status = pod.get("status") or {}
+    if not lives(pod) or gates_of(pod):
+        return
+    if (condition := _unschedulable(pod)) is not None:
+        yield StartupProblem(UNSCHEDULABLE, str(condition.get("message") or "the scheduler gives no reason"))
+        return
+    event = events.get(pod["metadata"]["uid"]) if is_unexplained(pod) else None
+    yield from islice((event,) if event else _stalled(status), 1)
+
+
+def _unschedulable(pod: Json) -> Json | None:
+    """Return the condition saying that the scheduler finds no node for the pod; None without it."""
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    found = (c for c in conditions if c.get("type") == "PodScheduled" and c.get("reason") == UNSCHEDULABLE)
+    return next(found, None)
+
+
+def _stalled(status: Json) -> Iterator[StartupProblem]:
+    """Yield one problem for each container that cannot start."""
+    for container in _containers(status):
+        waiting = _waiting(container) or {}
+        if reason := _WAITING.get(str(waiting.get("reason"))):
+            yield StartupProblem(
+                reason, _why(str(waiting["reason"]), waiting.get("message"), container.get("image"))[:500]
+            )
+
+
+def _containers(status: Json) -> list[Json]:
+    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+
+
+def _waiting(container: Json) -> Json | None:
+    """Return the state in which a container waits; None if it has started."""
+    found: Json | None = (container.get("state") or {}).get("waiting")
+    return found
+
+
+def _why(reason: str, message: Any, image: Any) -> str:
+    """Return the kubelet's reason, the same text while it tries to pull an image and while it waits for the next
+    attempt.
+
+    While it waits, the kubelet writes that before its last error; kubelets before 1.32 leave out the error.
+    """
+    last_error = _BACK_OFF.sub("", str(message or ""), count=1) if reason == IMAGE else ""
+    return last_error or f"{reason}: {message or image}"
+
+
+FIRST_SECONDS, LAST_SECONDS = 10.0, 60.0  # how long a pod has been awaited when its events are read, and read again
+READ_AT_ONCE = 10
+REPEATED_SECONDS = 150.0  # within which the kubelet tries a volume again and repeats its event
+LONGEST_MESSAGE = 500
+_CAUSES = {  # reasons of events -> the reason that is reported
+    "FailedMount": "FailedMount",
+    "FailedMapVolume": "FailedMount",
+    "FailedAttachVolume": "FailedAttachVolume",
+    "FailedCreatePodSandBox": "FailedCreatePodSandBox",
+    "NetworkNotReady": "NetworkNotReady",
+}
+_PROGRESS = ("Pulling", "Pulled", "Created", "Started")  # events once volumes and network are ready
+_SUMMARY = "Unable to attach or mount volumes"  # names volumes, and no cause
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class PodEvent:
+    """An event of a pod."""
+
+    reason: str
+    message: str
+    at: datetime  # when it happened last, by the reporter's clock
+
+    @classmethod
+    def read(cls, event: Json) -> "PodEvent":
+        series, metadata = event.get("series") or {}, event.get("metadata") or {}
+        last, began = series.get("lastObservedTime") or event.get("lastTimestamp"), metadata.get("creationTimestamp")
+        at = parsed_time(last or event.get("eventTime") or began) or _LONG_AGO
+        return cls(str(event.get("reason")), str(event.get("message") or ""), at)
+
+
+def event_problem(events: Iterable[Json]) -> StartupProblem | None:
+    """Return what holds a pod back now according to its events; None if they report no problem, or a past one."""
+    found = [PodEvent.read(event) for event in events]
+    failures = [event for event in found if event.reason in _CAUSES]
+    if not failures:
+        return None
+    newest = max(event.at for event in failures)
+    if any(event.reason in _PROGRESS and event.at >= newest for event in found):
+        return None
+    current = [event for event in failures if (newest - event.at).total_seconds() <= REPEATED_SECONDS]
+    causes = [event for event in current if not event.message.startswith(_SUMMARY)] or current
+    reason = _CAUSES[max(causes, key=lambda event: (event.at, event.reason)).reason]
+    messages = sorted({event.message for event in causes if _CAUSES[event.reason] == reason})
+    return StartupProblem(reason, f"{reason}: {'; '.join(messages)}"[:LONGEST_MESSAGE])
+
+
+class RecheckSchedule:
+    """The times at which to read objects again: first after `first` seconds, then less and less often, up to every
+    `last` seconds.
+    """
+
+    def __init__(self, first: float, last: float) -> None:
+        self._first, self._last = first, last
+        self._next: dict[str, tuple[float, float]] = {}  # time of the next read, and its distance from the last one
+
+    def due(self, waited_for: Collection[str], now: float) -> list[str]:
+        """Return the keys to read now, and forget the keys that are not waited for any more."""
+        new = (now + self._first, self._first)
+        self._next = {key: self._next.get(key, new) for key in waited_for}
+        return [key for key, (at, _) in self._next.items() if at <= now]
+
+    def answered(self, key: str, now: float) -> None:
+        """Note that the object was read, and has not changed."""
+        pause = min(2 * self._next[key][1], self._last)
+        self._next[key] = (now + pause, pause)
+
+
+class StartupEvents:
+    """The events of pods whose status does not show why they do not start."""
+
+    def __init__(self, namespace: str, api: KubeApi) -> None:
+        self._namespace, self._api = namespace, api
+        self._schedule = RecheckSchedule(FIRST_SECONDS, LAST_SECONDS)
+        self._problems: dict[str, StartupProblem] = {}
+
+    @property
+    def problems(self) -> Mapping[str, StartupProblem]:
+        """The problems by the pods' uids."""
+        return self._problems
+
+    async def read(self, pods: Mapping[WorkerId, Json], now: float) -> None:
+        """Read the events of pods that are due. pods: all pods that may not have started. Raises RemoteError."""
+        awaited = {pod["metadata"]["uid"] for pod in pods.values() if is_unexplained(pod)}
+        self._problems = {uid: problem for uid, problem in self._problems.items() if uid in awaited}
+        for uid in self._schedule.due(awaited, now)[:READ_AT_ONCE]:
+            problem = event_problem(await self._api.pod_events(self._namespace, uid))
+            self._schedule.answered(uid, now)
+            self._problems.pop(uid, None)
+            if problem is not None:
+                self._problems[uid] = problem
+
+
+REPORT_SECONDS, REPLACE_SECONDS = 60.0, 600.0
+
+
+def seconds_unjoined(
+    pods: Mapping[WorkerId, Mapping[str, Any]], joined: Collection[WorkerId], since: datetime, now: datetime
+) -> dict[WorkerId, float]:
+    """Return by worker the seconds for which its containers have run without the worker having joined.
+
+    since: when the operator began to listen, before which no worker could join.
+    """
+    began = {name: _running_since(pod) for name, pod in pods.items() if name not in joined}
+    return {name: (now - max(at, since)).total_seconds() for name, at in began.items() if at is not None}
+
+
+def join_problem(unjoined: Mapping[WorkerId, float], url: str) -> StartupProblem | None:
+    """Return the report on workers that run and have not connected; None if none is late. url: the address that workers
+    connect to.
+    """
+    late = sorted(name for name, seconds in unjoined.items() if seconds >= REPORT_SECONDS)
+    if not late:
+        return None
+    return StartupProblem(
+        "WorkerSilent",
+        f"{len(late)} worker(s) are running but have not connected to {url}: see the log of {late[0]}, and check"
+        " that the network lets it through",
+    )
+
+
+def _running_since(pod: Mapping[str, Any]) -> datetime | None:
+    for status in (pod.get("status") or {}).get("containerStatuses") or ():
+        started = ((status.get("state") or {}).get("running") or {}).get("startedAt")
+        if status.get("name") == TRAINER_CONTAINER and isinstance(started, str):
+            return datetime.fromisoformat(started)
+    return None

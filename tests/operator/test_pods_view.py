@@ -1,0 +1,68 @@
+"""One job's pods, as the operator has heard of them from the watch."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from bamboo_operator.cluster.indices import ClusterIndices
+from bamboo_operator.kube.objects import JobIdentity, api_time, utc_now
+from bamboo_operator.pods.view import JobPods, age
+from operator_kit import JOB_UID, pool, render
+from opsim_kopf import pod_event
+
+KEY = ("default", "tiny")
+NO_API: Any = None
+
+
+def add(cluster: ClusterIndices, number: int, *, node: str = "", phase: str = "Pending", **spec: Any) -> str:
+    where = spec.pop("where", pool(name="spot"))
+    made = render(number=number, where=where)
+    made["metadata"] |= {"uid": f"uid-{number}", "namespace": KEY[0]}
+    made["spec"] |= {"nodeName": node, **spec}
+    pod_event(cluster, "ADDED", {**made, "status": {"phase": phase}})
+    return str(made["metadata"]["name"])
+
+
+@pytest.fixture
+def cluster() -> ClusterIndices:
+    return ClusterIndices()
+
+
+def test_pods_are_told_apart_by_whether_they_live(cluster: ClusterIndices) -> None:
+    running = add(cluster, 0, node="n1", phase="Running")
+    add(cluster, 1, node="n1", phase="Failed")
+    waiting = add(cluster, 2)
+    gated = add(cluster, 3, schedulingGates=[{"name": "kueue.x-k8s.io/admission"}])
+    pods = JobPods(JobIdentity(KEY, JOB_UID), cluster, NO_API)
+    assert len(pods.all()) == 4
+    assert set(pods.living()) == {running, waiting, gated}
+
+
+def test_pools_are_counted_and_paid_for_only_with_a_node(cluster: ClusterIndices) -> None:
+    add(cluster, 0, node="n1", phase="Running")
+    add(cluster, 1, where=pool(name="sure", capacity="OnDemand"))
+    add(cluster, 2, where=None)
+    pods = JobPods(JobIdentity(KEY, JOB_UID), cluster, NO_API)
+    assert pods.by_pool() == {"spot": 1, "sure": 1, "": 1}
+    assert pods.paid_for(()) == {"spot": 1}
+    assert pods.paid_for({"tiny-w1"}) == {"spot": 1, "sure": 1}, "it has one, of which no watch has told"
+
+
+def test_numbers_go_on_after_the_largest_also_of_pods_that_have_ended(cluster: ClusterIndices) -> None:
+    pods = JobPods(JobIdentity(KEY, JOB_UID), cluster, NO_API)
+    assert pods.next_number() == 0
+    add(cluster, 4, phase="Failed")
+    add(cluster, 2)
+    assert pods.next_number() == 5
+
+
+def test_pods_of_another_job_of_that_name_do_not_count(cluster: ClusterIndices) -> None:
+    add(cluster, 0)
+    assert JobPods(JobIdentity(KEY, "another-uid"), cluster, NO_API).all() == {}
+
+
+def test_the_age_of_a_pod_is_never_negative() -> None:
+    for seconds, least, most in ((100, 99.0, 400.0), (-100, 0.0, 0.0)):
+        created = api_time(utc_now() - timedelta(seconds=seconds))
+        assert least <= age({"metadata": {"creationTimestamp": created}}) <= most

@@ -1,0 +1,147 @@
+"""Names of the Hub where a path is expected.
+
+Arrays that are held in memory.
+
+Several datasets in one training: whose sample is which, and the same bits whatever the grid.
+
+A dataset that is read ahead: how many readers it may have, and that it is the same dataset.
+"""
+
+import io
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bamboo_core.checkpoint.manifest import difference
+from bamboo_trainer.data import Mixture, TensorDataset, dataset_from
+from bamboo_trainer.data.datasets import Prefetched, nothing_there
+from bamboo_trainer.task import TrainingFacts
+from bamboo_trainer.worker.loaded_job import record_of
+from stage_kit import small_task
+
+
+@pytest.mark.parametrize("given", ["gpt2", "openai-community/gpt2", "Qwen/Qwen3-0.6B"])
+def test_what_looks_like_a_name_on_the_hub_is_told_how_to_get_a_folder(given: str) -> None:
+    said = nothing_there(given, "load(ID).save(FOLDER)")
+    assert said.startswith(f"there is no folder {given}; it looks like a name on the Hugging Face Hub")
+    assert f"load({given!r}).save({given.split('/')[-1]!r})" in said
+
+
+@pytest.mark.parametrize("given", ["/data/gpt2", "./gpt2", "../gpt2", "a/b/c", "tokenizer.json", "a b", ""])
+def test_a_path_is_just_not_there(given: str) -> None:
+    assert nothing_there(given, "load(ID)", what="file") == f"there is no file {given}"
+
+
+def npy() -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.zeros(3))
+    return file.getvalue()
+
+
+def spoiled(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    at = data.index(b"'descr'")
+    data[at : at + 60] = b"(" * 60
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: path.write_bytes(npy()), "it holds a single array"),
+        (lambda path: np.savez(path, x=np.float32(1), y=np.zeros(1)), "array 'x' is a single value, expected a row"),
+        (lambda path: (np.savez(path, x=np.zeros(3), y=np.zeros(3)), spoiled(path)), "array 'x' cannot be read: "),
+    ],
+)
+def test_arrays_that_are_no_samples_are_told(tmp_path, make, said):
+    make(tmp_path / "a.npz")
+    with pytest.raises(ValueError, match=f"^data: .*a.npz cannot be used as an .npz file of samples: {said}"):
+        dataset_from({"kind": "npz", "path": str(tmp_path / "a.npz"), "inputs": "x", "targets": "y"})
+
+
+def test_arrays_of_an_npz_file(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.arange(6, dtype=np.float64).reshape(3, 2), y=np.arange(3, dtype=np.int32))
+    data = dataset_from({"kind": "npz", "path": str(tmp_path / "a.npz"), "inputs": "x", "targets": ["y"]})
+    (x,), (y,) = data.batch([2, 0])
+    assert x.tolist() == [[4, 5], [0, 1]]
+    assert (x.dtype, y.dtype) == (torch.float32, torch.int64)
+    with pytest.raises(ValueError, match=r"^data: .*it has x, y, and no array 'z'"):
+        dataset_from({"kind": "npz", "path": str(tmp_path / "a.npz"), "inputs": "z", "targets": "y"})
+    (tmp_path / "b.npz").write_bytes(b"PK rubbish")
+    with pytest.raises(ValueError, match=r"^data: .*b.npz cannot be used as an .npz file"):
+        dataset_from({"kind": "npz", "path": str(tmp_path / "b.npz"), "inputs": "x", "targets": "y"})
+
+
+def numbers(first: int, count: int) -> TensorDataset:
+    values = torch.arange(first, first + count)
+    return TensorDataset((values[:, None].float(),), (values,))
+
+
+def taken(mixed: Mixture, *indices: int) -> list[int]:
+    (_, (values,)) = mixed.batch(indices)
+    return values.tolist()
+
+
+@given(st.lists(st.tuples(st.floats(1e-3, 1e3), st.integers(1, 12)), min_size=2, max_size=5))
+def test_each_source_has_its_share_and_is_visited_as_a_whole(sources: list[tuple[float, int]]) -> None:
+    """Its samples come equally often, give or take one. Shares are exact to a thousandth."""
+    mixed = Mixture([(weight, numbers(100 * n, length)) for n, (weight, length) in enumerate(sources)])
+    found, whole = Counter(taken(mixed, *range(len(mixed)))), sum(weight for weight, _ in sources)
+    for number, (weight, length) in enumerate(sources):
+        own = [found[100 * number + sample] for sample in range(length)]
+        assert min(own) >= 1
+        assert max(own) - min(own) <= 1
+        assert abs(sum(own) / len(mixed) - weight / whole) < 0.002 * len(sources)
+
+
+def test_a_simple_ratio_is_exact_and_spread_evenly() -> None:
+    mixed = Mixture([(0.75, numbers(0, 6)), (0.25, numbers(100, 2))])
+    assert taken(mixed, *range(len(mixed))) == [0, 1, 100, 2, 3, 4, 101, 5]
+    assert len(Mixture([(2, numbers(0, 6)), (1, numbers(100, 1))])) == 9
+    assert taken(Mixture([(1, numbers(0, 3)), (1, numbers(100, 2))]), *range(6)) == [0, 100, 1, 101, 2, 100]
+
+
+def test_samples_come_as_they_were_asked_for() -> None:
+    mixed = Mixture([(1, numbers(0, 4)), (0.5, numbers(100, 3))])
+    (x,), (values,) = mixed.batch([6, 1, 3, 4])
+    assert values.tolist() == [one for index in (6, 1, 3, 4) for one in taken(mixed, index)]
+    assert x.flatten().tolist() == values.tolist()
+    assert mixed.tokens_per_sample is None
+
+
+def test_an_epoch_is_a_pass_over_the_mixture() -> None:
+    mixed = Mixture([(1, numbers(0, 40)), (1, numbers(0, 10))])
+    facts = TrainingFacts(steps=None, epochs=3, global_batch_size=10, micro_batch_size=5)
+    assert (len(mixed), facts.steps_with(mixed)) == (80, 24)
+
+
+@pytest.mark.parametrize("weight", [0.3001, 0.2])
+def test_other_weights_are_other_data(weight: float) -> None:
+    def mixed(other: float) -> Any:
+        return record_of(small_task(dataset=Mixture([(0.7, numbers(0, 4000)), (other, numbers(0, 500))])), 0)
+
+    assert difference(mixed(0.3), mixed(0.3)) is None
+    assert difference(mixed(0.3), mixed(weight)) is not None
+
+
+DATA = TensorDataset((torch.arange(6.0).reshape(3, 2),), (torch.arange(3.0),))
+
+
+def test_without_readers_nothing_is_read_ahead() -> None:
+    with pytest.raises(ValueError, match="readers must be from 1 to 64, got 0"):
+        Prefetched(DATA, readers=0)
+    with pytest.raises(ValueError, match="readAhead must be from 1 to 256, got 0"):
+        Prefetched(DATA, ahead=0)
+
+
+def test_its_samples_are_the_datasets() -> None:
+    wrapped = Prefetched(DATA, readers=3)
+    assert (len(wrapped), wrapped.ahead) == (3, 6)
+    for mine, its in zip(wrapped.batch([2, 0]), DATA.batch([2, 0]), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, its, strict=True))

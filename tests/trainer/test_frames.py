@@ -1,0 +1,367 @@
+"""Frames whose form is wrong are refused: no peer brings a worker down, and what is refused changes nothing."""
+
+import logging
+import math
+import re
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bamboo_core.coordinator.events import Outcome
+from bamboo_core.planning.plan import Cell
+from bamboo_trainer import frames
+from bamboo_trainer.frames import Address, Commit, Frame, FrameFacts, FrameKind, Ready, RefusedFrame
+from bamboo_trainer.transport.base import Arrived
+from manifest_kit import bamboojob, training
+from memory_transport import travelled
+from training_job import Job
+
+COMMIT = {"norm": 1.0, "loss": 0.5, "microbatches": 2, "generation": 0, "epoch": 1}
+MARK = {"number": 1, "id": "ab12", "writers": [["w0"], ["w1", "w0"]]}
+READY = {"cell": [0, 1], "squared_norm": [2.0], "losses": {0: 0.5}}
+SUMS = {"weights": {0: 3.0}, "added": {"balance": [0.5]}, "metrics": {"accuracy": [[1.0], [3.0]]}}
+ANNOUNCE = {"version": 0, "secured": 1, "digest": "d"}
+CUT = {"step": 3, "id": "ab12"}
+SPOT = {
+    "inputs": 1,
+    "taken": None,
+    "given": {"weight": 2.0},
+    "data": 8,
+    "layers": [2**64 - 1, 0],
+    "outputs": 5,
+    "gradients": 6,
+    "parameters": 7,
+}
+LAYER = {
+    "tensors": ["parameter:0.weight"],
+    "scalars": {"state:0.weight:step": 3},
+    "names": {},
+    "common": {"loss_scale": {"scale": 2.0, "good": 1}},
+}
+FILLING = {"layers": 1, "generation": 0, "commits": [[2, COMMIT]]}
+FLAT = (torch.ones(3),)
+BYTES = torch.zeros(12, dtype=torch.uint8)
+
+
+def frame(kind: FrameKind, payload: Any = None, tensors: tuple[torch.Tensor, ...] = ()) -> Frame:
+    return Frame(address=Address(kind, 0, 1, 3), epoch=1, tensors=tensors, payload=payload)
+
+
+PARTIAL = {
+    "losses": {3: 0.5},
+    "weights": {3: 2.0},
+    "metrics": {3: {"accuracy": [1.0, 2.0]}},
+    "added": {3: [["balance", 0.25]]},
+}
+RIGHT = {
+    FrameKind.ACTIVATION: frame(FrameKind.ACTIVATION, {"gradients": [False]}, (torch.ones(2, 2),)),
+    FrameKind.GRADIENT: frame(FrameKind.GRADIENT, {"again": True}),
+    FrameKind.CONTRIBUTION: frame(FrameKind.CONTRIBUTION, None, FLAT * 2),
+    FrameKind.RESULT: frame(FrameKind.RESULT, {"again": True}, FLAT),
+    FrameKind.TIED: frame(FrameKind.TIED, None, FLAT * 2),
+    FrameKind.READY: frame(FrameKind.READY, READY),
+    FrameKind.COMMIT: frame(FrameKind.COMMIT, COMMIT),
+    FrameKind.SYNC: frame(FrameKind.SYNC, [[2, COMMIT]], FLAT),
+    FrameKind.ANNOUNCE: frame(FrameKind.ANNOUNCE, ANNOUNCE),
+    FrameKind.HEARD: frame(FrameKind.HEARD, []),
+    FrameKind.ASK: frame(FrameKind.ASK),
+    FrameKind.LOGGED: frame(FrameKind.LOGGED, [[[0, 1], 3]]),
+    FrameKind.LOGGED_BULK: frame(FrameKind.LOGGED_BULK, []),
+    FrameKind.LOGGED_STATE: frame(FrameKind.LOGGED_STATE, []),
+    FrameKind.SPOT_CHECK: frame(FrameKind.SPOT_CHECK, SPOT, (torch.ones(2, 2), torch.ones(3))),
+    FrameKind.LAYERS_WANTED: frame(FrameKind.LAYERS_WANTED, {"checkpoint": CUT, "layers": [0, 3]}),
+    FrameKind.LAYER: frame(FrameKind.LAYER, {**LAYER, "filling": FILLING}, (torch.ones(2, 2),)),
+    FrameKind.LAYERS_LACKED: frame(FrameKind.LAYERS_LACKED, {"checkpoint": CUT, "layers": [3]}),
+    FrameKind.HISTORY: frame(FrameKind.HISTORY, [[1, COMMIT]]),
+    FrameKind.PARTIAL_SUM: frame(FrameKind.PARTIAL_SUM, PARTIAL, FLAT),
+    FrameKind.KEPT_SUM: frame(FrameKind.KEPT_SUM, PARTIAL, FLAT),
+    FrameKind.KEPT_ALL: frame(FrameKind.KEPT_ALL),
+    FrameKind.REPEAT: frame(FrameKind.REPEAT),
+    FrameKind.SUMMED: frame(FrameKind.SUMMED),
+    FrameKind.EVALUATIONS: frame(FrameKind.EVALUATIONS, {2: {"loss": 0.5}}),
+}
+MEANT = {
+    FrameKind.GRADIENT: FrameFacts(again=True),
+    FrameKind.PARTIAL_SUM: frames.PartialSum(
+        losses={3: 0.5},
+        weights={3: 2.0},
+        metrics={3: {"accuracy": (1.0, 2.0)}},
+        added={3: [("balance", 0.25)]},
+    ),
+    FrameKind.READY: Ready(cell=Cell(0, 1), squared_norm=[2.0], losses={0: 0.5}),
+    FrameKind.COMMIT: Commit(**COMMIT),
+    FrameKind.SYNC: [(2, Commit(**COMMIT))],
+    FrameKind.ANNOUNCE: frames.Announce(version=0, secured=1, digest="d"),
+    FrameKind.LOGGED: [((0, 1), 3)],
+}
+
+
+@pytest.mark.parametrize("kind", FrameKind)
+def test_a_frame_of_each_kind_is_read(kind: FrameKind) -> None:
+    read = frames.read(RIGHT[kind])
+    assert read.payload == MEANT.get(kind, read.payload)
+    assert frames.read(read) is read or frames.read(read) == read
+    assert frames.read(travelled(read)).payload == read.payload
+
+
+def test_a_commit_may_carry_the_wish_that_its_state_is_kept() -> None:
+    read = frames.read(frame(FrameKind.COMMIT, {**COMMIT, "checkpoint": MARK}))
+    mark = frames.CheckpointMark(number=1, id="ab12", writers=(("w0",), ("w1", "w0")))
+    assert read.payload == Commit(**COMMIT, checkpoint=mark)
+    assert frames.read(travelled(read)).payload == read.payload
+
+
+def test_a_report_and_a_commit_may_carry_sums_and_metrics() -> None:
+    report = frames.read(frame(FrameKind.READY, READY | SUMS))
+    assert report.payload.metrics == {"accuracy": ([1.0], [3.0])}
+    assert frames.read(travelled(report)).payload == report.payload
+    commit = frames.read(frame(FrameKind.COMMIT, {**COMMIT, "scale": 0.25, "metrics": {"accuracy": 0.5}}))
+    assert frames.read(travelled(commit)).payload == Commit(**COMMIT, scale=0.25, metrics={"accuracy": 0.5})
+
+
+WRONG = {
+    "no partial sum": frame(FrameKind.PARTIAL_SUM, PARTIAL, ()),
+    "a partial sum's losses": frame(FrameKind.PARTIAL_SUM, {**PARTIAL, "losses": {"0": "low"}}, FLAT),
+    "a checkpoint with a path": frame(FrameKind.COMMIT, {**COMMIT, "checkpoint": {**MARK, "id": "../x"}}),
+    "a checkpoint of nobody": frame(FrameKind.COMMIT, {**COMMIT, "checkpoint": {**MARK, "writers": ["w0"]}}),
+    "a spot check of inputs that are not there": frame(FrameKind.SPOT_CHECK, SPOT, ()),
+    "a spot check's sums": frame(FrameKind.SPOT_CHECK, {**SPOT, "layers": [-1]}, FLAT),
+    "no activation": frame(FrameKind.ACTIVATION),
+    "an activation's meta": frame(FrameKind.ACTIVATION, {"agains": True}, FLAT),
+    "no contribution": frame(FrameKind.CONTRIBUTION, None, ()),
+    "a contribution of bytes": frame(FrameKind.CONTRIBUTION, None, (BYTES,)),
+    "two gradients": frame(FrameKind.SYNC, [], FLAT * 2),
+    "two results": frame(FrameKind.RESULT, None, FLAT * 2),
+    "a square contribution": frame(FrameKind.RESULT, None, (torch.ones(2, 2),)),
+    "a gradient of integers": frame(FrameKind.SYNC, [], (torch.ones(3, dtype=torch.int64),)),
+    "an empty sync": frame(FrameKind.SYNC, []),
+    "a sync without commits": frame(FrameKind.SYNC, None, FLAT),
+    "a tied nothing": frame(FrameKind.TIED),
+    "a ready text": frame(FrameKind.READY, {**READY, "squared_norm": ["2"]}),
+    "more than ready": frame(FrameKind.READY, {**READY, "more": 1}),
+    "ready with a tensor": frame(FrameKind.READY, READY, FLAT),
+    "a weight of a text": frame(FrameKind.READY, {**READY, "weights": {0: "3"}}),
+    "a metric of one sum": frame(FrameKind.READY, {**READY, "metrics": {"a": [[1.0]]}}),
+    "half a commit": frame(FrameKind.COMMIT, {"norm": 1.0}),
+    "a commit of a truth": frame(FrameKind.COMMIT, {**COMMIT, "epoch": True}),
+    "no announcement": frame(FrameKind.ANNOUNCE),
+    "half an announcement": frame(FrameKind.ANNOUNCE, {"version": 1}),
+    "heard nothing": frame(FrameKind.HEARD),
+    "heard a mapping": frame(FrameKind.HEARD, {"1": COMMIT}),
+    "a mark of the past": frame(FrameKind.COMMIT, {**COMMIT, "history": {"attempt": -1, "written": 0, "at": 0.0}}),
+    "asked for more": frame(FrameKind.ASK, "more"),
+    "logged by nobody": frame(FrameKind.LOGGED, [[1, 2, 3]]),
+    "a layer without a name": frame(FrameKind.LAYER, {**LAYER, "tensors": [], "filling": FILLING}, FLAT),
+    "a layer of no state": frame(FrameKind.LAYER, LAYER, FLAT),
+    "a layer that nobody asked for": frame(FrameKind.LAYER, {**LAYER, "checkpoint": CUT}, FLAT),
+    "a layer of two states": frame(FrameKind.LAYER, {**LAYER, "checkpoint": CUT, "filling": FILLING}, FLAT),
+    "one of no layers": frame(FrameKind.LAYER, {**LAYER, "filling": {**FILLING, "layers": 0}}, FLAT),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_frame_in_a_wrong_form_is_refused(name: str) -> None:
+    with pytest.raises(RefusedFrame, match=r"."):
+        frames.read(WRONG[name])
+
+
+NUMBERS = st.integers(-3, 6) | st.sampled_from([-(2**31), 2**31 - 1])
+SCALARS = st.none() | st.booleans() | NUMBERS | st.sampled_from([0.5, math.inf, math.nan]) | st.text(max_size=4)
+ANY = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SCALARS, inner, max_size=3), max_leaves=6
+)
+TENSORS = st.builds(
+    torch.zeros,
+    st.sampled_from([(), (0,), (3,), (16, 2), (48,)]),
+    dtype=st.sampled_from([torch.float32, torch.float32, torch.int64, torch.bool]),
+)
+ADDRESSES = st.builds(
+    Address, st.sampled_from(FrameKind), st.integers(-1, 1), st.integers(-1, 2), NUMBERS, st.integers(-1, 4), NUMBERS
+)
+
+
+def like(value: Any) -> st.SearchStrategy[Any]:
+    """The value, or one that differs in some parts of it."""
+    parts = st.nothing()
+    if isinstance(value, dict):
+        parts = st.fixed_dictionaries({}, optional={key: like(part) for key, part in value.items()})
+    elif isinstance(value, list):
+        parts = st.tuples(*map(like, value)).map(list)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        parts = NUMBERS
+    return st.just(value) | parts | ANY
+
+
+@st.composite
+def payloads_frames(draw: st.DrawFn) -> Frame:
+    """A frame that may be right, or of another kind, place, payload or tensors than it should be."""
+    commit = frame(FrameKind.COMMIT, {**COMMIT, "checkpoint": MARK})
+    right, numbers = draw(st.sampled_from([commit, *RIGHT.values()])), st.integers(0, 2) | NUMBERS
+    address = draw(ADDRESSES)
+    return Frame(
+        address=draw(st.just(address._replace(kind=right.address.kind)) | st.just(address)),
+        epoch=draw(numbers),
+        origin=draw(numbers),
+        tensors=draw(st.just(right.tensors) | st.lists(TENSORS, max_size=2).map(tuple)),
+        payload=draw(like(right.payload)),
+    )
+
+
+class Paused(Exception):
+    """The job has reached the step, for now."""
+
+
+def stopped(document: dict[str, Any], until: int) -> Job:
+    """A job that is stopped at a step, in the middle of its work."""
+    paused: list[int] = []
+
+    def decide(job: Job) -> None:
+        if job.state.step == until and not paused:
+            paused.append(job.turns)
+            raise Paused
+
+    made = Job(document, decide=decide)
+    with suppress(Paused):
+        made.run()
+    return made
+
+
+def job(until: int) -> Job:
+    config = {"width": 16, "blocks": 1, "samples": 8}
+    document = bamboojob(
+        task={"entrypoint": "bamboo_trainer.models.mlp:build", "config": config},
+        training=training(3, 4, 2),
+        topology={"stages": 2},
+        redundancy={"mode": "Replicas"},
+    )
+    return stopped(document, until)
+
+
+@cache
+def undisturbed() -> Job:
+    return job(until=-1)
+
+
+def readable(frame: Frame) -> bool:
+    try:
+        frames.read(frame)
+    except RefusedFrame:
+        return False
+    return True
+
+
+SLOW = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@SLOW
+@given(st.lists(payloads_frames(), max_size=12))
+def test_no_frame_brings_an_engine_down(said: list[Frame]) -> None:
+    """Also one in the right form, however wrong it is."""
+    told = job(until=1)
+    for name, node in told.nodes.items():
+        peer = next(other for other in told.nodes if other != name)
+        for frame in said:
+            node.engine.handle(Arrived(peer, frame))
+
+
+@SLOW
+@given(st.lists(payloads_frames().filter(lambda frame: not readable(frame)), min_size=1, max_size=12))
+def test_what_is_refused_changes_nothing(said: list[Frame]) -> None:
+    told = job(until=1)
+    for name, node in told.nodes.items():
+        peer = next(other for other in told.nodes if other != name)
+        for frame in said:
+            node.engine.handle(Arrived(peer, frame))
+    told.run()
+    assert told.outcome is Outcome.COMPLETE
+    assert told.digests == undisturbed().digests
+    assert told.state.progress.losses == undisturbed().state.progress.losses
+
+
+def test_what_is_refused_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    told = job(until=1)
+    engine = told.nodes["w0"].engine
+    with caplog.at_level(logging.WARNING):
+        engine.handle(Arrived("w1", WRONG["half a commit"]))
+    (record,) = caplog.records
+    assert record.getMessage().startswith("refused a COMMIT of w1: payload: Object missing required field `loss`")
+    assert engine.step == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda job, size: frame(FrameKind.SYNC, [], (torch.zeros(size + 1),)), "a gradient of .*, expected"),
+        (
+            lambda job, size: frame(FrameKind.LAYER, {**LAYER, "filling": FILLING}, FLAT),
+            "the state of layer . is missing",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_stage_is_refused(wrong: Any, message: str, caplog: pytest.LogCaptureFixture) -> None:
+    """w0 holds a replica of stage 1."""
+    told = job(until=1)
+    holding = told.nodes["w0"].states[1]
+    assert holding.stage is not None
+    digest = holding.stage.values.digest()
+    with caplog.at_level(logging.WARNING):
+        told.nodes["w0"].engine.handle(Arrived("w1", wrong(told, holding.stage.values.final.size)))
+    assert re.search(message, caplog.records[0].getMessage())
+    assert holding.stage.values.digest() == digest
+    told.run()
+    assert told.digests == job(until=-1).digests
+
+
+def normed(until: int) -> Job:
+    """Two pipelines of a model with BatchNorm, stopped after the first reductions."""
+    document = bamboojob(
+        task={"entrypoint": "running_tasks:build", "config": {}},
+        training=training(3, 12, 3),
+        topology={"stages": 2, "pipelines": 2},
+    )
+    return stopped(document, until)
+
+
+def misfits(node: Any, step: int) -> list[Frame]:
+    """Frames in the right form that do not fit the stage that w0 runs, or the step's layout."""
+    (cell,) = node.inside.executor.cells
+    size = node.states[cell.stage].stage.values.final.gradient_size
+    half = size // 2
+    share = (torch.zeros(half),)
+    flat = (torch.zeros(size - half),) if cell.pipeline else share
+
+    def made(kind: FrameKind, payload: Any = None, tensors: Any = (), part: int = 1 - cell.pipeline) -> Frame:
+        return Frame(address=Address(kind, *cell, step, 0, part), epoch=1, tensors=tensors, payload=payload)
+
+    return [
+        made(FrameKind.CONTRIBUTION, None, (torch.zeros(3),)),
+        made(FrameKind.CONTRIBUTION, None, flat * 2),
+        made(FrameKind.CONTRIBUTION, None, flat, part=7),
+        made(FrameKind.CONTRIBUTION, None, flat, part=-1),
+        made(FrameKind.RESULT, None, (torch.zeros(half + 1),)),
+        made(FrameKind.RESULT, None, share, part=5),
+        made(FrameKind.TIED, None, (torch.zeros(3),), part=1 - cell.stage),
+        made(FrameKind.TIED, None, (torch.zeros(3),), part=9),
+    ]
+
+
+@pytest.mark.parametrize("early", [0, 1])
+def test_a_share_that_does_not_fit_the_step_is_refused(early: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody fails in the middle of a reduction; also if it comes before the step has begun. The right ones follow."""
+    undisturbed, told = normed(until=-1), normed(until=2)
+    node = told.nodes["w0"]
+    wrong = misfits(node, node.engine.step + early)
+    with caplog.at_level(logging.WARNING):
+        for one in wrong:
+            node.engine.handle(Arrived("w1", one))
+        told.run()
+    refused = [text for record in caplog.records if (text := record.getMessage()).startswith("refused a ")]
+    for kind in ("CONTRIBUTION", "RESULT", "TIED"):
+        assert any(text.startswith(f"refused a {kind}") for text in refused)
+    assert early or len(refused) == len(wrong)
+    assert told.digests == undisturbed.digests

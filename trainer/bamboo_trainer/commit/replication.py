@@ -1,0 +1,429 @@
+"""Replicas: what a cell's owner sends to them, what they answer, and when the owner waits for them. Also finds owners
+that repeat a committed step and lack frames.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from torch import Tensor
+
+from bamboo_core.control.protocol import LeftBehind, ReplicaSynced
+from bamboo_core.planning.plan import Cell, Plan, WorkerId
+from bamboo_trainer.commit.committer import CommitLog, Committer, Coordinator
+from bamboo_trainer.frames import ANSWERS_END, Address, Announce, Commits, Frame, FrameKind, RefusedFrame, ReplicaStart
+from bamboo_trainer.routing import Outbox, PlanState
+from bamboo_trainer.stage.layer_state import LayerState
+from bamboo_trainer.stage.stage_states import StageStates
+from bamboo_trainer.task import Parts
+
+CLOSE_STEPS = 2  # the owner waits for a replica that lags by no more, once, to bring it level
+PATIENCE_STEPS = 16  # it also waits for one that has had a state for that long and comes no closer
+
+
+class Owed(Enum):
+    NOTHING = auto()
+    STATE = auto()  # the whole state
+    GRADIENTS = auto()  # the final gradients of the step in progress and of later ones
+
+
+@dataclass(slots=True)
+class ReplicaProgress:
+    """The owner's record of one replica.
+
+    since: the replica gets all final gradients from this step on; None: none. acked: the version that it holds. epoch:
+    of the plan that made it a replica; what it sends under an earlier one is of a state that it may have dropped.
+    secured: the version that it can reach with its gradients, without help. level: it has been in step together with
+    the replicas of the stage's other parts, if workers have several devices.
+    """
+
+    epoch: int = 0
+    since: int | None = None
+    acked: int = -1
+    secured: int = -1
+    synced: bool = False
+    level: bool = False
+    follows_from: int | None = None  # the owner's version when the replica first had all it needs to continue alone
+
+    def announced(self, version: int, secured: int, mine: int, same: bool) -> Owed:
+        """Take in an announcement, and return what to send. version: held by the replica; -1: none. secured: the
+        version that it can reach. mine: the owner's version. same: the digests are equal.
+        """
+        self.secured = secured
+        owed = self._owed(version, mine, same)
+        reached = max(self.acked, self.secured)
+        if self.follows_from is None and self.since is not None and reached >= self.since:
+            self.follows_from = mine
+        return owed
+
+    def _owed(self, version: int, mine: int, same: bool) -> Owed:
+        if version < 0 <= self.acked:  # it was no replica in a plan that this owner has never obeyed
+            self.since, self.acked, self.follows_from, self.synced, self.level = None, -1, None, False, False
+        self.acked = max(self.acked, version)
+        if version >= 0 and not same:
+            self.since, self.acked, self.follows_from = mine, -1, None
+            return Owed.STATE
+        if self.since is not None and max(version, self.secured) >= self.since:
+            return Owed.NOTHING
+        if self.since is not None and version < 0:
+            return Owed.NOTHING  # its state is on the way
+        self.since, self.follows_from = max(version, mine), None
+        if version < mine and self.secured < mine:
+            return Owed.STATE
+        return Owed.GRADIENTS
+
+    def relinked(self, mine: int) -> Owed:
+        """Return what to send again, because a broken link or a skipped step may have lost what was sent."""
+        if self.since is None:
+            return Owed.NOTHING
+        if self.acked >= mine:
+            return Owed.GRADIENTS
+        self.since, self.follows_from = mine, None
+        return Owed.STATE
+
+    def caught_up(self, mine: int) -> bool:
+        """Return True once, when the replica first holds all that the owner holds."""
+        if self.synced or self.since is None or self.acked < mine:
+            return False
+        self.synced = True
+        return True
+
+    def holds_back(self, step: int, strict: bool) -> bool:
+        """Return whether the owner must wait for the replica before `step` is committed. See docs/design/commit.md.
+
+        It does not wait for a replica that is being filled, but for one that only has to come level: where a step is
+        shorter than the way to the replica and back, the replica would never come level by itself. strict: the replica
+        must be able to complete the step without any worker's log.
+        """
+        if self.synced:
+            return self.acked < step or (strict and self.secured <= step)
+        if self.follows_from is None or self.acked >= step:
+            return False
+        return step - self.acked <= CLOSE_STEPS or step - self.follows_from >= PATIENCE_STEPS
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivedState:
+    """Another worker's state of a cell's stage, of which layers arrive. wanted: how many it has. generation: of the
+    layout at its version.
+    """
+
+    cell: Cell
+    version: int
+    wanted: int
+    generation: int
+    layers: dict[int, LayerState] = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.layers) == self.wanted
+
+
+class Replicator:
+    """Sends states and final gradients to replicas, and takes them in as a replica.
+
+    progress: of each replica of the cells that this worker owns. `send_next`, not `finalize`, sends final gradients:
+    the step is reported first, because all workers wait for its commit, and its gradients are copied afterwards.
+    """
+
+    def __init__(
+        self,
+        plan: PlanState,
+        outbox: Outbox,
+        states: StageStates,
+        committer: Committer,
+        coordinator: Coordinator,
+    ) -> None:
+        self._plan, self._outbox, self._states = plan, outbox, states
+        self._committer, self._coordinator = committer, coordinator
+        self.progress: dict[tuple[Cell, WorkerId], ReplicaProgress] = {}
+        self._unsent: dict[tuple[Cell, WorkerId, int], None] = {}  # final gradients, by step; in order
+        self._arrived: dict[int, ArrivedState] = {}  # for stages here, by stage, not taken over yet
+
+    # as an owner
+
+    def take_roles(self, old: Plan | None) -> None:
+        """Keep records of the replicas in the plan in force. old: the plan before."""
+        worker = self._plan.worker
+        self._arrived = {stage: state for stage, state in self._arrived.items() if stage in self._states}
+        was_mine = set(old.owned_by(worker)) if old else set()
+        self.progress = {
+            (cell, replica): (self.progress.get((cell, replica)) if cell in was_mine else None)
+            or ReplicaProgress(self._plan.current.epoch)
+            for cell in self._plan.current.owned_by(worker)
+            for replica in self._plan.current.at(cell).replicas
+        }
+
+    def finalize(self, stage: int, step: int, final: Tensor) -> None:
+        """Take in a step's final gradient: for the state here, and later for the replicas.
+
+        It comes from a cell of this worker or, if none of its cells runs this step, from the owner it replicates.
+        """
+        if not self._states.keep_final(stage, step, final):
+            return
+        for (cell, replica), progress in self.progress.items():
+            if cell.stage == stage and progress.since is not None and progress.since <= step:
+                self._unsent[cell, replica, step] = None
+
+    @property
+    def owes_gradients(self) -> bool:
+        return bool(self._unsent)
+
+    def send_next(self) -> None:
+        """Send one replica one step's final gradients, if they are still here and it is still a replica."""
+        cell, replica, step = key = next(iter(self._unsent))
+        del self._unsent[key]
+        if (cell, replica) in self.progress and self._states.has_final(cell.stage, step):
+            self.send_final(replica, cell, step)
+
+    def hand_over(self, cell: Cell, worker: WorkerId, step: int) -> Frame:
+        """Return the step's final gradients for a replica that takes over the cell. First send what it was still to
+        get: it waits for that now, and `send_next` serves only replicas.
+        """
+        for key in [one for one in self._unsent if one[:2] == (cell, worker)]:
+            del self._unsent[key]
+            if self._states.has_final(cell.stage, key[2]):
+                self.send_final(worker, cell, key[2])
+        return self._outbox.frame(*self._final(cell, step))
+
+    def send_final(self, worker: WorkerId, cell: Cell, step: int) -> None:
+        """Send final gradients held here to a worker with a part in that cell, once they are copied."""
+        self._outbox.post(worker, *self._final(cell, step))
+
+    def _final(self, cell: Cell, step: int) -> tuple[Address, Parts, Commits]:
+        """Return the gradients with the commits that they follow from, which a replica that is being filled may have
+        missed: no worker waits for it.
+        """
+        final = self._states.final(cell.stage, step)
+        assert final is not None
+        return Address(FrameKind.SYNC, *cell, step), (final,), self._committer.log.latest()
+
+    def announced(self, cell: Cell, replica: WorkerId, epoch: int, announce: Announce) -> None:
+        """Take in a replica's announcement of its version. epoch: of the plan that the replica obeys."""
+        progress, held = self.progress[cell, replica], self._states.of(cell)
+        if epoch < progress.epoch:
+            return  # it announces again when it obeys that plan
+        if held is None:
+            progress.secured = announce.secured
+            return
+        same = not (announce.version == 0 and held.version == 0) or announce.digest == held.digest()
+        owed = progress.announced(announce.version, announce.secured, held.version, same)
+        self._send_owed(cell, replica, owed)
+        progress.caught_up(held.version)
+        if not progress.level and self._come_level(cell, replica):
+            self._coordinator.tell(ReplicaSynced(cell=cell, replica=replica))
+
+    def _come_level(self, cell: Cell, replica: WorkerId) -> bool:
+        """Return whether a replica now holds all parts of its owner's stage, and mark it as level if so.
+
+        From then on its parts move together. At different versions, none of them could repeat a step after a loss: what
+        the parts had sent to each other is lost with their owner.
+        """
+        cells = self._plan.parts(cell)
+        parts = [self.progress[part, replica] for part in cells]
+        newest = max(self._states.version(part.stage) for part in cells)
+        if any(not part.synced or part.acked < newest for part in parts):
+            return False
+        finals = [self._states.final_steps(part.stage) for part in cells]
+        if any(steps and one.secured <= steps[-1] for one, steps in zip(parts, finals, strict=True)):
+            return False  # what it would have to repeat may be gone by then
+        for part in parts:
+            part.level = True
+        return True
+
+    def relinked(self, peer: WorkerId) -> None:
+        """Send again what may have been lost on the link to that peer."""
+        for (cell, replica), progress in self.progress.items():
+            if replica == peer:
+                self._send_owed(cell, replica, progress.relinked(self._states.version(cell.stage)))
+
+    def skipped(self, stage: int) -> None:
+        """Bring replicas up to an owner that took over a newer state, and so never has the gradients in between."""
+        for (cell, replica), progress in self.progress.items():
+            if cell.stage == stage:
+                self._send_owed(cell, replica, progress.relinked(self._states.version(stage)))
+
+    def _send_owed(self, cell: Cell, replica: WorkerId, owed: Owed) -> None:
+        if self._states.of(cell) is None or owed is Owed.NOTHING:
+            return
+        if owed is Owed.STATE:
+            self.send_state(cell, replica)
+        for step in self._states.final_steps(cell.stage):
+            self._unsent.pop((cell, replica, step), None)
+            self.send_final(replica, cell, step)
+
+    def send_state(self, cell: Cell, worker: WorkerId) -> None:
+        held = self._states[cell.stage]
+        states = held.layer_states(held.layers_needed(), shown=False)
+        filling = ReplicaStart(
+            layers=len(states),
+            generation=self._committer.generation(held.version),
+            commits=self._committer.log.latest(),
+        )
+        for layer, state in states.items():
+            address = Address(FrameKind.LAYER, *cell, held.version, part=layer)
+            payload = state.payload(filling=filling)
+            self._outbox.send(worker, self._outbox.frame(address, state.tensors.values(), payload))
+
+    def holds_back(self, cell: Cell, step: int, strict: bool) -> bool:
+        """Return whether a replica keeps this step from being reported. strict: see `ReplicaProgress.holds_back`."""
+        return any(p.holds_back(step, strict) for (c, _), p in self.progress.items() if c == cell)
+
+    def synced(self) -> Iterator[tuple[Cell, WorkerId]]:
+        """Return the replicas that have held all that their owner holds."""
+        return (key for key, progress in self.progress.items() if progress.level)
+
+    # as a replica
+
+    def announce(self, stage: int) -> None:
+        """Send the version of a stage to the owners of the cells that are replicated here."""
+        held, version = self._states.here(stage), self._states.version(stage)
+        digest = held.digest() if held is not None and version == 0 else ""
+        for cell in self._plan.current.replicated_by(self._plan.worker):
+            if cell.stage == stage:
+                payload = Announce(version=version, secured=self._states.secured(stage), digest=digest)
+                self._outbox.send(
+                    self._plan.owner(cell), self._outbox.frame(Address(FrameKind.ANNOUNCE, *cell, 0), payload=payload)
+                )
+
+    def received(self, address: Address, final: Tensor) -> None:
+        """Take in a stage's final gradient from its owner. Raises RefusedFrame."""
+        number, held = address.stage, self._states.of(address.cell)
+        if held and final.numel() != held.final.size:
+            raise RefusedFrame(f"a gradient of {final.numel()} elements, expected {held.final.size}")
+        self.finalize(number, address.step, final)
+        self.announce(number)
+
+    def layer_arrived(self, frame: Frame) -> None:
+        """Keep a layer of another worker's state of a stage for `next_state`: of the newest version that comes."""
+        address, filling = frame.address, frame.payload.filling
+        state = self._arrived.get(address.stage)
+        if state is None or state.version < address.step:
+            state = ArrivedState(address.cell, address.step, filling.layers, filling.generation)
+            self._arrived[address.stage] = state
+        if state.version == address.step:
+            state.layers[address.part] = LayerState.of(frame)
+
+    def next_state(self) -> ArrivedState | None:
+        """Return a state that may be taken over now, or None. A replica with parts on several devices waits until the
+        other parts can reach the same version: if their owner is lost at different versions, none can be repeated.
+        """
+        number = next((n for n, state in self._arrived.items() if state.is_complete and self._may_take(n, state)), None)
+        return None if number is None else self._arrived.pop(number)
+
+    def _may_take(self, number: int, state: ArrivedState) -> bool:
+        if self._plan.devices == 1 or self._states.here(number) is None or self._states.by_stage[number].owned:
+            return True
+        others = (part.stage for part in self._plan.parts(state.cell) if part.stage != number)
+        held = (other for other in others if self._states.here(other) is not None)
+        return all(max(self._states.secured(other), self._waiting(other)) >= state.version for other in held)
+
+    def _waiting(self, number: int) -> int:
+        """Return the version of a state that has arrived, or -1."""
+        state = self._arrived.get(number)
+        return state.version if state and state.is_complete else -1
+
+    def restore(self, state: ArrivedState) -> bool:
+        """Take over another worker's newer state of a stage; False if it is not newer. Raises RefusedFrame."""
+        number = state.cell.stage
+        if self._states.version(number) >= state.version:
+            return False
+        try:
+            self._states.restore(number, self._plan.current.stages, state.layers)
+        except ValueError as error:
+            raise RefusedFrame(str(error)) from error
+        self._committer.log.learn_generation(state.version, state.generation)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """A committed step of a cell that this worker repeats. lacks: the input frames that it still needs."""
+
+    cell: Cell
+    step: int
+    lacks: Sequence[Address]
+
+
+@dataclass(slots=True)
+class Question:
+    """A question to all workers. answers: by worker and link, the first logged step of each of its cells."""
+
+    step: int
+    epoch: int
+    answers: dict[tuple[WorkerId, FrameKind], dict[Cell, int]] = field(default_factory=dict)
+
+
+class RepeatedSteps:
+    """Asks all workers once in an epoch, and reports to the coordinator a step that cannot be completed."""
+
+    def __init__(
+        self,
+        plan: PlanState,
+        outbox: Outbox,
+        states: StageStates,
+        replicator: Replicator,
+        log: CommitLog,
+        coordinator: Coordinator,
+    ) -> None:
+        self._plan, self._outbox, self._states, self._replicator = plan, outbox, states, replicator
+        self._log, self._coordinator = log, coordinator
+        self._questions: dict[Cell, Question] = {}
+        self._asked: dict[Cell, int] = {}  # by cell, the newest committed step that its owner repeats
+
+    def is_repeated(self, address: Address) -> bool:
+        """Return whether a frame belongs to a committed step, which only the cell's owner may repeat."""
+        return address.step <= max(self._log.newest, self._asked.get(address.cell, -1))
+
+    def look(self, repeated: Iterable[Repeated], since: Mapping[Cell, int]) -> None:
+        """Ask about repeated steps, report lost ones. since: for each of this worker's cells, the first logged step."""
+        epoch = self._plan.current.epoch
+        for one in repeated:
+            question = self._questions.get(one.cell)
+            if question is None or (question.step, question.epoch) != (one.step, epoch):
+                question = self._questions[one.cell] = Question(one.step, epoch)
+                for worker in sorted(self._plan.others()):
+                    self._outbox.send(worker, self._outbox.frame(Address(FrameKind.ASK, *one.cell, one.step)))
+            if one.step < self._log.newest or self._lacks_what_is_gone(one, question, since):
+                self._coordinator.tell(LeftBehind(cell=one.cell))
+
+    def ask_again(self) -> None:
+        """Ask everything again after a broken link, which may have lost questions or answers."""
+        self._questions.clear()
+
+    def answer(self, worker: WorkerId, cell: Cell, step: int, since: Mapping[Cell, int]) -> None:
+        """Send the owner of a cell that repeats a committed step all that may help it."""
+        self._asked[cell] = max(step, self._asked.get(cell, -1))
+        number = cell.stage
+        if number in self._states and self._states.version(number) > step:
+            self._replicator.send_state(cell, worker)
+        elif self._states.has_final(number, step):
+            self._replicator.send_final(worker, cell, step)
+        self._outbox.resend(cell, worker)
+        for kind in ANSWERS_END:
+            self._outbox.send(worker, self._outbox.frame(Address(kind, *cell, step), payload=list(since.items())))
+
+    def answered(self, worker: WorkerId, frame: Frame) -> bool:
+        """Record the end of a worker's answer on one of its links. Return False if no such question is open."""
+        question = self._questions.get(frame.address.cell)
+        if question is None or (question.step, question.epoch) != (frame.address.step, frame.epoch):
+            return False
+        question.answers[worker, frame.address.kind] = dict(frame.payload)
+        return True
+
+    def _lacks_what_is_gone(self, one: Repeated, question: Question, since: Mapping[Cell, int]) -> bool:
+        """Return whether, after all answers, the step still needs a frame that no worker has or will make again."""
+        if not {(w, kind) for w in self._plan.others() for kind in ANSWERS_END} <= question.answers.keys():
+            return False
+        first = {cell: step for answer in question.answers.values() for cell, step in answer.items()} | dict(since)
+        d, s = one.cell
+        for address in one.lacks:
+            senders = {
+                FrameKind.ACTIVATION: Cell(d, s - 1),
+                FrameKind.GRADIENT: Cell(d, s + 1),
+                FrameKind.TIED: Cell(d, address.part),
+            }
+            sender = senders.get(address.kind)  # other pipelines have the same state, and send their part themselves
+            if sender is not None and first.get(sender, 0) > one.step:
+                return True
+        return False

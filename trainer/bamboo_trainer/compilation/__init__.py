@@ -1,1 +1,0 @@
-"""Layers compiled by torch.compile, each separately: requirements, and when to compile."""

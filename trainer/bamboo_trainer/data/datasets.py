@@ -1,0 +1,553 @@
+"""Datasets: in memory, by number or by columns, images in folders, several as one, and with several readers."""
+
+import io
+import random
+import re
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import lcm
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bamboo_core.complaints import said_by, system_reason
+from bamboo_trainer.data.order import pure_seed
+from bamboo_trainer.data.sources import Sources
+from bamboo_trainer.task import Dataset, Parts
+
+_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")  # gpt2, openai-community/gpt2
+
+
+def looks_like_an_id(given: str | Path) -> bool:
+    """Return whether the text could be a name on the Hub."""
+    return bool(_ID.fullmatch(str(given))) and Path(given).suffix != ".json"
+
+
+def nothing_there(given: str | Path, save: str, *, what: str = "folder") -> str:
+    """Return a message for a path where nothing is. save: the Python that saves it there, with ID for its name on the
+    Hub and FOLDER for the folder; included if the path looks like such a name.
+    """
+    sentence = f"there is no {what} {given}"
+    if not looks_like_an_id(given):
+        return sentence
+    folder = str(given).rpartition("/")[2]
+    shown = save.replace("ID", repr(str(given))).replace("FOLDER", repr(folder))
+    return (
+        f"{sentence}; it looks like a name on the Hugging Face Hub, from which this is not fetched: save it to a "
+        f"folder where there is a network, with {shown}, and name the {what} that this writes"
+    )
+
+
+class Indexable(Protocol):
+    """Any object with a length that returns sample i for [i], as torch's map-style datasets do."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class Indexed:
+    """Samples of a list-like object, stacked.
+
+    A sample is (inputs, targets), each of them a tensor, an array, a number or a tuple of these; or a mapping, from
+    which `inputs` and `targets` name the entries to take. Whole numbers become int64, others float32. Raises ValueError
+    if shapes differ.
+    """
+
+    def __init__(self, samples: Indexable, inputs: Sequence[str] = (), targets: Sequence[str] = ()) -> None:
+        self._samples, self._inputs, self._targets = samples, tuple(inputs), tuple(targets)
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        pairs = [self._pair(index) for index in indices]
+        return stacked([inputs for inputs, _ in pairs], indices), stacked([targets for _, targets in pairs], indices)
+
+    def _pair(self, index: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        sample = self._samples[index]
+        if isinstance(sample, Mapping):
+            if not self._inputs or not self._targets:
+                raise ValueError(
+                    f"sample {index} is a mapping with {', '.join(map(str, sample))}: expected inputs and targets to "
+                    "name which of these they are"
+                )
+            return tuple(_entry(sample, name, index) for name in self._inputs), tuple(
+                _entry(sample, name, index) for name in self._targets
+            )
+        if not isinstance(sample, tuple | list) or len(sample) != 2:
+            raise ValueError(
+                f"sample {index} is {_form(sample)}, expected (inputs, targets), or a mapping and the names of its "
+                "entries that are inputs and targets"
+            )
+        inputs, targets = sample
+        return _parts(inputs), _parts(targets)
+
+
+class HuggingFaceDataset:
+    """A dataset that `datasets` has saved in a folder of this machine (`save_to_disk`), by columns.
+
+    split: of several. next_token: the one input column holds tokens; the targets are the same, one later. Rows must
+    have equal lengths. Raises ValueError.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        inputs: Sequence[str],
+        targets: Sequence[str] = (),
+        *,
+        split: str | None = None,
+        next_token: bool = False,
+    ) -> None:
+        if next_token and (targets or len(inputs) != 1):
+            raise ValueError("nextToken: expected one column of inputs, and no targets")
+        loaded = _loaded(Path(path), split)
+        missing = [name for name in (*inputs, *targets) if name not in loaded.column_names]
+        if missing:
+            raise ValueError(f"{path} has the columns {', '.join(loaded.column_names)}, and no {missing[0]!r}")
+        self._rows = loaded.with_format("numpy", columns=list(dict.fromkeys((*inputs, *targets))))
+        self._inputs, self._targets, self._next_token = tuple(inputs), tuple(targets), next_token
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        rows = self._rows[list(indices)]
+        inputs = tuple(stacked([(value,) for value in rows[name]], indices, name)[0] for name in self._inputs)
+        if self._next_token:
+            return (inputs[0][:, :-1].contiguous(),), (inputs[0][:, 1:].contiguous(),)
+        return inputs, tuple(stacked([(value,) for value in rows[name]], indices, name)[0] for name in self._targets)
+
+
+def _loaded(path: Path, split: str | None) -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise ValueError("the library datasets is not installed: pip install 'bamboo-trainer[datasets]'") from None
+    if not path.exists():
+        raise ValueError(nothing_there(path, "datasets.load_dataset(ID).save_to_disk(FOLDER)"))
+    try:
+        loaded = datasets.load_from_disk(str(path))
+    except FileNotFoundError:
+        raise ValueError(f"{path} is no folder that the library datasets has written with save_to_disk") from None
+    if isinstance(loaded, datasets.DatasetDict):
+        if split not in loaded:
+            raise ValueError(f"{path} has the splits {', '.join(loaded)}; expected one of them as split")
+        return loaded[split]
+    if split is not None:
+        raise ValueError(f"{path} has no splits, so there is no split {split!r}")
+    return loaded
+
+
+def stacked(samples: Sequence[tuple[Any, ...]], indices: Sequence[int], name: str = "") -> Parts:
+    """Return the parts of several samples, each stacked along a new dimension 0. name: of the column, for messages."""
+    lengths = {len(sample) for sample in samples}
+    if len(lengths) != 1:
+        raise ValueError(f"samples {list(indices)[:8]} have different numbers of parts: {sorted(lengths)}")
+    parts = []
+    for number in range(lengths.pop()):
+        what = f"column {name!r}" if name else f"part {number}"
+        tensors = [as_tensor(sample[number], what) for sample in samples]
+        shapes = list(dict.fromkeys(tuple(tensor.shape) for tensor in tensors))
+        if len(shapes) > 1:
+            raise ValueError(
+                f"samples {list(indices)[:8]} have different shapes in {what} ({shapes[0]} and {shapes[1]}): "
+                "cut or pad them to one"
+            )
+        parts.append(torch.stack(tensors))
+    return tuple(parts)
+
+
+def as_tensor(value: Any, what: str) -> torch.Tensor:
+    """Return whole numbers as int64, booleans unchanged, others as float32. Raises ValueError naming `what`."""
+    try:
+        tensor = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
+    except (TypeError, ValueError):
+        raise ValueError(f"{what} is {_form(value)}, expected numbers, equally many in each row") from None
+    if tensor.is_complex():
+        raise ValueError(f"{what} has complex numbers, expected real ones (torch.view_as_real)")
+    if tensor.dtype is torch.bool:
+        return tensor.detach()
+    return tensor.detach().to(torch.float32 if tensor.is_floating_point() else torch.int64)
+
+
+def _parts(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, tuple) else (value,)
+
+
+def _entry(sample: Mapping[str, Any], name: str, index: int) -> Any:
+    if name not in sample:
+        raise ValueError(f"sample {index} has {', '.join(map(str, sample))}, and no {name!r}")
+    return sample[name]
+
+
+def _form(value: Any) -> str:
+    return f"of type {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, tuple | list) else "")
+
+
+STDLIB_BYTES = 4_000_000
+
+
+def stdlib_text() -> bytes:
+    """Return the sources of this Python's standard library (top level, by name): real text on every machine."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    text = bytearray()
+    for path in sorted(folder.glob("*.py")):
+        text += path.read_bytes()
+        if len(text) >= STDLIB_BYTES:
+            break
+    return bytes(text[:STDLIB_BYTES])
+
+
+def text_bytes(path: str) -> bytes:
+    """Return the content of a file, or for "stdlib" `stdlib_text`. Raises ValueError."""
+    if path == "stdlib":
+        return stdlib_text()
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"path must be stdlib or a readable file, got {path!r} ({system_reason(error)})") from None
+
+
+class TextDataset:
+    """A text in memory: sample i is window i of `context` tokens and, as targets, the same shifted by one.
+
+    text: bytes, each of which is a token, or the ids of its tokens.
+    """
+
+    def __init__(self, text: bytes | torch.Tensor, context: int) -> None:
+        if context < 1:
+            raise ValueError(f"context must be at least 1, got {context}")
+        if len(text) <= context:
+            unit = "bytes" if isinstance(text, bytes) else "tokens"
+            raise ValueError(f"the text has {len(text)} {unit}, fewer than context + 1 = {context + 1}")
+        self.context = self.tokens_per_sample = context
+        self.tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8) if isinstance(text, bytes) else text
+
+    def __len__(self) -> int:
+        return (len(self.tokens) - 1) // self.context
+
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        """Return inputs and targets, both int64 [samples, context]."""
+        width = self.context
+        windows = torch.stack([self.tokens[i * width : (i + 1) * width + 1] for i in indices]).long()
+        return (windows[:, :-1].contiguous(),), (windows[:, 1:].contiguous(),)
+
+
+class TensorDataset:
+    """Inputs and targets held in memory; dimension 0 numbers the samples."""
+
+    def __init__(self, inputs: Parts, targets: Parts) -> None:
+        lengths = {len(part) for part in (*inputs, *targets)}
+        if len(lengths) != 1:
+            raise ValueError(f"all tensors must have the same number of samples, got {sorted(lengths)}")
+        self._inputs, self._targets = inputs, targets
+        self._length = lengths.pop()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        chosen = torch.tensor(indices, dtype=torch.int64)
+        return tuple(p[chosen] for p in self._inputs), tuple(p[chosen] for p in self._targets)
+
+
+class NpzDataset(TensorDataset):
+    """Arrays of an .npz file, held in memory. inputs, targets: their names, in order.
+
+    Whole numbers become int64, floating-point ones float32. Raises ValueError.
+    """
+
+    def __init__(self, path: str | Path, inputs: Sequence[str], targets: Sequence[str]) -> None:
+        try:
+            loaded = np.load(path, allow_pickle=False)
+            if not isinstance(loaded, np.lib.npyio.NpzFile):
+                raise ValueError("it holds a single array")
+            with loaded as file:
+                missing = [name for name in (*inputs, *targets) if name not in file.files]
+                if missing:
+                    raise ValueError(f"it has {', '.join(file.files)}, and no array {missing[0]!r}")
+                arrays = {name: _rows(file, name) for name in dict.fromkeys((*inputs, *targets))}
+        except OSError as error:
+            raise ValueError(f"cannot read {path}: {system_reason(error)}") from None
+        except (ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{path} cannot be used as an .npz file of samples: {error}") from None
+        super().__init__(tuple(arrays[name] for name in inputs), tuple(arrays[name] for name in targets))
+
+
+def _rows(file: "np.lib.npyio.NpzFile", name: str) -> torch.Tensor:
+    """Return one of its arrays. Raises ValueError, OSError."""
+    try:
+        array = file[name]
+    except OSError:
+        raise
+    except Exception as error:  # of a damaged one: zlib's, zipfile's, tokenize's, struct's and others
+        raise ValueError(f"array {name!r} cannot be read: {said_by(error)}") from None
+    if not array.ndim:
+        raise ValueError(f"array {name!r} is a single value, expected a row for each sample")
+    return as_tensor(array, f"array {name!r}")
+
+
+SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
+IMAGENET_STD: Final = (0.229, 0.224, 0.225)
+_ASPECTS: Final = (3 / 4, 4 / 3)
+_TRIES: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageOptions:
+    """The preparation of images.
+
+    size: pixels of a side. augment: a random part of the image of at least `least_area` of its area, mirrored in half
+    of the cases; otherwise the middle of it. mean, std: of the channels, which are normalized by them.
+    """
+
+    size: int = 224
+    augment: bool = False
+    least_area: float = 0.08
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"size must be at least 1, got {self.size}")
+        if not 0 < self.least_area <= 1:
+            raise ValueError(f"leastArea must be above 0 and at most 1, got {self.least_area}")
+        if not all(value > 0 for value in self.std):
+            raise ValueError(f"std must be positive, got {list(self.std)}")
+
+
+class ImageFolder:
+    """Images as samples: inputs float32 [samples, 3, size, size], targets int64 [samples], the number of the class.
+
+    A file's class is the topmost folder that contains it. classes: their names in the order of their numbers, some of
+    which may have no image here; by default the folders, none of which may be empty. variants: samples per image, which
+    differ in their augmentation; sample i is of image i // variants.
+
+    Raises ValueError.
+    """
+
+    def __init__(
+        self, sources: Sources, options: ImageOptions | None = None, variants: int = 1, classes: Sequence[str] = ()
+    ) -> None:
+        try:
+            from PIL import Image
+        except ImportError:
+            raise ValueError("the library pillow is not installed: pip install 'bamboo-trainer[images]'") from None
+        self._pillow = Image
+        self._options, self._variants = options or ImageOptions(), variants
+        if variants < 1 or (variants > 1 and not self._options.augment):
+            raise ValueError(f"variants must be at least 1, and 1 without augment, got {variants}")
+        named = [_class_of(source.name, sources.root) for source in sources.files]
+        stray = [source.name for source, name in zip(sources.files, named, strict=True) if not name]
+        if stray:
+            raise ValueError(f"{stray[0]} is in no folder of a class below {sources.root}")
+        self.classes = tuple(classes) or _all_classes(sources, named)
+        _require_classes(self.classes, named)
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        self._samples = [(source, numbers[name]) for source, name in zip(sources.files, named, strict=True)]
+
+    def __len__(self) -> int:
+        return len(self._samples) * self._variants
+
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        images = torch.stack([self._image(index) for index in indices])
+        return (images,), (torch.tensor([self._samples[i // self._variants][1] for i in indices]),)
+
+    def _image(self, index: int) -> Tensor:
+        """Return an image as float32 [3, size, size]."""
+        source = self._samples[index // self._variants][0]
+        try:
+            with self._pillow.open(io.BytesIO(source.content())) as opened:
+                image = opened.convert("RGB")
+        except (OSError, SyntaxError, ValueError, self._pillow.DecompressionBombError) as error:
+            raise ValueError(f"{source.name} is no image that can be read: {said_by(error)}") from None
+        options, size = self._options, (self._options.size, self._options.size)
+        choice = random.Random(pure_seed("image", index))
+        box = _random_box(image.size, options.least_area, choice) if options.augment else _middle(image.size)
+        image = image.resize(size, self._pillow.Resampling.BILINEAR, box=box, reducing_gap=None)
+        if options.augment and choice.random() < 0.5:
+            image = image.transpose(self._pillow.Transpose.FLIP_LEFT_RIGHT)
+        return self._normalized(image)
+
+    def _normalized(self, image: Any) -> Tensor:
+        pixels = torch.from_numpy(np.array(image, dtype=np.uint8)).permute(2, 0, 1).float() / 255
+        mean, std = torch.tensor(self._options.mean), torch.tensor(self._options.std)
+        return ((pixels - mean[:, None, None]) / std[:, None, None]).contiguous()
+
+
+def _all_classes(sources: Sources, named: Sequence[str]) -> tuple[str, ...]:
+    found = sorted({*named, *sources.folders})
+    if empty := [name for name in found if name not in set(named)]:
+        raise ValueError(
+            f"{sources.root}/{empty[0]} has no image, so it is no class; remove it, or name all classes as `classes`"
+        )
+    return tuple(found)
+
+
+def _require_classes(classes: Sequence[str], named: Sequence[str]) -> None:
+    """Raise ValueError unless the classes differ and include the classes of all files."""
+    if len(set(classes)) < len(classes):
+        raise ValueError(f"classes must be different names, got {list(classes)}")
+    if unknown := sorted(set(named) - set(classes)):
+        raise ValueError(f"there are images of a class {unknown[0]!r}, which is none of classes: {', '.join(classes)}")
+
+
+def _class_of(name: str, root: str) -> str:
+    """Return the file's class; "" if the file is not in a folder below the root."""
+    folder, slash, _ = name[len(root) :].lstrip("/").partition("/")
+    return folder if slash else ""
+
+
+def _middle(size: tuple[int, int]) -> tuple[float, float, float, float]:
+    """Return the largest square in the middle."""
+    width, height = size
+    side = min(width, height)
+    left, top = (width - side) / 2, (height - side) / 2
+    return left, top, left + side, top + side
+
+
+def _random_box(size: tuple[int, int], least_area: float, choice: random.Random) -> tuple[float, float, float, float]:
+    """Return a part of the image with a random share of its area and a random aspect ratio; the middle if none fits."""
+    width, height = size
+    for _ in range(_TRIES):
+        area = width * height * choice.uniform(least_area, 1.0)
+        aspect = _ASPECTS[0] * (_ASPECTS[1] / _ASPECTS[0]) ** choice.random()
+        wide, high = round((area * aspect) ** 0.5), round((area / aspect) ** 0.5)
+        if 0 < wide <= width and 0 < high <= height:
+            left, top = choice.randint(0, width - wide), choice.randint(0, height - high)
+            return left, top, left + wide, top + high
+    return _middle(size)
+
+
+MOST_SHARES: Final = 1000  # weights without a simple ratio are rounded to this many parts
+
+
+class Mixture:
+    """Several datasets as one, which deals out the samples by weight.
+
+    sources: the weight and the dataset of each. Their inputs and targets must have the same types and shapes.
+
+    Sample i is a pure function of i. In rounds of at most MOST_SHARES samples each source has its share, spread evenly,
+    and goes through its own samples in their order, again and again. The mixture has enough rounds to visit each source
+    as a whole. Raises ValueError.
+    """
+
+    def __init__(self, sources: Sequence[tuple[float, Dataset]]) -> None:
+        if len(sources) < 2:
+            raise ValueError(f"a mixture must have at least two sources, got {len(sources)}")
+        for number, (weight, dataset) in enumerate(sources):
+            if isinstance(weight, bool) or not 0 < weight <= sys.float_info.max:
+                raise ValueError(f"the weight of source {number} must be a positive number, got {weight!r}")
+            if len(dataset) < 1:
+                raise ValueError(f"source {number} has no samples")
+        self._sources = [dataset for _, dataset in sources]
+        self._shares = _shares([weight for weight, _ in sources])
+        self._round = _dealt(self._shares)
+        rounds = max(-(-len(one) // share) for one, share in zip(self._sources, self._shares, strict=True))
+        self._length = rounds * len(self._round)
+        tokens = {getattr(dataset, "tokens_per_sample", None) for dataset in self._sources}
+        self.tokens_per_sample: int | None = tokens.pop() if len(tokens) == 1 else None
+        with torch.random.fork_rng(devices=[]):
+            self.batch([self._round.index((source, 0)) for source in range(len(sources))])  # must fit together
+
+    def __len__(self) -> int:
+        return self._length
+
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        chosen = [self._place(index) for index in indices]
+        found: dict[int, tuple[Parts, Parts]] = {}
+        places: list[int] = []
+        for source, dataset in enumerate(self._sources):
+            here = [place for place, (owner, _) in enumerate(chosen) if owner == source]
+            if here:
+                found[source] = dataset.batch([chosen[place][1] for place in here])
+                places += here
+        _check(found)
+        back = torch.tensor(places).argsort()
+        inputs, targets = zip(*found.values(), strict=True)
+        return _joined(inputs, back), _joined(targets, back)
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """Return the source of a sample, and its number there."""
+        rounds, place = divmod(index, len(self._round))
+        source, number = self._round[place]
+        return source, (rounds * self._shares[source] + number) % len(self._sources[source])
+
+
+def _shares(weights: Sequence[float]) -> list[int]:
+    """Return each source's samples in a round: exactly its share, if at most MOST_SHARES parts suffice."""
+    exact = [Fraction(str(weight)) for weight in weights]
+    parts = [weight / sum(exact) for weight in exact]
+    whole = min(MOST_SHARES, lcm(*(part.denominator for part in parts)))
+    return [max(1, round(part * whole)) for part in parts]
+
+
+def _dealt(shares: Sequence[int]) -> list[tuple[int, int]]:
+    """Return a round's samples, spread evenly: the source, and the number of its earlier samples in the round."""
+    places = [((2 * n + 1) / (2 * share), source, n) for source, share in enumerate(shares) for n in range(share)]
+    return [(source, number) for _, source, number in sorted(places)]
+
+
+def _check(found: dict[int, tuple[Parts, Parts]]) -> None:
+    """Raise ValueError if these cannot be joined."""
+    forms = {source: f"{_mixed_form(inputs)} and {_mixed_form(targets)}" for source, (inputs, targets) in found.items()}
+    first = min(forms)
+    for source, form in forms.items():
+        if form != forms[first]:
+            raise ValueError(
+                f"the sources of a mixture must have inputs and targets of one form, got {forms[first]} of source "
+                f"{first}, {form} of source {source}"
+            )
+
+
+def _joined(found: Sequence[Parts], back: torch.Tensor) -> Parts:
+    return tuple(torch.cat(parts)[back] for parts in zip(*found, strict=True))
+
+
+def _mixed_form(parts: Parts) -> str:
+    return ", ".join(f"{str(part.dtype).removeprefix('torch.')} {list(part.shape[1:])}" for part in parts) or "nothing"
+
+
+MOST_READERS = 64
+MOST_AHEAD = 256
+
+
+def readers_of(dataset: object) -> "Prefetched | None":
+    """Return the dataset's own `Prefetched`, if any: itself, or its attribute `prefetched` if it is built on one."""
+    found = dataset if isinstance(dataset, Prefetched) else getattr(dataset, "prefetched", None)
+    return found if isinstance(found, Prefetched) else None
+
+
+class Prefetched:
+    """A dataset that each worker reads with several readers at once, some microbatches ahead.
+
+    readers: number of processes. ahead: microbatches that are read before they are needed, by default two for each
+    reader. A dataset that draws from torch's global generator is not read ahead of time.
+
+    Reader processes are forked from the worker when the first batch is read, must not use a GPU, and end with it.
+    """
+
+    def __init__(self, dataset: Dataset, readers: int = 2, ahead: int | None = None) -> None:
+        if not 1 <= readers <= MOST_READERS:
+            raise ValueError(f"readers must be from 1 to {MOST_READERS}, got {readers}")
+        if ahead is not None and not 1 <= ahead <= MOST_AHEAD:
+            raise ValueError(f"readAhead must be from 1 to {MOST_AHEAD}, got {ahead}")
+        self.dataset, self.readers = dataset, readers
+        self.ahead = ahead or 2 * readers
+        self.tokens_per_sample = getattr(dataset, "tokens_per_sample", None)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        return self.dataset.batch(indices)

@@ -1,0 +1,432 @@
+"""A cell's work on one step.
+
+Checks that a peer's share of a stage's gradients fits the cell's step.
+
+`frames` checks what a frame's kind allows. This module knows the stage and the layout: how many pieces, how long they
+are, and of which microbatches. A misfit would fail in the middle of a reduction.
+
+Kept sums of finished groups of microbatches, from the workers that ran them, for a cell's next owner.
+
+An owner sends each sum as soon as it is finished, or a larger one that includes it, as often as that takes no more than
+half of the time (`Pace`). After a loss, the worker that keeps the sums continues behind them.
+"""
+
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from bamboo_core.planning.gradient_groups import nodes_of, share_of
+from bamboo_core.planning.plan import Cell, Layout, Portion, WorkerId
+from bamboo_core.planning.portions import Range, ranges
+from bamboo_core.planning.schedule import (
+    AddPartialSums,
+    Backward,
+    BackwardRest,
+    BackwardWeight,
+    Computed,
+    Evaluate,
+    Forward,
+    GatherGradients,
+    Instruction,
+    ReduceGradients,
+    ReportReady,
+    SendPartialSum,
+    StageOrder,
+    SumTied,
+    evaluation,
+    portion_program,
+    program,
+)
+from bamboo_trainer.frames import EVALUATED, Address, Frame, FrameKind, RefusedFrame
+from bamboo_trainer.memory.host_copies import Copy
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.values import FinalGradients
+from bamboo_trainer.stage.work import Work, resume
+
+
+def needs(
+    instruction: Instruction, cell: Cell, stages: int, layout: Layout, step: int, tied_stages: Sequence[int]
+) -> tuple[Address, ...]:
+    """Return the frames that must arrive before the instruction can run. tied_stages: the other stages of its ties."""
+    d, s = cell
+    match instruction:
+        case Forward(m) if s > 0:
+            return (Address(FrameKind.ACTIVATION, d, s, step, m),)
+        case Evaluate(m) if s > 0:
+            return (Address(FrameKind.ACTIVATION, d, s, step, m, EVALUATED),)
+        case Backward(m) if s < stages - 1:
+            return (Address(FrameKind.GRADIENT, d, s, step, m),)
+        case AddPartialSums(portions):
+            return tuple(Address(FrameKind.PARTIAL_SUM, d, s, step, first, end) for first, end in portions)
+        case ReduceGradients(bucket):
+            others = (e for e in range(layout.pipelines) if e != d)
+            return tuple(Address(FrameKind.CONTRIBUTION, d, s, step, bucket, e) for e in others)
+        case GatherGradients(buckets):
+            chunks = ((b, e) for b in range(buckets) for e in range(layout.pipelines) if e != d)
+            return tuple(Address(FrameKind.RESULT, d, s, step, b, e) for b, e in chunks)
+        case SumTied():
+            return tuple(Address(FrameKind.TIED, d, s, step, 0, t) for t in tied_stages)
+        case _:
+            return ()
+
+
+def chunk(bucket: slice, parts: int, index: int) -> slice:
+    """Return the index-th of `parts` nearly equal, contiguous chunks of these elements."""
+    size = bucket.stop - bucket.start
+    return slice(bucket.start + size * index // parts, bucket.start + size * (index + 1) // parts)
+
+
+def check_fit(frame: Frame, form: FinalGradients, layout: Layout) -> None:
+    """Raise RefusedFrame for a misfit. frame: for a cell whose stage has gradients of this form, with this layout."""
+    match frame.address.kind:
+        case FrameKind.CONTRIBUTION:
+            _check_contribution(frame, form, layout)
+        case FrameKind.PARTIAL_SUM:
+            check_sum(frame, form, layout)
+        case FrameKind.RESULT:
+            source = _pipeline(frame, layout)
+            length = _length(chunk(_bucket(frame, form), layout.pipelines, source))
+            _check_sizes(frame.tensors, [length])
+        case FrameKind.TIED:
+            other = frame.address.part
+            sizes = [segment.size for segment in form.tied for use in segment.uses if use.stage == other]
+            _check_sizes(frame.tensors, sizes)
+
+
+def _check_contribution(frame: Frame, form: FinalGradients, layout: Layout) -> None:
+    source, own = _pipeline(frame, layout), frame.address.pipeline
+    nodes = nodes_of(layout.shares[source], len(layout.bounds) - 1)
+    length = _length(chunk(_bucket(frame, form), layout.pipelines, own))
+    _check_sizes(frame.tensors, [length] * len(nodes))
+
+
+def check_sum(frame: Frame, form: FinalGradients | None, layout: Layout) -> None:
+    """Raise RefusedFrame for a misfit. frame: the sum of some groups of a cell. form: None without the stage."""
+    microbatches = range(frame.address.microbatch, frame.address.part)
+    if not set(microbatches) <= {m for part in layout.split[frame.address.pipeline :][:1] for m in part}:
+        raise RefusedFrame(f"a portion of microbatches {microbatches.start} to {microbatches.stop - 1}")
+    try:
+        nodes = nodes_of(share_of(microbatches, layout.bounds), len(layout.bounds) - 1)
+    except ValueError as error:
+        raise RefusedFrame(str(error)) from error
+    losses = sorted(frame.payload.losses)
+    if len(frame.tensors) != len(nodes) or losses not in ([], list(microbatches)):
+        raise RefusedFrame(f"{len(frame.tensors)} tensors and losses of {len(losses)} microbatches")
+    if form is not None:
+        _check_sizes(frame.tensors, [form.gradient_size] * len(nodes))
+
+
+def _pipeline(frame: Frame, layout: Layout) -> int:
+    """Return the pipeline whose share it is."""
+    source = frame.address.part
+    if not 0 <= source < layout.pipelines:
+        raise RefusedFrame(f"a share of pipeline {source}, expected one of {layout.pipelines}")
+    return source
+
+
+def _bucket(frame: Frame, form: FinalGradients) -> slice:
+    """Return the bucket that its elements belong to."""
+    number = frame.address.microbatch
+    if not 0 <= number < len(form.buckets):
+        raise RefusedFrame(f"a share of bucket {number}, expected one of {len(form.buckets)}")
+    return form.buckets[number]
+
+
+def _check_sizes(tensors: tuple[torch.Tensor, ...], expected: list[int]) -> None:
+    sizes = [tensor.numel() for tensor in tensors]
+    if sizes != expected:
+        raise RefusedFrame(f"pieces of {sizes[:8]} elements, expected {expected[:8]}")
+
+
+def _length(piece: slice) -> int:
+    length: int = piece.stop - piece.start
+    return length
+
+
+class KeptSums:
+    """The kept frames of one step of each cell, none of which is part of another one."""
+
+    def __init__(self) -> None:
+        self._frames: dict[Cell, list[Frame]] = {}
+
+    def keep(self, frame: Frame) -> None:
+        """Keep a sum instead of the sums that are part of it, unless it is itself part of a known one."""
+        address = frame.address
+        known = [one for one in self._frames.get(address.cell, ()) if one.address.step >= address.step]
+        if any(one.address.step > address.step or _is_part(address, one.address) for one in known):
+            return
+        others = [one for one in known if not _is_part(one.address, address)]
+        self._frames[address.cell] = sorted([*others, frame], key=lambda one: one.address.microbatch)
+
+    def all_of(self, cell: Cell, step: int) -> list[Frame]:
+        """Return the frames of a cell's step, in order."""
+        return [frame for frame in self._frames.get(cell, ()) if frame.address.step == step]
+
+    def of(self, cell: Cell, step: int, microbatches: Range) -> list[Frame]:
+        """Return the frames of the first of these microbatches (a half-open range) up to a gap."""
+        found, (at, end) = list[Frame](), microbatches
+        for frame in self.all_of(cell, step):
+            if frame.address.microbatch == at and frame.address.part <= end:
+                found.append(frame)
+                at = frame.address.part
+        return found
+
+    def committed(self, step: int) -> None:
+        """Drop the sums of that step and of those before it."""
+        self._frames = {c: known for c, known in self._frames.items() if known and known[0].address.step > step}
+
+
+def _is_part(one: Address, other: Address) -> bool:
+    """Return whether a sum's microbatches are all in another sum."""
+    return other.microbatch <= one.microbatch and one.part <= other.part
+
+
+class Pace:
+    """The pace of sending sums: not while one is in transit, nor for as many microbatches as that took."""
+
+    def __init__(self) -> None:
+        self._rests = 0
+
+    def allows(self, *, is_sending: bool) -> bool:
+        """Return whether to send a sum, after each microbatch. is_sending: the one before is in transit."""
+        if is_sending:
+            self._rests += 1
+            return False
+        if self._rests:
+            self._rests -= 1
+            return False
+        return True
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class TakeoverProgress:
+    """A takeover in progress: when the plan came, was applied and the last repetition ended, and what was repeated."""
+
+    arrived: float
+    applied: float
+    until: float
+    forwards: int = 0
+    backwards: int = 0
+
+    def count(self, instruction: Instruction) -> None:
+        self.forwards += isinstance(instruction, Forward)
+        self.backwards += isinstance(instruction, Backward)
+
+    def repeated_elsewhere(self, microbatches: int) -> None:
+        """Count microbatches that other workers have repeated."""
+        self.forwards += microbatches
+        self.backwards += microbatches
+
+
+@dataclass(slots=True)
+class CellStep:
+    """A cell's work on one step.
+
+    predecessor: the live worker that ran the cell before and still owes its last gradients. inputs: the input frames of
+    each of the program's instructions. since: the step with which this worker began to run the cell. in_midstep: it
+    began in the middle of a step, so others wait for what it repeats. evaluations: instructions at the program's
+    beginning that evaluate the state, before the step itself.
+
+    figures: reported results of the step, once computed: the final gradient's squared norms, and the losses. portions:
+    of the cell, if others share its microbatches. is_portion: this step is only one of those, and the cell's owner may
+    be another worker. kept: the first microbatch whose results the cell's keeper has not been sent. passed: the sums of
+    others, and the SUMMED, that have been sent, with their receivers. again: the work on each microbatch that runs only
+    for neighbouring stages, because its gradient is in the sum.
+    """
+
+    cell: Cell
+    step: int = -1
+    layout: Layout | None = None
+    program: list[Instruction] = field(default_factory=list)
+    inputs: list[tuple[Address, ...]] = field(default_factory=list)
+    done: int = 0
+    work: Work | None = None
+    final: Tensor | None = None
+    figures: Copy | None = None
+    inbox: dict[Address, Frame] = field(default_factory=dict)
+    consumed: set[Address] = field(default_factory=set)
+    predecessor: WorkerId | None = None
+    takeover: TakeoverProgress | None = None
+    finished: bool = False
+    since: int = 0
+    in_midstep: bool = False
+    evaluations: int = 0
+    portions: tuple[Portion, ...] = ()
+    is_portion: bool = False
+    kept: int = 0
+    passed: set[tuple[WorkerId, Address]] = field(default_factory=set)
+    again: dict[int, Work] = field(default_factory=dict)
+
+    @classmethod
+    def of_portion(
+        cls,
+        cell: Cell,
+        stages: int,
+        layout: Layout,
+        portion: Range,
+        stage: Stage,
+        left: int,
+        kept: Sequence[Frame],
+        again: Collection[int],
+    ) -> Self:
+        """Return the step for which the stage's version is ready, of a portion of a cell, whichever worker owns the
+        cell.
+
+        left: the first microbatch whose gradient is to be summed. kept: sums of the microbatches before it; none if the
+        owner has the whole sum. again: those of them that run nevertheless, for neighbouring stages.
+        """
+        step, order = stage.values.version, StageOrder(layout.schedule)
+        program: list[Instruction] = [*portion_program(cell.stage, stages, portion, order, left, again)]
+        work = None
+        if left < portion[1] or kept:
+            program.append(SendPartialSum(portion))
+            work = stage.begin(range(*portion), layout.bounds)
+            for frame in kept:
+                resume(work, (frame.address.microbatch, frame.address.part), frame.payload, frame.tensors)
+        inputs = [needs(one, cell, stages, layout, step, ()) for one in program]
+        repeated = {m: stage.begin([m], [m, m + 1]) for m in again}
+        return cls(cell, step, layout, program, inputs, work=work, is_portion=True, again=repeated)
+
+    def start(
+        self,
+        stage: Stage,
+        stages: int,
+        layout: Layout | None,
+        tied_to: Sequence[int],
+        evaluations: int = 0,
+        *,
+        only_evaluates: bool = False,
+    ) -> None:
+        """Start the step for which the stage's version is ready, with nothing done yet; without a layout, wait for it.
+
+        tied_to: the other stages that share parameters with this one. evaluations: how many batches are evaluated
+        before the step. only_evaluates: the step trains nothing.
+        """
+        self.step, self.layout, self.done, self.kept = stage.values.version, layout, 0, 0
+        self.final = self.figures = None
+        active = layout is not None and self.cell.pipeline < layout.pipelines
+        self.program, self.evaluations = [], 0
+        resumed, self.in_midstep = self.in_midstep, self.in_midstep and layout is None
+        if layout and active:
+            before = evaluation(self.cell, layout, evaluations)
+            shared, tied = self._ranges(layout), bool(stage.values.final.tied)
+            order = StageOrder(layout.schedule, late_weights=resumed)
+            training = program(self.cell, stages, layout, tied, order, shared, len(stage.values.final.buckets))
+            step = [ReportReady()] if only_evaluates else training
+            self.program, self.evaluations = [*before, *step], len(before)
+        self.inputs = [needs(one, self.cell, stages, layout, self.step, tied_to) for one in self.program if layout]
+        self.work = None
+        if layout and active:
+            bucketwise = any(isinstance(one, BackwardRest) for one in self.program)
+            self.work = stage.begin(layout.split[self.cell.pipeline], layout.bounds, bucketwise=bucketwise)
+        self.inbox = {a: f for a, f in self.inbox.items() if a.step >= self.step}
+        self.consumed.clear()
+        self.passed.clear()
+        self._refuse_misfits(stage)
+
+    def _refuse_misfits(self, stage: Stage) -> None:
+        """Drop frames that came too early to be checked, and do not fit."""
+        for address, frame in [(a, f) for a, f in self.inbox.items() if a.step == self.step]:
+            try:
+                if self.layout:
+                    check_fit(frame, stage.values.final, self.layout)
+            except RefusedFrame as error:
+                logger.warning("refused a %s for %s: %s", address.kind.name, self.cell, error)
+                del self.inbox[address]
+
+    def await_sums(self, microbatches: Sequence[Range], stages: int) -> None:
+        """Compose a shared cell's sum of these parts, which cover its microbatches, unless it is computed already."""
+        place = next((i for i, one in enumerate(self.program) if isinstance(one, AddPartialSums)), -1)
+        if self.layout and place >= self.done:
+            self.program[place] = one = AddPartialSums(tuple(microbatches))
+            self.inputs[place] = needs(one, self.cell, stages, self.layout, self.step, ())
+
+    def _ranges(self, layout: Layout) -> tuple[Range, ...]:
+        portions = ranges(layout, self.cell.pipeline, self.portions) if self.portions else ()
+        return tuple(microbatches for _, microbatches in portions)
+
+    @property
+    def awaits_gradients(self) -> bool:
+        """Return whether a part of the cell's own gradients is not computed, or not received yet."""
+        return any(isinstance(i, Computed | AddPartialSums) for i in self.program[self.done :])
+
+    def is_ordinary(self, newest: int) -> bool:
+        """Return whether the step repeats nothing, and belongs to no takeover. newest: the newest committed step."""
+        return self.takeover is None and self.step > newest
+
+    def skip_evaluation(self) -> None:
+        """Skip the evaluation of the state before a committed step: all workers have done their part."""
+        left = max(0, self.evaluations - self.done)
+        del self.program[self.done : self.done + left], self.inputs[self.done : self.done + left]
+        self.evaluations -= left
+
+    def accept(self, frame: Frame, stage: Stage | None) -> None:
+        """Keep a new frame; the first copy wins. stage: if its state is here. Raises RefusedFrame.
+
+        Frames that come before the step begins are checked when it begins (`start`).
+        """
+        address = frame.address
+        if stage and self.layout and address.step == self.step:
+            check_fit(frame, stage.values.final, self.layout)
+        if address.step >= self.step and address not in self.consumed:
+            self.inbox.setdefault(address, frame)
+
+    def lacking(self, end: int | None = None) -> list[Address]:
+        """Return the addresses of missing input frames of the instructions from the next one on. end: stop before this
+        instruction of the program; None for all.
+        """
+        inputs = self.inputs[self.done : end]
+        return [address for addresses in inputs for address in addresses if address not in self.inbox]
+
+    @property
+    def has_inputs(self) -> bool:
+        """Return whether all input frames of the next instruction have arrived."""
+        return self._has_inputs_of(self.done)
+
+    def _has_inputs_of(self, place: int) -> bool:
+        """Return whether all input frames of the program's instruction at this place have arrived."""
+        return all(address in self.inbox for address in self.inputs[place])
+
+    def take_input(self) -> Frame | None:
+        """Return the next instruction's one input frame; None if it takes none."""
+        addresses = self.inputs[self.done]
+        return self.take(addresses[0]) if addresses else None
+
+    def take(self, address: Address) -> Frame:
+        self.consumed.add(address)
+        return self.inbox.pop(address)
+
+    @property
+    def next(self) -> Instruction | None:
+        return self.program[self.done] if self.done < len(self.program) else None
+
+    @property
+    def urgency(self) -> tuple[int, bool, int, int]:
+        """Return the rank among this worker's cells, the smallest first: the oldest step, a portion of a cell, a
+        backward before a forward, the later stage.
+
+        No other stage waits for weight gradients, so they rank last, unless the work behind them in the program has its
+        inputs: then they rank like that work, which they delay.
+        """
+        place, end = self.done, len(self.program)
+        while place < end and isinstance(self.program[place], BackwardWeight):
+            place += 1
+        if place == end or (place > self.done and not self._has_inputs_of(place)):
+            return (self.step, True, 2, -self.cell.stage)
+        return (self.step, not self.is_portion, int(isinstance(self.program[place], Forward)), -self.cell.stage)
+
+    def final_gradient(self) -> Tensor:
+        """Return the stage's final gradient: summed over the pipelines if there are several, else this cell's own. The
+        tied parameters' layers follow all others, until they are summed.
+        """
+        assert self.work is not None
+        if self.final is None:
+            self.final = self.work.gradients.total()
+        return self.final

@@ -1,0 +1,229 @@
+"""The engine of a worker with several devices: it runs each stage as device stages, one on each device.
+
+Folds messages about device stages into messages about stages; see `bamboo_core.planning.splits.devices`.
+
+Pure, except for messages that wait for those of the stage's other device stages.
+
+Only this module translates the coordinator's messages about stages into messages about device stages, and back. See
+docs/design/devices.md.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from bamboo_core.control.digests import add_digests
+from bamboo_core.control.protocol import (
+    CellFinished,
+    KeepLastState,
+    LeftBehind,
+    Message,
+    PlanApplied,
+    ReplicaSynced,
+    Report,
+    SpotCheckDiffers,
+    StateSums,
+    TakeCheckpoint,
+    TakenOver,
+)
+from bamboo_core.planning.grid import grouped
+from bamboo_core.planning.plan import Cell, Plan, WorkerId
+from bamboo_core.planning.splits.devices import cell_of, device_of, devices_of, expanded, folded, parts_of, stage_of
+from bamboo_core.planning.splits.speeds import StageTimes
+from bamboo_trainer.engine.engine import Engine
+from bamboo_trainer.engine.ports import Ports
+
+Ranges = Sequence[tuple[int, int]]
+Writers = tuple[tuple[WorkerId, ...], ...]
+
+
+class Folding:
+    """Folds messages. devices: number of the worker's devices; each of its stages runs as that many device stages."""
+
+    def __init__(self, devices: int) -> None:
+        self._devices = devices
+        self._takeovers: dict[Cell, dict[int, TakenOver]] = {}  # of device stages, until all of the cell's caught up
+        self._finished: dict[Cell, dict[int, CellFinished]] = {}
+        self._sums: dict[int, dict[int, dict[int, StateSums]]] = {}  # by stage, version and device
+
+    def forget(self) -> None:
+        """Drop waiting messages about abandoned states."""
+        self._takeovers, self._finished, self._sums = {}, {}, {}
+
+    def keep(self, owned: Collection[Cell], held: Collection[int]) -> None:
+        """Keep only messages about these cells and device stages of the plan in force."""
+        cells, stages = {self._cell(cell) for cell in owned}, {stage_of(part, self._devices) for part in held}
+        self._takeovers = {cell: said for cell, said in self._takeovers.items() if cell in cells}
+        self._finished = {cell: said for cell, said in self._finished.items() if cell in cells}
+        self._sums = {stage: said for stage, said in self._sums.items() if stage in stages}
+
+    def fold(self, message: Message) -> Message | None:
+        """Return the message about the stage; None while it waits for those of other device stages."""
+        match message:
+            case Report():
+                return msgspec.structs.replace(message, held=self._held(message.held))
+            case LeftBehind(cell=cell) | ReplicaSynced(cell=cell) | SpotCheckDiffers(cell=cell):
+                return msgspec.structs.replace(message, cell=self._cell(cell))
+            case TakenOver():
+                return self._taken_over(message)
+            case CellFinished(cell=cell):
+                said = self._finished.setdefault(self._cell(cell), {})
+                said[self._device(cell)] = message
+                digests = [said[device].digest for device in sorted(said)]
+                whole = len(said) == self._devices
+                return CellFinished(cell=self._cell(cell), digest=add_digests(digests)) if whole else None
+            case StateSums():
+                return self._state_sums(message)
+            case _:
+                return message
+
+    def _held(self, held: Mapping[int, int]) -> dict[int, int]:
+        """Return the oldest version of each stage's device stages, if all of them are held."""
+        stages = dict.fromkeys(stage_of(part, self._devices) for part in held)
+        parts = {stage: parts_of(stage, self._devices) for stage in stages}
+        return {stage: min(held[i] for i in mine) for stage, mine in parts.items() if held.keys() >= set(mine)}
+
+    def _taken_over(self, message: TakenOver) -> TakenOver | None:
+        """Return the cell's takeover once its last part is taken over. Each part ran every forward."""
+        cell = self._cell(message.cell)
+        by_device = self._takeovers.setdefault(cell, {})
+        by_device[self._device(message.cell)] = message
+        if len(by_device) < self._devices:
+            return None
+        parts = self._takeovers.pop(cell).values()
+        return TakenOver(
+            epoch=max(part.epoch for part in parts),
+            cell=cell,
+            step=max(part.step for part in parts),
+            reform_ms=max(part.reform_ms for part in parts),
+            recompute_ms=max(part.recompute_ms for part in parts),
+            forwards=max(part.forwards for part in parts),
+            backwards=max(part.backwards for part in parts),
+        )
+
+    def _state_sums(self, message: StateSums) -> StateSums | None:
+        stage, device = stage_of(message.stage, self._devices), device_of(message.stage, self._devices)
+        versions = self._sums.setdefault(stage, {})
+        said = versions.setdefault(message.version, {})
+        said[device] = message
+        if len(said) < self._devices:
+            return None
+        self._sums[stage] = {version: sums for version, sums in versions.items() if version >= message.version}
+        sums = {name: found for part in sorted(said) for name, found in said[part].sums.items()}
+        return StateSums(stage=stage, version=message.version, sums=sums)
+
+    def unfolded_writers(self, writers: Writers, stages: Ranges) -> Writers:
+        """Return the writers of each device stage, rotated so that layers keep their writers.
+
+        stages: the layers of device stages.
+        """
+        unfolded = []
+        for stage, names in enumerate(writers):
+            parts = self._layers(stage, stages)
+            for begin, _ in parts:
+                first = parts[0][0]
+                turned = (begin - first) % max(1, len(names))
+                unfolded.append((*names[turned:], *names[:turned]))
+        return tuple(unfolded)
+
+    def times(self, times: Sequence[StageTimes], stages: Ranges) -> tuple[StageTimes, ...]:
+        """Return the times of the stages whose parts have all been measured. stages: the layers of device stages."""
+        known = {one.layers: one for one in times}
+        found = []
+        for index, layers in enumerate(grouped(stages, self._devices)):
+            parts = [known.get(part) for part in self._layers(index, stages)]
+            if all(parts):
+                found.append(self._whole(layers, [part for part in parts if part]))
+        return tuple(found)
+
+    def _cell(self, part: Cell) -> Cell:
+        return cell_of(part, self._devices)
+
+    def _device(self, part: Cell) -> int:
+        return device_of(part.stage, self._devices)
+
+    def _layers(self, stage: int, stages: Ranges) -> Ranges:
+        """Return the layers of each part of a stage; empty if the stage is not known here yet."""
+        parts = parts_of(stage, self._devices)
+        return stages[parts.start : parts.stop]
+
+    def _whole(self, layers: tuple[int, int], parts: Sequence[StageTimes]) -> StageTimes:
+        run, by_layer = all(part.microbatches for part in parts), all(part.each for part in parts)
+        return StageTimes(
+            layers=layers,
+            forward=sum(part.forward for part in parts) if run else 0.0,
+            backward=sum(part.backward for part in parts) if run else 0.0,
+            each=tuple(seconds for part in parts for seconds in part.each) if by_layer else (),
+            microbatches=min(part.microbatches for part in parts),
+        )
+
+
+def make_engine(ports: Ports, devices: int) -> Engine:
+    """Return the engine of a worker with this number of devices."""
+    return Engine(ports) if devices == 1 else DividedEngine(ports, devices)
+
+
+class DividedEngine(Engine):
+    def __init__(self, ports: Ports, devices: int) -> None:
+        self._devices, self._folding, self._coordinator = devices, Folding(devices), ports.coordinator
+        super().__init__(replace(ports, coordinator=self, devices=devices))
+
+    # from the coordinator
+
+    def obey(self, plan: Plan, arrived: float | None = None) -> None:
+        assert devices_of(plan) == self._devices, f"a plan for workers with {devices_of(plan)} devices"
+        super().obey(expanded(plan), arrived)
+
+    def forget(self) -> None:
+        self._folding.forget()
+        super().forget()
+
+    def take_checkpoint(self, wanted: TakeCheckpoint) -> None:
+        super().take_checkpoint(msgspec.structs.replace(wanted, writers=self._writers(wanted.writers)))
+
+    def keep_last_state(self, wanted: KeepLastState) -> None:
+        super().keep_last_state(msgspec.structs.replace(wanted, writers=self._writers(wanted.writers)))
+
+    def _writers(self, writers: Writers) -> Writers:
+        """Return the writers of each device stage. Without states here there are none."""
+        if self.components is None:
+            return ()
+        return self._folding.unfolded_writers(writers, self.components.plan.current.stages)
+
+    # to the coordinator
+
+    def tell(self, message: Message) -> None:
+        """Pass on the engine's messages about device stages; see `Coordinator`."""
+        parts = self.components
+        if isinstance(message, PlanApplied) and parts:
+            self._folding.keep(parts.plan.current.owned_by(parts.plan.worker), list(parts.states))
+        if (folded := self._folding.fold(message)) is not None:
+            self._coordinator.tell(folded)
+
+    @property
+    def plan_told(self) -> Plan | None:
+        newest = self.newest_plan
+        return folded(newest, self._devices) if newest else None
+
+    # queries
+
+    def times_due(self, now: float) -> tuple[StageTimes, ...] | None:
+        due = super().times_due(now)
+        return None if due is None else self._folding.times(due, self.timer.stages) or None
+
+    def owned_times(self) -> list[tuple[int, StageTimes]]:
+        stages, latest = self.timer.stages, [times for _, times in super().owned_times()]
+        known = {times.layers[0]: times for times in self._folding.times(latest, stages)}
+        firsts = [first for first, _ in stages[:: self._devices]]
+        return [(index, known[first]) for index, first in enumerate(firsts) if first in known]
+
+    def held(self) -> dict[int, bool]:
+        return {stage_of(part, self._devices): owned for part, owned in super().held().items()}
+
+    def compile_seconds(self) -> dict[int, float]:
+        found: dict[int, float] = {}
+        for part, seconds in super().compile_seconds().items():
+            stage = stage_of(part, self._devices)
+            found[stage] = found.get(stage, 0.0) + seconds
+        return found

@@ -1,0 +1,492 @@
+"""Work on cells that are not this worker's own: portions of lost cells, and rehearsals of stages that it replicates.
+
+Cells that several workers run together: see `bamboo_core.planning.portions`.
+
+Only this module knows of portions, of the sums that keepers keep, and of neighbouring stages that lack frames.
+
+Rehearsals: runs of stages that a worker replicates, while it has nothing else to do.
+
+The first rehearsal is a forward and a backward, because first runs are slow and would delay a takeover. Later, in one
+step of `PERIOD`, it is a forward with timed layers: workers of one pipeline run different layers, and are compared by
+layers that two of them have run (see `bamboo_core.planning.splits.speeds`).
+
+A worker has made the inputs of the stage behind its own. With several devices it has, for each part of its own stage,
+the part of the next one on the same device: these parts take each other's outputs from rehearsals.
+"""
+
+from collections.abc import Container, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from typing import Final
+
+from bamboo_core.planning.plan import Cell, Layout, Plan, WorkerId
+from bamboo_core.planning.portions import Range, changed_cells, keeper, kept_by, ranges
+from bamboo_core.planning.schedule import Backward, Forward, SendPartialSum
+from bamboo_trainer.commit.replication import Replicator
+from bamboo_trainer.engine.cell_step import CellStep, KeptSums, Pace, check_sum
+from bamboo_trainer.engine.ports import EngineContext
+from bamboo_trainer.frames import Address, Frame, FrameFacts, FrameKind, is_of_microbatch
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.work import Work, packed_work
+from bamboo_trainer.task import Parts
+from bamboo_trainer.transport.wire import Lane
+
+
+class PortionSteps:
+    """Steps of portions, by cell and microbatches. A portion that has begun continues while the plan allows it.
+
+    The new owner of a lost cell waits for the sums that the keeper gives it, and runs the rest alone: the frames of
+    kept groups have reached the neighbouring stages. No worker runs a portion whose sum the owner has. If a
+    neighbouring stage changes hands and lacks frames that no log has, their microbatches run again, only for these
+    frames: finished sums survive any number of losses.
+    """
+
+    def __init__(self, shared: EngineContext, replicator: Replicator, cells: Mapping[Cell, CellStep]) -> None:
+        """Create the steps. cells: those that this worker owns."""
+        self._shared, self._plan, self._outbox, self._states = shared, shared.plan, shared.outbox, shared.states
+        self._committer, self._replicator, self._cells = shared.committer, replicator, cells
+        self.kept, self._pace = KeptSums(), Pace()
+        self.steps: dict[tuple[Cell, Range], CellStep] = {}
+        # cells of which this worker gets sums: the step, from whom
+        self._awaited: dict[Cell, tuple[int, WorkerId]] = {}
+        self._gives: dict[Cell, int] = {}  # cells whose sums it gives to the new owner, and in which step
+        self._wanted: dict[tuple[Cell, int], tuple[int, int]] = {}  # see `_want`
+        self._summed: set[tuple[Cell, int, Range]] = set()  # portions whose sum the owner has, by cell and step
+        self._early: dict[Address, Frame] = {}  # boundary tensors of portions that have not begun
+
+    def cell_steps(self) -> Iterator[CellStep]:
+        """Yield the steps of the cells and portions of cells that run here."""
+        yield from self._cells.values()
+        yield from self.steps.values()
+
+    # roles
+
+    def keep_finished(self, cell: Cell) -> None:
+        """Keep finished groups' sums of a cell, and of its portions, for the worker that continues with it."""
+        for one in self.cell_steps():
+            if one.cell == cell:
+                self._keep_finished(one)
+
+    def _keep_finished(self, one: CellStep) -> None:
+        cell, layout, work = one.cell, one.layout, one.work
+        if layout is None or cell.pipeline >= layout.pipelines or one.step <= self._shared.log.newest:
+            return
+        if work is None or one.final is not None or work.parts or not work.gradients.finished:
+            return  # the sum may just be turning into the step's gradient, in the same place
+        finished = work.gradients.finished
+        microbatches = (layout.bounds[finished[0][0].first], layout.bounds[finished[-1][0].end])
+        payload, tensors = packed_work(work, microbatches, finished)
+        address = Address(FrameKind.KEPT_SUM, *cell, one.step, *microbatches)
+        self.kept.keep(self._outbox.frame(address, tensors, payload))
+
+    def take_over(self, old: Plan | None) -> None:
+        """Ask, wait for sums and give them as the plan in force has it. old: the plan before it."""
+        changed = changed_cells(self._plan.current, old) if old and not self._plan.current.boundary else set()
+        for one in self.cell_steps():
+            self._ask_beside(one, changed)
+        self.await_kept(old, changed)
+        for owned in self._cells.values():
+            owned.passed = {one for one in owned.passed if one[1].kind is not FrameKind.SUMMED}
+            self.gather(owned)
+        self.refresh()
+        self._give_kept()
+
+    def await_kept(self, old: Plan | None, changed: Set[Cell]) -> None:
+        """Wait for other workers' sums of cells that this worker owns from now on, or give sums away (`gives`).
+
+        changed: cells that a plan in the middle of a step has given to others. old: the plan before it.
+        """
+        plan, step = self._plan.current, self._shared.log.newest + 1
+        present = {peer.worker for peer in plan.workers}
+        for cell in {*self._awaited, *self._gives} if plan.boundary else changed:
+            self._awaited.pop(cell, None)
+            self._gives.pop(cell, None)
+        self._awaited = {cell: one for cell, one in self._awaited.items() if one[1] in present}
+        self._summed = {one for one in self._summed if not plan.boundary and one[0] not in changed}
+        self._wanted = {
+            (c, other): wanted
+            for (c, other), wanted in self._wanted.items()
+            if not plan.boundary and changed.isdisjoint((c, Cell(c.pipeline, other)))
+        }
+        for cell in changed:
+            assert old is not None
+            giver = kept_by(old, self._plan.owner(cell), present, cell) if plan.at(cell).portions else None
+            if giver and self._plan.owner(cell) == self._plan.worker != giver:
+                self._awaited[cell] = step, giver
+            elif giver == self._plan.worker != self._plan.owner(cell):
+                self._gives[cell] = step
+
+    def _give_kept(self, owner: WorkerId | None = None) -> None:
+        """Give the sums that this worker keeps to the new owners of their cells: first those of the first groups up to
+        a gap, then "that is all", then the other ones. owner: only to that one.
+        """
+        for cell, step in self._gives.items():
+            receiver = self._plan.owner(cell)
+            if owner not in (None, receiver):
+                continue
+            layout, first, kept = self._committer.layout(step), list[Frame](), self.kept.all_of(cell, step)
+            if layout is not None and cell.pipeline < layout.pipelines:
+                own = layout.split[cell.pipeline]
+                first = self.kept.of(cell, step, (own[0], own[-1] + 1))
+            for frame in first:
+                self._outbox.post(receiver, frame.address, frame.tensors, frame.payload)
+            self._outbox.post(receiver, Address(FrameKind.KEPT_ALL, *cell, step), (), None)
+            for frame in (one for one in kept if not any(one is other for other in first)):
+                self._outbox.post(receiver, frame.address, frame.tensors, frame.payload)
+
+    def relinked(self, peer: WorkerId) -> None:
+        """Send again what was on its way to that peer, and ask it again."""
+        plan = self._plan.current
+        of_peer = {cell for cell in plan.cells() if peer in plan.at(cell).runners}
+        for one in self.cell_steps():
+            one.kept = 0  # what was on its way to the keeper may be lost
+            self._ask_beside(one, of_peer)
+        for owned in self._cells.values():
+            owned.passed = {one for one in owned.passed if one[0] != peer}
+            self.gather(owned)
+        self._give_kept(peer)
+
+    def give_finished(self, one: CellStep, work: Work) -> None:
+        """Send the sums of newly finished groups to the worker that would continue with the cell."""
+        receiver, layout = keeper(self._plan.current, one.cell), one.layout
+        finished = work.gradients.finished
+        if receiver is None or not finished or layout is None:
+            return
+        own, end = layout.split[one.cell.pipeline], layout.bounds[finished[-1][0].end]
+        is_mine = self._plan.owner(one.cell) == self._plan.worker
+        if not is_mine or layout.bounds[finished[0][0].first] != own[0]:
+            return  # of several workers that share the cell's microbatches its owner must have the first ones
+        if end <= one.kept or end > own[-1]:
+            return  # with the last group the cell is done, and its replicas get the step's result
+        if not self._pace.allows(is_sending=self._outbox.is_sending(receiver, Lane.BULK)):
+            return
+        new = [(node, total) for node, total in finished if layout.bounds[node.end] > one.kept]
+        nodes = [(node, work.gradients.apart(total)) for node, total in new]
+        microbatches = (layout.bounds[nodes[0][0].first], end)
+        payload, tensors = packed_work(work, microbatches, nodes)
+        self._outbox.post(receiver, Address(FrameKind.KEPT_SUM, *one.cell, one.step, *microbatches), tensors, payload)
+        one.kept = end
+
+    # the owner of a shared cell
+
+    def gather(self, owned: CellStep) -> None:
+        """Add the available sums of this worker's shared cell; send them to its keeper, and inform the runners."""
+        cell, step, layout = owned.cell, owned.step, owned.layout
+        if not owned.portions or layout is None or step <= self._shared.log.newest:
+            return
+        if cell.pipeline >= layout.pipelines:
+            return  # the job drops the cell's pipeline
+        for address, frame in owned.inbox.items():
+            if address.kind is FrameKind.PARTIAL_SUM and address.step == step:
+                self.kept.keep(replace(frame, address=address._replace(kind=FrameKind.KEPT_SUM)))
+        parts, here, portions = self.covered(owned)
+        owned.await_sums(parts, self._plan.stages)
+        keeps = keeper(self._plan.current, cell) if layout.pipelines > 1 or len(here) < len(parts) else None
+        for frame in here:
+            owned.accept(replace(frame, address=frame.address._replace(kind=FrameKind.PARTIAL_SUM)), None)
+            if keeps is not None:
+                self._pass(owned, keeps, frame)
+        dropped = False
+        for worker, microbatches in portions:
+            if worker == self._plan.worker:
+                dropped = self._drop_summed(cell, step, microbatches) or dropped
+            else:
+                self._pass(owned, worker, self._outbox.frame(Address(FrameKind.SUMMED, *cell, step, *microbatches)))
+        if dropped:
+            self.refresh(again=True)
+
+    def _pass(self, owned: CellStep, worker: WorkerId, frame: Frame) -> None:
+        """Send a frame to a worker, once."""
+        if (worker, frame.address) not in owned.passed:
+            self._outbox.post(worker, frame.address, frame.tensors, frame.payload)
+            owned.passed.add((worker, frame.address))
+
+    def covered(self, owned: CellStep) -> tuple[list[Range], list[Frame], list[tuple[WorkerId, Range]]]:
+        """Divide a shared cell's microbatches into parts that use as many known sums as possible.
+
+        Return the microbatches of each part, the sums that are here, and the plan's portions that these cover.
+        """
+        assert owned.layout is not None
+        shared, place = list(ranges(owned.layout, owned.cell.pipeline, owned.portions)), 0
+        parts, here, done = list[Range](), list[Frame](), list[tuple[WorkerId, Range]]()
+        while place < len(shared):
+            first = shared[place][1][0]
+            for after in range(len(shared), place, -1):
+                last = shared[after - 1][1][1]
+                frames = self.kept.of(owned.cell, owned.step, (first, last))
+                if frames and frames[-1].address.part == last:
+                    parts += [(frame.address.microbatch, frame.address.part) for frame in frames]
+                    here, done, place = [*here, *frames], [*done, *shared[place:after]], after
+                    break
+            else:
+                parts.append(shared[place][1])
+                place += 1
+        return parts, here, done
+
+    def elsewhere(self, owned: CellStep) -> int:
+        """Return how many of a shared cell's microbatches others run."""
+        assert owned.layout is not None
+        shared = ranges(owned.layout, owned.cell.pipeline, owned.portions)
+        return sum(end - first for worker, (first, end) in shared if worker != self._plan.worker)
+
+    # frames
+
+    def accept(self, frame: Frame) -> bool:
+        """Keep a frame for a cell, or a boundary tensor for the portion that runs its microbatch here. Return False if
+        it is for nothing that runs here. Raises RefusedFrame for a misfit.
+        """
+        address, stage = frame.address, self._states.stage(frame.address.stage)
+        cell = address.cell
+        if self._plan.current.at(cell).portions and is_of_microbatch(address) and self._accept_here(frame, stage):
+            return True
+        owned = self._cells.get(cell)
+        if owned is None:
+            return False
+        owned.accept(frame, stage)
+        if address.kind is FrameKind.PARTIAL_SUM:
+            self.gather(owned)
+        return True
+
+    def _accept_here(self, frame: Frame, stage: Stage | None) -> bool:
+        address = frame.address
+        shared = any(portion.worker == self._plan.worker for portion in self._plan.current.at(address.cell).portions)
+        if not shared or stage is None or address.step <= self._shared.log.newest:
+            return False
+        if address.step > stage.values.version:
+            self._early[address] = frame
+            return True
+        for (cell, (first, end)), one in self.steps.items():
+            if cell == address.cell and first <= address.microbatch < end:
+                one.accept(frame, stage)
+                return True
+        return False
+
+    def keep(self, frame: Frame) -> bool:
+        """Keep the sum of finished groups of a cell, as its keeper or owner. Return False if this worker is neither.
+
+        Raises RefusedFrame.
+        """
+        address, plan = frame.address, self._plan.current
+        stage, layout = self._states.stage(address.stage), self._committer.layout(address.step)
+        holders = (plan.at(address.cell).owner, keeper(plan, address.cell)) if plan.has(address.cell) else ()
+        if layout is None or self._plan.worker not in holders:
+            return False
+        if address.step > self._shared.log.newest:
+            check_sum(frame, stage.values.final if stage else None, layout)
+            self.kept.keep(frame)
+        if address.cell in self._cells:
+            self.gather(self._cells[address.cell])
+            self.refresh()
+        return True
+
+    def kept_all(self, frame: Frame) -> None:
+        """Note that a cell's keeper has given all the sums that it has kept."""
+        if self._awaited.pop(frame.address.cell, None) is not None:
+            self.refresh()
+
+    def summed(self, sender: WorkerId, address: Address) -> None:
+        """Stop running a portion: the cell's owner has its sum."""
+        plan = self._plan.current
+        if not plan.has(address.cell) or plan.at(address.cell).owner != sender:
+            return
+        if self._drop_summed(address.cell, address.step, (address.microbatch, address.part)):
+            self.refresh(again=True)
+
+    def _drop_summed(self, cell: Cell, step: int, microbatches: Range) -> bool:
+        """Record that a cell's owner has the sum of a portion, and return whether this worker was running it.
+
+        If so it is dropped, and the next `refresh` begins it again for the frames that neighbouring stages lack.
+        """
+        self._summed.add((cell, step, microbatches))
+        one = self.steps.get((cell, microbatches))
+        if one is None or one.step != step or not any(isinstance(i, SendPartialSum) for i in one.program[one.done :]):
+            return False
+        del self.steps[cell, microbatches]
+        return True
+
+    # frames that a neighbouring stage lacks
+
+    def _ask_beside(self, one: CellStep, beside: Container[Cell], *, again: bool = False) -> None:
+        """Tell the runners of these cells from which microbatch on the step lacks frames. again: also of their logs."""
+        plan, (d, s), step, layout = self._plan.current, one.cell, one.step, one.layout
+        if layout is None or d >= layout.pipelines or step <= self._shared.log.newest:
+            return
+        is_reported = one.next is None and not one.is_portion
+        for kind, source in ((FrameKind.ACTIVATION, Cell(d, s - 1)), (FrameKind.GRADIENT, Cell(d, s + 1))):
+            if source not in beside:
+                continue
+            lacks = [a.microbatch for a in one.lacking() if a.kind is kind and is_of_microbatch(a)]
+            if is_reported and self._replicator.holds_back(one.cell, step, strict=True):
+                lacks = [layout.split[d][0]]  # a replica may have to repeat the step when it is committed
+            if lacks:
+                address = Address(FrameKind.REPEAT, *source, step, min(lacks), s)
+                for worker in plan.at(source).runners:
+                    self._outbox.post(worker, address, (), FrameFacts(again=True) if again else None)
+
+    def repeat(self, sender: WorkerId, frame: Frame) -> bool:
+        """Make a cell's frames that a neighbouring stage lacks, from the log or by portions that begin again. Return
+        False if its microbatches do not run here.
+        """
+        address, plan = frame.address, self._plan.current
+        beside = Cell(address.pipeline, address.part)
+        if not plan.has(address.cell) or not plan.has(beside) or address.step <= self._shared.log.newest:
+            return False
+        if self._plan.worker not in plan.at(address.cell).runners or sender not in plan.at(beside).runners:
+            return False
+        self._outbox.finish()  # what is made is in the log
+        if frame.again:
+            self._outbox.resend(beside, sender, since=address)
+        if lacking := self._want(address):
+            for portion in lacking:
+                self._keep_finished(portion)
+            self.refresh(again=True)
+        return True
+
+    def _want(self, address: Address) -> list[CellStep]:
+        """Record that a neighbouring stage lacks a cell's frames from a microbatch of a step on.
+
+        Return the steps of portions here that lack some of them in the log and will not make them: they are dropped,
+        and begin again with the next `refresh`.
+        """
+        cell, source = address.cell, address.part
+        self._wanted[cell, source] = (address.step, address.microbatch)
+        found = []
+        for (of, microbatches), one in list(self.steps.items()):
+            if (of, one.step) == (cell, address.step):
+                coming = {i.microbatch for i in one.program[one.done :] if isinstance(i, Forward | Backward)}
+                if self._lacking(cell, one.step, microbatches) - coming:
+                    found.append(self.steps.pop((of, microbatches)))
+        return found
+
+    def lacks(self, owned: CellStep) -> bool:
+        """Return whether a neighbouring stage wants frames of a cell's step that the log here does not have."""
+        layout, pipeline = owned.layout, owned.cell.pipeline
+        if layout is None or pipeline >= layout.pipelines:
+            return False
+        own = layout.split[pipeline]
+        return bool(self._lacking(owned.cell, owned.step, (own[0], own[-1] + 1)))
+
+    def _lacking(self, cell: Cell, step: int, microbatches: Range) -> set[int]:
+        """Return the microbatches of these whose frames a neighbouring stage wants, and the log does not have."""
+        found = set[int]()
+        for kind, other in ((FrameKind.GRADIENT, cell.stage - 1), (FrameKind.ACTIVATION, cell.stage + 1)):
+            wanted, since = self._wanted.get((cell, other), (-1, 0))
+            for m in range(max(since, microbatches[0]), microbatches[1]) if wanted == step else ():
+                if self._outbox.log.get(Address(kind, cell.pipeline, other, step, m)) is None:
+                    found.add(m)
+        return found
+
+    # portions begin and end
+
+    def refresh(self, *, again: bool = False) -> None:
+        """Begin and drop portions for a new plan or version, and give boundary tensors here to the steps that take
+        them. again: portions begun here begin again, so that they lack their inputs.
+        """
+        plan, begun = self._plan.current, list[CellStep]()
+        old, self.steps = self.steps, {}
+        for cell in plan.cells():
+            portions, stage = plan.at(cell).portions, self._states.stage(cell.stage)
+            if not portions or stage is None or stage.values.version >= self._shared.steps:
+                continue
+            layout = self._committer.layout(stage.values.version)
+            if layout is None or cell.pipeline >= layout.pipelines:
+                continue
+            waits = self._awaited.get(cell, (-1, ""))[0] == stage.values.version
+            awaited = layout.split[cell.pipeline][0] if waits else None
+            for worker, microbatches in ranges(layout, cell.pipeline, portions):
+                if worker == self._plan.worker and microbatches[0] != awaited:
+                    key = (cell, microbatches)
+                    known = old.get(key)
+                    if known is None or (known.step, known.layout) != (stage.values.version, layout):
+                        known = self._begin(cell, microbatches, layout, stage)
+                        begun.append(known)
+                    self.steps[key] = known
+        early, self._early = self._early, {}
+        frames = list(early.values())
+        for cell in {cell for cell, _ in self.steps if cell in self._cells}:
+            inbox = self._cells[cell].inbox
+            frames += [inbox.pop(address) for address in list(inbox) if is_of_microbatch(address)]
+        for frame in frames:
+            self.accept(frame)
+        for portion in begun:
+            self._ask_beside(portion, plan.cells(), again=again)
+
+    def _begin(self, cell: Cell, microbatches: Range, layout: Layout, stage: Stage) -> CellStep:
+        """Return the step of a portion, behind those of its first groups whose sums are here."""
+        step, (first, end) = stage.values.version, microbatches
+        is_done = (cell, step, microbatches) in self._summed
+        is_done = is_done or self._outbox.log.get(Address(FrameKind.PARTIAL_SUM, *cell, step, first, end)) is not None
+        kept = [] if is_done else self.kept.of(cell, step, microbatches)
+        left = kept[-1].address.part if kept else end if is_done else first
+        again = sorted(m for m in self._lacking(cell, step, microbatches) if m < left)
+        return CellStep.of_portion(cell, self._plan.stages, layout, microbatches, stage, left, kept, again)
+
+
+PERIOD: Final = 8  # steps
+
+Place = tuple[Cell, int, int]  # cell, step and microbatch
+
+
+class Rehearsals:
+    """The rehearsals of replicated stages."""
+
+    def __init__(self, shared: EngineContext) -> None:
+        self._plan, self._log, self._states = shared.plan, shared.outbox.log, shared.states
+        self._observer, self._devices = shared.ports.observer, shared.devices
+        self._disturbed: int | None = None  # the step in which roles have changed
+        self._timed: dict[Cell, int] = {}  # the newest step in which a cell's forward was timed
+        self._given: dict[tuple[Cell, int], Parts] = {}  # by part and step: outputs of the part before it
+
+    def take_roles(self, step: int, *, first: bool) -> None:
+        """Note that a new plan came in that step. first: of the job."""
+        self._disturbed = None if first else step
+        self._timed.clear()
+
+    def turn(self, active: Sequence[CellStep]) -> bool:
+        """Rehearse a replicated stage; return False if none is due. active: the one stage run here, in its parts."""
+        self._devices.collect()
+        return any(self._rehearse_behind(one) for one in reversed(active))
+
+    def _rehearse_behind(self, active: CellStep) -> bool:
+        """Rehearse the next stage's cell on the active one's device, in its state before that step.
+
+        Not in a step in which roles have changed: others may wait for what this worker is about to repeat.
+        """
+        plan, layout, step = self._plan.current, active.layout, active.step
+        (d, s), devices = active.cell, self._plan.devices
+        cell = Cell(d, (s + devices) % len(plan.stages))  # the next one in the ring
+        if layout is None or step == self._disturbed or cell == active.cell:
+            return False
+        stage = self._states.stage(cell.stage) if plan.at(cell).shadow == self._plan.worker else None
+        if stage is None or stage.values.version != step or self._states.has_final(cell.stage, step):
+            return False
+        is_new = not self._states.by_stage[cell.stage].rehearsed
+        if not is_new and (step % PERIOD or self._timed.get(cell) == step):
+            return False
+        place = (cell, step, layout.split[d][0])
+        inputs = self._given.pop((cell, step), None) or self._sent(place)
+        if inputs is None and cell.stage > 0:
+            return False
+        self._timed[cell] = step
+        outputs = self._run(stage, place, inputs, is_timed=not is_new)
+        behind = Cell(d, cell.stage + 1)
+        if self._plan.are_parts((cell, behind)):
+            self._given = {(behind, step): tuple(part.cpu() for part in outputs)}
+        return True
+
+    def _sent(self, place: Place) -> Parts | None:
+        """Return the inputs of a cell's microbatch, if this worker has sent them."""
+        frame = self._log.get(Address(FrameKind.ACTIVATION, *place[0], *place[1:]))
+        return frame.inputs if frame else None
+
+    def _run(self, stage: Stage, place: Place, inputs: Parts | None, *, is_timed: bool) -> Parts:
+        """Run the stage and return the outputs. is_timed: to time its layers."""
+        self._states.begin_rehearsal(stage.values.index)
+        self._observer.started("Rehearsal", *place)
+        with self._devices.measuring(stage):
+            if is_timed:
+                work = stage.begin([place[2]], [place[2], place[2] + 1])
+                outputs = self._devices.forward_by_layer(stage, work, place[1:], inputs)
+            else:
+                outputs = stage.rehearse(*place[1:], inputs)
+        self._observer.finished("Rehearsal", *place)
+        return outputs

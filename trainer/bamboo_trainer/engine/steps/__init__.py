@@ -1,1 +1,0 @@
-"""The work on a step: a cell's instructions, their inputs and effects, and rehearsals."""

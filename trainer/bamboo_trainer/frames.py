@@ -1,0 +1,405 @@
+"""Frames, the messages of the data plane: addressed by their content and not by their sender, with payload and tensors.
+
+The payload and tensors of frames of each kind, in addition to their address.
+
+Received frames are checked here, once, before use. A peer knows the job's secret, so its facts are trusted; their form
+is not.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from itertools import repeat
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+import torch
+
+from bamboo_core.checkpoint.layout import CheckpointId
+from bamboo_core.control.evaluations import Course, EarlyStop
+from bamboo_core.control.protocol import MOST_METRICS, Evaluations
+from bamboo_core.job.spec import MOST_LAYERS
+from bamboo_core.planning.plan import Cell, WorkerId
+from bamboo_trainer.loss_scale import LossScale
+
+MAX_BODY: Final = 1 << 40  # a stage's whole state: 12 bytes per parameter with AdamW
+MAX_DIMENSIONS: Final = 16
+
+DTYPES: Final = {  # by the names that safetensors files give them; those have no C128
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+    "C128": torch.complex128,
+}
+DTYPE_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def byte_view(tensor: torch.Tensor) -> memoryview:
+    """Return the storage of a contiguous CPU tensor of any dtype and shape as writable bytes."""
+    if tensor.dtype is torch.float32 and tensor.numel():
+        return tensor.numpy().data.cast("B")  # the most common dtype; twice as fast
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def unsendable(tensor: torch.Tensor, *, real: bool = False) -> str:
+    """Return why a tensor cannot be sent; "" if it can. real: complex numbers are refused."""
+    allowed = [dtype for dtype in DTYPE_NAMES if not (real and dtype.is_complex)]
+    if tensor.dtype not in allowed:
+        return f"{tensor.dtype}, expected one of {', '.join(sorted(str(d).removeprefix('torch.') for d in allowed))}"
+    if tensor.layout is not torch.strided:
+        return f"layout {tensor.layout}, expected torch.strided"
+    return f"{tensor.dim()} dimensions, expected at most {MAX_DIMENSIONS}" if tensor.dim() > MAX_DIMENSIONS else ""
+
+
+class FrameKind(IntEnum):
+    """The kinds of frames. Those from ANNOUNCE to LAYERS_WANTED, READY, COMMIT, LAYERS_LACKED, HISTORY, KEPT_ALL,
+    EVALUATIONS, REPEAT and SUMMED carry no tensors.
+    """
+
+    ACTIVATION = 1  # outputs of a stage's forward, to the next stage's cell; part = EVALUATED of an evaluation's batch
+    GRADIENT = 2  # gradients of a stage's inputs, to the previous stage's cell
+    CONTRIBUTION = 3  # one pipeline's share of a stage's gradients; part = source pipeline
+    RESULT = 4  # a reduced chunk of a stage's gradients; part = chunk
+    TIED = 5  # gradients of tied parameters; part = source stage
+    READY = 6  # a cell has finished the step; to the root; part = number of the cell; payload: cell, norm, losses
+    COMMIT = 7  # from the root: apply the optimizer step; payload: norm, loss, microbatches, generation, epoch
+    SYNC = 8  # a stage's final gradients, to its replicas; payload: the newest commits
+    ANNOUNCE = 10  # from a replica to its owner: the version that it holds; payload: version, secured, digest
+    HEARD = 11  # to the root: the newest commits that this worker knows; payload: a list of (step, commit)
+    ASK = 12  # to all: the sender repeats a committed step of this cell, and needs its results or inputs
+    LOGGED = 13  # the answer's end: no more boundary frames; payload: the first step in the log, by own cell
+    LOGGED_BULK = 14  # the same on the link of the large frames
+    LOGGED_STATE = 15  # the same on the link of the states
+    LAYERS_WANTED = 16  # to a holder of a cut's or a checkpoint's state; payload: of which, which layers
+    LAYER = 17  # a layer's state, asked for or for a replica; part = layer; payload: its facts, and what it belongs to
+    LAYERS_LACKED = 18  # the answer for layers that are not here; payload: like the question's
+    HISTORY = 19  # to the root, or from it: commits not known to be in the job's history; payload: a list
+    PARTIAL_SUM = 20  # of a portion of a cell, to its owner; microbatch, part = first, end; payload: losses, metrics
+    SPOT_CHECK = 21  # the inputs of a cell's microbatch, for the worker that checks it; payload: the results
+    KEPT_SUM = 22  # of finished groups of a cell, to its keeper, and from it to a new owner; otherwise like PARTIAL_SUM
+    KEPT_ALL = 23  # from the keeper to a new owner, after these: there are no more
+    EVALUATIONS = 24  # to the root, or from it: the evaluations that this worker knows; payload: metrics, by state
+    REPEAT = 25  # to a cell's runners: a neighbouring stage, part, lacks its frames from this microbatch of the step on
+    SUMMED = 26  # from a cell's owner to a runner: the sum of these microbatches is here; microbatch, part = first, end
+
+
+EVALUATED = 1  # the part of an activation
+NO_CELL = -1  # the pipeline and stage of a layer that was asked for
+
+BOUNDARY = frozenset({FrameKind.ACTIVATION, FrameKind.GRADIENT})  # frames that cross the boundaries of stages
+BULK = frozenset(
+    {
+        FrameKind.SYNC,
+        FrameKind.CONTRIBUTION,
+        FrameKind.RESULT,
+        FrameKind.TIED,
+        FrameKind.LOGGED_BULK,
+        FrameKind.PARTIAL_SUM,
+        FrameKind.KEPT_SUM,
+        FrameKind.KEPT_ALL,
+        FrameKind.SPOT_CHECK,
+    }
+)
+REDUCED = frozenset({FrameKind.CONTRIBUTION, FrameKind.RESULT})  # microbatch = bucket of the stage's gradients
+STATES = frozenset({FrameKind.LAYER, FrameKind.LOGGED_STATE})
+ANSWERS_END = (FrameKind.LOGGED, FrameKind.LOGGED_BULK, FrameKind.LOGGED_STATE)  # one on each link
+
+
+class Address(NamedTuple):
+    """Names a frame's content. pipeline and stage are those of the cell it is for."""
+
+    kind: FrameKind
+    pipeline: int
+    stage: int
+    step: int
+    microbatch: int = 0
+    part: int = 0
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(self.pipeline, self.stage)
+
+
+def is_of_microbatch(address: Address) -> bool:
+    """Return whether it is for the runner of a cell's microbatch in the step, and not for the cell's owner."""
+    return address.kind in BOUNDARY and address.part != EVALUATED
+
+
+class FrameFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The payload of a frame without another one."""
+
+    # of each part of floats that crosses a boundary, whether it needs a gradient, or has one; empty: all do
+    gradients: tuple[bool, ...] = ()
+    weight: float | None = None  # of the microbatch's loss if that is a sum, with gradients
+    again: bool = False  # the frame has been sent before
+
+    @classmethod
+    def of(cls, gradients: Iterable[bool], weight: float | None = None) -> "FrameFacts | None":
+        """Return the facts of parts that cross a boundary; None if there is nothing to tell."""
+        flags = tuple(gradients)
+        return None if weight is None and all(flags) else cls(gradients=() if all(flags) else flags, weight=weight)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One message between workers."""
+
+    address: Address
+    epoch: int  # the sender's
+    origin: int = 1  # of the states that it belongs to
+    tensors: tuple[torch.Tensor, ...] = ()
+    payload: Any = None  # small facts, of each kind its own
+
+    @property
+    def again(self) -> bool:
+        """Whether it has been sent before."""
+        return getattr(self.payload, "again", False) is True
+
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """An activation's parts; those for which a gradient goes back require one."""
+        floats = [part for part in self.tensors if part.is_floating_point()]
+        for part, need in zip(floats, (self.payload and self.payload.gradients) or repeat(True), strict=False):
+            part.requires_grad_(need)
+        return self.tensors
+
+    @property
+    def gradients(self) -> tuple[torch.Tensor | None, ...]:
+        """Gradients that go back, with None for each missing one."""
+        given, flags = iter(self.tensors), self.payload and self.payload.gradients
+        return tuple([next(given) if one else None for one in flags]) if flags else self.tensors
+
+
+MOST_DECISIONS: Final = 16
+MOST_MEMORY: Final = 64  # numbers that a decision remembers
+MOST_FROZEN: Final = 1_000_000  # names or patterns
+MOST_TERMS: Final = 64  # numbers of 53 bits that do not overlap, from the smallest to the largest there are
+Since = list[tuple[Cell, int]]  # the first step in a worker's log, by cell of its own
+Terms = Annotated[list[float], msgspec.Meta(max_length=MOST_TERMS)]
+Sums = Annotated[dict[str, tuple[Terms, Terms]], msgspec.Meta(max_length=MOST_METRICS)]  # and their weights
+
+
+class RefusedFrame(ValueError):
+    """A frame violates the form of its kind. It is dropped, and the link stays, as later frames can be read."""
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cell has finished a step."""
+
+    cell: Cell
+    squared_norm: Terms  # of its gradient, as terms with exactly its sum (`step_report`)
+    losses: dict[int, float]  # by microbatch, of a last stage
+    weights: dict[int, float] = {}  # if the losses are sums
+    # by name, of the losses that the stage's layers add, each microbatch's times its weight
+    added: dict[str, Terms] = {}
+    # metrics, evaluation: by name, the terms of a sum and of its weight
+    metrics: Sums = {}
+    evaluation: Sums = {}
+
+
+class PartialSum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Results of some of a cell's microbatches, in addition to their gradients' sums: losses and their weights, metrics
+    with theirs, and what layers add.
+    """
+
+    losses: dict[int, float]
+    weights: dict[int, float]
+    metrics: dict[int, Annotated[dict[str, tuple[float, float]], msgspec.Meta(max_length=MOST_METRICS)]]
+    added: dict[int, list[tuple[str, float]]]
+    again: bool = False  # the frame has been sent before
+
+
+class CheckpointMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The checkpoint that a commit requests."""
+
+    number: int  # of the coordinator's request
+    id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]{1,32}$")]  # of the attempt
+    writers: tuple[tuple[WorkerId, ...], ...]  # of each stage, the workers that share its layers
+    hold: bool = False  # no step follows in this split of the layers, and all workers keep what they hold
+
+
+class HistoryMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A commit's facts for the job's history."""
+
+    attempt: Annotated[int, msgspec.Meta(ge=0, lt=10**6)]  # of the job, counted as in the history; 0: unknown
+    written: Annotated[int, msgspec.Meta(ge=0)]  # the commits before this one are in the history
+    at: float  # when the root committed, seconds since 1970
+    seconds: float = 0.0  # since its commit before; 0: unknown
+    rate: float | None = None  # the learning rate; None: unknown
+
+
+class Decided(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The results of a task's decisions for the next step."""
+
+    learning_rate: float = 1.0  # a factor
+    frozen: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_FROZEN)] = ()  # parameters, or patterns
+    stops: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_DECISIONS)] = ()  # the decisions that end training
+    # by decision and name, passed to it the next time
+    memory: Annotated[
+        dict[str, Annotated[dict[str, int | float | bool | None], msgspec.Meta(max_length=MOST_MEMORY)]],
+        msgspec.Meta(max_length=MOST_DECISIONS),
+    ] = {}
+
+
+class CommonState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The part of the state that belongs to no layer. It follows from the commits alone, so all workers have the same.
+
+    loss_scale: of the next step, in fp16. decided: for the next step, if the task has decisions. course: of the
+    evaluations of all earlier states, if they may end the job. metric: its goal and metric.
+    """
+
+    loss_scale: LossScale | None = None
+    decided: Decided | None = None
+    course: Course = Course()
+    metric: str = ""
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The root's decision on a step."""
+
+    norm: float  # of the scaled gradients
+    loss: float
+    microbatches: int  # how many the loss covers
+    generation: int  # the next step's layout
+    epoch: int  # the plan in force from then on
+    checkpoint: CheckpointMark | None = None  # keep the state after this step
+    skipped: bool = False  # no worker applies the step's gradients, as they or the loss are not finite
+    # by metric, of the state before this step, if it was evaluated; a commit after the last step has only this, and
+    # covers no microbatches
+    evaluation: Annotated[dict[str, float], msgspec.Meta(max_length=MOST_METRICS)] = {}
+    # the job ends with this evaluation, with the state before this step, which is not trained; such a commit has
+    # nothing else, either
+    early_stop: EarlyStop | None = None
+    history: HistoryMark | None = None  # if one is kept
+    common: CommonState = CommonState()  # after this step
+    scale: float = 1.0  # the factor of the summed gradients
+    # by name; NaN if there is no number
+    metrics: Annotated[dict[str, float], msgspec.Meta(max_length=MOST_METRICS)] = {}
+
+
+Commits = list[tuple[int, Commit]]  # by step
+
+
+class Announce(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The version that a replica holds, and the one it can reach alone; its digest, if that is the first version."""
+
+    version: int
+    secured: int
+    digest: str
+
+
+class SpotSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Checksums of a cell's microbatch: of its data, read from the dataset; of the outputs after each layer, and as a
+    whole with losses; of the gradients of its inputs, and of the stage's parameters.
+    """
+
+    # the first tensors of the frame, its inputs; the others are the gradients that its backward took
+    inputs: Annotated[int, msgspec.Meta(ge=0)]
+    taken: FrameFacts | None  # of the inputs
+    given: FrameFacts | None  # of these gradients
+    data: Annotated[int, msgspec.Meta(ge=0)]
+    layers: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=MOST_LAYERS)]
+    outputs: Annotated[int, msgspec.Meta(ge=0)]
+    gradients: Annotated[int, msgspec.Meta(ge=0)]
+    parameters: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class LayersWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Layers of a cut's or a checkpoint's state."""
+
+    checkpoint: CheckpointId
+    layers: Annotated[tuple[int, ...], msgspec.Meta(max_length=MOST_LAYERS)]
+
+
+class ReplicaStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a replica needs in addition to a stage's layers: how many they are, the layout's generation at their
+    version, and the newest commits.
+    """
+
+    layers: Annotated[int, msgspec.Meta(ge=1, le=MOST_LAYERS)]
+    generation: int
+    commits: Commits
+
+
+class LayerPayload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A layer in the form of `LayerState`: of the cut or checkpoint that was asked for, or to fill a replica."""
+
+    tensors: tuple[str, ...]  # the names of the frame's
+    scalars: dict[str, int | float | bool | None]
+    names: dict[str, str]
+    common: CommonState
+    checkpoint: CheckpointId | None = None
+    filling: ReplicaStart | None = None
+
+
+class PayloadForm(NamedTuple):
+    """The form of a kind's frames."""
+
+    payload: Any  # its type
+    fewest: int = 0
+    most: float = 0
+    flat: bool = False  # the tensors are pieces of a stage's gradient
+
+
+FORMS: Final = {
+    FrameKind.ACTIVATION: PayloadForm(FrameFacts | None, 1, torch.inf),
+    FrameKind.GRADIENT: PayloadForm(FrameFacts | None, 0, torch.inf),  # integers have none
+    FrameKind.CONTRIBUTION: PayloadForm(FrameFacts | None, 1, torch.inf, flat=True),
+    FrameKind.RESULT: PayloadForm(FrameFacts | None, 1, 1, flat=True),
+    FrameKind.TIED: PayloadForm(FrameFacts | None, 1, torch.inf, flat=True),
+    FrameKind.READY: PayloadForm(Ready),
+    FrameKind.COMMIT: PayloadForm(Commit),
+    FrameKind.SYNC: PayloadForm(Commits, 1, 1, flat=True),
+    FrameKind.ANNOUNCE: PayloadForm(Announce),
+    FrameKind.HEARD: PayloadForm(Commits),
+    FrameKind.ASK: PayloadForm(None),
+    FrameKind.LOGGED: PayloadForm(Since),
+    FrameKind.LOGGED_BULK: PayloadForm(Since),
+    FrameKind.LOGGED_STATE: PayloadForm(Since),
+    FrameKind.SPOT_CHECK: PayloadForm(SpotSums, 0, torch.inf),
+    FrameKind.LAYERS_WANTED: PayloadForm(LayersWanted),
+    FrameKind.LAYER: PayloadForm(LayerPayload, 0, torch.inf),
+    FrameKind.LAYERS_LACKED: PayloadForm(LayersWanted),
+    FrameKind.HISTORY: PayloadForm(Commits),
+    FrameKind.PARTIAL_SUM: PayloadForm(PartialSum, 1, torch.inf, flat=True),
+    FrameKind.KEPT_SUM: PayloadForm(PartialSum, 1, torch.inf, flat=True),
+    FrameKind.KEPT_ALL: PayloadForm(None),
+    FrameKind.EVALUATIONS: PayloadForm(Evaluations),
+    FrameKind.REPEAT: PayloadForm(FrameFacts | None),  # again: what is in the log is to be sent again, too
+    FrameKind.SUMMED: PayloadForm(None),
+}
+
+
+def read(frame: Frame) -> Frame:
+    """Return the frame with its payload parsed as its kind's type. Raises RefusedFrame."""
+    form, count = FORMS[frame.address.kind], len(frame.tensors)
+    if not form.fewest <= count <= form.most:
+        raise RefusedFrame(f"{count} tensors")
+    if frame.payload is None and frame.address.kind in BOUNDARY:
+        return frame  # most frames are like this
+    for tensor in frame.tensors if form.flat else ():
+        if tensor.dtype != torch.float32 or tensor.dim() != 1:
+            raise RefusedFrame(f"a gradient of {tensor.dtype} {list(tensor.shape)}")
+    try:
+        payload = msgspec.convert(frame.payload, form.payload)
+    except msgspec.ValidationError as error:
+        raise RefusedFrame(f"payload: {error}") from error
+    if isinstance(payload, SpotSums) and payload.inputs > count:
+        raise RefusedFrame(f"{count} tensors, {payload.inputs} of them inputs")
+    if isinstance(payload, LayerPayload):
+        if len(set(payload.tensors)) != count:
+            raise RefusedFrame(f"{count} tensors and {len(set(payload.tensors))} names of them")
+        if (payload.checkpoint is None, payload.filling is None) != (
+            frame.address.pipeline != NO_CELL,
+            frame.address.pipeline == NO_CELL,
+        ):
+            raise RefusedFrame("a layer of no state")
+    return frame if payload is frame.payload else replace(frame, payload=payload)

@@ -1,1 +1,0 @@
-"""Frames between workers: their kinds, payloads and allowed tensors; `transport` sends them."""

@@ -1,1 +1,0 @@
-"""`task.initialFrom`: other weights as the first values of a model's tensors."""

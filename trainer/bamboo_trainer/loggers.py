@@ -1,0 +1,182 @@
+"""Writers of a job's history to other systems: TensorBoard, MLflow, Weights & Biases. docs/history.md is the
+introduction.
+"""
+
+import importlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol
+
+from bamboo_core.history.records import EvaluationRecord, EventRecord, Record, StepRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggerFacts:
+    """The facts about the job that a logger gets."""
+
+    job: str  # its name
+    run: str  # the same for all that write for that job, one after the other
+    folder: str = ""  # of the job's history on this machine; "" if it is in an object store
+
+
+class Logger(Protocol):
+    """A writer of the history to another system, called by a separate thread.
+
+    An error is reported once; then the logger is created again and called again.
+    """
+
+    def write(self, records: Sequence[Record]) -> None:
+        """Take records of the history, in order; a logger lost with its worker may have been given the last ones
+        before.
+        """
+
+    def close(self) -> None:
+        """Close the logger: no more records come from this worker."""
+
+
+MakeLogger = Callable[[LoggerFacts], Logger]
+
+
+def scalars(record: StepRecord | EvaluationRecord) -> dict[str, float]:
+    """Return the known numbers of a step, or of an evaluation of the state after it, by name."""
+    if isinstance(record, EvaluationRecord):
+        return _known({f"evaluation/{name}": value for name, value in record.metrics.items()})
+    found = {
+        "loss": record.loss,
+        "gradient_norm": record.gradient_norm,
+        "learning_rate": record.learning_rate,
+        "seconds": record.seconds,
+        "samples": record.samples,
+        "samples_per_second": record.samples_per_second,
+        "tokens": record.tokens,
+        "tokens_per_second": record.tokens_per_second,
+    }
+    return _known(found | record.metrics)
+
+
+def _known(found: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
+TAG: Final = "bamboo.run"
+AT_ONCE: Final = 1000  # numbers that a server takes in one request
+
+
+def mlflow(experiment: str, tracking_uri: str = "") -> MakeLogger:
+    """Return a logger to MLflow. tracking_uri: default MLFLOW_TRACKING_URI. Credentials: from the environment."""
+    return partial(_MlFlow, experiment, tracking_uri)
+
+
+class _MlFlow(Logger):
+    def __init__(self, experiment: str, tracking_uri: str, facts: LoggerFacts) -> None:
+        try:
+            tracking: Any = importlib.import_module("mlflow.tracking")
+            self._entities: Any = importlib.import_module("mlflow.entities")
+        except ImportError:
+            raise ValueError("mlflow is not installed: pip install 'bamboo-trainer[mlflow]'") from None
+        self._client = tracking.MlflowClient(tracking_uri or None)
+        found = self._client.get_experiment_by_name(experiment)
+        number = found.experiment_id if found else self._client.create_experiment(experiment)
+        runs = self._client.search_runs([number], f"tags.`{TAG}` = '{facts.run}'", max_results=1)
+        run = runs[0] if runs else self._client.create_run(number, run_name=facts.job, tags={TAG: facts.run})
+        self._run = run.info.run_id
+
+    def write(self, records: Sequence[Record]) -> None:
+        metrics = [
+            self._entities.Metric(name, value, int(record.time * 1000), record.step)
+            for record in records
+            if isinstance(record, StepRecord | EvaluationRecord)
+            for name, value in scalars(record).items()
+        ]
+        for start in range(0, len(metrics), AT_ONCE):
+            self._client.log_batch(self._run, metrics[start : start + AT_ONCE])
+
+    def close(self) -> None:
+        """Leave the run open: another worker may continue it."""
+
+
+def tensorboard(folder: str = "") -> MakeLogger:
+    """Return a logger to TensorBoard. folder: for the event files; by default `tensorboard` in the folder of the job's
+    history.
+    """
+    return partial(_TensorBoard, folder)
+
+
+class _TensorBoard(Logger):
+    """A writer of event files. It begins a new file each time that steps are repeated; TensorBoard then forgets later
+    steps of earlier files.
+    """
+
+    def __init__(self, folder: str, facts: LoggerFacts) -> None:
+        try:
+            module: Any = importlib.import_module("torch.utils.tensorboard")
+        except ImportError:
+            raise ValueError("tensorboard is not installed: pip install 'bamboo-trainer[tensorboard]'") from None
+        if not folder and not facts.folder:
+            raise ValueError("tensorboard: the job's history is in an object store; expected a folder")
+        self._folder = folder or f"{facts.folder}/tensorboard"
+        self._open: Any = module.SummaryWriter
+        self._writer: Any = None
+        self._step = 0
+
+    def write(self, records: Sequence[Record]) -> None:
+        for record in records:
+            if isinstance(record, StepRecord):
+                self._begin_anew(record.step, record.step)
+                self._write_scalars(record)
+            elif isinstance(record, EvaluationRecord):
+                self._begin_anew(record.step, record.step + 1)  # the step itself stays
+                self._write_scalars(record)
+            elif isinstance(record, EventRecord) and self._writer is not None:
+                self._writer.add_text("events", f"{record.reason}: {record.message}", self._step, record.time)
+        if self._writer is not None:
+            self._writer.flush()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def _begin_anew(self, step: int, forgotten: int) -> None:
+        """Begin new files if that step is before the last written one. forgotten: the first step that they replace."""
+        if self._writer is None or step < self._step:
+            self.close()
+            self._writer = self._open(self._folder, purge_step=forgotten)
+        self._step = step
+
+    def _write_scalars(self, record: StepRecord | EvaluationRecord) -> None:
+        for name, value in scalars(record).items():
+            self._writer.add_scalar(name, value, record.step, record.time)
+
+
+def wandb(project: str, **settings: Any) -> MakeLogger:
+    """Return a logger to Weights & Biases. settings: further arguments of `wandb.init`; dir: by default the folder of
+    the job's history. The key comes from the environment, WANDB_API_KEY.
+    """
+    return partial(_WeightsAndBiases, {"project": project, **settings})
+
+
+class _WeightsAndBiases(Logger):
+    """A writer to a run, which ignores a step that it has already, so that none appears twice."""
+
+    def __init__(self, settings: dict[str, Any], facts: LoggerFacts) -> None:
+        try:
+            module: Any = importlib.import_module("wandb")
+        except ImportError:
+            raise ValueError("wandb is not installed: pip install 'bamboo-trainer[wandb]'") from None
+        place = {"dir": facts.folder} if facts.folder and not os.environ.get("WANDB_DIR") else {}
+        self._run: Any = module.init(**{"name": facts.job, "id": facts.run, "resume": "allow", **place, **settings})
+
+    def write(self, records: Sequence[Record]) -> None:
+        for record in records:
+            if isinstance(record, StepRecord | EvaluationRecord):
+                self._run.log({**scalars(record), "attempt": record.attempt}, step=record.step)
+            elif isinstance(record, EventRecord) and record.warning:
+                self._run.summary["last_warning"] = f"{record.reason}: {record.message}"
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+__all__ = ["Logger", "LoggerFacts", "MakeLogger", "mlflow", "tensorboard", "wandb"]

@@ -1,0 +1,379 @@
+"""Memory and work of a worker's devices: where tensors are, how much room there is, and when a device got to a mark.
+
+The host memory that this process may use: limits of its control groups, and their use.
+
+The kernel kills a process that exceeds them. The limits are those of the group and of all visible groups above it; in a
+container that is usually the container's own. Both versions of control groups are read.
+"""
+
+import os
+import queue
+import re
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+from weakref import finalize
+
+import torch
+from torch import Tensor, nn
+
+from bamboo_core.control.memory import Memory
+from bamboo_core.job.pod_templates import asking_for_gpus
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.names import ENV_DEVICE
+
+ROOT: Final = Path("/sys/fs/cgroup")
+GROUPS: Final = Path("/proc/self/cgroup")  # a line for each hierarchy: number:controllers:path; 0::path is version 2
+UNLIMITED: Final = 2**60  # version 1 writes a number near 2**63 for no limit
+USABLE: Final = 0.9  # share of the limit, since allocations between two checks need room, too
+
+
+class HostMemory(NamedTuple):
+    """The memory of a host, in bytes."""
+
+    limit: int
+    used: int  # without the file cache that the kernel can drop at once
+
+    def has_room(self, more: int, freed: int = 0) -> bool:
+        """Return whether `more` bytes fit, once `freed` bytes are free."""
+        return self.used - freed + more <= USABLE * self.limit
+
+
+class _Files(NamedTuple):
+    """The names of one version's files."""
+
+    limit: str
+    used: str
+    cache: str  # the line of memory.stat with reclaimable bytes
+
+
+_VERSION_2: Final = _Files("memory.max", "memory.current", "inactive_file")
+_VERSION_1: Final = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def host_memory(root: Path = ROOT, groups: Path = GROUPS) -> HostMemory | None:
+    """Return the memory of the group with the least room; None if no limit is known. Safe in any thread."""
+    known = [memory for folder, files in _folders(root, groups) if (memory := _read(folder, files)) is not None]
+    return min(known, key=lambda memory: memory.limit - memory.used, default=None)
+
+
+def _folders(root: Path, groups: Path) -> Iterator[tuple[Path, _Files]]:
+    """Yield the folders of this process's groups and of those above; some do not exist inside a container."""
+    try:
+        lines = groups.read_text().splitlines()
+    except OSError:
+        lines = []
+    yield root, _VERSION_2
+    yield root / "memory", _VERSION_1
+    for line in lines:
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        if controllers == "":
+            top, files = root, _VERSION_2
+        elif "memory" in controllers.split(","):
+            top, files = root / "memory", _VERSION_1
+        else:
+            continue
+        for depth in range(1, len(parts) + 1):
+            yield top.joinpath(*parts[:depth]), files
+
+
+def _read(folder: Path, files: _Files) -> HostMemory | None:
+    try:
+        limit, used = ((folder / name).read_text().strip() for name in (files.limit, files.used))
+        lines = (folder / "memory.stat").read_text().splitlines()
+    except OSError:
+        return None
+    if not limit.isdecimal() or not used.isdecimal() or int(limit) >= UNLIMITED:
+        return None
+    cached = [value for name, _, value in (line.partition(" ") for line in lines) if name == files.cache]
+    reclaimable = int(cached[0]) if cached and cached[0].isdecimal() else 0
+    return HostMemory(int(limit), max(0, int(used) - reclaimable))
+
+
+USED = Path("/proc/self/statm")  # in pages; the second number is resident memory
+
+
+def headroom(
+    devices: Sequence[torch.device], memory: Callable[[], HostMemory | None] = host_memory, used: Path = USED
+) -> float | None:
+    """Return the ratio of the usable to the used memory, of the scarcest: a GPU's, or a container's host memory.
+
+    Memory that torch caches on a GPU counts as used. None if no limit is known. Safe in any thread.
+    """
+    known = [part for part in (*map(_on_gpu, devices), _on_host(memory(), used)) if part is not None]
+    return min(known, default=None)
+
+
+def has_room(device: torch.device, size: int) -> bool:
+    """Return whether a device could hold `size` more bytes. torch's cache counts as free; on a CPU always true."""
+    if device.type != "cuda":
+        return True
+    free, total = torch.cuda.mem_get_info(device)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return size <= free + cached - (1 - USABLE) * total
+
+
+def memory_of(devices: Sequence[torch.device], memory: Callable[[], HostMemory | None] = host_memory) -> Memory:
+    """Return peak and limit of the GPU closest to its limit; without GPUs, of the host's memory.
+
+    Memory that torch caches on a GPU counts. The host's limit is that of its control group, or else all of the
+    machine's memory. Safe in any thread.
+    """
+    gpus = [
+        Memory(peak=torch.cuda.max_memory_reserved(device), limit=torch.cuda.get_device_properties(device).total_memory)
+        for device in devices
+        if device.type == "cuda"
+    ]
+    if gpus:
+        return max(gpus, key=lambda gpu: gpu.peak / gpu.limit)
+    limits = [host.limit] if (host := memory()) is not None else []
+    limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return Memory(peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, limit=min(limits))
+
+
+def device_memory(devices: Sequence[torch.device], memory: Callable[[], HostMemory | None] = host_memory) -> int:
+    """Return the bytes that stages may use on the smallest device; 0 if no limit is known."""
+    limits = [torch.cuda.get_device_properties(device).total_memory for device in devices if device.type == "cuda"]
+    if not limits and (host := memory()) is not None:
+        limits = [host.limit]
+    return int(USABLE * min(limits, default=0))
+
+
+def _on_gpu(device: torch.device) -> float | None:
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    return USABLE * total / max(1, total - free)
+
+
+def _on_host(memory: HostMemory | None, used: Path) -> float | None:
+    try:
+        pages = used.read_text().split()[1]
+    except (OSError, IndexError):
+        return None
+    if memory is None or not pages.isdecimal():
+        return None
+    return USABLE * memory.limit / max(1, int(pages) * os.sysconf("SC_PAGE_SIZE"))
+
+
+_CPU = torch.device("cpu")
+
+
+class DeviceError(ValueError):
+    """The requested device does not exist; the text is a sentence for the user."""
+
+
+def choose_device(worker: str) -> torch.device:
+    """Return the device in BAMBOO_DEVICE ("cpu", "cuda", "cuda:1"), else a GPU if there is one, else the CPU.
+
+    Each worker takes another one of several GPUs. Raises DeviceError.
+    """
+    wanted = os.environ.get(ENV_DEVICE) or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError as error:
+        raise DeviceError(f'{ENV_DEVICE}: expected "cpu", "cuda" or "cuda:<number>", got {wanted!r}') from error
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda" or not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
+        raise DeviceError(f"{ENV_DEVICE}: there is no device {wanted!r} here")
+    if device.index is None:
+        device = torch.device("cuda", _number(worker) % torch.cuda.device_count())
+    return device
+
+
+def choose_devices(worker: str, count: int) -> tuple[torch.device, ...]:
+    """Return the devices for `count` device stages of a worker: adjacent GPUs, or the CPU as often.
+
+    BAMBOO_DEVICE may name the first one; otherwise workers of one machine take turns. Raises DeviceError.
+    """
+    first = choose_device(worker)
+    if count == 1 or first.type == "cpu":
+        return (first,) * count
+    available = torch.cuda.device_count()
+    index = _first_of(worker, count, available) if _is_free() else first.index
+    if index + count > available:
+        raise DeviceError(
+            f"spec.worker.devices: expected at most the {available - index} GPUs that are here, got {count}"
+        )
+    devices = tuple(torch.device("cuda", index + i) for i in range(count))
+    names = sorted({torch.cuda.get_device_name(device) for device in devices})
+    if len(names) > 1:
+        raise DeviceError(f"spec.worker.devices: expected GPUs of one model for a worker, got {', '.join(names)}")
+    return devices
+
+
+def require_gpus(spec: JobSpec, devices: Sequence[torch.device]) -> None:
+    """Raise DeviceError if a job asks for GPUs and a worker in a pod would compute on the CPU.
+
+    devices: the chosen ones. BAMBOO_DEVICE=cpu permits the CPU.
+    """
+    asks = asking_for_gpus(spec)
+    if asks and devices[0].type == "cpu" and not os.environ.get(ENV_DEVICE):
+        built = "" if torch.version.cuda or torch.version.hip else f", and torch {torch.__version__} is built for CPUs"
+        raise DeviceError(
+            f"{asks} for GPUs, and there is none in this container{built}; expected a GPU, or "
+            f"{ENV_DEVICE}=cpu to train on the CPU"
+        )
+
+
+def _is_free() -> bool:
+    """Return whether BAMBOO_DEVICE leaves the choice of the GPU open."""
+    return os.environ.get(ENV_DEVICE) in (None, "", "cuda")
+
+
+def _first_of(worker: str, count: int, available: int) -> int:
+    """Return the index of a worker's first GPU, dividing the GPUs among as many workers as get all of theirs."""
+    return _number(worker) % max(1, available // count) * count
+
+
+def _number(worker: str) -> int:
+    return int(re.findall(r"\d+", worker)[-1]) if re.search(r"\d", worker) else 0
+
+
+def use(device: torch.device, *, deterministic: bool = True) -> None:
+    """Let this process compute on a device, with the same bits each time where torch supports that.
+
+    deterministic: otherwise cuDNN tries which kernels are fastest. On a CPU nothing changes: on one thread torch gives
+    the same bits each time.
+    """
+    if device.type != "cuda":
+        return
+    torch.cuda.set_device(device)
+    torch.backends.cudnn.benchmark = not deterministic
+    if not deterministic:
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # no code reads uninitialized memory
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until the work started on the device is done."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+def release_cached() -> None:
+    """Release unused cached memory of a GPU, and pinned memory, for other sizes."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
+        torch.accelerator.empty_host_cache()
+
+
+def apart_from_others(
+    layers: Mapping[int, nn.Module], device: torch.device, *, rounds: bool = False
+) -> dict[int, nn.Module]:
+    """Return the layers, or copies of those that share constants or modules with another device's layers.
+
+    `Module.to` would move what they share away from there: modules, buffers and frozen parameters. rounds: frozen
+    parameters change their dtype, so they are copied from all other layers. Copies keep what they share among
+    themselves; trained parameters are not copied.
+    """
+    memo: dict[int, object] = {}
+    apart = {}
+    for number, layer in layers.items():
+        parameters = list(layer.parameters())
+        frozen = [one for one in parameters if not one.requires_grad]
+        constants = [*frozen, *layer.buffers()]
+        apart[number] = layer
+        if (rounds and frozen) or any(one.device not in (_CPU, device) for one in constants):
+            memo |= {id(one): one for one in parameters if one.requires_grad}
+            with torch.no_grad():
+                memo |= {id(one): _moved(one, device) for one in constants if id(one) not in memo}
+            apart[number] = deepcopy(layer, memo)
+    return apart
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    moved = tensor.to(device)
+    return nn.Parameter(moved, requires_grad=False) if isinstance(tensor, nn.Parameter) else moved
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """Return a copy in host memory; of a GPU's tensor in pinned memory, in the order of the GPU's stream."""
+    copy = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+    return copy.copy_(tensor, non_blocking=tensor.is_cuda)
+
+
+END_SECONDS: Final = 5.0  # limit for a GPU's work at the end of the process
+
+
+class QueueMark(Protocol):
+    """A point in a device's queue of work."""
+
+    def done(self) -> bool:
+        """Return whether the device has got there."""
+        ...
+
+    def since(self, earlier: Any) -> float:
+        """Return the seconds from an earlier mark of the same device to this one. Both must be done."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PassedMark:
+    """A mark behind finished work. at: its time in seconds."""
+
+    at: float = field(default_factory=time.monotonic)
+
+    def done(self) -> bool:
+        return True
+
+    def since(self, earlier: "PassedMark") -> float:
+        return self.at - earlier.at
+
+
+@dataclass(frozen=True, slots=True)
+class EventMark:
+    """A mark in a GPU's stream."""
+
+    event: torch.cuda.Event
+
+    def done(self) -> bool:
+        return bool(self.event.query())  # type: ignore[no-untyped-call]
+
+    def since(self, earlier: "EventMark") -> float:
+        return float(earlier.event.elapsed_time(self.event)) / 1000
+
+
+class EventWatch:
+    """A thread that notifies of passed events of a GPU, in the order in which they were added.
+
+    The thread ends with the watch. The end of the process waits for it, because a thread inside torch would then abort.
+    """
+
+    def __init__(self, name: str, notify: Callable[[], None]) -> None:
+        self._events: queue.SimpleQueue[torch.cuda.Event | None] = queue.SimpleQueue()
+        ended = threading.Event()
+        thread = threading.Thread(target=_tell, args=(self._events, notify, ended), name=name, daemon=True)
+        finalize(thread, ended.wait, END_SECONDS)  # finalizers run last registered, first called
+        finalize(self, self._events.put, None)
+        thread.start()
+
+    def add(self, event: torch.cuda.Event) -> None:
+        self._events.put(event)
+
+
+def _tell(
+    events: "queue.SimpleQueue[torch.cuda.Event | None]", notify: Callable[[], None], ended: threading.Event
+) -> None:
+    try:
+        while (event := events.get()) is not None:
+            event.synchronize()
+            notify()
+    finally:
+        ended.set()
+
+
+def event_mark(device: torch.device) -> EventMark:
+    """Return a mark behind the work of the device's computing stream so far."""
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return EventMark(event)

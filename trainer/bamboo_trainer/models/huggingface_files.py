@@ -1,0 +1,396 @@
+"""Published folders of weights and of adapters, in this machine's files or on the Hugging Face Hub.
+
+The tensors of a published folder: config.json with model.safetensors, or with several files and their index.
+
+Each tensor is read when needed. Before that, only the files' beginnings are read.
+
+Adapters in PEFT's own files: adapter_config.json and adapter_model.safetensors.
+
+PEFT's names come from the whole module: `base_model.model.`, the linear layer's own name, `.lora_A.weight`.
+
+A model by its id on the Hugging Face Hub, and the commit that it is pinned to: its folder in the Hub's cache.
+
+The workers of a node share the cache (HF_HOME), which a commit is looked up in without a network. What it lacks is
+fetched by a child process: one that holds no lock, has the environment's HF_HUB_OFFLINE and HF_TOKEN, and ends with the
+worker. A branch would be another model tomorrow, or for a worker that comes later.
+"""
+
+import json
+import math
+import os
+import re
+import urllib.parse
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from bamboo_core.complaints import said_by
+from bamboo_trainer.data.datasets import looks_like_an_id
+from bamboo_trainer.models.texts import TOKENIZER_FILES
+from bamboo_trainer.tasks.inspection import from_child
+
+SINGLE: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
+_OLDER: Final = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
+
+
+class PublishedWeights:
+    """The weights in a folder, by published names. Raises ValueError, a sentence for the user, for an incomplete
+    folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files = self._found()
+
+    def read(self, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the folder's values of these tensors in fp32. wanted: by the model's names, tensors of the wanted
+        forms; a tensor may have several names in the model, and one in the folder.
+        """
+        values: dict[int, Tensor] = {}
+        for name, form in wanted.items():
+            published = self._name(name)
+            if published is not None and id(form) not in values:
+                values[id(form)] = self._tensor(published, form)
+        return {name: values[id(form)] for name, form in wanted.items() if id(form) in values}
+
+    def check(self, wanted: Mapping[str, Tensor], may_lack: Callable[[str], bool] = lambda name: False) -> list[str]:
+        """Return parameters that the folder lacks, and that may begin with random values; ValueError for others."""
+        known = {id(form) for name, form in wanted.items() if self._name(name) is not None}
+        lacks = [n for n, form in wanted.items() if id(form) not in known and isinstance(form, torch.nn.Parameter)]
+        for name in lacks:
+            if not may_lack(name):
+                raise ValueError(
+                    f"model: {self.folder} has no tensor {name}; to begin with random values say random: true"
+                )
+        return lacks
+
+    def _name(self, name: str) -> str | None:
+        """Return the folder's name of it: a model may be published without its head, or under older names."""
+        _, _, without = name.partition(".")
+        candidates = [name, without, *(f"{base}.{name}" for base in ("model", "transformer", "bert"))]
+        for new, old in _OLDER:
+            candidates += [c.removesuffix(new) + old for c in (name, without) if c.endswith(new)]
+        return next((c for c in candidates if c in self._files), None)
+
+    def _tensor(self, name: str, form: Tensor) -> Tensor:
+        path = self._files[name]
+        with opened(path) as file:
+            if name not in file.keys():  # noqa: SIM118
+                raise ValueError(f"model: {path} does not have the tensor {name} that the index says it has")
+            found: Tensor = file.get_tensor(name)
+        kind = found.dtype in FLOATS if form.is_floating_point() else found.dtype == form.dtype
+        if found.shape != form.shape or not kind:
+            raise ValueError(
+                f"model: {name} in {path} is {found.dtype} {list(found.shape)}, expected {list(form.shape)} in "
+                "float32, bfloat16 or float16"
+            )
+        return found.to(form.dtype, copy=True)  # a copy, not a view of the file
+
+    def _found(self) -> dict[str, Path]:
+        if not (self.folder / SINGLE).exists() and not (self.folder / INDEX).exists():
+            raise ValueError(
+                f"model: {self.folder} has neither {SINGLE} nor {INDEX}; to begin with random values say random: true"
+            )
+        try:
+            return published_files(self.folder)
+        except ValueError as error:
+            raise ValueError(f"model: {error}") from None
+
+
+def published_files(folder: Path) -> dict[str, Path]:
+    """Return the file of each tensor, by its published name. Raises ValueError if the index is invalid."""
+    single, index = folder / SINGLE, folder / INDEX
+    if single.exists():
+        with opened(single) as file:
+            return dict.fromkeys(file.keys(), single)
+    named = read_json(index).get("weight_map")
+    if not isinstance(named, dict) or not all(isinstance(file, str) for file in named.values()):
+        raise ValueError(f"{index} must have a weight_map of tensor names to file names")
+    if strange := [file for file in named.values() if Path(file).name != file]:
+        raise ValueError(f"{index} names {strange[0]}, expected the name of a file beside it")
+    if missing := sorted({file for file in named.values() if not (folder / file).is_file()}):
+        raise ValueError(f"{index} names {missing[0]}, which is not there")
+    return {name: folder / file for name, file in named.items()}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot read {path}: {said_by(error)}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object")
+    return content
+
+
+def opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"cannot read {path}: {said_by(error)}") from None
+
+
+CONFIG: Final = "adapter_config.json"
+WEIGHTS: Final = "adapter_model.safetensors"
+MODULE: Final = "module."  # prefix of the whole module's names in a layer of a split one
+_BEFORE: Final = "base_model.model."
+_ENDS: Final = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}
+_NOT_PLAIN: Final = (  # settings that make an adapter other than base(x) + scale * B(A(x))
+    *("use_dora", "lora_bias", "use_qalora", "use_bdlora", "layer_replication", "target_parameters"),
+    *("trainable_token_indices", "alora_invocation_tokens", "arrow_config", "kasa_config", "velora_config"),
+    "monteclora_config",
+)
+_BEGINS_PLAIN: Final = (None, True, False, "gaussian", "eva", "orthogonal")  # others change the base, too
+
+
+def peft_name(name: str) -> str:
+    """Return PEFT's name of an adapter's or a trained parameter. name: in the whole module."""
+    at, _, leaf = name.rpartition(".")
+    return _BEFORE + (f"{at}.{_ENDS[leaf]}" if leaf in _ENDS else name)
+
+
+def _our_name(key: str) -> str:
+    name = key.removeprefix(_BEFORE)
+    for leaf, end in _ENDS.items():
+        if name.endswith(f".{end}"):
+            return name.removesuffix(end) + leaf
+    return name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeftAdapter:
+    """An adapter in PEFT's files; see `bamboo_trainer.lora.Adapters`. updates: rank and scale by the linear layer's
+    name in the whole module.
+
+    keys: of the file, by the parameters' names in the whole module. trained: patterns of other trained parameters.
+    """
+
+    folder: Path
+    dropout: float
+    updates: Mapping[str, tuple[int, float]]
+    keys: Mapping[str, str]
+    trained: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, folder: Path, dropout: float | None = None, trained: Collection[str] = ()) -> "PeftAdapter":
+        """Read an adapter, of its weights only the header. Raises ValueError, a sentence, unless it is a plain LoRA."""
+        if not (folder / CONFIG).is_file():
+            raise ValueError(f"adapter: {folder} has no {CONFIG}, as PEFT's save_pretrained writes it")
+        config = read_json(folder / CONFIG)
+        _check_plain(config, folder / CONFIG)
+        with opened(folder / WEIGHTS) as file:
+            shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+        keys = {_our_name(key): key for key in shapes}
+        ranks = {name[: -len(".lora_a")]: shapes[key][0] for name, key in keys.items() if name.endswith(".lora_a")}
+        strange = [key for name, key in keys.items() if ".lora_" in name and not name.endswith((".lora_a", ".lora_b"))]
+        if strange:
+            raise ValueError(
+                f"adapter: {folder / WEIGHTS} has {strange[0]}, which is no part of an nn.Linear's adapter"
+            )
+        if lacking := next((at for at in ranks if f"{at}.lora_b" not in keys), None):
+            raise ValueError(f"adapter: {folder / WEIGHTS} has no {peft_name(f'{lacking}.lora_b')}")
+        return cls(
+            folder=folder,
+            dropout=float(config.get("lora_dropout") or 0.0) if dropout is None else dropout,
+            updates={at: (rank, _scale(config, at, rank)) for at, rank in ranks.items()},
+            keys=keys,
+            trained=tuple(trained),
+        )
+
+    def at(self, name: str) -> tuple[int, float] | None:
+        return self.updates.get(name.removeprefix(MODULE))
+
+    def trains(self, name: str) -> bool:
+        return name.removeprefix(MODULE) in self.keys or any(fnmatchcase(name, pattern) for pattern in self.trained)
+
+    def value(self, name: str) -> Tensor | None:
+        key = self.keys.get(name.removeprefix(MODULE))
+        if key is None:
+            return None
+        with opened(self.folder / WEIGHTS) as file:
+            found: Tensor = file.get_tensor(key)
+        return found
+
+    def check(self, linears: Collection[str] | None) -> None:
+        known = {name.removeprefix(MODULE) for name in linears or ()}
+        strange = next((at for at in self.updates if at not in known), None)
+        if linears is not None and strange is not None:
+            raise ValueError(f"adapter: {self.folder} has one of {strange}, which is no nn.Linear of the model")
+
+
+def _check_plain(config: Mapping[str, Any], path: Path) -> None:
+    if config.get("peft_type") != "LORA":
+        raise ValueError(f"adapter: {path} must have peft_type LORA, got {config.get('peft_type')!r}")
+    strange = next((key for key in _NOT_PLAIN if config.get(key)), None)
+    if strange is None and config.get("bias", "none") != "none":
+        strange = "bias"
+    if strange is None and config.get("init_lora_weights") not in _BEGINS_PLAIN:
+        strange = "init_lora_weights"
+    if strange is not None:
+        raise ValueError(f"adapter: {path} has {strange}: {config[strange]!r}, expected a plain LoRA adapter")
+
+
+def _scale(config: Mapping[str, Any], at: str, rank: int) -> float:
+    """Return PEFT's scale. at: the linear layer's name."""
+    patterns = config.get("alpha_pattern") or {}
+    own = next((pattern for pattern in patterns if re.match(rf"(.*\.)?({pattern})$", at)), None)
+    alpha = config.get("lora_alpha", 8) if own is None else patterns[own]
+    if not isinstance(alpha, int | float):
+        raise ValueError(f"adapter: lora_alpha must be a number, got {alpha!r}")
+    return float(alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank)
+
+
+COMPANIONS: Final = (
+    *TOKENIZER_FILES,
+    *("chat_template.jinja", "chat_template.json", "processor_config.json", "preprocessor_config.json"),
+)
+GENERATION: Final = "generation_config.json"
+TEMPLATES: Final = "additional_chat_templates"  # a folder
+_DESCRIPTION: Final = ("config.json", GENERATION, *COMPANIONS, f"{TEMPLATES}/*")
+_WEIGHTS: Final = (SINGLE, INDEX, "model-*-of-*.safetensors")
+_COMMIT: Final = re.compile("[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubModel:
+    """A model on the Hub at a commit. weights: they are needed, and not only the model's description."""
+
+    id: str
+    commit: str
+    weights: bool
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The files to fetch: no other formats of the weights, and no code."""
+        return (*_DESCRIPTION, *_WEIGHTS) if self.weights else _DESCRIPTION
+
+
+def model_folder(given: str, revision: str | None, *, weights: bool) -> str:
+    """Return the folder itself, if it is on this machine, else the model's folder in the Hub's cache.
+
+    Raises ValueError, a sentence for the user, which says what to do where nothing can be fetched.
+    """
+    if Path(given).exists() or not looks_like_an_id(given):
+        if revision is not None:
+            raise ValueError(f"revision: expected only with an id on the Hub as model, got the folder {given}")
+        return given
+    if revision is None or not _COMMIT.fullmatch(revision):
+        raise ValueError(_not_pinned(given, revision))
+    model = HubModel(id=given, commit=revision, weights=weights)
+    return _in_cache(model) or _of_child(f"model: {given}", _fetched(model))
+
+
+def _not_pinned(given: str, revision: str | None) -> str:
+    sentence = f"model: there is no folder {given}; for the model of that name on the Hub"
+    if revision is None:
+        sentence = f"{sentence} revision must name a commit of it"
+    else:
+        sentence = f"{sentence} revision must be a commit of 40 hex digits, got {revision!r}"
+    try:
+        return f"{sentence}; {revision or 'main'} is {_of_child('', _commit_of(given, revision or 'main'))} now"
+    except ValueError as error:
+        return f"{sentence} ({error})"
+
+
+def _in_cache(model: HubModel) -> str | None:
+    """Return the folder, if it is complete in the cache. Makes no request."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return str(
+            snapshot_download(
+                model.id, revision=model.commit, allow_patterns=list(model.patterns), local_files_only=True
+            )
+        )
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError):
+        return None  # what the cache lacks, or has in part, is fetched
+
+
+def _of_child(subject: str, answer: Iterator[tuple[str, str]]) -> str:
+    """Return what the child found. Raises ValueError with the problem. answer: yields (found, problem)."""
+    answers, why = from_child(answer)
+    found, problem = answers[0] if answers else ("", why)
+    if problem:
+        raise ValueError(f"{subject}: {problem}" if subject else problem)
+    return found
+
+
+def _fetched(model: HubModel) -> Iterator[tuple[str, str]]:
+    """Fetch all files, in a child process, and yield the folder."""
+    from huggingface_hub import constants, snapshot_download
+
+    _as_the_environment_says()
+    try:
+        folder = snapshot_download(model.id, revision=model.commit, allow_patterns=list(model.patterns))
+    except Exception as error:  # the library raises what its own libraries raise
+        what = f"hf download {model.id} --revision {model.commit}"
+        instead = (
+            f"run `{what}` where there is a network, for the cache {constants.HF_HUB_CACHE}, or name a folder as model"
+        )
+        yield "", _problem(error, model.id, model.commit, instead)
+    else:
+        yield folder, ""
+
+
+def _commit_of(model: str, revision: str) -> Iterator[tuple[str, str]]:
+    """Yield the commit of a branch or a tag, in a child process."""
+    from huggingface_hub import HfApi
+
+    _as_the_environment_says()
+    try:
+        found = HfApi().model_info(model, revision=revision).sha
+    except Exception as error:  # as above
+        yield "", _problem(error, model, revision, "name a folder as model")
+    else:
+        yield str(found), ""
+
+
+def _as_the_environment_says() -> None:
+    """Allow the network in a child process, unless the user forbids it, and show nothing."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    values = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+    constants.HF_HUB_OFFLINE = any(value.upper() in constants.ENV_VARS_TRUE_VALUES for value in values)
+    disable_progress_bars()
+
+
+def _problem(error: Exception, model: str, revision: str, instead: str) -> str:
+    """Return a sentence, without the library's message where that might hold an address with a password, or a token."""
+    from huggingface_hub import constants, errors
+
+    where = _without_password(constants.ENDPOINT)
+    if constants.HF_HUB_OFFLINE:
+        return f"it is not in the cache as a whole, and HF_HUB_OFFLINE forbids to fetch it: {instead}"
+    if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__  # the reason of the failed download
+    if isinstance(error, errors.GatedRepoError):
+        return f"{where} gives it only to who has accepted its terms: set HF_TOKEN to a token of theirs, or {instead}"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"{where} has no model {model} that HF_TOKEN may read, or none without HF_TOKEN"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{where} has no revision {revision} of {model}"
+    if isinstance(error, errors.HfHubHTTPError):
+        return f"{where} answered {getattr(error.response, 'status_code', 'with an error')}: {instead}"
+    if isinstance(error, OSError) and error.errno is not None:
+        return f"it cannot be kept in the cache {constants.HF_HUB_CACHE}: {said_by(error)}"
+    return f"{where} cannot be reached ({type(error).__name__}): {instead}"
+
+
+def _without_password(address: str) -> str:
+    parts = urllib.parse.urlsplit(address)
+    return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def stay_offline(library: Any) -> None:
+    """Keep transformers from looking on the Hub for files that a folder lacks. library: `huggingface_hub.constants`."""
+    library.HF_HUB_OFFLINE = True

@@ -1,1 +1,0 @@
-"""Parts of the ready-made tasks: data, losses, optimizers, and files of weights."""

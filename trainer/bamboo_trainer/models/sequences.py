@@ -1,0 +1,303 @@
+"""Sequences of tokens for language models that predict the next token, or masked ones."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bamboo_core.text import suggestion
+from bamboo_trainer.data import Documents, TensorDataset, dataset_from, pure_seed
+from bamboo_trainer.data.config import MIXTURE, Opener
+from bamboo_trainer.data.datasets import readers_of
+from bamboo_trainer.models import settings
+from bamboo_trainer.task import Dataset, Parts, Task, TrainingFacts, Weighted
+
+Objective = Literal["causal", "masked"]
+Part = Callable[[Mapping[str, Any]], nn.Module]  # of a model, made from its config
+IGNORED: Final = -100  # a target that does not count
+MASKED_SHARE: Final = 0.15  # of the tokens; of these 80 % become the mask, 10 % another token, 10 % stay
+KINDS_WITH_LENGTH: Final = (settings.MADE_UP, "tokens", "text", "chats")
+INPUTS: Final = ("input_ids", "attention_mask", "token_type_ids")  # the names of transformers
+PACKED_INPUTS: Final = ("input_ids", "position_ids")
+SYNTHETIC: Final = {"length": 32, "samples": 512}
+
+
+def taken_trim(config: dict[str, Any], where: str) -> int:
+    """Take "trim" out of the config: a batch ends with its longest sequence, rounded up to a multiple of that; 0: it
+    does not. Raises ValueError.
+    """
+    return whole_number(config.pop("trim"), f"{where}.trim") if "trim" in config else 0
+
+
+def check_trim(trim: int, masked: bool, where: str) -> None:
+    """Raise ValueError if a batch ends with its longest sequence, and no mask gives their lengths."""
+    if trim and not masked:
+        raise ValueError(f"{where}.trim: expected only with a mask of the tokens that count")
+
+
+class Sequences:
+    """Sequences of tokens as samples.
+
+    Inputs: int64 [samples, length], and a mask of the tokens that count if the data have one. Targets: the same shape.
+
+    data: tokens, perhaps a mask, and for "causal" the targets, which belong to the token at the same place; shift: the
+    targets are the tokens themselves, as transformers takes labels. For "masked" the tokens to predict are chosen here,
+    by the sample's number, and the others' targets are -100. words: size of the vocabulary, and the mask token. where:
+    the config's key that describes the data, for messages.
+
+    packed: instead of a mask the data have the number of each token's document, and the second input is its position in
+    that. trim: see `taken_trim`. names: of the inputs, as in transformers.
+    """
+
+    def __init__(
+        self,
+        source: Dataset,
+        objective: Objective,
+        words: tuple[int, int],
+        shift: bool,
+        where: str = "data",
+        *,
+        packed: bool = False,
+        trim: int = 0,
+    ) -> None:
+        self._source, self._objective, self._shift, self._where = source, objective, shift, where
+        self._vocabulary, self._mask_token = words
+        self._packed, self._trim = packed, trim
+        given, targets = source.batch([0])
+        if not 1 <= len(given) <= 2 or (objective == "causal" and len(targets) != 1):
+            raise ValueError(
+                f"{where}: expected tokens, perhaps a mask, and targets, got {len(given)} inputs and {len(targets)} "
+                "targets"
+            )
+        self.masked = len(given) == 2 and not packed
+        check_trim(trim, self.masked, where)
+        self.prefetched = readers_of(source)
+        self.names = INPUTS[: len(given)] if not packed else PACKED_INPUTS
+        self.length = int(given[0].shape[1])
+        length = None if self.masked else self.length
+        self.tokens_per_sample: int | None = getattr(source, "tokens_per_sample", None) or length
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        """Return samples. Raises ValueError for a token outside of the vocabulary."""
+        given, targets = self._source.batch(indices)
+        ids = given[0].long()
+        check_tokens(ids, self._vocabulary, self._where)
+        mask = given[1].long() if self.masked else None
+        if self._objective == "masked":
+            ids, labels = self._hidden(ids, mask, indices)
+        else:
+            labels = targets[0].long()
+            if self._shift:
+                labels = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], dim=1)
+        if self._packed:
+            return (ids, positions_in(given[1].long())), (labels,)
+        if mask is None:
+            return (ids,), (labels,)
+        width = trimmed_width(mask, self._trim)
+        return (ids[:, :width].contiguous(), mask[:, :width].contiguous()), (labels[:, :width].contiguous(),)
+
+    def _hidden(self, ids: Tensor, mask: Tensor | None, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        seen, labels = ids.clone(), torch.full_like(ids, IGNORED)
+        for row, index in enumerate(indices):
+            generator = torch.Generator().manual_seed(pure_seed("masked", index))
+            chosen = torch.rand(ids.shape[1], generator=generator) < MASKED_SHARE
+            if mask is not None:
+                chosen &= mask[row].bool()
+            how = torch.rand(ids.shape[1], generator=generator)
+            others = torch.randint(0, self._vocabulary, (ids.shape[1],), generator=generator)
+            labels[row, chosen] = ids[row, chosen]
+            seen[row, chosen & (how < 0.8)] = self._mask_token
+            exchanged = chosen & (how >= 0.8) & (how < 0.9)
+            seen[row, exchanged] = others[exchanged]
+        return seen, labels
+
+
+def positions_in(documents: Tensor) -> Tensor:
+    """Return the position of each token in its document. documents: [samples, length], their numbers."""
+    places = torch.arange(documents.shape[1]).expand_as(documents)
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return places - torch.where(begins, places, 0).cummax(1).values
+
+
+def trimmed_width(mask: Tensor, multiple: int) -> int:
+    """Return the longest sequence's length, rounded up. mask: [..., length]. multiple: 0: the whole length."""
+    length = mask.shape[-1]
+    if not multiple:
+        return length
+    last = int(torch.where(mask.bool(), torch.arange(1, length + 1), 0).max())
+    return min(length, max(1, -(-last // multiple)) * multiple)
+
+
+def open_sequences(
+    config: Mapping[str, Any],
+    objective: Objective,
+    words: tuple[int, int],
+    where: str = "data",
+    *,
+    packs: bool = False,
+    kinds: Mapping[str, Opener] = MappingProxyType({}),
+) -> Sequences:
+    """Open the sequences that a config describes. Raises ValueError.
+
+    config: {"kind": "random", "length", "samples", "padding"} are made-up sequences, and the default; for the other
+    kinds see `bamboo_trainer.data.dataset_from` and `kinds`. "shift", words: of `Sequences`. "trim": of `taken_trim`.
+    where: the config's key; made-up data for an evaluation are other samples of the same kind. packs: the model can
+    keep documents of one sequence apart.
+    """
+    given = dict(config)
+    shift = given.pop("shift", False)
+    if not isinstance(shift, bool):
+        raise ValueError(f"{where}.shift must be true or false, got {shift!r}")
+    trim = taken_trim(given, where)
+    made_up = {settings.MADE_UP: partial(_made_up, words[0])}
+    source = dataset_from({"kind": settings.MADE_UP, **given}, where, {**made_up, **kinds})
+    packed = _packed(given, where)
+    if packed and not packs:
+        raise ValueError(f"{where}.{packed} is not for language models of this kind: they do not keep documents apart")
+    return Sequences(source, objective, words, shift, where, packed=bool(packed), trim=trim)
+
+
+def _packed(config: Mapping[str, Any], where: str) -> str:
+    """Return the key by which the data number the documents of a sequence; "" if they do not. Raises ValueError if only
+    some of a mixture's sources do. config: of data that could be opened.
+    """
+    if config.get("kind") == MIXTURE:
+        found = [_packed(source, f"{where}.sources[{number}]") for number, source in enumerate(config["sources"])]
+        if any(found) and not all(found):
+            raise ValueError(f"{where}.sources: expected all of them with several documents in a sequence, or none")
+        return f"sources[0].{found[0]}" if found[0] else ""
+    if config.get("documents") == Documents.NUMBERED:
+        return "documents: numbered"
+    return "packed" if config.get("packed") is True else ""
+
+
+def with_length(config: Mapping[str, Any], length: int | None) -> dict[str, Any]:
+    """Return the config with that length if its kind has one and it names none."""
+    kind = config.get("kind", settings.MADE_UP)
+    return {"length": length, **config} if length is not None and kind in KINDS_WITH_LENGTH else dict(config)
+
+
+def accuracy(outputs: Parts, targets: Parts) -> tuple[Tensor, Tensor]:
+    """Return the number of right tokens, and of tokens that count. logits: [samples, length, vocabulary]."""
+    counts = targets[0] != IGNORED
+    return ((outputs[0].argmax(-1) == targets[0]) & counts).sum(), counts.sum()
+
+
+def _made_up(vocabulary: int, given: Mapping[str, Any], where: str) -> TensorDataset:
+    """Make up sequences in which each token but one in eight follows from the one before."""
+    samples, length, padding = made_up_sizes(given, SYNTHETIC, where, "shift")
+    generator = torch.Generator().manual_seed(settings.made_up_seed(where))
+    drawn = torch.randint(0, vocabulary, (samples, length + 1), generator=generator)
+    jump = torch.rand(samples, length + 1, generator=generator) < 0.125
+    ids = drawn.clone()
+    for place in range(1, length + 1):
+        follows = (ids[:, place - 1] * 5 + 7) % vocabulary
+        ids[:, place] = torch.where(jump[:, place], drawn[:, place], follows)
+    targets = ids[:, 1:].clone()
+    if not padding:
+        return TensorDataset((ids[:, :-1].clone(),), (targets,))
+    mask = torch.arange(length) < torch.randint(length // 2 + 1, length + 1, (samples, 1), generator=generator)
+    targets[:, :-1][~mask[:, 1:]] = IGNORED
+    targets[~mask] = IGNORED
+    return TensorDataset((ids[:, :-1] * mask, mask.long()), (targets,))
+
+
+def made_up_sizes(
+    given: Mapping[str, Any], defaults: Mapping[str, int], where: str, *more: str
+) -> tuple[int, int, bool]:
+    """Return the number and length of made-up samples, and whether some end earlier, from a config's keys "samples",
+    "length" and "padding". defaults: of the first two. more: keys taken out before. Raises ValueError.
+    """
+    config = dict(given)
+    padding = bool(config.pop("padding", False))
+    values = {key: whole_number(config.pop(key, default), f"{where}.{key}") for key, default in defaults.items()}
+    for key in config:
+        raise ValueError(f"{where}: unknown key {key!r}, {suggestion(key, [*defaults, 'padding', *more])}")
+    return values["samples"], values["length"], padding
+
+
+def check_tokens(tokens: Tensor, words: int, where: str) -> None:
+    """Raise ValueError, naming the config's key, for a token outside of a vocabulary of `words` tokens."""
+    for token in (int(tokens.min()), int(tokens.max())) if tokens.numel() else ():
+        if not 0 <= token < words:
+            raise ValueError(f"{where}: token {token} is outside of the model's vocabulary of {words}")
+
+
+def whole_number(value: Any, key: str) -> int:
+    """Return the value. Raises ValueError, naming the key, unless it is a whole number of at least 1."""
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{key} must be a whole number of at least 1, got {value!r}")
+    return value
+
+
+def token_loss(logits: Tensor, targets: Tensor) -> Weighted:
+    """Return the loss summed over the tokens that count, so that a step's loss is the mean over its whole batch.
+
+    logits: [samples, length, vocabulary]. targets: int64 [samples, length].
+    """
+    summed = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    return Weighted(summed, (targets != IGNORED).sum())
+
+
+def check_sizes(c: Mapping[str, Any]) -> None:
+    """Raise ValueError, naming the key and what was expected, for invalid sizes."""
+    settings.whole_numbers(c, "vocabulary", "positions", "width", "heads", "blocks")
+    if c["width"] % c["heads"]:
+        raise ValueError(f"width must be a multiple of heads = {c['heads']}, got {c['width']}")
+
+
+def language_model(
+    parts: tuple[Part, Part, Part],
+    c: Mapping[str, Any],
+    training: TrainingFacts | None,
+    *,
+    objective: Objective = "causal",
+    mask_token: int = 0,
+    tied: bool = True,
+    rotary: bool = False,
+) -> Task:
+    """Return the task of a model of the library. parts: its embedding, a block, repeated c["blocks"] times, and its
+    head, whose weights are the embedding's if they are tied; each takes c. c: its config from `settings.read`. rotary:
+    sequences may be longer than its positions. Raises ValueError for invalid data.
+    """
+    embedding, block, head = parts
+    layers = (partial(embedding, c), *[partial(block, c)] * c["blocks"], partial(head, c))
+    last = len(layers) - 1
+    words = (c["vocabulary"], mask_token)
+
+    def opened(config: Mapping[str, Any], where: str = "data") -> Sequences:
+        found = open_sequences(config, objective, words, where)
+        if not rotary and found.length > c["positions"]:
+            problem = f"expected sequences of at most {c['positions']} tokens (positions), got {found.length}"
+            raise ValueError(f"{where}: {problem}")
+        return found
+
+    dataset = opened(with_length(c["data"], c["positions"]))
+
+    def held_out(config: Mapping[str, Any]) -> Dataset:
+        given = with_length(config, c["data"].get("length", c["positions"]))
+        return opened(given, "evaluation")
+
+    return Task(
+        layers=layers,
+        loss=_loss,
+        dataset=dataset,
+        evaluation=settings.evaluation(c["evaluation"], held_out, accuracy),
+        tokens_per_sample=dataset.tokens_per_sample,
+        optimizer=settings.adamw(c),
+        learning_rate=settings.rate(c, training, dataset),
+        tied=(("0.token.weight", f"{last}.out.weight"),) if tied else (),
+        checkpointed=range(1, last) if c["checkpoint"] else (),
+    )
+
+
+def _loss(outputs: Parts, targets: Parts) -> Weighted:
+    return token_loss(outputs[0], targets[0])

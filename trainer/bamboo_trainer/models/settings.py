@@ -1,0 +1,226 @@
+"""Shared functions of the library's models: reading their config, their optimizers, made-up data, losses of images."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bamboo_core.text import suggestion
+from bamboo_trainer import schedules
+from bamboo_trainer.data import dataset_from, pure_seed
+from bamboo_trainer.task import Dataset, Evaluation, Metric, Parts, TrainingFacts
+
+
+def typed_values(
+    config: Mapping[str, Any], keys: Mapping[str, tuple[str, Any]], *, nullable: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return the values by the names of fields. keys: for each key its field, and the type or types of its values.
+
+    A whole number is accepted as a float; True and False are not numbers. nullable: keys that may also be null. Raises
+    ValueError, naming the key and what was expected.
+    """
+    values: dict[str, Any] = {}
+    for key, value in config.items():
+        if key not in keys:
+            raise ValueError(f"unknown key {key!r}, {suggestion(key, list(keys))}")
+        field, kind = keys[key]
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        if float in kinds and type(value) is int:
+            value = float(value)
+        fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+        if not fits and not (value is None and key in nullable):
+            names = " or ".join(k.__name__ for k in kinds)
+            raise ValueError(f"{key} must be of type {names}, got {value!r}")
+        values[field] = value
+    return values
+
+
+MADE_UP: Final = "random"
+HELD_OUT: Final = 1 << 40  # made-up data for an evaluation begin with this number
+TRAINING: Final[dict[str, Any]] = {"learningRate": 1e-3, "warmupSteps": 0, "weightDecay": 0.0, "checkpoint": False}
+
+Named = Iterable[tuple[str, nn.Parameter]]
+
+
+def read(config: Mapping[str, Any], sizes: Mapping[str, Mapping[str, Any]], default: str) -> dict[str, Any]:
+    """Return a size's values by its name, overridden by the config, with its training settings.
+
+    Raises ValueError, naming the key and what was expected.
+    """
+    size = config.get("size", default)
+    if size not in sizes:
+        raise ValueError(f"size must be one of {', '.join(sizes)}, got {size!r}")
+    known = {**TRAINING, **sizes[size], "data": {}, "evaluation": {}}
+    values = {**known, "evaluation": None}
+    for key, value in config.items():
+        if key == "size":
+            continue
+        if key not in known:
+            raise ValueError(f"unknown key {key!r}, {suggestion(key, ['size', *known])}")
+        values[key] = _typed(key, value, known[key])
+    return values
+
+
+def made_up_seed(where: str) -> int:
+    """Return the number from which data at that key of the config are made up."""
+    known = {"data": 0, "evaluation": HELD_OUT}
+    return known[where] if where in known else pure_seed(where)
+
+
+def whole_numbers(values: Mapping[str, Any], *keys: str) -> None:
+    """Raise ValueError unless each value is at least 1."""
+    for key in keys:
+        if values[key] < 1:
+            raise ValueError(f"{key} must be at least 1, got {values[key]}")
+
+
+def _typed(key: str, value: Any, default: Any) -> Any:
+    kind = type(default)
+    if kind is float and type(value) is int:
+        value = float(value)
+    fits = isinstance(value, Mapping) if kind is dict else type(value) is kind
+    if not fits:
+        raise ValueError(f"{key} must be of type {kind.__name__}, got {value!r}")
+    if kind in (int, float) and value < 0:
+        raise ValueError(f"{key} must not be negative, got {value}")
+    return dict(value) if kind is dict else value
+
+
+def rate(values: Mapping[str, Any], training: TrainingFacts | None, dataset: Dataset) -> Callable[[int], float]:
+    """Return a schedule: a linear warm-up, then half a cosine to a tenth of the rate at the job's last step."""
+    peak, warmup = values["learningRate"], values["warmupSteps"]
+    if peak <= 0:
+        raise ValueError(f"learningRate must be positive, got {peak}")
+    if training is None:
+        return schedules.constant(peak, warmup)
+    steps = training.steps_with(dataset, getattr(dataset, "tokens_per_sample", None))
+    return schedules.cosine(peak, steps=max(steps, warmup + 1), warmup=warmup, final=0.1 * peak)
+
+
+def adamw(values: Mapping[str, Any]) -> Callable[[Named], torch.optim.Optimizer]:
+    return partial(_adamw, values["learningRate"], values["weightDecay"])
+
+
+def sgd(values: Mapping[str, Any]) -> Callable[[Named], torch.optim.Optimizer]:
+    return partial(_sgd, values["learningRate"], values["weightDecay"])
+
+
+def decaying(named: Named, decay: float) -> list[dict[str, Any]]:
+    """Return an optimizer's groups, without empty ones: matrices decay, norms and biases do not."""
+    parameters = [p for _, p in named]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _adamw(rate: float, decay: float, named: Named) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(decaying(named, decay), lr=rate, betas=(0.9, 0.95))
+
+
+def _sgd(rate: float, decay: float, named: Named) -> torch.optim.Optimizer:
+    return torch.optim.SGD(decaying(named, decay), lr=rate, momentum=0.9)
+
+
+MakeUp = Callable[[int, int], Dataset]  # how many samples, and the number that the first one is made from
+
+
+def open_data(config: Mapping[str, Any], made_up: MakeUp, where: str = "data") -> Dataset:
+    """Open the dataset that a config describes.
+
+    config: {"kind": "random", "samples": 512} is made-up data, and the default; for the other kinds see
+    `bamboo_trainer.data.dataset_from`. where: the config's key; made-up data for an evaluation are other samples.
+    """
+    given = dict(config)
+    if given.pop("kind", MADE_UP) != MADE_UP:
+        return dataset_from(config, where)
+    samples = given.pop("samples", 512)
+    for key in given:
+        raise ValueError(f"{where}: unknown key {key!r}, expected samples")
+    if type(samples) is not int or samples < 1:
+        raise ValueError(f"{where}.samples must be a whole number of at least 1, got {samples!r}")
+    return made_up(samples, 0 if where == "data" else HELD_OUT)
+
+
+def evaluation(
+    config: Mapping[str, Any] | None,
+    opened: Callable[[Mapping[str, Any]], Dataset],
+    accuracy: Metric,
+) -> Evaluation | None:
+    """Return what `training.evaluation` measures, loss and accuracy, if the config has a key `evaluation`."""
+    if config is None:
+        return None
+    return Evaluation(dataset=opened(config), metrics={"accuracy": accuracy})
+
+
+def top1(outputs: Parts, targets: Parts) -> tuple[Tensor, int]:
+    """Return the number of images whose class has the highest logit, and of all. logits: [samples, classes]."""
+    return (outputs[0].argmax(-1) == targets[0]).sum(), len(targets[0])
+
+
+def classifier_data(c: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `dataset` and `evaluation` of a task whose samples are images with a class."""
+
+    def made_up(samples: int, first: int) -> Dataset:
+        return MadeUpImages(samples, c["side"], c["classes"], first)
+
+    def held_out(config: Mapping[str, Any]) -> Dataset:
+        return open_data(config, made_up, "evaluation")
+
+    return {"dataset": open_data(c["data"], made_up), "evaluation": evaluation(c["evaluation"], held_out, top1)}
+
+
+@dataclass(frozen=True, slots=True)
+class MadeUpImages:
+    """Sample i is noise, brighter in one colour by its class: float32 [samples, 3, side, side]; int64 [samples]."""
+
+    samples: int
+    side: int
+    classes: int
+    first: int = 0  # the number that the first one is made from
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        indices = [self.first + index for index in indices]
+        labels = torch.tensor([pure_seed("label", i) % self.classes for i in indices])
+        images = []
+        for index, label in zip(indices, labels.tolist(), strict=True):
+            generator = torch.Generator().manual_seed(pure_seed("image", index))
+            image = torch.randn(3, self.side, self.side, generator=generator)
+            image[label % 3] += 1 + label // 3 / max(1, self.classes // 3)
+            images.append(image)
+        return (torch.stack(images),), (labels,)
+
+
+class Flat(nn.Module):
+    """[batch, channels, h, w] -> [batch, channels * side * side], averaged to that side."""
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.side = side
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.adaptive_avg_pool2d(x, self.side).flatten(1)
+
+
+def numbers(c: Mapping[str, Any], key: str, count: str, example: str) -> list[int]:
+    """Return the whole numbers, at least 1, in the config's text, as many as in the example. count: a word for that.
+
+    Raises ValueError, naming the key and what was expected.
+    """
+    words = c[key].split()
+    values = [int(word) for word in words if word.isdecimal()]
+    if not len(values) == len(words) == len(example.split()) or min(values) < 1:
+        raise ValueError(f'{key} must be {count} numbers such as "{example}", got {c[key]!r}')
+    return values
+
+
+def loss(outputs: Parts, targets: Parts) -> Tensor:
+    return F.cross_entropy(outputs[0], targets[0])

@@ -1,0 +1,410 @@
+"""Data for models of transformers: a folder's tokenizer, texts, conversations, and texts with labels."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bamboo_core.complaints import said_by
+from bamboo_core.text import suggestion
+from bamboo_trainer.data import TensorDataset, TextDataset, dataset_from, text_bytes
+from bamboo_trainer.data.datasets import readers_of
+from bamboo_trainer.data.tokenizing import BYTES, ByteEncoder
+from bamboo_trainer.models import settings
+from bamboo_trainer.models.sequences import (
+    IGNORED,
+    INPUTS,
+    check_tokens,
+    check_trim,
+    made_up_sizes,
+    taken_trim,
+    trimmed_width,
+    whole_number,
+)
+from bamboo_trainer.task import Dataset, Parts, Weighted
+
+TEXT: Final = "text"
+TOKENS: Final = "tokens"
+TOKENIZER_FILES: Final = (
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "spm.model", "bpe.codes"),
+)
+_KEYS: Final = ("path", "length", "tokenizer")
+
+
+def has_tokenizer(folder: str) -> bool:
+    """Return whether the folder has files of a tokenizer. Without any, transformers would make an empty one."""
+    return any((Path(folder) / name).is_file() for name in TOKENIZER_FILES)
+
+
+def open_tokenizer(folder: str, where: str) -> Any:
+    """Return the tokenizer of transformers in that folder. where: the config's key, for messages. Raises ValueError."""
+    from transformers import AutoTokenizer
+
+    if not Path(folder).is_dir():
+        raise ValueError(f"{where}.tokenizer: there is no folder {folder}")
+    if not has_tokenizer(folder):
+        raise ValueError(f"{where}.tokenizer: no tokenizer in {folder}, such as a tokenizer.json")
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{where}.tokenizer: no tokenizer in {folder}: {said_by(error)}") from None
+
+
+def open_text(model: str | None, vocabulary: int, config: Mapping[str, Any], where: str) -> TextDataset:
+    """Open a text as sequences of the tokens of the model's tokenizer, which are held in memory.
+
+    model: its folder, if it has one. vocabulary: the size of the model's. config: {"path": see the kind "text" of
+    `dataset_from`, "length", "tokenizer": "bytes", or a folder, by default the model's}. Raises ValueError.
+    """
+    if unknown := [key for key in config if key not in _KEYS]:
+        raise ValueError(f"{where}: unknown key {unknown[0]!r}, {suggestion(unknown[0], ['kind', *_KEYS])}")
+    folder, path = config.get("tokenizer", model), config.get("path", "stdlib")
+    if not isinstance(path, str):
+        raise ValueError(f"{where}.path: expected stdlib or a file, got {path!r}")
+    length = whole_number(config.get("length"), f"{where}.length")
+    if folder == BYTES:
+        found = dataset_from({"kind": TEXT, **{key: config[key] for key in config if key != "tokenizer"}}, where)
+        assert isinstance(found, TextDataset)
+        check_tokens(found.tokens, vocabulary, where)
+        return found
+    if folder is not None and not isinstance(folder, str):
+        raise ValueError(f"{where}.tokenizer: expected the tokenizer's folder, or bytes, got {folder!r}")
+    if folder is None or (folder == model and not has_tokenizer(folder)):
+        missing = "the model has no folder" if folder is None else f"the model's folder {folder} has no tokenizer"
+        raise ValueError(f"{where}.tokenizer: expected the tokenizer's folder, or bytes, since {missing}")
+    tokenizer = open_tokenizer(folder, where)
+    try:
+        text = text_bytes(path).decode(errors="ignore" if path == "stdlib" else "strict")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where}.path: {path} is not UTF-8: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    tokens = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.int64)
+    check_tokens(tokens, vocabulary, where)
+    try:
+        return TextDataset(tokens, length)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def open_tokens(model: str | None, config: Mapping[str, Any], where: str) -> Dataset:
+    """Open files of tokens, like `dataset_from`. model: the folder whose weights training begins with.
+
+    Raises ValueError for files of bytes if the model's tokenizer makes other tokens.
+    """
+    found = dataset_from({"kind": TOKENS, **config}, where)
+    files: Any = getattr(found, "dataset", found)  # behind readers
+    if model is None or files.vocabulary != ByteEncoder.vocabulary or not has_tokenizer(model):
+        return found
+    if len(open_tokenizer(model, where)) != ByteEncoder.vocabulary:
+        raise ValueError(
+            f"{where}.path: expected tokens of the tokenizer in {model}, got bytes: make them with "
+            f"`bamboo tokenize --tokenizer {Path(model) / 'tokenizer.json'}`, or begin the model with random: true"
+        )
+    return found
+
+
+KIND: Final = "chats"
+ANSWERS: Final = "assistant"  # the role whose messages are learned
+_MARKS_ANSWERS: Final = "generation"  # the block by which a template marks an answer
+_CHAT_KEYS: Final = ("path", "length", "tokenizer", "packed")
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation. ids: its tokens. answers: for each, whether it is of an answer."""
+
+    ids: Sequence[int]
+    answers: Sequence[bool]
+
+    @property
+    def targets(self) -> list[int]:
+        """The token after each one but the last, if it is of an answer; else IGNORED."""
+        follows = pairwise(zip(self.ids, self.answers, strict=True))
+        return [token if learned else IGNORED for _, (token, learned) in follows]
+
+
+def open_chats(model: str | None, vocabulary: int, config: Mapping[str, Any], where: str) -> TensorDataset:
+    """Open conversations as samples. Conversations without an answer are left out.
+
+    Inputs: int64 [samples, length], and a mask of the tokens that count, or the number of each token's conversation if
+    they are packed. Targets: for the token at the same place. model: its folder, if it has one. vocabulary: the size of
+    the model's. config: {"path": of a file with a JSON object {"messages": [{"role", "content"}, ...]} in each line,
+    "length", "packed": false, "tokenizer": its folder, by default the model's}. Raises ValueError.
+    """
+    for key in config:
+        if key not in _CHAT_KEYS:
+            raise ValueError(f"{where}: unknown key {key!r}, {suggestion(key, ['kind', *_CHAT_KEYS])}")
+    path, folder, packed = config.get("path"), config.get("tokenizer", model), config.get("packed", False)
+    if not isinstance(path, str):
+        raise ValueError(f"{where}.path: expected a file of conversations, got {path!r}")
+    if not isinstance(folder, str):
+        raise ValueError(f"{where}.tokenizer: expected the tokenizer's folder, got {folder!r}")
+    if not isinstance(packed, bool):
+        raise ValueError(f"{where}.packed must be true or false, got {packed!r}")
+    length = whole_number(config.get("length"), f"{where}.length")
+    template = ChatTemplate(folder, where)
+    chats = [template.chat(messages, place) for place, messages in _conversations(Path(path), where)]
+    rows = [(chat.ids[:-1][:length], chat.targets[:length]) for chat in chats]
+    rows = [row for row in rows if any(target != IGNORED for target in row[1])]
+    if not rows:
+        raise ValueError(f"{where}: {path} has no answer ({ANSWERS}) within {length} tokens")
+    check_tokens(torch.tensor([token for tokens, _ in rows for token in tokens]), vocabulary, where)
+    return _packed(rows, length, template.padding) if packed else _padded(rows, length, template.padding)
+
+
+class ChatTemplate:
+    """The chat template of the tokenizer in that folder."""
+
+    def __init__(self, folder: str, where: str) -> None:
+        self._where, self._tokenizer = where, open_tokenizer(folder, where)
+        if not isinstance(self._tokenizer.chat_template, str):
+            raise ValueError(f"{where}.tokenizer: the tokenizer in {folder} has no chat template, or several")
+
+    @property
+    def padding(self) -> int:
+        """The token that fills sequences up."""
+        found = self._tokenizer.pad_token_id
+        return 0 if found is None else int(found)
+
+    def chat(self, messages: Sequence[Any], place: str) -> Chat:
+        """Return a conversation's tokens. place: where the conversation is, for messages. Raises ValueError."""
+        try:
+            return self._marked(messages) if self._marks_answers else self._compared(messages, place)
+        except Exception as error:  # a template may raise anything
+            if isinstance(error, _Unstable):
+                raise
+            raise ValueError(f"{self._where}: {place}: the chat template does not take it: {said_by(error)}") from None
+
+    @property
+    def _marks_answers(self) -> bool:
+        words = self._tokenizer.chat_template.replace("{%-", "{%").split("{%")[1:]
+        return any(word.split()[:1] == [_MARKS_ANSWERS] for word in words)
+
+    def _marked(self, messages: Sequence[Any]) -> Chat:
+        found = self._tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
+        return Chat(found["input_ids"], [bool(mark) for mark in found["assistant_masks"]])
+
+    def _compared(self, messages: Sequence[Any], place: str) -> Chat:
+        """Find answers by comparison: an answer follows the words that ask for it."""
+        ids = self._tokens(messages)
+        answers = [False] * len(ids)
+        for number, message in enumerate(messages):
+            if message["role"] != ANSWERS:
+                continue
+            asked, answered = self._tokens(messages[:number], asks=True), self._tokens(messages[: number + 1])
+            if ids[: len(answered)] != answered or answered[: len(asked)] != asked:
+                raise _Unstable(
+                    f"{self._where}: {place}: what the chat template writes of message {number + 1} depends on what "
+                    f"comes behind it; mark answers in the template by {{% {_MARKS_ANSWERS} %}}"
+                )
+            answers[len(asked) : len(answered)] = [True] * (len(answered) - len(asked))
+        return Chat(ids, answers)
+
+    def _tokens(self, messages: Sequence[Any], *, asks: bool = False) -> list[int]:
+        found = self._tokenizer.apply_chat_template(messages, return_dict=True, add_generation_prompt=asks)
+        return list(found["input_ids"])
+
+
+class _Unstable(ValueError):
+    """Error because a conversation's beginning is written in another way when more follows."""
+
+
+def _conversations(path: Path, where: str) -> Iterator[tuple[str, list[Any]]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{where}.path: cannot read {path}: {said_by(error)}") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            messages = json.loads(line)["messages"]
+            good = isinstance(messages, list) and all({"role", "content"} <= message.keys() for message in messages)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            good = False
+        if not good or not messages:
+            raise ValueError(
+                f'{where}: {path} line {number}: expected {{"messages": [{{"role": ..., "content": ...}}, ...]}}'
+            )
+        yield f"{path} line {number}", messages
+
+
+_Row = tuple[Sequence[int], Sequence[int]]  # tokens and targets
+
+
+def _padded(rows: Sequence[_Row], length: int, padding: int) -> TensorDataset:
+    ids = [[*tokens, *[padding] * (length - len(tokens))] for tokens, _ in rows]
+    mask = [[n < len(tokens) for n in range(length)] for tokens, _ in rows]
+    targets = [[*wanted, *[IGNORED] * (length - len(wanted))] for _, wanted in rows]
+    return TensorDataset((torch.tensor(ids), torch.tensor(mask).long()), (torch.tensor(targets),))
+
+
+def _packed(rows: Sequence[_Row], length: int, padding: int) -> TensorDataset:
+    """Pack rows in their order: one that does not fit into the rest of a sequence begins the next one."""
+    sequences: list[list[_Row]] = []
+    left = 0
+    for row in rows:
+        if len(row[0]) > left:
+            sequences.append([])
+            left = length
+        sequences[-1].append(row)
+        left -= len(row[0])
+    ids, documents, targets = [], [], []
+    for held in sequences:
+        rest = length - sum(len(tokens) for tokens, _ in held)
+        filled = [*held, ([padding] * rest, [IGNORED] * rest)]
+        ids.append([token for tokens, _ in filled for token in tokens])
+        documents.append([number for number, (tokens, _) in enumerate(filled) for _ in tokens])
+        targets.append([target for _, wanted in filled for target in wanted])
+    return TensorDataset((torch.tensor(ids), torch.tensor(documents)), (torch.tensor(targets),))
+
+
+Head = Literal["sequence", "token", "choice"]
+HEADS: Final[tuple[Head, ...]] = ("sequence", "token", "choice")
+CHOICES: Final = 3  # of made-up data
+MADE_UP: Final = {"length": 32, "samples": 512}
+
+
+class Labelled:
+    """Labelled samples.
+
+    Inputs: int64 token ids, perhaps a mask of the tokens that count, and after it the kinds of tokens; their shape is
+    [samples, length], or [samples, choices, length] for "choice". Targets: int64 [samples], or [samples, length] for
+    "token"; -100 does not count. For "sequence" they may be floats: [samples] for one label, the value to predict, else
+    [samples, labels], each true or false.
+
+    words: size of the vocabulary. labels: their number. where: the config's key, for messages. trim, names: see
+    `Sequences`.
+    """
+
+    def __init__(
+        self,
+        source: Dataset,
+        head: Head,
+        words: tuple[int, int],
+        where: str = "data",
+        *,
+        trim: int = 0,
+    ) -> None:
+        self._trim = trim
+        self._source, self._head, self._where = source, head, where
+        self._words, self._labels = words
+        given, targets = source.batch([0])
+        dimensions = 3 if head == "choice" else 2
+        if not 1 <= len(given) <= len(INPUTS) or len(targets) != 1 or any(t.dim() != dimensions for t in given):
+            shape = "[samples, choices, length]" if head == "choice" else "[samples, length]"
+            raise ValueError(
+                f"{where}: expected tokens {shape}, perhaps a mask and the kinds of tokens, and one target, got inputs "
+                f"{[list(t.shape) for t in given]} and {len(targets)} targets"
+            )
+        self._check(targets[0], given[0])
+        self.names, self.masked = INPUTS[: len(given)], len(given) > 1
+        check_trim(trim, self.masked, where)
+        self.prefetched = readers_of(source)
+        self.length = int(given[0].shape[-1])
+        self.tokens_per_sample: int | None = None if self.masked else given[0][0].numel()
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        """Return samples. Raises ValueError for a token outside of the vocabulary, or an unknown label."""
+        given, (target,) = self._source.batch(indices)
+        ids = given[0].long()
+        check_tokens(ids, self._words, self._where)
+        self._check(target, ids)
+        width = trimmed_width(given[1], self._trim) if self.masked else ids.shape[-1]
+        target = target[:, :width].contiguous() if self._head == "token" else target
+        return tuple(part.long()[..., :width].contiguous() for part in given), (target,)
+
+    def _check(self, target: Tensor, ids: Tensor) -> None:
+        if target.is_floating_point():
+            if self._head != "sequence":
+                raise ValueError(f"{self._where}: expected whole numbers as labels, got {target.dtype}")
+            several = (len(ids), self._labels)
+            if tuple(target.shape) not in ({(len(ids),), several} if self._labels == 1 else {several}):
+                raise ValueError(f"{self._where}: expected {self._labels} values a sample, got {list(target.shape)}")
+            return
+        expected = ids.shape if self._head == "token" else ids.shape[:1]
+        if target.shape != expected:
+            raise ValueError(f"{self._where}: expected labels of shape {list(expected)}, got {list(target.shape)}")
+        most = ids.shape[1] if self._head == "choice" else self._labels
+        strange = target[(target != IGNORED) & ((target < 0) | (target >= most))]
+        if len(strange):
+            raise ValueError(f"{self._where}: expected labels below {most}, or {IGNORED}, got {int(strange[0])}")
+
+
+def open_labelled(config: Mapping[str, Any], head: Head, words: int, labels: int, where: str = "data") -> Labelled:
+    """Open the samples that a config describes. Raises ValueError.
+
+    config: {"kind": "random", "length", "samples", "padding"} are made up, and the default; for the other kinds see
+    `bamboo_trainer.data.dataset_from`.
+    """
+    given = dict(config)
+    trim = taken_trim(given, where)
+    made_up = {settings.MADE_UP: partial(_made_up, head, words, labels)}
+    source = dataset_from({"kind": settings.MADE_UP, **given}, where, made_up)
+    return Labelled(source, head, (words, labels), where, trim=trim)
+
+
+def label_loss(outputs: Parts, targets: Parts) -> Weighted:
+    """Return the loss as transformers computes it, summed, so that a step's loss is the mean over its whole batch.
+
+    It is the cross entropy of labels that count; for floats the squared error of a single label, or the binary cross
+    entropy of several.
+    """
+    (logits,), (labels,) = outputs, targets
+    if not labels.is_floating_point():
+        flat, wanted = logits.reshape(-1, logits.shape[-1]), labels.flatten()
+        summed = F.cross_entropy(flat, wanted, ignore_index=IGNORED, reduction="sum")
+        return Weighted(summed, (wanted != IGNORED).sum())
+    wanted = labels.reshape(logits.shape)
+    if logits.shape[-1] == 1:
+        return Weighted(F.mse_loss(logits, wanted, reduction="sum"), torch.tensor(wanted.numel()))
+    summed = F.binary_cross_entropy_with_logits(logits, wanted, reduction="sum")
+    return Weighted(summed, torch.tensor(wanted.numel()))
+
+
+def label_accuracy(outputs: Parts, targets: Parts) -> tuple[Tensor, Tensor]:
+    """Return the number of right answers, and of possible ones.
+
+    These are labels that count and have the highest logit; of several true or false labels, the right ones; of a single
+    value, the samples nearer than 0.5.
+    """
+    (logits,), (labels,) = outputs, targets
+    if not labels.is_floating_point():
+        counts = labels != IGNORED
+        return ((logits.argmax(-1) == labels) & counts).sum(), counts.sum()
+    wanted = labels.reshape(logits.shape)
+    right = (logits - wanted).abs() < 0.5 if logits.shape[-1] == 1 else (logits > 0) == (wanted > 0.5)
+    return right.sum(), torch.tensor(right.numel())
+
+
+def _made_up(head: Head, words: int, labels: int, given: Mapping[str, Any], where: str) -> TensorDataset:
+    """Make up data: the second token decides a sequence's label, a token its own; the right choice begins with 1."""
+    samples, length, padding = made_up_sizes(given, MADE_UP, where)
+    length = max(2, length)
+    generator = torch.Generator().manual_seed(settings.made_up_seed(where))
+    shape = (samples, CHOICES, length) if head == "choice" else (samples, length)
+    ids = torch.randint(min(2, words - 1), words, shape, generator=generator)
+    target = ids % labels if head == "token" else ids[:, 1] % labels if head == "sequence" else None
+    if target is None:
+        target = torch.randint(CHOICES, (samples,), generator=generator)
+        ids[torch.arange(samples), target, 0] = 1
+    elif labels == 1:
+        target = ids[:, 1] / words if head == "sequence" else target
+    if not padding:
+        return TensorDataset((ids,), (target,))
+    least = torch.randint(length // 2 + 1, length + 1, (*shape[:-1], 1), generator=generator)
+    mask = torch.arange(length) < least
+    target = torch.where(mask, target, IGNORED) if head == "token" else target
+    return TensorDataset((ids * mask, mask.long()), (target,))

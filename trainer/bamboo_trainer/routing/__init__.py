@@ -1,1 +1,0 @@
-"""The plan in force, and the worker that gets a frame."""

@@ -1,0 +1,204 @@
+"""Layers compiled by torch.compile, each separately: requirements, cut backwards, and when to compile.
+
+Compiled layers of a stage, each compiled separately, so that the code of one does not depend on the model's split.
+
+A compiled layer's bits must not depend on what a worker has run before. So each layer is one graph for exactly the
+shapes and dtypes of its inputs (no dynamic shapes), always with the graph for the backward, and never falls back to
+eager execution: a layer that cannot be compiled this way ends the job with its name. Workers compare everything that
+decides the generated code (`bamboo_core.control.platform`).
+"""
+
+import functools
+import logging
+import os
+import subprocess
+import sysconfig
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bamboo_core.job.training_spec import TrainingSpec
+from bamboo_trainer.split.layers import SplitLayer
+from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.tasks.inspection import Walk, first_batch, forward, look_without_data
+from bamboo_trainer.tasks.mixed_precision import rounded
+from bamboo_trainer.tasks.running_buffers import running_norms
+from bamboo_trainer.tasks.task_errors import TaskError, told
+from bamboo_trainer.tasks.user_code import arguments, named_layer
+from bamboo_trainer.training import TrainingConfig
+
+SECONDS: Final = 60.0  # limit for a compiler to print its version
+
+
+class CompilerUnavailable(ValueError):
+    """The manifest asks for compiled layers, but this image lacks a requirement. The message names the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """The compiler of machine code."""
+
+    version: str  # the compiler's version, "" if a requirement is missing
+    lacks: str = ""  # the missing requirement, in words
+
+
+@functools.cache
+def toolchain(*, gpu: bool) -> Toolchain:
+    """Return this machine's compiler, or the missing requirement. gpu: it must compile for a GPU, too."""
+    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        return Toolchain("", f"Python's headers (Python.h in {sysconfig.get_path('include')})")
+    compiler = os.environ.get("CXX") or "g++"
+    try:
+        output = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=SECONDS)
+    except (OSError, subprocess.SubprocessError):
+        return Toolchain("", f"a C++ compiler ({compiler})")
+    named = output.stdout.partition("\n")[0].strip()
+    if not gpu:
+        return Toolchain(named)
+    try:
+        return Toolchain(f"{named}, Triton {version('triton')}")
+    except PackageNotFoundError:
+        return Toolchain("", "the package triton")
+
+
+def require_toolchain(training: TrainingSpec, *, gpu: bool) -> None:
+    """Raise CompilerUnavailable if layers are to be compiled and cannot be here."""
+    if training.compile and (lacks := toolchain(gpu=gpu).lacks):
+        raise CompilerUnavailable(
+            f"spec.training.compile: torch.compile needs {lacks}, which is not here; docs/images.md says how an image "
+            "gets it"
+        )
+
+
+class InputForm(NamedTuple):
+    """The form of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str  # torch's name
+    needs: bool  # whether a gradient is computed for it
+
+    def zeros(self, device: torch.device) -> Tensor:
+        made = torch.zeros(self.shape, dtype=getattr(torch, self.dtype), device=device)
+        return made.requires_grad_(self.needs)
+
+
+def input_forms(task: Task, config: TrainingConfig, end: int) -> dict[int, tuple[InputForm, ...]]:
+    """Return the forms of each layer's inputs up to layer `end`; of fewer if a layer cannot run without data."""
+
+    def outputs(walk: Walk, index: int, inputs: Parts) -> tuple[tuple[InputForm, ...], Parts]:
+        layer = rounded(walk.layer(index), config.parameter_dtype)
+        with walk.within:
+            parts = forward(task, config, index, layer, inputs)
+        return _forms(parts), parts
+
+    inputs, _ = first_batch(task, config.micro_batch_size)
+    seen, _ = look_without_data(task, inputs, outputs, range(end - 1))
+    return dict(enumerate([_forms(inputs), *seen]))
+
+
+def _forms(parts: Parts) -> tuple[InputForm, ...]:
+    return tuple(InputForm(tuple(p.shape), str(p.dtype).removeprefix("torch."), p.requires_grad) for p in parts)
+
+
+logger = logging.getLogger(__name__)
+
+MOST_FORMS: Final = 8  # of a layer's inputs: each has its own code, searched in each call
+_ALL_LAYERS: Final = 1 << 20  # limit for codes of all layers of one class in a process
+
+
+class CompiledLayers:
+    """The compiled layers by number. left: layers that run eagerly, and why.
+
+    deterministic: no measurement chooses kernels. Layers draw the same random numbers as without compilation.
+    """
+
+    def __init__(self, layers: Mapping[int, nn.Module], *, deterministic: bool) -> None:
+        import torch._dynamo  # slow to import, but a worker has imported it
+        import torch._functorch
+
+        torch._dynamo.config.accumulated_recompile_limit = _ALL_LAYERS
+        torch._functorch.config.donated_buffer = False  # a backward whose weight gradients follow keeps the graph
+        torch._functorch.config.force_non_lazy_backward_lowering = True  # together with the forward's code
+        compile_layer: Callable[..., Any] = torch.compile  # its declared overloads lack two arguments
+        self._layers = layers
+        self.left = {index: why for index, layer in layers.items() if (why := _left(layer))}
+        self._compiled: dict[int, Callable[..., Any]] = {
+            index: compile_layer(
+                layer,
+                fullgraph=True,
+                dynamic=False,
+                options={"fallback_random": True, "deterministic": deterministic},
+                recompile_limit=MOST_FORMS,
+                isolate_recompiles=True,
+            )
+            for index, layer in layers.items()
+            if index not in self.left
+        }
+        self.seconds = 0.0  # of compiling ahead
+
+    def call(self, index: int, given: Any) -> Any:
+        """Return the outputs of a layer, like `call_layer`. Raises TaskError for a layer that cannot be compiled."""
+        layer = self._layers[index]
+        compiled = self._compiled.get(index, layer)
+        try:
+            return compiled(*arguments(layer, given))
+        except Exception as error:
+            if (problem := _problem(error)) is None:
+                raise
+            raise TaskError(
+                f"{named_layer(layer, index)} cannot be compiled (spec.training.compile): {problem}; "
+                "torch.compiler.disable around its forward leaves it as it is"
+            ) from error
+
+    def compile_ahead(
+        self, forms: Mapping[int, tuple[InputForm, ...]], device: torch.device, call: Callable[..., Any]
+    ) -> None:
+        """Compile layers before they are needed, with zeros of these forms. call: (layer, inputs), as in a forward.
+
+        The code of the backward is compiled with the forward. A layer that cannot take zeros is compiled later.
+        """
+        begun = time.perf_counter()
+        for index in self._compiled.keys() & forms.keys():
+            given = tuple(form.zeros(device) for form in forms[index])
+            try:
+                with torch.enable_grad():
+                    call(index, given[0] if len(given) == 1 else given)
+            except TaskError:
+                raise
+            except Exception as error:
+                logger.info(
+                    "layer %d is compiled in its first forward, since with zeros it raises %s", index, told(error)
+                )
+        self.seconds = time.perf_counter() - begun
+        named = f"layers {min(self._layers)} to {max(self._layers)}"
+        logger.info("%s are compiled, in %.1f s", named, self.seconds)
+        for index, why in self.left.items():
+            logger.info("%s is not compiled, since %s", named_layer(self._layers[index], index), why)
+
+
+def _left(layer: nn.Module) -> str:
+    """Return why a layer is not compiled; "" if it is. The answer is the same on all workers."""
+    if getattr(layer.forward, "_torchdynamo_disable", False):
+        return "its forward is marked with torch.compiler.disable"
+    if isinstance(layer, SplitLayer) and layer.has_own_code:
+        return "it runs the model's own code in addition to its blocks"
+    if norms := running_norms(layer):
+        return f"{type(norms[0].module).__name__} in it updates buffers"
+    return ""
+
+
+def _problem(error: Exception) -> str | None:
+    """Describe an error of torch.compile itself; None for other errors."""
+    from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException
+
+    if isinstance(error, FailOnRecompileLimitHit):
+        return f"its inputs have more than {MOST_FORMS} forms, each of which needs its own code"
+    if isinstance(error, TorchDynamoException | BackendCompilerFailed):
+        return told(error)
+    return None

@@ -1,0 +1,398 @@
+"""A stage's gradients: backwards in two parts, and the sum over microbatches in one order.
+
+A stage's backward in two parts: gradients of its inputs, which the stage before waits for, then those of weights.
+
+The first part runs the graph from the outputs to the inputs alone. The frontier is the operations on that way that also
+lead to parameters, such as a product of the inputs with a weight; their incoming gradients are kept. The second part
+starts there: each operation of the frontier computes the other half of its gradients, and only what leads from it to
+parameters runs. Operations that lead to the same parameters, such as the products with slices of one weight, those of a
+layer's experts, run at once, so that they are summed in the same order. Every product is computed once and every kernel
+gets the same operands, so the gradients have the same bits as those of a whole backward. Where that is not certain, as
+for compiled layers, nothing is split (`split`).
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node
+
+from bamboo_core.planning.gradient_groups import SumNode, nodes_of, parent, share_of, sum_of
+from bamboo_trainer.memory.devices import has_room
+from bamboo_trainer.task import Parts
+from bamboo_trainer.tasks.mixed_precision import LEAF
+
+# Operations that compute only the requested gradients of their inputs, each by itself.
+SEPARABLE: Final = frozenset(
+    {
+        "AddmmBackward0",
+        "MmBackward0",
+        "BmmBackward0",
+        "BaddbmmBackward0",
+        "AddbmmBackward0",
+        "LinearBackward0",
+        "MvBackward0",
+        "AddmvBackward0",
+        "ConvolutionBackward0",
+        "GroupedMmBackward0",
+        "NativeLayerNormBackward0",
+        "NativeGroupNormBackward0",
+        "NativeBatchNormBackward0",
+        "FusedRmsNormBackward0",
+        "AddBackward0",
+        "SubBackward0",
+        "MulBackward0",
+        "DivBackward0",
+        "CatBackward0",
+        "StackBackward0",
+    }
+)
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """The gradients that have reached an operation of the frontier; None before they have."""
+
+    gradients: tuple[Tensor | None, ...] | None = None
+
+    def note(self, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
+        """Keep them in the first part. In the second return those kept, so that hooks of tensors do not count twice."""
+        if self.gradients is None:
+            self.gradients = gradients
+            return None
+        return self.gradients
+
+    def reached(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield gradients by number of the operation's output."""
+        return ((i, gradient) for i, gradient in enumerate(self.gradients or ()) if gradient is not None)
+
+
+@dataclass(slots=True, eq=False)
+class WeightGradients:
+    """The weight gradients of a microbatch that are not computed yet. Holds the microbatch's graph, and so all that its
+    forward has kept.
+    """
+
+    leaves: Parts
+    _frontier: list[tuple[list[tuple[Node, _Held]], list[Tensor]]] = field(default_factory=list)
+
+    def compute(self) -> None:
+        """Add the weight gradients to the parameters' `grad`, once."""
+        while self._frontier:
+            nodes, parameters = self._frontier.pop(0)
+            reached = [(GradientEdge(node, i), g) for node, held in nodes for i, g in held.reached()]
+            if reached:
+                torch.autograd.backward([edge for edge, _ in reached], [g for _, g in reached], inputs=parameters)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors kept in addition to the graph's own."""
+        yield from self.leaves
+        for nodes, _ in self._frontier:
+            yield from (g for _, held in nodes for _, g in held.reached())
+
+
+def split(ends: Sequence[tuple[GradientEdge, Tensor]], leaves: Parts) -> WeightGradients | None:
+    """Compute the inputs' gradients, `leaf.grad`, and return the rest; None, with nothing done, if it cannot be split.
+
+    It cannot if there is nothing to split, or if a parameter is reached from an operation that computes all gradients
+    at once, from two operations of which one leads to the other, or from a custom autograd function on the way to the
+    inputs, which may do anything.
+    """
+    inputs = [leaf for leaf in leaves if leaf.requires_grad]
+    frontier = _frontier([end.node for end, _ in ends], inputs) if inputs else None
+    if not frontier:
+        return None
+    postponed = WeightGradients(leaves)
+    for nodes, parameters in frontier.items():
+        held = [(node, _Held()) for node in nodes]
+        for node, one in held:
+            node.register_prehook(one.note)
+        postponed._frontier.append((held, parameters))
+    torch.autograd.backward([t for t, _ in ends], [g for _, g in ends], inputs=inputs, retain_graph=True)
+    return postponed
+
+
+def _frontier(ends: Sequence[Node], inputs: Sequence[Tensor]) -> dict[tuple[Node, ...], list[Tensor]] | None:
+    """Return the operations that lead to inputs and to parameters, with the parameters that only they lead to;
+    operations that lead to the same ones are together.
+
+    None if a parameter is reached in another way, or if one of them cannot compute a part of its gradients.
+    """
+    roots = dict.fromkeys(ends)
+    order, following = _walk(roots)
+    wanted = {id(leaf) for leaf in inputs}
+    on_the_way: set[Node] = set()
+    for node in order:  # what follows comes first
+        if _variable_id(node) in wanted or any(after in on_the_way for after in following[node]):
+            on_the_way.add(node)
+    if any(isinstance(node, torch._C._FunctionBase) for node in on_the_way):
+        return None
+
+    owners: dict[Node, tuple[Node | None, ...]] = {root: (None,) for root in roots if root not in on_the_way}
+    frontier: dict[tuple[Node, ...], list[Tensor]] = {}
+    for node in reversed(order):
+        through = node in on_the_way
+        own = (node,) if through else owners[node]
+        for after in following[node]:
+            if after not in on_the_way:
+                others = owners.get(after, ())
+                owners[after] = (*others, *(one for one in own if one not in others))
+        if not through and node.name() == LEAF:
+            separable = tuple([one for one in own if one is not None and one.name() in SEPARABLE])
+            if separable != own:
+                return None
+            frontier.setdefault(separable, []).append(_variable(node))
+    return frontier if _are_apart(frontier, following) else None
+
+
+def _are_apart(together: Collection[tuple[Node, ...]], following: Mapping[Node, Sequence[Node]]) -> bool:
+    """Return whether each operation is in one tuple only, and none leads to another one of its tuple."""
+    if len(set(chain.from_iterable(together))) < sum(map(len, together)):
+        return False
+    for nodes in (nodes for nodes in together if len(nodes) > 1):
+        behind, left = set[Node](), [after for node in nodes for after in following[node]]
+        while left:
+            node = left.pop()
+            if node not in behind:
+                behind.add(node)
+                left += following[node]
+        if not behind.isdisjoint(nodes):
+            return False
+    return True
+
+
+def _walk(roots: dict[Node, None]) -> tuple[list[Node], dict[Node, list[Node]]]:
+    """Return all operations of the graph, each after its successors, which its gradients go to; and the successors."""
+    following: dict[Node, list[Node]] = {}
+    order: list[Node] = []
+    for root in roots:
+        path = [] if root in following else [(root, _enter(root, following))]
+        while path:
+            node, left = path[-1]
+            after = next((n for n in left if n not in following), None)
+            if after is None:
+                order.append(node)
+                path.pop()
+            else:
+                path.append((after, _enter(after, following)))
+    return order, following
+
+
+def _enter(node: Node, following: dict[Node, list[Node]]) -> Iterator[Node]:
+    following[node] = [after for after, _ in node.next_functions if after is not None]
+    return iter(following[node])
+
+
+def _variable(leaf: Node) -> Tensor:
+    found: Any = leaf
+    variable: Tensor = found.variable
+    return variable
+
+
+def _variable_id(node: Node) -> int | None:
+    return id(_variable(node)) if node.name() == LEAF else None
+
+
+PIECE: Final = 1 << 24  # elements to bring from host memory at once
+
+
+class GradientSum:
+    """Sums gradients: backwards add to `target`; a group's sum joins those before it as soon as both are halves of a
+    node. So it needs at most log2 of the number of groups tensors in addition to the target. A group of one microbatch
+    that is the right half of a node needs no target: its gradient is added to the left half (`half`), the same
+    addition. On a GPU without room for them the finished sums wait in host memory, where they are not modified.
+
+    marked: the parameters that the current group has marked as used, by number. Alternatively, all sums are received.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        device: torch.device,
+        bounds: Sequence[int],
+        microbatches: Sequence[int],
+        buckets: Sequence[slice] = (slice(None),),
+    ) -> None:
+        """Create an empty sum.
+
+        size: elements, fp32. bounds: of all groups of a step. microbatches: this cell's, whole groups. buckets: of
+        elements, all of them together.
+        """
+        self._size, self._device, self._bounds = size, device, bounds
+        share = share_of(microbatches, bounds)
+        self._share, (self._group, self._end) = share, share
+        self._buckets, self._open = buckets, set(range(len(buckets)))  # buckets that lack the last group
+        self._received: dict[SumNode, Tensor] = {}
+        self._done: list[tuple[SumNode, Tensor]] = []
+        self._current: Tensor | None = None
+        self._spare: Tensor | None = None
+        self._added = 0  # microbatches
+        self._halved = False  # `half` was returned for the next microbatch
+        self.marked: set[int] = set()
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether `target` was used since the last group was finished."""
+        return self._current is not None
+
+    @property
+    def target(self) -> Tensor:
+        """The tensor that the next microbatch's gradient is added to."""
+        if self._current is None:
+            self._current = self._spare.zero_() if self._spare is not None else self._zeros()
+            self._spare = None
+        return self._current
+
+    @property
+    def half(self) -> Tensor | None:
+        """The left half of a node whose right half is the next microbatch alone: add its whole gradient there, once,
+        instead of to `target`. None if there is no such node, if `target` was used, or if a separate gradient has no
+        room.
+        """
+        if self._current is not None or not self._done or self._bounds[self._group + 1] - self._bounds[self._group] > 1:
+            return None
+        left, total = self._done[-1]
+        if parent(left, SumNode(self._group, self._group + 1), len(self._bounds) - 1) is None:
+            return None
+        self._halved = self._halved or (total.device == self._device and has_room(self._device, total.nbytes))
+        return total if self._halved else None
+
+    def _zeros(self) -> Tensor:
+        """Return a tensor of zeros, after moving finished sums, the first ones first, to make room."""
+        for place in range(len(self._done)):
+            self._done[place] = self._moved(*self._done[place])  # and no name is left for what is moved
+        return torch.zeros(self._size, dtype=torch.float32, device=self._device)
+
+    def _moved(self, node: SumNode, total: Tensor) -> tuple[SumNode, Tensor]:
+        """Return a finished sum, moved to host memory if the device has no room for one more."""
+        stays = total.device != self._device or has_room(self._device, total.nbytes)
+        return node, total if stays else total.cpu()
+
+    def apart(self, total: Tensor) -> Tensor:
+        """Return a finished sum's current value: a copy where there is room, else in host memory."""
+        if total.device != self._device:
+            return total
+        return total.clone() if has_room(self._device, total.nbytes) else total.cpu()
+
+    def added(self, microbatch: int) -> None:
+        """Note that a microbatch's gradient is in `target`, or in `half`, if there is one. They come in order."""
+        first, end = self._bounds[self._group], self._bounds[self._group + 1]
+        assert first <= microbatch < end, f"microbatch {microbatch} is not of the group from {first} to {end - 1}"
+        self._added += 1
+        if microbatch + 1 < end:
+            return
+        last, half = self._group + 1 == self._end, self.half
+        before = self._with_current() if half is None else self._with_half()
+        self._done = self._merged(before, [self._buckets[b] for b in self._open] if last else [slice(None)])
+        if last:
+            self._spare = None
+        elif all(total is not before[-1][1] for _, total in self._done):
+            self._spare = before[-1][1]
+        self._current, self._group, self._halved = None, self._group + 1, False
+        self.marked.clear()
+
+    @property
+    def alone(self) -> Tensor | None:
+        """The gradient of the first microbatch, until another is added to it; None before and afterwards."""
+        if self._added != 1:
+            return None
+        return self._done[0][1] if self._done else self._current
+
+    def _with_current(self) -> list[tuple[SumNode, Tensor]]:
+        return [*self._done, (SumNode(self._group, self._group + 1), self.target)]
+
+    def _with_half(self) -> list[tuple[SumNode, Tensor]]:
+        *others, (left, total) = self._done
+        return [*others, (SumNode(left.first, self._group + 1), total)]
+
+    def _merged(self, nodes: list[tuple[SumNode, Tensor]], places: Sequence[slice]) -> list[tuple[SumNode, Tensor]]:
+        """Return the nodes with the last ones summed, in these places, where they are halves of a node."""
+        nodes = list(nodes)
+        while len(nodes) > 1:
+            (left, total), (right, other) = nodes[-2:]
+            whole = parent(left, right, len(self._bounds) - 1)
+            if whole is None:
+                break
+            for place in places:
+                self._add(total, other, place)
+            nodes[-2:] = [(whole, total if total.device == other.device else other)]
+        return nodes
+
+    def _add(self, left: Tensor, right: Tensor, place: slice) -> None:
+        """Add a finished sum and one on the device: into the left one, if that is on the device, too."""
+        if left.device == right.device:
+            left[place] += right[place]
+            return
+        for piece in pieces(right.numel(), place):
+            right[piece] += left[piece].to(right.device)
+
+    @property
+    def finished(self) -> tuple[tuple[SumNode, Tensor], ...]:
+        """The sums of the finished groups, as nodes of the tree, in order. They change with the next group."""
+        return tuple(self._done)
+
+    def resume(self, microbatches: tuple[int, int], sums: Sequence[Tensor]) -> None:
+        """Continue after the next groups, half-open, which another worker has summed. sums: are not modified."""
+        nodes = nodes_of(SumNode(*map(self._bounds.index, microbatches)), len(self._bounds) - 1)
+        for node, total in zip(nodes, sums, strict=True):
+            roomy = has_room(self._device, total.nbytes)
+            self._done.append((node, total.to(self._device, copy=True) if roomy else total))
+        self._group, self._added = nodes[-1].end, microbatches[1]
+
+    def receive(self, microbatches: tuple[int, int], sums: Sequence[Tensor]) -> None:
+        """Take the sums of these groups, half-open, from another worker; the last ones complete the sum. sums: are not
+        modified.
+        """
+        self._current, bounds = None, self._bounds
+        nodes = nodes_of(SumNode(*map(bounds.index, microbatches)), len(bounds) - 1)
+        self._received |= zip(nodes, sums, strict=True)
+        self._group += sum(node.end - node.first for node in nodes)
+        if self._group == self._end:
+            self._done = [(node, self._sum_of_received(node)) for node in nodes_of(self._share, len(bounds) - 1)]
+            self._received = {}
+
+    def _sum_of_received(self, node: SumNode) -> Tensor:
+        """Compute a node's sum on the device, holding no more than a piece of its parts there."""
+        parts = {one: total for one, total in self._received.items() if node.first <= one.first and one.end <= node.end}
+        total_sum = torch.empty(self._size, dtype=torch.float32, device=self._device)
+        for piece in pieces(self._size):
+            total_sum[piece] = sum_of(node, {one: total[piece].to(self._device) for one, total in parts.items()})
+        return total_sum
+
+    def nodes(self, bucket: int | None = None) -> tuple[tuple[SumNode, Tensor], ...]:
+        """Return the sum of all microbatches, as nodes of the tree, in order.
+
+        bucket: only its elements are needed; there `target` has the last microbatch's gradient, which need not have
+        been `added` and may be missing elsewhere.
+        """
+        if bucket is None or self._group == self._end:
+            assert self._group == self._end, f"groups {self._group} to {self._end - 1} are not summed yet"
+            return tuple(self._done)
+        assert self._group + 1 == self._end, f"groups {self._group} to {self._end - 1} are not summed yet"
+        nodes = self._merged(self._with_current(), [self._buckets[bucket]] if bucket in self._open else [])
+        self._open.discard(bucket)
+        return tuple(nodes)
+
+    def total(self) -> Tensor:
+        """Return the sum of all groups of the step, if they are all here."""
+        ((_, total),) = self.nodes()
+        return total
+
+    def drop(self) -> None:
+        """Drop the sums, which another worker has."""
+        self._done = []
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield all tensors held."""
+        yield from (total for _, total in self._done)
+        yield from self._received.values()
+        yield from (tensor for tensor in (self._current, self._spare) if tensor is not None)
+
+
+def pieces(size: int, place: slice = slice(None)) -> Iterator[slice]:
+    """Divide a place among `size` elements into pieces that are brought to a device one after the other."""
+    first, end, _ = place.indices(size)
+    return (slice(start, min(start + PIECE, end)) for start in range(first, end, PIECE))

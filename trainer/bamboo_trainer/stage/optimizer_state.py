@@ -1,0 +1,427 @@
+"""The state of a stage's optimizer, by name; where possible, known before the first step.
+
+Numbers in an optimizer's parameter groups that it changes from step to step, such as a count of steps.
+
+They belong to the state like the optimizer's tensors. They are saved with each parameter, so that a stage of another
+split can restore them; a group whose parameters then have different numbers is refused, because the optimizer depends
+on the split. The task sets the learning rate and other scheduled values at every step.
+
+Whether torch's fused kernel does the steps, where the task leaves that open, is such a number, too: a state without it
+comes from a version that left the choice to torch, and continues with that kernel's bits.
+
+A trial of the optimizer: a rebuilt one, over fewer parameters, must come to the same bits as the real one.
+
+Each stage has an optimizer over its own parameters. A worker that takes a stage over, or starts from a checkpoint,
+builds one and restores its state. So an optimizer must treat every parameter by itself, and keep everything in its
+state. One that takes a norm over its parameters, or counts its steps in an attribute, comes to other bits here. Each
+trial uses a part of one layer, so it takes little time and memory.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from copy import deepcopy
+from typing import Any, Final, Self
+
+import torch
+from torch import Tensor, nn
+
+from bamboo_trainer.frames import CommonState
+from bamboo_trainer.memory.devices import to_host
+from bamboo_trainer.stage.parameters import FlatParameters, Slot
+from bamboo_trainer.tasks.evaluation import frozen_among
+from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer, leaves_kernel_open
+from bamboo_trainer.tasks.task_errors import NotDeterministic, TaskError
+from bamboo_trainer.tasks.user_code import same_bits
+
+Scalar = int | float | bool | None
+MARK: Final = "param_group."  # prefix of such a number's key
+_OTHERS: Final = frozenset({"params", "param_names", "lr"})
+
+
+class GroupNumbers:
+    """The changing numbers of an optimizer's parameter groups. optimizer: before its first step; later differences are
+    part of the state. scheduled: keys that are set at every step.
+    """
+
+    def __init__(
+        self, slots: Sequence[Slot], optimizer: torch.optim.Optimizer | None, scheduled: Collection[str] = ()
+    ) -> None:
+        self._others = _OTHERS.union(scheduled)
+        self._groups: list[dict[str, Any]] = [] if optimizer is None else optimizer.param_groups
+        self._first = [{k: deepcopy(v) for k, v in group.items() if k not in self._others} for group in self._groups]
+        places = {id(p): number for number, group in enumerate(self._groups) for p in group["params"]}
+        self._places = {s.name: places[id(s.parameter)] for s in slots if id(s.parameter) in places}
+
+    def of(self, slot: str) -> dict[str, Scalar]:
+        """Return a slot's changed numbers by key, with MARK. Raises TaskError for a value that is no number."""
+        number = self._places.get(slot)
+        return {} if number is None else self._changed(number)
+
+    def of_all(self) -> Iterator[tuple[str, dict[str, Scalar]]]:
+        """Return what `of` returns for each slot, comparing every group once."""
+        changed = {number: self._changed(number) for number in dict.fromkeys(self._places.values())}
+        return ((slot, changed[number]) for slot, number in self._places.items())
+
+    def _changed(self, number: int) -> dict[str, Scalar]:
+        group, first, found = self._groups[number], self._first[number], dict[str, Scalar]()
+        for key in sorted(group.keys() - self._others):
+            value = group[key]
+            if key in first and _same(value, first[key]):
+                continue
+            if value is not None and not isinstance(value, int | float):
+                raise TaskError(
+                    f"the optimizer changes {key!r} of its parameter groups, which is {type(value).__name__}, expected "
+                    "plain numbers"
+                )
+            found[f"{MARK}{key}"] = value
+        return found
+
+    def checked(self, given: Mapping[str, Mapping[str, Scalar]]) -> list[dict[str, Scalar]]:
+        """Return what `set` takes. given: of each slot, by key with MARK. Raises ValueError if a group's differ."""
+        wanted: list[dict[str, Scalar] | None] = [None] * len(self._groups)
+        witness: dict[int, str] = {}
+        for slot, number in self._places.items():
+            mine, known = dict(given.get(slot, {})), wanted[number]
+            if known is None:
+                wanted[number], witness[number] = mine, slot
+            elif different := [k for k in known.keys() | mine.keys() if not _same(known.get(k), mine.get(k))]:
+                raise ValueError(
+                    f"{min(different).removeprefix(MARK)!r} of the optimizer's parameter group differs between "
+                    f"{witness[number]} and {slot}: it depends on how the layers are split"
+                )
+        return [numbers or {} for numbers in wanted]
+
+    def set(self, wanted: Sequence[Mapping[str, Scalar]]) -> None:
+        """Set each group's numbers; other keys, and a kernel that the task names, become as before the first step."""
+        for group, first, numbers in zip(self._groups, self._first, wanted, strict=True):
+            for key in group.keys() - self._others - first.keys():
+                del group[key]
+            group.update(deepcopy(first))
+            given = {key.removeprefix(MARK): value for key, value in numbers.items()}
+            if not leaves_kernel_open(first):
+                given.pop("fused", None)
+            group.update(given)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        both = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+        return both and torch.equal(one, other)
+    if isinstance(one, float) and isinstance(other, float) and math.isnan(one) and math.isnan(other):
+        return True
+    return type(one) is type(other) and bool(one == other)
+
+
+MOST: Final = 1 << 22  # elements of the parameters in a trial
+
+logger = logging.getLogger(__name__)
+
+
+def tried(slots: Sequence[Slot], version: int) -> list[Slot]:
+    """Return slots of a single layer, chosen by the version: as many of its parameters as fit MOST elements."""
+    layers = list(dict.fromkeys(_layer(slot) for slot in slots))
+    chosen, size = list[Slot](), 0
+    for slot in slots:
+        if _layer(slot) == layers[version % len(layers)] and size + slot.parameter.numel() <= MOST:
+            chosen.append(slot)
+            size += slot.parameter.numel()
+    return chosen
+
+
+def _layer(slot: Slot) -> str:
+    return slot.name.partition(".")[0]
+
+
+class OptimizerTrial:
+    """A trial step of a rebuilt optimizer, made when the gradients are set, before the real optimizer's step."""
+
+    def __init__(self, slots: Sequence[Slot], real: ScheduledOptimizer, groups: GroupNumbers) -> None:
+        """Build the second optimizer. Raises TaskError or ValueError if that is impossible."""
+        assert real.inner is not None
+        self._state = real.inner.state
+        twins = [Slot(s.name, nn.Parameter(s.parameter.detach().clone()), 0, None) for s in slots]
+        self._pairs = list(zip(slots, twins, strict=True))
+        self._optimizer = ScheduledOptimizer(real.task, [(twin.name, twin.parameter) for twin in twins])
+        assert self._optimizer.inner is not None
+        self._optimizer.factor = real.factor
+        self._groups, self._real = GroupNumbers(twins, self._optimizer.inner, self._optimizer.scheduled), groups
+        for slot, twin in self._pairs:
+            gradient = slot.parameter.grad
+            twin.parameter.grad = None if gradient is None else gradient.clone()
+            self._optimizer.inner.state.pop(twin.parameter, None)
+            if state := self._state.get(slot.parameter):
+                self._optimizer.inner.state[twin.parameter] = {
+                    key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()
+                }
+        self._groups.set(self._groups.checked({slot.name: groups.of(slot.name) for slot in slots}))
+
+    @classmethod
+    def begun(cls, *given: Any) -> Self | None:
+        """Return a trial; None if it cannot be made, and log why."""
+        try:
+            return cls(*given)
+        except (TaskError, ValueError) as error:
+            logger.info("the optimizer was not tried over one layer alone: %s", error)
+            return None
+
+    def compare(self, version: int) -> None:
+        """Compare after the real optimizer's step from that version. Raises NotDeterministic."""
+        try:
+            self._optimizer.step(version)
+        except TaskError as error:
+            logger.info("the optimizer was not tried over one layer alone: %s", error)
+            return
+        for slot, twin in self._pairs:
+            if what := self._differing(slot, twin):
+                raise NotDeterministic(
+                    f"the optimizer ({type(self._optimizer.inner).__name__}) came to other bits of {what} in step "
+                    f"{version + 1} than one that was built anew over parameters of layer {_layer(slot)} alone, with "
+                    "the same state: it has to treat every parameter by itself, and to keep all that it remembers in "
+                    "its state, since each stage and each worker that takes one over builds its own"
+                )
+
+    def _differing(self, slot: Slot, twin: Slot) -> str:
+        """Describe the first difference; "" if all is equal."""
+        assert self._optimizer.inner is not None
+        if not same_bits(slot.parameter.detach(), twin.parameter.detach()):
+            return f"parameter {slot.name}"
+        mine, other = self._state.get(slot.parameter, {}), self._optimizer.inner.state.get(twin.parameter, {})
+        for key in sorted(mine.keys() | other.keys(), key=str):
+            if key not in mine or key not in other or not _same_entries(mine[key], other[key]):
+                return f"{key!r} of parameter {slot.name}"
+        if repr(self._real.of(slot.name)) != repr(self._groups.of(twin.name)):
+            return f"numbers of the group of parameter {slot.name}"
+        return ""
+
+
+def _same_entries(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return same_bits(one, other)
+    return repr(one) == repr(other)
+
+
+# Optimizers whose state starts as all zeros, so that it can be created before the first step.
+_ZERO_STATE: Final = (
+    torch.optim.AdamW,
+    torch.optim.Adam,
+    torch.optim.Adamax,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Adadelta,
+)
+_STEP: Final = "step"  # key of the step count in torch's optimizers
+
+
+class Remembered:
+    """The optimizer's state. fixed: names and shapes are known from the start, and equal at every version; otherwise it
+    first appears with the first step.
+    """
+
+    def __init__(self, parameters: FlatParameters, scheduled: ScheduledOptimizer) -> None:
+        optimizer = scheduled.inner
+        self._slots = parameters.slots
+        self._by_name = {slot.name: slot for slot in self._slots}
+        self._scheduled, self._optimizer = scheduled, optimizer
+        self._groups = GroupNumbers(self._slots, optimizer, scheduled.scheduled)
+        scheduled.fuse()
+        starts_at_zero = optimizer is not None and scheduled.keeps_its_names and _starts_at_zero(optimizer)
+        # Adagrad creates its state itself when it is built.
+        self.fixed = optimizer is None or starts_at_zero or type(optimizer) is torch.optim.Adagrad
+        if optimizer is not None and starts_at_zero:
+            self._create(parameters, optimizer)
+
+    def _create(self, parameters: FlatParameters, optimizer: torch.optim.Optimizer) -> None:
+        """Create the state with a step that is then undone."""
+        saved = [slot.parameter.detach().clone() for slot in self._slots]
+        parameters.bind_final(torch.zeros_like(parameters.flat))
+        optimizer.step()
+        parameters.unbind()
+        with torch.no_grad():
+            for slot, before in zip(self._slots, saved, strict=True):
+                slot.parameter.copy_(before)
+            for _, value in self.values():
+                if isinstance(value, Tensor):
+                    value.zero_()
+
+    def values(self) -> Iterator[tuple[str, Any]]:
+        """Yield tensors and numbers, in fixed order; the tensors themselves."""
+        for slot in self._slots:
+            # Get, because some optimizers would take an entry that reading creates for a state.
+            state = self._state.get(slot.parameter, {})
+            for key in sorted(state):
+                yield f"{state_of(slot.name)}{key}", state[key]
+
+    def of_groups(self) -> dict[str, Scalar]:
+        """Return, for each parameter, the numbers of its group that change from step to step."""
+        return {
+            f"{state_of(slot)}{key}": value for slot, changed in self._groups.of_all() for key, value in changed.items()
+        }
+
+    def trial(self, version: int) -> OptimizerTrial | None:
+        """Return an optimizer trial of a part of the parameters, whose gradients are set; None if none can be tried."""
+        slots = tried(self._slots, version) if self._slots else []
+        return OptimizerTrial.begun(slots, self._scheduled, self._groups) if slots else None
+
+    def may_have(self, slot: str, key: str) -> bool:
+        """Return whether such a key of that parameter is optional, appearing with a step."""
+        return slot in self._by_name and (not self.fixed or key.startswith(MARK))
+
+    def check(self, scalars: Mapping[str, Scalar]) -> None:
+        """Raise ValueError if the numbers of groups among these cannot be set."""
+        self._groups.checked(self._group_numbers(scalars))
+
+    def replace(self, given: Mapping[str, Tensor]) -> None:
+        """Replace all tensors by copies of these; for a state that is not fixed."""
+        for slot in self._slots:
+            prefix, of = state_of(slot.name), slot.parameter
+            state = {
+                n.removeprefix(prefix): t.detach().to(of.device if t.dim() or not of.dim() else "cpu", copy=True)
+                for n, t in given.items()
+                if n.startswith(prefix)
+            }
+            self._state.pop(slot.parameter, None)
+            if state:
+                self._state[slot.parameter] = state
+
+    def _place_counts(self) -> None:
+        """Put step counts on the parameter's device for a fused or capturable optimizer, on the host for others."""
+        for group in [] if self._optimizer is None else self._optimizer.param_groups:
+            on_device = group.get("fused") or group.get("capturable")
+            for parameter in group["params"]:
+                state = self._state.get(parameter, {})
+                for key, value in state.items():
+                    if isinstance(value, Tensor) and not value.dim() and (parameter.dim() or key == _STEP):
+                        state[key] = value.to(parameter.device if on_device else "cpu")
+
+    def move(self, moved: Callable[[Tensor], Tensor]) -> None:
+        """Replace tensors as large as the parameters by what `moved` returns for them."""
+        for slot in self._slots:
+            state = self._state.get(slot.parameter, {})
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.dim():  # counters stay where the optimizer wants them
+                    state[key] = moved(value)
+
+    def set(self, scalars: Mapping[str, Scalar]) -> None:
+        """Set the numbers that belong to this optimizer."""
+        for slot, key, value in self._own(scalars):
+            if not key.startswith(MARK):
+                self._state.setdefault(self._by_name[slot].parameter, {})[key] = value
+        self._groups.set(self._groups.checked(self._group_numbers(scalars)))
+        self._place_counts()
+
+    def _group_numbers(self, scalars: Mapping[str, Scalar]) -> dict[str, dict[str, Scalar]]:
+        """Return the numbers of groups by slot and key."""
+        by_slot: dict[str, dict[str, Scalar]] = {}
+        for slot, key, value in self._own(scalars):
+            if key.startswith(MARK):
+                by_slot.setdefault(slot, {})[key] = value
+        return by_slot
+
+    def _own(self, scalars: Mapping[str, Scalar]) -> Iterator[tuple[str, str, Scalar]]:
+        """Yield slot, key and value of the numbers that belong to this optimizer."""
+        for name, value in scalars.items():
+            slot, key = parted(name)
+            if slot in self._by_name:
+                yield slot, key, value
+
+    @property
+    def _state(self) -> MutableMapping[Any, Any]:
+        return {} if self._optimizer is None else self._optimizer.state
+
+
+def state_of(slot: str) -> str:
+    """Return the prefix of names in a parameter's state."""
+    return f"state:{slot}:"
+
+
+def parted(name: str) -> tuple[str, str]:
+    """Return the slot and key of a name; two empty texts if it is not of an optimizer's state."""
+    kind, _, place = name.partition(":")
+    slot, _, key = place.rpartition(":")
+    return (slot, key) if kind == "state" else ("", "")
+
+
+def _starts_at_zero(optimizer: torch.optim.Optimizer) -> bool:
+    if type(optimizer) is torch.optim.SGD:
+        return not any(group["dampening"] for group in optimizer.param_groups)
+    return type(optimizer) in _ZERO_STATE
+
+
+class OptimizerState:
+    """The optimizer's part of a stage's state. Names are "state:0.weight:exp_avg". frozen: the parameters that the
+    task's decisions keep unchanged. unscale: the inverse of the loss scale, a power of two: it changes no bits, except
+    of numbers too small for fp32.
+
+    fixed: names and shapes are known from the start, and equal at every version; otherwise the state first appears with
+    the first step.
+    """
+
+    def __init__(self, parameters: FlatParameters, scheduled: ScheduledOptimizer) -> None:
+        self._slots = parameters.slots
+        self._names = tuple(slot.name for slot in parameters.slots)
+        self._scheduled = scheduled
+        self.frozen, self.unscale = frozenset[str](), 1.0
+        self._remembered = Remembered(parameters, scheduled)
+        self.fixed = self._remembered.fixed
+
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the state's tensors in fixed order; the tensors themselves."""
+        for name, value in self._remembered.values():
+            if isinstance(value, Tensor):
+                yield name, value
+
+    def scalars(self) -> dict[str, Scalar]:
+        """Return the state's plain numbers, and the numbers of parameter groups that change from step to step."""
+        scalars: dict[str, Scalar] = {}
+        for name, value in self._remembered.values():
+            if isinstance(value, Tensor):
+                continue
+            if value is not None and not isinstance(value, int | float):
+                key = name.rpartition(":")[2]
+                raise TaskError(f"the optimizer's state {key} is {type(value).__name__}, expected tensors and numbers")
+            scalars[name] = value
+        return scalars | self._remembered.of_groups()
+
+    def trial(self, version: int) -> OptimizerTrial | None:
+        """Return an optimizer trial of a part of the parameters, whose gradients are set; None if none can be tried."""
+        return self._remembered.trial(version)
+
+    def obey(self, common: CommonState) -> None:
+        """Use the task's decisions and the loss scale of the next step."""
+        decided, scale = common.decided, common.loss_scale
+        self.frozen = frozen_among(self._names, decided)
+        self.unscale = 1.0 / scale.scale if scale else 1.0
+        self._scheduled.factor = decided.learning_rate if decided else 1.0
+
+    def may_have(self, name: str) -> bool:
+        """Return whether the name's value is optional: it appears with a step, or depends on the job's settings."""
+        slot, key = parted(name)
+        return self._remembered.may_have(slot, key)
+
+    def check_scalars(self, scalars: Mapping[str, Scalar]) -> None:
+        """Raise ValueError if these numbers cannot be set."""
+        self._remembered.check(scalars)
+
+    def prefixes(self) -> tuple[str, ...]:
+        """Return the prefixes of all names that this optimizer could ever have."""
+        return tuple(state_of(slot.name) for slot in self._slots)
+
+    def replace_tensors(self, given: Mapping[str, Tensor]) -> None:
+        """Replace all tensors by copies of these; for a state that is not fixed."""
+        self._remembered.replace(given)
+
+    def park(self) -> None:
+        """Move tensors as large as the parameters to host memory."""
+        self._move(to_host)
+
+    def fetch(self, device: torch.device) -> None:
+        """Move the state's tensors back to the parameters' device."""
+        self._move(lambda tensor: tensor.to(device))
+
+    def _move(self, moved: Callable[[Tensor], Tensor]) -> None:
+        self._remembered.move(moved)
+
+    def set_scalars(self, scalars: Mapping[str, Scalar]) -> None:
+        """Set the plain numbers."""
+        self._remembered.set(scalars)

@@ -1,0 +1,419 @@
+"""A stage's parameters as views of one flat buffer, so that its gradient is sent and reduced as one tensor.
+
+A first stage's gradient in buckets of consecutive layers, which its last backward finishes one after the other.
+
+That microbatch's forward is cut where buckets begin, as it is cut between stages: a layer's inputs there are leaves, so
+the backward of the layers behind it ends there, and the leaves' gradients begin the next part. As with stages, that
+changes no bit.
+
+After each parameter's gradient comes its mark: more than zero if a backward of the step has reached the parameter. An
+optimizer skips the others, as plain PyTorch does with those whose `grad` is None. The mark is an element of the
+gradient, so it is summed, sent, logged and repeated with it. So are the sums of norms' running statistics, which follow
+a layer's parameters.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+from bamboo_trainer.task import Parts
+from bamboo_trainer.tasks.mixed_precision import kept_in_fp32
+from bamboo_trainer.tasks.running_buffers import Parts as NormSumsParts
+from bamboo_trainer.tasks.running_buffers import RunningNorm, intercept, running_norms
+from bamboo_trainer.tasks.task_errors import TaskError
+
+BUCKET_BYTES: Final = 8 << 20  # of a gradient in fp32; less is not worth separate frames
+MOST_BUCKETS: Final = 8
+
+# Where a backward begins, with the gradients: tensors, or their graph edges without the values.
+Ends = Sequence[tuple[Tensor | GradientEdge, Tensor]]
+
+
+class Bucket(NamedTuple):
+    """A range of a stage's gradient. layer: its first layer. place: in the flat gradient, elements."""
+
+    layer: int
+    place: slice
+
+
+def buckets_of(starts: Mapping[int, int], size: int, gradient_size: int) -> tuple[Bucket, ...]:
+    """Divide a gradient into buckets, in the order in which a backward reaches the layers: the last ones first.
+
+    starts: where each layer's gradients begin, in elements. size, gradient_size: see `FlatParameters`; the elements
+    between the two, further uses of tied parameters by any layers, are a last bucket, if there are several.
+
+    A stage that is not the first one has one bucket: while its last gradients are summed, earlier stages still compute.
+    """
+    first, end, buckets = min(starts), size, list[Bucket]()
+    least = max(BUCKET_BYTES // 4, -(-size // MOST_BUCKETS))
+    for layer in sorted(starts, reverse=True):
+        if end - starts[layer] >= least:
+            buckets.append(Bucket(layer, slice(starts[layer], end)))
+            end = starts[layer]
+    if first > 0 or len(buckets) < 2:
+        return (Bucket(first, slice(0, gradient_size)),)
+    last = buckets.pop()  # together with the remaining first layers, too few for a bucket of their own
+    buckets.append(Bucket(first, slice(0, last.place.stop)))
+    if gradient_size > size:
+        buckets.append(Bucket(first, slice(size, gradient_size)))
+    return tuple(buckets)
+
+
+class Cut(NamedTuple):
+    """A cut between two layers: the outputs of the first, and the leaves that the second was given.
+
+    losses: how many losses the layers before it have added.
+    """
+
+    passed: Parts
+    leaves: Parts
+    losses: int
+
+    @classmethod
+    def at(cls, parts: Parts, losses: int) -> "Cut":
+        return cls(parts, tuple(part.detach().requires_grad_(part.requires_grad) for part in parts), losses)
+
+
+class BackwardPart(NamedTuple):
+    """One part of a backward. ends: where it begins. last: the backward ends with it."""
+
+    ends: Ends
+    last: bool
+
+
+def parts_of(ends: Ends, added: int, cuts: Sequence[Cut]) -> Iterator[BackwardPart]:
+    """Yield the parts of a backward, last layers first. Each may be requested only when the one before is done. ends:
+    where the whole begins; the last `added` of them are losses that layers have added, in order.
+    """
+    whole = len(ends) - added
+    ends, losses = ends[:whole], ends[whole:]
+    for cut in reversed(cuts):
+        yield BackwardPart([*ends, *losses[cut.losses :]], last=False)
+        losses = losses[: cut.losses]
+        pairs = zip(cut.passed, cut.leaves, strict=True)
+        ends = [(part, leaf.grad) for part, leaf in pairs if leaf.grad is not None]
+    yield BackwardPart([*ends, *losses], last=True)
+
+
+class NormPlace(NamedTuple):
+    """A norm of a layer, and where the flat gradient has its sums."""
+
+    layer: int
+    norm: RunningNorm
+    offset: int
+
+    def of(self, gradient: Tensor) -> Tensor:
+        return gradient[self.offset : self.offset + self.norm.size]
+
+
+NormSums = Sequence[tuple[NormPlace, Tensor]]
+
+
+def norm_sums(
+    norms: Sequence[NormPlace], captured: Sequence[tuple[nn.Module, NormSumsParts]], following: int
+) -> NormSums:
+    """Return what a microbatch's forward adds to the sums of norms. following: the step's later microbatches.
+
+    Raises TaskError for a norm that is not one of these.
+    """
+    places = {id(place.norm.module): place for place in norms}
+    batches: dict[int, list[NormSumsParts]] = {}
+    for module, given in captured:
+        if id(module) not in places:
+            raise TaskError(
+                f"a forward uses {type(module).__name__} with running statistics, which is none of the layer's modules "
+                "(Module.named_modules): let the layer have it as an attribute"
+            )
+        batches.setdefault(id(module), []).append(given)
+    return [(places[key], places[key].norm.weighed(given, following)) for key, given in batches.items()]
+
+
+def add_norm_sums(gradient: Tensor, sums: NormSums) -> None:
+    for place, added in sums:
+        place.of(gradient).add_(added)
+
+
+ALIGNMENT = 16  # a parameter's place, with its mark, is padded to a multiple of this many elements
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slot:
+    """A parameter's place in the flat buffers."""
+
+    name: str  # of a tied group: its first name, in any layer
+    parameter: nn.Parameter
+    offset: int
+    group: int | None  # of tied parameters
+
+    @property
+    def mark(self) -> int:
+        """The place of the parameter's mark in a gradient."""
+        return self.offset + self.parameter.numel()
+
+    @property
+    def size(self) -> int:
+        """Elements of the parameter and its mark."""
+        return self.parameter.numel() + 1
+
+    def of(self, flat: Tensor) -> Tensor:
+        """Return its view of a contiguous tensor, in its shape, by one operation: each backward needs many."""
+        shape = self.parameter.shape
+        return flat.as_strided(shape, contiguous_strides(shape), flat.storage_offset() + self.offset)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TiedUse:
+    """A layer that uses a tied parameter. offset: of that use's gradient in the stage's flat one, if it is here."""
+
+    stage: int
+    layer: int
+    offset: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TiedSegment:
+    """A tied group that several layers use, on this stage or others.
+
+    Each layer's use has its own gradient, and they are summed in the order of the layers, so that the sum does not
+    depend on the split. offset, size: the place of that sum, with its mark, in this stage's final gradient. uses: of
+    all stages, in the order of the layers.
+    """
+
+    group: int
+    offset: int
+    size: int
+    uses: tuple[TiedUse, ...]
+
+    @property
+    def stages(self) -> frozenset[int]:
+        return frozenset(use.stage for use in self.uses)
+
+    def places(self, stage: int) -> list[slice]:
+        """Return the places of the gradients of this segment's uses on that stage, to which the segment belongs."""
+        offsets = [use.offset for use in self.uses if use.stage == stage and use.offset is not None]
+        return [slice(offset, offset + self.size) for offset in offsets]
+
+
+def tied_segments(
+    parameters: "FlatParameters", groups: Mapping[str, tuple[int, str]], stages: Sequence[tuple[int, int]]
+) -> tuple[TiedSegment, ...]:
+    """Return the tied groups that a stage with these parameters has to sum, by group."""
+    layers: dict[int, set[int]] = {}
+    for name, (group, _) in groups.items():
+        layers.setdefault(group, set()).add(int(name.partition(".")[0]))
+    stage_of = {layer: s for s, (first, end) in enumerate(stages) for layer in range(first, end)}
+    return tuple(
+        TiedSegment(
+            group=slot.group,
+            offset=slot.offset,
+            size=slot.size,
+            uses=tuple(
+                TiedUse(stage=stage_of[layer], layer=layer, offset=parameters.uses.get((slot.group, layer)))
+                for layer in sorted(layers[slot.group])
+            ),
+        )
+        for slot in sorted(parameters.slots, key=lambda slot: -1 if slot.group is None else slot.group)
+        if slot.group is not None and len(layers[slot.group]) > 1
+    )
+
+
+class FlatParameters:
+    """The layers' tensors: trained parameters in `flat` ([size]), and `constants` (buffers, frozen parameters).
+
+    dtype: parameters are rounded to it, except norms' parameters, which stay in fp32, outside of `flat`. Backwards add
+    all gradients up in fp32.
+
+    A tied parameter has one place in `flat`. Each layer that uses it has a parameter of its own, with the same memory,
+    and a place of its own in the gradient: the first one has the slot's, the others follow after all slots. So a
+    gradient has `gradient_size` elements until these are summed (`TiedSegment`), then `size`.
+
+    layers: by number; moved to the device. shared: the tied parameters' group and name, by id, from `ties.tie`. uses:
+    the place of each tied group's gradient by each layer, in elements. norms: with running statistics, which forwards
+    leave unchanged from now on. buckets: of the gradient.
+    """
+
+    def __init__(
+        self,
+        layers: Mapping[int, nn.Module],
+        shared: Mapping[int, tuple[int, str]],
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.slots: list[Slot] = []
+        self.constants: dict[str, Tensor] = {}
+        self.size = 0
+        self.uses: dict[tuple[int, int], int] = {}
+        self.norms: list[NormPlace] = []
+        self._others: list[tuple[Slot, int, nn.Parameter]] = []  # a tied slot's use by a further layer
+        self._dtype, self._starts = dtype, dict[int, int]()  # where each layer's slots begin
+        self._collect(layers, shared, device)
+        self.flat = torch.zeros(self.size, dtype=dtype, device=device)
+        self.gradient_size = self.size
+        for slot in self.slots:
+            if slot.parameter.dtype is dtype:
+                view = slot.of(self.flat)
+                view.copy_(slot.parameter.detach())
+                slot.parameter.data = view
+            else:
+                slot.parameter.data = slot.parameter.data.contiguous()  # as fused optimizers and gradients have it
+        self._places = list(self.slots)  # of the gradients
+        for slot, layer, parameter in self._others:
+            parameter.data = slot.parameter.data
+            self._places.append(replace(slot, parameter=parameter, offset=self.gradient_size))
+            assert slot.group is not None
+            self.uses[slot.group, layer] = self.gradient_size
+            self.gradient_size += _padded(slot.size)
+        self.buckets = buckets_of(self._starts, self.size, self.gradient_size)
+        self._bound: Tensor | None = None
+        self._marks = torch.tensor([place.mark for place in self._places], dtype=torch.int64, device=device)
+        self._slot_marks = torch.tensor([slot.mark for slot in self.slots], dtype=torch.int64)  # for any device
+        self._reached: dict[int, Tensor] = {}  # by number of the place: parameters whose gradient a backward changed
+        for number, place in enumerate(self._places):
+            note = partial(self._reached.__setitem__, number)  # holds nothing of the stage, which is freed at once
+            place.parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
+        held = [self.flat, *(slot.parameter for slot in self.slots), *self.constants.values()]
+        strided = [t for t in held if t.layout is torch.strided]  # `state_digests.check` refuses the others
+        self._storages = {t.untyped_storage().data_ptr() for t in strided if t.numel()}
+
+    def _collect(
+        self, layers: Mapping[int, nn.Module], shared: Mapping[int, tuple[int, str]], device: torch.device
+    ) -> None:
+        seen: set[int] = set()
+        tied: dict[int | None, Slot] = {}
+        for index, layer in layers.items():
+            self._starts[index] = self.size
+            layer.to(device)
+            precise = kept_in_fp32(layer)
+            for name, parameter in layer.named_parameters():
+                group, canonical = shared.get(id(parameter), (None, f"{index}.{name}"))
+                if not parameter.requires_grad:  # each layer has it, wherever the others are that share it
+                    self.constants[canonical] = parameter
+                if id(parameter) in seen:
+                    continue
+                seen.add(id(parameter))
+                if id(parameter) not in precise:
+                    parameter.data = parameter.data.to(self._dtype)
+                if not parameter.requires_grad:
+                    continue
+                if group in tied:
+                    self._others.append((tied[group], index, parameter))
+                    continue
+                slot = Slot(canonical, parameter, self.size, group)
+                self.slots.append(slot)
+                if group is not None:
+                    tied[group], self.uses[group, index] = slot, slot.offset
+                self.size += _padded(slot.size)
+            for name, buffer in layer.named_buffers():
+                self.constants[f"{index}.{name}"] = buffer
+            for norm in running_norms(layer):
+                intercept(norm.module)
+                self.norms.append(NormPlace(index, norm, self.size))
+                self.size += _padded(norm.size)
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Return whether the tensor is, or is a part of, a parameter or constant."""
+        return tensor.untyped_storage().data_ptr() in self._storages
+
+    def bind(self, gradient: Tensor) -> None:
+        """Make the parameters' gradients views of this tensor, which backwards then add to."""
+        if self._bound is gradient:
+            return
+        if gradient.shape != (self.gradient_size,) or gradient.dtype != torch.float32:
+            raise ValueError(
+                f"the stage's gradient must be float32 [{self.gradient_size}], "
+                f"got {gradient.dtype} {list(gradient.shape)}"
+            )
+        self.unbind()
+        for place in self._places:
+            if self._dtype is not torch.float32:
+                place.parameter.grad_dtype = torch.float32
+            place.parameter.grad = place.of(gradient)
+        self._bound = gradient
+
+    def release(self, gradient: Tensor) -> list[Tensor]:
+        """Unbind, so that the next backward gives each parameter a gradient of its own, in fp32; return their places
+        here.
+        """
+        bound = self._bound is gradient
+        places = [place.parameter.grad if bound else place.of(gradient) for place in self._places]
+        self.unbind()
+        for place in self._places if self._dtype is not torch.float32 else ():
+            place.parameter.grad_dtype = torch.float32
+        return [place for place in places if place is not None]
+
+    def add_to(self, gradient: Tensor, places: Sequence[Tensor]) -> None:
+        """Add the gradients that parameters got since `release`, and mark those parameters. places: from `release`."""
+        own = [place.parameter.grad for place in self._places]
+        reached = [number for number, grad in enumerate(own) if grad is not None]
+        found = [grad.to_dense() if grad.is_sparse else grad for grad in own if grad is not None]
+        if reached:
+            torch._foreach_add_([places[number] for number in reached], found)
+            marks = self._marks if len(reached) == len(self._places) else self._marks[reached]
+            gradient.index_add_(0, marks, torch.ones_like(marks, dtype=torch.float32))
+        self._reached.clear()
+        self.unbind()
+
+    def bind_final(self, gradient: Tensor, used: Sequence[bool] | None = None) -> None:
+        """Give each parameter its part of the final gradient, [size], in its own type, for an optimizer.
+
+        used: by slot; unused parameters get None. None: all are used.
+        """
+        self.unbind()
+        for number, slot in enumerate(self.slots):
+            dtype = slot.parameter.dtype
+            if self._dtype is not torch.float32:
+                slot.parameter.grad_dtype = dtype
+            slot.parameter.grad = slot.of(gradient).to(dtype) if used is None or used[number] else None
+
+    def mark(self, gradient: Tensor, marked: set[int]) -> None:
+        """Mark in the gradient the parameters reached since the last call. marked: places already marked."""
+        new = sorted(self._reached.keys() - marked)
+        self._reached.clear()
+        if new:  # selecting marks takes longer than writing them
+            marks = self._marks if len(new) == len(self._places) else self._marks[new]
+            gradient.index_fill_(0, marks, 1.0)
+            marked.update(new)
+
+    def used(self, gradient: Tensor) -> list[bool]:
+        """Return for each slot whether any backward in this final gradient has reached it."""
+        return [mark > 0 for mark in gradient[self._slot_marks].tolist()]
+
+    def unbind(self) -> None:
+        for place in self._places:
+            place.parameter.grad = None
+        self._bound = None
+
+    def trained(self) -> Iterator[nn.Parameter]:
+        """Yield the parameters of each layer that the layer's own backward reaches."""
+        return (place.parameter for place in self._places)
+
+    def objects(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield like `named`, but a tied parameter once for each layer that uses it."""
+        yield from self.named()
+        yield from ((f"parameter:{slot.name}", parameter) for slot, _, parameter in self._others)
+
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield all tensors of the layers, in fixed order; the tensors themselves."""
+        for slot in self.slots:
+            yield f"parameter:{slot.name}", slot.parameter
+        for name, constant in self.constants.items():
+            yield f"constant:{name}", constant
+
+
+@lru_cache(maxsize=4096)
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor, in elements."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(1, size)
+    return tuple(strides[::-1])
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -1,1 +1,0 @@
-"""A stage's state from step to step: parameters, optimizer, numbers; held here, and copied for others."""

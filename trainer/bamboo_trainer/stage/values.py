@@ -1,0 +1,446 @@
+"""A stage's parameters, buffers and optimizer state at one version, and the change to another version.
+
+The input of a stage's optimizer step: the final gradient.
+
+Frames carry it to replicas. It fits only a stage whose parameters lie in the same places.
+
+Checks that an optimizer's step leaves finite numbers: parameters after each step, the rest of the state when it is
+saved or sent, which reads all of it anyway.
+
+The next step's loss would show it too late, for another step; after the last step nothing would show it.
+
+Knows no forward, no backward, no peer and no clock. The next version is a pure function of this one and of the step's
+final gradients, so an owner and its replicas come to the same bits.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from bamboo_core.control.evaluations import Course, EarlyStop
+from bamboo_trainer import loss_scale
+from bamboo_trainer.frames import Commit, CommonState
+from bamboo_trainer.loss_scale import LossScale
+from bamboo_trainer.memory.devices import apart_from_others, wait_for
+from bamboo_trainer.memory.host_copies import AtOnce, Copy, HostCopies
+from bamboo_trainer.stage import checksums, layer_state
+from bamboo_trainer.stage.checksums import Constants, checksum_of
+from bamboo_trainer.stage.layer_state import LateCopies, LayerState
+from bamboo_trainer.stage.optimizer_state import OptimizerState
+from bamboo_trainer.stage.parameters import FlatParameters, TiedSegment, tied_segments
+from bamboo_trainer.task import Task
+from bamboo_trainer.tasks.evaluation import committed_step, first_decided, next_decided
+from bamboo_trainer.tasks.mixed_precision import forget_casts
+from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
+from bamboo_trainer.tasks.task_errors import TaskError
+from bamboo_trainer.tasks.ties import tie, tied_groups
+from bamboo_trainer.tasks.user_code import build_layer
+from bamboo_trainer.training import TrainingConfig
+
+
+def fitted(state: CommonState, task: Task, config: TrainingConfig, version: int) -> CommonState:
+    """Return a state at this version with what the job has settings for; an empty state gives the first one.
+
+    Missing parts begin from their first values, as does the course if the job's evaluations differ.
+    """
+    metric = f"{config.early.goal} {config.early.metric}" if config.early else ""
+    return CommonState(
+        loss_scale=(state.loss_scale or LossScale(loss_scale.INITIAL)) if config.scales_losses else None,
+        decided=(state.decided or first_decided(task, version)) if task.decisions else None,
+        course=state.course if state.metric == metric else Course(),
+        metric=metric,
+    )
+
+
+def after(state: CommonState, task: Task, config: TrainingConfig, version: int, commit: Commit) -> CommonState:
+    """Return the state after the step that begins at this version. commit: of that step."""
+    finite = not commit.skipped or math.isfinite(commit.norm)
+    return msgspec.structs.replace(
+        state,
+        loss_scale=state.loss_scale.after(finite=finite) if state.loss_scale else None,
+        decided=next_decided(task, state.decided, committed_step(version + 1, commit)),
+        course=_course_with(state, config, version, commit.evaluation),
+    )
+
+
+def ending(
+    state: CommonState, config: TrainingConfig, version: int, evaluation: Mapping[str, float]
+) -> EarlyStop | None:
+    """Return the early stop if a decision or this version's evaluation makes the version the last one."""
+    course = _course_with(state, config, version, evaluation)
+    if config.early and course.is_over(config.early):
+        return EarlyStop(best=course.state, without=course.without)
+    return EarlyStop(by=state.decided.stops[0]) if state.decided and state.decided.stops else None
+
+
+def _course_with(state: CommonState, config: TrainingConfig, version: int, evaluation: Mapping[str, float]) -> Course:
+    if config.early is None or not evaluation:
+        return state.course
+    return state.course.after(config.early, version, evaluation)
+
+
+class FinalGradients:
+    """The form of a stage's final gradients, and what is computed from them without an optimizer.
+
+    size: elements of the final gradient. gradient_size: elements of a gradient in which each layer's use of a tied
+    parameter is still separate. buckets: places in the latter, which become final one after the other. tied: the tied
+    groups whose layers' gradients this stage sums, by group.
+    """
+
+    def __init__(
+        self,
+        parameters: FlatParameters,
+        optimizer: OptimizerState,
+        tied: Sequence[TiedSegment],
+        elsewhere: Collection[int],
+    ) -> None:
+        """Create the form. elsewhere: the tied groups whose norms another stage reports."""
+        self._parameters, self._optimizer, self._elsewhere = parameters, optimizer, frozenset(elsewhere)
+        self.tied = tuple(tied)
+        self.size, self.gradient_size = parameters.size, parameters.gradient_size
+        self.buckets = tuple(bucket.place for bucket in parameters.buckets)
+
+    def squared_norms(self, gradient: Tensor) -> Tensor:
+        """Return the squared norm of each parameter's final gradient, unscaled, in fp64, in one tensor. Only its lowest
+        stage includes a tied parameter; parameters that a decision has frozen are left out.
+        """
+        frozen = self._optimizer.frozen
+        own = [slot for slot in self._parameters.slots if slot.group not in self._elsewhere]
+        slots = [slot for slot in own if slot.name not in frozen]
+        squares = [slot.of(gradient).double().square_().sum() for slot in slots]
+        unscale = self._optimizer.unscale
+        return torch.stack(squares) * unscale**2 if squares else gradient.new_empty(0, dtype=torch.float64)
+
+
+_WIDER: Final = frozenset({torch.float16, torch.bfloat16})  # whose norm is taken in fp32
+
+
+class FiniteState:
+    """Checks that a stage's state is finite. On an asynchronous device only `confirm` waits for a step's result.
+
+    A parameter whose initial values include infinity, such as a mask, may have it; nothing may be NaN. The optimizer's
+    state may be infinite, such as a bound that nothing has reached yet.
+    """
+
+    def __init__(
+        self,
+        layers: Mapping[int, nn.Module],
+        parameters: FlatParameters,
+        optimizer: ScheduledOptimizer,
+        remembered: OptimizerState,
+        copies: HostCopies,
+    ) -> None:
+        self._layers, self._parameters, self._copies = layers, parameters, copies
+        self._optimizer, self._remembered = optimizer, remembered
+        self._infinite = frozenset(s.name for s in parameters.slots if not _all_finite(s.parameter.detach()))
+        self._pending: tuple[int, Copy] | None = None
+        self._excused = False
+
+    def look(self, step: int) -> None:
+        """Check the parameters after that step. Raises TaskError if the result is available at once."""
+        if self._excused:
+            return
+        tensors = [s.parameter.detach() for s in self._parameters.slots if s.name not in self._infinite]
+        copy = self._copies.start((_norms(tensors),))
+        self._pending = (step, copy)
+        if copy.ready():
+            self.confirm()
+
+    def confirm(self) -> None:
+        """Wait for the newest step's check, if one is pending. Raises TaskError."""
+        if self._pending is None:
+            return
+        (step, copy), self._pending = self._pending, None
+        (norms,) = copy.wait()
+        if self._infinite or not bool(torch.isfinite(norms).all()):
+            self._name_parameter(step)
+
+    def gradient_was_not(self) -> None:
+        """Skip checks from now on: the newest step's gradient was not finite, which is reported instead."""
+        self._excused = True
+
+    def forget(self) -> None:
+        """Forget pending checks: the state was replaced."""
+        self._pending, self._excused = None, False
+
+    def check_all(self, version: int) -> None:
+        """Check the whole state at that version, with the optimizer's. Raises TaskError."""
+        self.confirm()
+        if self._excused:
+            return
+        named = [(name, t.detach()) for name, t in self._remembered.named() if t.is_floating_point() and t.numel()]
+        if not _have_finite_norms([tensor for _, tensor in named]):
+            for name, tensor in named:
+                if bool(torch.isnan(tensor).any()):
+                    slot, _, key = name.partition(":")[2].rpartition(":")
+                    of = layer_state.in_words(self._layers, f"parameter:{slot}")
+                    raise TaskError(f"{self._who()} remembers NaN as {key!r} of {of} after step {version}")
+
+    def _name_parameter(self, step: int) -> None:
+        """Raise TaskError for a parameter with wrong numbers, if any: finite numbers may have an infinite norm."""
+        for slot in self._parameters.slots:
+            values = slot.parameter.detach()
+            wrong = torch.isnan(values).any() if slot.name in self._infinite else not _all_finite(values)
+            if bool(wrong):
+                of = layer_state.in_words(self._layers, f"parameter:{slot.name}")
+                rate = self._optimizer.learning_rate(step)
+                raise TaskError(
+                    f"{self._who()} left numbers in {of} that are not finite, in step {step + 1} (rate {rate:g})"
+                )
+
+    def _who(self) -> str:
+        return f"the optimizer ({type(self._optimizer.inner).__name__})"
+
+
+def _have_finite_norms(tensors: Iterable[Tensor]) -> bool:
+    """Return whether all norms are finite, on any device: an optimizer may keep its step count on the host."""
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for tensor in tensors:
+        by_device.setdefault(tensor.device, []).append(tensor)
+    return all(bool(torch.isfinite(_norms(group)).all()) for group in by_device.values())
+
+
+def _norms(tensors: Iterable[Tensor]) -> Tensor:
+    """Return each tensor's norm in fp64, in one pass: finite only if all its numbers are. All are on one device. The
+    result has one dimension, grouped by type and not in the order of the tensors.
+    """
+    by_kind: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        by_kind.setdefault(tensor.dtype, []).append(tensor)
+    norms = [
+        norm.double()
+        for dtype, group in by_kind.items()
+        for norm in torch._foreach_norm(group, 2, torch.float32 if dtype in _WIDER else None)
+    ]
+    return torch.stack(norms) if norms else torch.zeros(0, dtype=torch.float64)
+
+
+def _all_finite(values: Tensor) -> bool:
+    return bool(torch.isfinite(values).all())
+
+
+MOST_SUMS: Final = 1024  # reported for a stage, in a message of some tens of KB
+
+
+class StageValues:
+    """The parameters, buffers and optimizer state of a stage's layers.
+
+    index: the stage's number. first, end: its layers, a half-open range. last: it is the last stage of the model.
+    version: the step that the values are ready for. layers: the modules, by number. parameters: their tensors.
+    optimizer: its state. common: the state that belongs to no layer. final: the form of the final gradients that
+    `apply` takes.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        stage: int,
+        stages: Sequence[tuple[int, int]],
+        config: TrainingConfig,
+        device: torch.device | str = "cpu",
+        copies: HostCopies | None = None,
+    ) -> None:
+        """Build the values before the first step.
+
+        stages: the layers of all stages, half-open ranges. copies: bring received tensors to the device.
+        """
+        self.version = 0
+        self.task, self.config, self.index, self.device = task, config, stage, torch.device(device)
+        copies = copies or AtOnce(self.device)
+        self._bring = copies.bring
+        self.first, self.end = stages[stage]
+        self.last = stage == len(stages) - 1
+        built = {i: build_layer(task, config.seed, i) for i in range(self.first, self.end)}
+        self.layers = apart_from_others(built, self.device, rounds=config.parameter_dtype is not torch.float32)
+        groups = tied_groups(task)
+        shared = tie(self.layers, groups, task, config.seed, apart=True)
+        self.parameters = FlatParameters(self.layers, shared, self.device, config.parameter_dtype)
+        tied = tied_segments(self.parameters, groups, stages)
+        self._elsewhere = frozenset(one.group for one in tied if min(one.stages) != stage)  # reported by another stage
+        named = [(slot.name, slot.parameter) for slot in self.parameters.slots]
+        self._scheduled = ScheduledOptimizer(task, named)
+        self.optimizer = OptimizerState(self.parameters, self._scheduled)
+        self._begin_with(CommonState())
+        self._finite = FiniteState(self.layers, self.parameters, self._scheduled, self.optimizer, copies)
+        checksums.check(self.parameters, self.optimizer)
+        running = {(layer, norm.place(name)) for layer, norm, _ in self.parameters.norms for name in norm.names}
+        self._constants = Constants(self.layers, running)
+        self.final = FinalGradients(self.parameters, self.optimizer, tied, self._elsewhere)
+        self._parked = False
+        self._digest: str | None = None
+
+    # from version to version
+
+    def apply(self, gradient: Tensor, norm: float, *, scale: float = 1.0, tries: bool = False) -> None:
+        """Take one optimizer step with the final gradient (not modified) times scale, and add the sums in it to the
+        norms' running statistics. norm: of the global gradient. tries: compare with a rebuilt optimizer; raises
+        NotDeterministic if its bits differ.
+
+        A parameter that no microbatch has used, or that a decision has frozen, stays unchanged, with its optimizer
+        state.
+        """
+        forget_casts()  # an update needs no casts and no sums, and may need their memory
+        self.parameters.unbind()
+        self._constants.check()
+        self._finite.confirm()
+        reached, frozen = self.parameters.used(gradient), self.optimizer.frozen
+        used = [mark and slot.name not in frozen for slot, mark in zip(self.parameters.slots, reached, strict=True)]
+        ready = self._bring([gradient])[0].to(torch.float32)
+        limit = self.config.max_gradient_norm
+        scale *= self.optimizer.unscale * (1.0 if limit is None else min(1.0, limit / (norm + 1e-6)))
+        if ready is not gradient:
+            ready *= scale
+        elif scale != 1.0 or not self._scheduled.only_reads:
+            ready = ready * scale  # a copy: an optimizer may write to its gradients
+        self.parameters.bind_final(ready, used)
+        if self._parked:
+            self.optimizer.fetch(self.device)
+        trial = self.optimizer.trial(self.version) if tries else None
+        self._scheduled.step(self.version)
+        if trial:
+            trial.compare(self.version)
+        if not math.isfinite(norm):
+            self._finite.gradient_was_not()
+        self._finite.look(self.version)
+        if self._parked:
+            self.optimizer.park()
+            wait_for(self.device)
+        self.parameters.unbind()
+        for place in self.parameters.norms:
+            place.norm.add(place.of(gradient))
+        self._constants.renew_running()
+        forget_casts()
+        if not self.optimizer.fixed:  # each parameter's state appears with the first step that uses it
+            checksums.check(self.parameters, self.optimizer)
+        self._digest = None
+        self.version += 1
+
+    def allow_commit(self) -> None:
+        """Check, before the step at this version may be committed, that its rates are usable and that the step before
+        left finite parameters. Raises TaskError.
+        """
+        self._scheduled.settings(self.version)
+        self._finite.confirm()
+
+    def skip(self) -> None:
+        """Go to the next version without applying the step."""
+        self._constants.check()
+        self._finite.confirm()
+        self.parameters.unbind()
+        forget_casts()
+        self._digest = None
+        self.version += 1
+
+    def learning_rate(self, step: int) -> float:
+        """Return the task's learning rate, equal on every stage, with the decisions for the next step."""
+        return self._scheduled.learning_rate(step)
+
+    def ends(self, evaluation: Mapping[str, float]) -> EarlyStop | None:
+        """Return the early stop if this state, with this evaluation, is the last one."""
+        return ending(self.common, self.config, self.version, evaluation)
+
+    def common_after(self, commit: Commit) -> CommonState:
+        """Return the state that belongs to no layer after the step that begins here."""
+        return after(self.common, self.task, self.config, self.version, commit)
+
+    def begin_step(self, common: CommonState) -> None:
+        """Set the state that belongs to no layer for the step that begins at this version."""
+        self.common = common
+        self.optimizer.obey(common)
+
+    def _begin_with(self, common: CommonState) -> None:
+        self.begin_step(fitted(common, self.task, self.config, self.version))
+
+    def park(self, parked: bool) -> None:
+        """Keep the optimizer's state in host memory between steps, or stop doing so."""
+        if parked and not self._parked:
+            self.optimizer.park()
+            wait_for(self.device)  # the copies are in progress
+        elif self._parked and not parked:
+            self.optimizer.fetch(self.device)
+        self._parked = parked
+
+    # copying and restoring
+
+    def layer_states(self, only: Collection[int] | None = None, *, shown: bool = True) -> dict[int, LayerState]:
+        """Return copies of the state of these layers, by number; of the stage's own if None. A layer of another stage
+        has only the tied parameters that this stage has too.
+
+        shown: include entries of the layers' state_dict that are no state, for its readers.
+        """
+        return self._taken(self.layers if only is None else only, shown=shown)
+
+    def late_copies(self, only: Collection[int]) -> LateCopies:
+        """Return copies of these layers' state, made piece by piece; they must be done before the state changes."""
+        return LateCopies(self._taken(only, late=LateCopies.KINDS))
+
+    def _taken(
+        self, wanted: Collection[int], *, shown: bool = True, late: tuple[str, ...] = ()
+    ) -> dict[int, LayerState]:
+        self._finite.check_all(self.version)
+        held = self.layers, self.parameters, self.optimizer, self.version, self.common
+        return layer_state.take(wanted, *held, shown=shown, late=late)
+
+    def layers_needed(self) -> tuple[int, ...]:
+        """Return the layers that `restore` needs: the stage's own, and the owners of tied parameters."""
+        return layer_state.needed(self.layers, self.parameters)
+
+    def restore(self, states: Mapping[int, LayerState]) -> None:
+        """Restore states of any split; raises ValueError, with nothing changed, if they do not fit this stage."""
+        self.version = layer_state.restore(self.layers, self.parameters, self.optimizer, states)
+        self._begin_with(states[self.first].common)
+        self._digest = None
+        self._finite.forget()
+        self._constants.renew()
+        forget_casts()
+        if self._parked:
+            self.optimizer.park()
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Return copies by "layers.<layer>.<name>": parameters (tied ones by every name) and persistent buffers."""
+        return {
+            f"layers.{index}.{name}": tensor.detach().to("cpu", copy=True)
+            for index, layer in self.layers.items()
+            for name, tensor in layer.state_dict().items()
+        }
+
+    # digests and checksums
+
+    def digest(self) -> str:
+        """Return a digest of parameters, buffers and optimizer state; equal digests mean bit-equal state. Computed once
+        for each version: it reads the whole state, and every announcement needs it.
+        """
+        if self._digest is None:
+            self._finite.check_all(self.version)
+            self._digest = checksums.digest(self.parameters, self.optimizer)
+        return self._digest
+
+    def share_of_digest(self) -> str:
+        """Return the digest without tied parameters that another stage includes. The model's digest is the sum of all
+        stages' shares, independent of the split (`add_digests`). The stage of its first layer includes a frozen one.
+        """
+        trained = {slot.name for slot in self.parameters.slots if slot.group in self._elsewhere}
+        frozen = {
+            name for name in self.parameters.constants if int(name.partition(".")[0]) not in range(self.first, self.end)
+        }
+        elsewhere = frozenset(trained | frozen)
+        self._finite.check_all(self.version)
+        return checksums.digest(self.parameters, self.optimizer, elsewhere) if elsewhere else self.digest()
+
+    def checksums(self) -> dict[str, int]:
+        """Return checksums of the whole state, by each tensor's name in messages; by layer if there are more than
+        MOST_SUMS tensors. Equal for all holders of the stage. Raises TaskError if a buffer has changed.
+        """
+        self._constants.check(bits=True)
+        sums = checksums.checksums(self.parameters, self.optimizer)
+        numbers = {f"the optimizer's numbers of layers {self.first} to {self.end - 1}": sums.pop(checksums.NUMBERS)}
+        if len(sums) <= MOST_SUMS:
+            return {layer_state.in_words(self.layers, name): total for name, total in sums.items()} | numbers
+        by_layer: dict[int, list[int]] = {}
+        for name, total in sums.items():
+            by_layer.setdefault(layer_state.layer_of(name), []).append(total)
+        return {f"layer {layer}": checksum_of((), total) for layer, total in by_layer.items()} | numbers

@@ -1,0 +1,399 @@
+"""Inspection of a task before it trains: its layers run without data, what they cost, and what they must not do.
+
+A walk along a task's layers, each on the outputs of the one before, to find their costs, sizes and forms.
+
+The layers run on tensors without data (torch's FakeTensorMode), which takes no memory and hardly any time, however
+large they are. They run in a child process, because objects that a layer's code keeps, such as a table in a cache,
+would have no data. If one cannot run so, because its control flow depends on values, all run for real, on the CPU.
+
+Costs of a task's layers, for splitting them evenly over stages: counted, not timed, and without computing.
+
+A layer runs without data, forward and backward. A layer whose control flow depends on values cannot: it
+runs for real, on the CPU, forward only, and so do the layers before it, whose outputs it needs.
+"""
+
+import logging
+import math
+import os
+import pickle
+import random
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any, Final, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._pytree import tree_map
+
+from bamboo_core.complaints import said_by
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.orphans import end_with
+from bamboo_trainer.task import Parts, Task, Weighted
+from bamboo_trainer.tasks.mixed_precision import autocast, passed_on
+from bamboo_trainer.tasks.operations import OPERATIONS_PER_BYTE, AllStepsAtOnce, Operations
+from bamboo_trainer.tasks.task_errors import TaskError, told
+from bamboo_trainer.tasks.user_code import build_layer, load_batch, run_layer
+from bamboo_trainer.training import TrainingConfig
+
+SILENT_SECONDS: Final = 300.0  # a child that sends nothing for this long is given up
+MOST_TEXT: Final = 2000  # characters
+
+T = TypeVar("T")
+
+
+def from_child(items: Iterator[T]) -> tuple[list[T], str]:
+    """Return what the iterator yields in a child process, and why it ended early; "" if it did not.
+
+    A line is taken as soon as it is written, so lines before an error, or the end of the process, count.
+    """
+    reading, writing = Pipe(duplex=False)
+    found: list[T] = []
+    with reading:
+        try:
+            with writing:
+                child = _fork(items, writing)
+        except OSError as error:
+            return [], f"no process could be started: {said_by(error)}"
+        try:
+            while reading.poll(SILENT_SECONDS):
+                item, end = reading.recv()
+                if end is not None:
+                    return found, end
+                found.append(item)
+        except (EOFError, OSError):
+            return found, "the process ended without a result"
+        finally:
+            os.kill(child, signal.SIGKILL)  # it has sent all that it had, or is stuck
+            os.waitpid(child, 0)
+    return found, f"no result within {SILENT_SECONDS:g} s"
+
+
+def _fork(items: Iterator[object], pipe: Connection) -> int:
+    """Fork a child, which sends each item and, at the end, why it cannot continue. Return its process id."""
+    parent = os.getpid()
+    child = os.fork()
+    if child:
+        return child
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        end_with(parent)
+        for item in items:
+            if os.getppid() != parent:
+                break
+            pipe.send((item, None))
+        pipe.send((None, ""))
+    except BaseException as error:
+        pipe.send((None, " ".join(told(error).split())[:MOST_TEXT]))
+    finally:
+        os._exit(0)
+
+
+_DRAWS: Final = (Tensor.normal_, Tensor.uniform_)
+
+
+class NoValues(TorchFunctionMode):
+    """A mode that skips the initialization of parameters. Memory without writes is not even allocated."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _DRAWS or getattr(func, "__module__", "") == nn.init.__name__:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+def values_wanted() -> bool:
+    """Return False while a layer is built only for inspection. A factory that reads files may then skip that."""
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    if any(isinstance(mode, NoValues) for mode in modes):
+        return False
+    return detect_fake_mode() is None
+
+
+@contextmanager
+def failing_quietly() -> Iterator[None]:
+    """Silence torch's own traceback while layers are tried without data; if that fails, they run with data.
+
+    The traceback would look like an error of the job.
+    """
+    torchs = logging.getLogger(FakeTensorMode.__module__)
+    level = torchs.level
+    torchs.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        torchs.setLevel(level)
+
+
+logger = logging.getLogger(__name__)
+# (walk, number of a layer, its inputs) -> finding, and the outputs. Inputs may also be tuples of `Parts`.
+Visit = Callable[["Walk", int, Any], tuple[T, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """A way to run a task's layers: without data, within `mode`, or with data."""
+
+    task: Task
+    mode: FakeTensorMode | None = None
+
+    @property
+    def within(self) -> AbstractContextManager[object]:
+        """The context in which to run a layer."""
+        return self.mode or nullcontext()
+
+    @property
+    def quickly(self) -> AbstractContextManager[object]:
+        """The context in which recurrent layers take hardly any time, if only the number of operations matters."""
+        return AllStepsAtOnce() if self.mode else nullcontext()
+
+    def layer(self, index: int) -> nn.Module:
+        return layer_without_values(self.task, index, self.mode) if self.mode else build_layer(self.task, 0, index)
+
+    def given(self, parts: Any) -> Any:
+        """Return leaves with the form of these tensors, as inputs of this walk's layers."""
+        return tree_map(self._leaf, parts)
+
+    def _leaf(self, part: Tensor) -> Tensor:
+        leaf = part.detach()
+        return (self.mode.from_tensor(leaf) if self.mode else leaf).requires_grad_(part.requires_grad)
+
+    def visits(self, visit: Visit[T], inputs: Any, layers: range) -> Iterator[T]:
+        """Yield the findings of these layers. Raises a layer's own errors, including those for lack of data."""
+        with failing_quietly():
+            parts = self.given(inputs)
+            for index in layers:
+                seen, parts = visit(self, index, parts)
+                yield seen
+                parts = tree_map(lambda part: part.detach().requires_grad_(part.requires_grad), parts)
+
+
+def look(task: Task, inputs: Any, visit: Visit[T]) -> tuple[T, ...]:
+    """Return the finding of every layer. inputs: of the first one. Raises TaskError."""
+    seen, problem = look_without_data(task, inputs, visit, range(len(task.layers)))
+    if not problem:
+        return tuple(seen)
+    logger.info("the layers are run with data, since %s", problem)
+    with torch.random.fork_rng(devices=[]):
+        return tuple(Walk(task).visits(visit, inputs, range(len(task.layers))))
+
+
+def look_without_data(task: Task, inputs: Any, visit: Visit[T], layers: range) -> tuple[list[T], str]:
+    """Return the findings of the first of these layers, and why the others cannot run without data; "" if all can.
+
+    inputs: of the first of them, with data.
+    """
+    walk = Walk(task, FakeTensorMode(allow_non_fake_inputs=True))  # created here, because its imports take a second
+    return from_child(walk.visits(visit, inputs, layers))
+
+
+def first_batch(task: Task, samples: int) -> tuple[Parts, Parts]:
+    """Return inputs and targets of the first samples of the data, repeated if there are fewer."""
+    length = len(task.dataset)
+    return load_batch(task, [i % length for i in range(samples)])
+
+
+def forward(task: Task, config: TrainingConfig, index: int, layer: nn.Module, inputs: Parts) -> Parts:
+    """Return the layer's outputs in the job's precision, as inputs of the next layer."""
+    with autocast(torch.device("cpu"), config.precision):
+        outputs = run_layer(layer, index, inputs)
+    return outputs if index == len(task.layers) - 1 else passed_on(outputs, config.boundary_dtype)
+
+
+def layer_without_values(task: Task, index: int, mode: FakeTensorMode) -> nn.Module:
+    """Return the layer without memory if possible; a factory that reads values from a file must be allowed to."""
+    try:
+        return build_layer(task, 0, index, mode)
+    except Exception as error:
+        logger.debug("layer %d is built with its values: %s", index, error)
+    layer = build_layer(task, 0, index)
+    with mode:
+        return layer._apply(mode.from_tensor)  # type: ignore[no-any-return, no-untyped-call]
+
+
+MOST_COST: Final = 1e24  # limit of the control channel
+GRADIENT_TRAFFIC: Final = 3 * 4  # bytes per parameter: reads of a microbatch's gradient and of the sum, and its write
+BACKWARD: Final = 2  # cost of a backward in forwards, where only the forward was run
+
+
+def profile(task: Task, spec: JobSpec) -> tuple[float, ...]:
+    """Return the costs by which the coordinator splits the layers; only their number counts if the split is given."""
+    if spec.topology.split is not None:
+        return (1.0,) * len(task.layers)
+    return layer_costs(task, spec.training.micro_batch_size)
+
+
+def layer_costs(task: Task, micro_batch_size: int) -> tuple[float, ...]:
+    """Return each layer's operations in one microbatch's forward and backward, at least 1, or the task's own costs.
+
+    Equal for every worker. Raises TaskError if a layer cannot run at all.
+    """
+    if task.costs is not None:
+        return stated_costs(task, task.costs)
+    (inputs, _), count = first_batch(task, micro_batch_size), len(task.layers)
+    costs: list[float] = []
+    while len(costs) < count:
+        begin = len(costs)
+        counted, problem = look_without_data(task, inputs, _cost, range(begin, count))
+        costs += counted
+        if len(costs) == count:
+            break
+        real = Walk(task).visits(_real_cost, inputs, range(begin, len(costs) + 1))
+        with torch.random.fork_rng(devices=[]):
+            cost, inputs = deque(real, maxlen=1).pop()
+        logger.warning("the cost of layer %d was counted by running it for real, since %s", len(costs), problem)
+        costs.append(cost)
+    return tuple(max(1.0, cost) for cost in costs)
+
+
+def stated_costs(task: Task, costs: Sequence[float]) -> tuple[float, ...]:
+    """Return the costs in `Task.costs`. Raises TaskError unless they are one number for each layer."""
+    if isinstance(costs, str) or not isinstance(costs, Sequence) or len(costs) != len(task.layers):
+        found = f"{len(costs)}" if isinstance(costs, Sequence) else type(costs).__name__
+        raise TaskError(f"Task.costs: expected one number for each of the {len(task.layers)} layers, got {found}")
+    for index, cost in enumerate(costs):
+        number = isinstance(cost, int | float) and not isinstance(cost, bool)
+        if not number or not math.isfinite(cost) or not 0 <= cost <= MOST_COST:
+            raise TaskError(f"Task.costs[{index}]: expected a number from 0 to {MOST_COST:g}, got {cost!r}")
+    return tuple(map(float, costs))
+
+
+def _cost(walk: Walk, index: int, inputs: Parts) -> tuple[float, Parts]:
+    layer = walk.layer(index)
+    with walk.within, walk.quickly, Operations() as operations:
+        outputs = run_layer(layer, index, inputs)
+        if ends := [p for p in outputs if p.requires_grad]:
+            torch.autograd.backward(ends, [torch.empty_like(p) for p in ends])
+    return float(operations.total + _gradients(layer)), outputs
+
+
+def _real_cost(walk: Walk, index: int, inputs: Parts) -> tuple[tuple[float, Parts], Parts]:
+    """Return the cost, and twice the inputs of the next layer, which are marked if they have a gradient."""
+    layer = walk.layer(index)
+    with torch.no_grad(), Operations() as operations:
+        outputs = run_layer(layer, index, inputs)
+    trained = any(p.requires_grad for p in (*inputs, *layer.parameters()))
+    outputs = tuple(p.detach().requires_grad_(trained and p.is_floating_point()) for p in outputs)
+    return (float(operations.total * (1 + BACKWARD * trained) + _gradients(layer)), outputs), outputs
+
+
+def _gradients(layer: nn.Module) -> int:
+    """Return the cost of adding up gradients."""
+    trained = sum(p.numel() for p in layer.parameters() if p.requires_grad)
+    return OPERATIONS_PER_BYTE * GRADIENT_TRAFFIC * trained
+
+
+@dataclass(slots=True)
+class Draws:
+    """The generators that several runs of a layer have drawn from.
+
+    They count even if the numbers make no difference now: a layer that is left out one time in ten is left in twice.
+    quiet: keeps other threads from drawing from numpy's generator, which all threads share.
+    """
+
+    quiet: Callable[[], AbstractContextManager[None]]
+    runs: list[set[str]] = field(default_factory=list)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Record, in this context, what this thread draws: the control channel draws numbers, too."""
+        found: set[str] = set()
+        seeded = False
+
+        def called(_frame: object, event: str, function: Any) -> None:
+            nonlocal seeded
+            if event != "c_call" or getattr(function, "__self__", None) is not _GLOBAL:
+                return
+            seeded = seeded or function.__name__ in ("seed", "setstate")
+            if not seeded and function.__name__ in ("random", "getrandbits"):
+                found.add("Python's random")
+
+        with self.quiet():
+            before, profiled = _numpy_state(), sys.getprofile() is not None
+            if not profiled:  # whoever profiles a worker keeps the profiler; some cannot be set again
+                sys.setprofile(called)
+            try:
+                yield
+            finally:
+                if not profiled:
+                    sys.setprofile(None)
+            if _numpy_state() != before:
+                found.add("numpy.random")
+            self.runs.append(found)
+
+    def each_time(self) -> str:
+        """Return the generators that every run drew from. The state of numpy's stays the same from the second run on
+        if each run seeds it.
+        """
+        return " and ".join(sorted(set.intersection(*self.runs))) if self.runs else ""
+
+
+_GLOBAL: Final = getattr(random.random, "__self__", None)  # the generator behind the module's functions
+
+
+def _numpy_state() -> object:
+    numpy = sys.modules.get("numpy.random")
+    if numpy is None:
+        return None
+    return pickle.dumps(numpy.get_state(legacy=False))
+
+
+SAMPLES: Final = 2
+DRAWS: Final = 3  # compared draws of made-up outputs, for each order of the samples
+MOST_VALUES: Final = 1 << 24  # in the outputs for two samples: the loss of larger ones would take too long
+
+
+def require_all_samples(task: Task, forms: Parts, targets: Parts) -> None:
+    """Raise TaskError if the loss depends only on the first or the last sample of a microbatch.
+
+    The loss is computed from made-up outputs for two samples, in both orders of their targets. It is refused if it
+    always follows one sample's outputs and never the other's. A loss that cannot be tried is accepted.
+
+    forms: tensors with the shapes and dtypes of the last layer's outputs; their values are not used.
+    """
+    samples = min((len(part) for part in (*forms, *targets) if part.dim()), default=0)
+    rows = all(part.dim() and len(part) == samples for part in (*forms, *targets))
+    if samples < SAMPLES or not rows or sum(part[:SAMPLES].numel() for part in forms) > MOST_VALUES:
+        return
+    followed: set[str | None] = {None}
+    with suppress(Exception), torch.no_grad():  # the loss may not accept made-up outputs
+        followed = {_followed_alone(task, *made) for made in _made(forms, targets)}
+    if None not in followed and len(followed) == 1:
+        raise TaskError(
+            f"the loss depends on the {followed.pop()} sample of a microbatch alone: expected the mean over all "
+            "samples (outputs and targets are tuples of tensors; outputs[0] has all samples, outputs[0][0] only one)"
+        )
+
+
+def _made(forms: Parts, targets: Parts) -> Iterator[tuple[Parts, Parts, Parts]]:
+    """Yield outputs, other outputs, and targets, each for two samples."""
+    draw = torch.Generator().manual_seed(0)
+
+    def outputs() -> Parts:
+        drawn = [torch.randn((SAMPLES, *part.shape[1:]), generator=draw) for part in forms]
+        return tuple(d if p.is_floating_point() else d.to(p.dtype) for d, p in zip(drawn, forms, strict=True))
+
+    for order in ([0, 1], [1, 0]):
+        for _ in range(DRAWS):
+            yield outputs(), outputs(), tuple(part[order] for part in targets)
+
+
+def _followed_alone(task: Task, outputs: Parts, others: Parts, targets: Parts) -> str | None:
+    """Return "first" or "last" if the loss follows the outputs of only that sample, else None."""
+    value = _total(task, outputs, targets)
+    without_last = tuple(torch.cat([a[:1], b[1:]]) for a, b in zip(outputs, others, strict=True))
+    without_first = tuple(torch.cat([b[:1], a[1:]]) for a, b in zip(outputs, others, strict=True))
+    changes = [not torch.equal(value, _total(task, made, targets)) for made in (without_first, without_last)]
+    return {(True, False): "first", (False, True): "last"}.get((changes[0], changes[1]))
+
+
+def _total(task: Task, outputs: Parts, targets: Parts) -> Tensor:
+    given = task.loss(outputs, targets)
+    return given.total if isinstance(given, Weighted) else given

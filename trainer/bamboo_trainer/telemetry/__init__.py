@@ -1,1 +1,0 @@
-"""Telemetry of a worker: its log, the trace of its instructions, and its use of time."""

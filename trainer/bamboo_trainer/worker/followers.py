@@ -1,0 +1,491 @@
+"""Followers of the history: loggers and callbacks, each with a cursor and a thread of its own, so that it holds up no
+other.
+
+Calls a callback for the records of the history: each step, evaluation and event once, in order.
+
+The callback's state is saved together with its cursor, so a new root's callback continues from both: its
+state counts each call once. A root that is lost may have made calls that were not saved, at most AT_ONCE of them;
+these are repeated.
+
+Only the root's followers run. The cursor is saved with the history, so the followers of a new root continue from it.
+"""
+
+import hashlib
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from typing import Any, Final, Protocol, Self
+
+import msgspec
+
+from bamboo_core.control.protocol import LOGGERS_AWAITED, MOST_TEXT, Message, WorkerFailed, WorkerWarning
+from bamboo_core.history.files import HistoryFile, HistoryFiles
+from bamboo_core.history.merge import merged
+from bamboo_core.history.records import EvaluationRecord, EventRecord, Record, StepRecord
+from bamboo_core.storage.url import parse_url
+from bamboo_trainer.callbacks import Callback, MakeCallback
+from bamboo_trainer.loggers import Logger, LoggerFacts, MakeLogger
+from bamboo_trainer.tasks.task_errors import told
+
+Turn = Callable[[bool], None]  # with whether it is the last one
+
+
+class Turns(Protocol):
+    """Calls the turns of a part of the history, from the first `wake` on."""
+
+    def wake(self) -> None:
+        """Call the next turn now."""
+
+    def end(self) -> None:
+        """Call the last turn now, and none after it."""
+
+    def join(self, seconds: float) -> None:
+        """Wait that long for the last turn to end."""
+
+
+MakeTurns = Callable[[Turn, float, str], Turns]
+
+
+class TurnThread:
+    """A thread that calls turns. seconds: between two turns at most. name: the thread's."""
+
+    def __init__(self, turn: Turn, seconds: float, name: str) -> None:
+        self._turn, self._seconds = turn, seconds
+        self._changed = threading.Condition()
+        self._due = self._ended = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def wake(self) -> None:
+        with self._changed:
+            self._due = True
+            self._changed.notify_all()
+            if self._thread.ident is None:
+                self._thread.start()
+
+    def end(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def join(self, seconds: float) -> None:
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
+
+    def _run(self) -> None:
+        last = False
+        while not last:
+            with self._changed:
+                self._changed.wait_for(lambda: self._due or self._ended, self._seconds)
+                last, self._due = self._ended, False
+            self._turn(last)
+
+
+class Cursor(msgspec.Struct, frozen=True, kw_only=True):
+    """The records that a logger or a callback was given: steps up to this one, evaluations up to that (attempt, step),
+    and of each source the events up to that number.
+    """
+
+    attempt: int = 0
+    step: int = 0
+    evaluated: tuple[int, int] = (0, -1)
+    events: dict[str, int] = {}
+
+    def has(self, record: Record) -> bool:
+        match record:
+            case StepRecord():
+                return (record.attempt, record.step) <= (self.attempt, self.step)
+            case EvaluationRecord():
+                return (record.attempt, record.step) <= self.evaluated
+        return record.number <= self.events.get(record.source, 0)
+
+    def after(self, records: Sequence[Record]) -> Self:
+        attempt, step, evaluated, events = self.attempt, self.step, self.evaluated, dict(self.events)
+        for record in records:
+            match record:
+                case StepRecord():
+                    attempt, step = max((attempt, step), (record.attempt, record.step))
+                case EvaluationRecord():
+                    evaluated = max(evaluated, (record.attempt, record.step))
+                case EventRecord():
+                    events[record.source] = max(record.number, events.get(record.source, 0))
+        return msgspec.structs.replace(self, attempt=attempt, step=step, evaluated=evaluated, events=events)
+
+
+logger = logging.getLogger(__name__)
+
+AT_ONCE: Final = 10  # records; then its state is saved
+MOST_KEPT: Final = 16  # states of checkpoints
+MOST_STATE: Final = 64 * 1024  # bytes of its state
+DISRUPTIONS: Final = frozenset(
+    {"NoticeReceived", "WorkerLost", "WorkerEnded", "WorkerLeft", "Takeover", "Restoring", "Restored"}
+)
+_SAVED: Final = re.compile(r"the state of step (\d+) is saved")  # of CheckpointSaved
+
+
+class Called(Cursor, frozen=True, kw_only=True):
+    """A callback's cursor and its state.
+
+    during: the attempt of the cursor. at: its state at checkpoints, by step. off: the attempt in which it failed.
+    ended: `on_end` was called.
+    """
+
+    state: Any = None
+    during: int = 0
+    at: dict[int, Any] = msgspec.field(default_factory=dict)
+    off: int = 0
+    ended: bool = False
+
+
+class CallbackCalls:
+    """The calls of a callback. make, facts: of the callback. tell: sends to the coordinator."""
+
+    kind = Called
+    at_once = AT_ONCE
+
+    def __init__(self, name: str, make: MakeCallback, facts: LoggerFacts, tell: Callable[[Message], None]) -> None:
+        self.who, self.file, self.reason = f"the callback {name}", f"callback-{name}.json", "CallbackFailed"
+        self._make, self._facts, self._tell = make, facts, tell
+        self._callback: Callback | None = None
+        self._doing = ""
+
+    def write(self, records: Sequence[Record], before: Called) -> Called:
+        """Call it for these records."""
+        now = before
+        for record in records:
+            now = self._begun_anew(record, now)
+            if not _is_off(now):
+                now = self._called(record, now)
+            now = now.after([record])
+        return now if _is_off(now) else self._kept(now)
+
+    def end(self, before: Called) -> Called:
+        """Call `on_end`: training is complete."""
+        if before.ended:
+            return before
+        now = msgspec.structs.replace(before, ended=True)
+        if _is_off(now):
+            return now
+        try:
+            self._doing = f"in on_end, after step {now.step},"
+            self._ready(now).on_end(now.step)
+        except BaseException as error:  # in this thread no signal raises anything
+            return self._failed(error, now)
+        return self._kept(now)
+
+    def close(self) -> None:
+        """Forget the callback: the next one is made with the saved state."""
+        self._callback = None
+
+    def _begun_anew(self, record: Record, before: Called) -> Called:
+        """Restore the callback's state at the checkpoint from which the job restarted, or the newest before,
+        if it did.
+        """
+        if not isinstance(record, StepRecord | EvaluationRecord) or record.attempt <= before.during:
+            return before
+        trains = isinstance(record, StepRecord)
+        first = record.step if trains else record.step + 1
+        before = msgspec.structs.replace(before, ended=before.ended and not trains)
+        if not before.during or before.step < first:  # no step that it was called for is repeated
+            return msgspec.structs.replace(before, during=record.attempt)
+        known = {step: state for step, state in before.at.items() if step < first}
+        state = known[max(known)] if known else None
+        self._callback = None
+        return msgspec.structs.replace(before, during=record.attempt, state=state, at=known)
+
+    def _called(self, record: Record, now: Called) -> Called:
+        try:
+            self._call(record, now)
+        except BaseException as error:  # in this thread no signal raises anything
+            return self._failed(error, now)
+        if not (isinstance(record, StepRecord) and record.checkpoint):
+            return now
+        now = self._kept(now)
+        at = dict(sorted({**now.at, record.step: now.state}.items())[-MOST_KEPT:])
+        return msgspec.structs.replace(now, at=at)
+
+    def _call(self, record: Record, now: Called) -> None:
+        match record:
+            case StepRecord(step=step):
+                self._doing = f"in on_step, of step {step},"
+                self._ready(now).on_step(record)
+            case EvaluationRecord(step=step):
+                self._doing = f"in on_evaluation, of the state after step {step},"
+                self._ready(now).on_evaluation(record)
+            case EventRecord(reason="CheckpointSaved", message=message) if saved := _SAVED.search(message):
+                self._doing = f"in on_checkpoint, of step {saved[1]},"
+                self._ready(now).on_checkpoint(int(saved[1]))
+            case EventRecord(reason=reason) if reason in DISRUPTIONS:
+                self._doing = f"in on_disruption ({reason}), after step {now.step},"
+                self._ready(now).on_disruption(record)
+
+    def _ready(self, now: Called) -> Callback:
+        if self._callback is None:
+            made = self._make(self._facts)
+            if not isinstance(made, Callback):
+                raise TypeError(f"made {type(made).__name__}, expected a bamboo_trainer.callbacks.Callback")
+            if now.state is not None:
+                made.load_state_dict(deepcopy(now.state))  # the copy belongs to it from now on
+            self._callback = made
+        return self._callback
+
+    def _kept(self, now: Called) -> Called:
+        """Save the callback's current state."""
+        if self._callback is None:
+            return now
+        self._doing = f"in state_dict, after step {now.step},"
+        try:
+            data = msgspec.json.encode(self._callback.state_dict())
+            if len(data) > MOST_STATE:
+                raise ValueError(f"it keeps {len(data)} bytes, at most {MOST_STATE} are accepted")
+            return msgspec.structs.replace(now, state=msgspec.json.decode(data))
+        except BaseException as error:  # in this thread no signal raises anything
+            return self._failed(error, now)
+
+    def _failed(self, error: BaseException, now: Called) -> Called:
+        """Report the error, and end the job or this callback."""
+        fails_job = getattr(self._callback or self._make, "fails_job", False)
+        text = f"{self.who}, {self._doing} raised {told(error)}"
+        logger.warning("%s", text, exc_info=error)
+        if fails_job:
+            self._tell(WorkerFailed(reason="CallbackFailed", message=text[:MOST_TEXT]))
+        else:
+            text = f"{text[: MOST_TEXT // 2]}; it is not called any more"
+            self._tell(WorkerWarning(reason="CallbackFailed", message=text))
+        self._callback = None
+        return msgspec.structs.replace(now, off=max(1, now.during), during=max(1, now.during))
+
+
+def _is_off(now: Called) -> bool:
+    return now.off > 0 and now.off == now.during
+
+
+AGAIN_SECONDS: Final = 10.0  # after a failure
+SLOW_SECONDS: Final = 60.0  # in which a recipient should take its records
+
+
+def facts_of(job: str, url: str) -> LoggerFacts:
+    parsed = parse_url(url, "the URL of a history")
+    run = hashlib.blake2b(f"{job} {parsed.path}".encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+    return LoggerFacts(job=job, run=run, folder=parsed.path if parsed.protocol == "file" else "")
+
+
+class Recipient(Protocol):
+    """A receiver of the records. who: its name in messages. file: of its cursor, in the history's folder.
+
+    reason: of a warning that it fails. kind: the file's type. at_once: records between two saves of the cursor.
+    """
+
+    who: str
+    file: str
+    reason: str
+    kind: type[Any]
+    at_once: int
+
+    def write(self, records: Sequence[Record], before: Any) -> Any:
+        """Take these records; return the cursor after them."""
+
+    def end(self, before: Any) -> Any:
+        """Note that training is complete, and that all records before were given."""
+
+    def close(self) -> None:
+        """Close until the next write: this worker is the root no longer, or ends."""
+
+
+class LoggerRecipient:
+    """A logger, which is created again after a failure."""
+
+    kind = Cursor
+    at_once = 20_000
+
+    def __init__(self, name: str, make: MakeLogger, facts: LoggerFacts) -> None:
+        self.who, self.file, self.reason = f"the logger {name}", f"logger-{name}.json", "LoggerFailed"
+        self._make, self._facts = make, facts
+        self._logger: Logger | None = None
+
+    def write(self, records: Sequence[Record], before: Cursor) -> Cursor:
+        own, self._logger = self._logger or self._make(self._facts), None
+        own.write(records)
+        self._logger = own
+        return before.after(records)
+
+    def end(self, before: Cursor) -> Cursor:
+        return before
+
+    def close(self) -> None:
+        own, self._logger = self._logger, None
+        if own is not None:
+            own.close()
+
+
+class HistoryFollower:
+    """Gives one recipient the records of a history that it lacks, each once and in order."""
+
+    def __init__(
+        self,
+        recipient: Recipient,
+        files: HistoryFiles,
+        tell: Callable[[Message], None],
+        turns: MakeTurns,
+    ) -> None:
+        self.recipient, self._files, self._tell = recipient, files, tell
+        self.leads = self._behind = False  # behind: the history may have records that it was not given
+        self._troubled = False
+        self.whole = False  # the recipient has taken everything, and is closed
+        self._ended: Callable[[], None] | None = None  # training is complete; called once the recipient knows
+        self._knows_end = False
+        self._cursor: Cursor | None = None  # once that is read
+        self._unsaved = False  # the cursor
+        self._file: HistoryFile | None = None  # the newest that was read
+        self._since: float | None = None  # when the turn in progress began
+        self._lock = threading.Lock()
+        self._turns = turns(self._turn, AGAIN_SECONDS, recipient.file.removesuffix(".json"))
+
+    def lead(self, leads: bool) -> None:
+        """Follow the history while this worker is the root: two loggers must not write into the same run."""
+        if leads or self.leads:
+            with self._lock:
+                self.leads, self.whole, self._ended = leads, False, None
+            self.wake()
+
+    def wake(self) -> None:
+        """Note that the history has new records."""
+        since = self._since
+        if since is not None and time.monotonic() > since + SLOW_SECONDS:
+            self._trouble(f"it has not answered for {SLOW_SECONDS:g} s")
+        with self._lock:
+            self._behind, self._knows_end = True, False
+        self._turns.wake()
+
+    def complete(self, ended: Callable[[], None]) -> bool:
+        """Return whether the recipient knows that training is complete; otherwise call `ended` when it does."""
+        with self._lock:
+            if self._knows_end:
+                return True
+            self._ended = ended
+        self._turns.wake()
+        return False
+
+    def end(self) -> None:
+        self._turns.end()
+
+    def join(self, seconds: float) -> None:
+        self._turns.join(seconds)
+
+    # in the thread
+
+    def _turn(self, last: bool) -> None:
+        with self._lock:
+            leads, ended = self.leads, self._ended
+            due, self._behind = leads and (self._behind or ended is not None), False
+        self._since = time.monotonic()
+        done = not due or self._succeeds(lambda: self._follow(complete=ended is not None))
+        if last or not leads:
+            self._cursor = self._file = None
+            self.whole = self._succeeds(self.recipient.close) and done
+        self._since = None
+        if not done:
+            self._behind = True
+        elif due and ended is not None:
+            with self._lock:
+                self._ended, self._knows_end = None, not self._behind
+            ended()
+
+    def _succeeds(self, action: Callable[[], None]) -> bool:
+        try:
+            action()
+        except Exception as error:  # whatever a logger raises
+            self._trouble(f"{type(error).__name__}: {error}")
+            return False
+        return True
+
+    def _follow(self, *, complete: bool) -> None:
+        """Give the records that it lacks. Raises the recipient's errors, and StorageError; can be repeated then."""
+        if self._cursor is None:
+            data = self._files.read_bytes(self.recipient.file)
+            self._cursor = msgspec.json.decode(data, type=self.recipient.kind) if data else self.recipient.kind()
+        files = [file for file in self._files.all() if self._file is None or file >= self._file]
+        records = merged(record for file in files for record in self._files.read(file))
+        new = [record for record in records if not self._cursor.has(record)]
+        for start in range(0, len(new), self.recipient.at_once):
+            self._save(self.recipient.write(new[start : start + self.recipient.at_once], self._cursor))
+        if complete:
+            self._save(self.recipient.end(self._cursor))
+        elif self._unsaved:
+            self._save(self._cursor)
+        self._file, self._troubled = max(files, default=None), False
+
+    def _save(self, now: Cursor) -> None:
+        """Set the cursor, known here even if it cannot be saved."""
+        self._cursor, self._unsaved = now, True
+        self._files.write_bytes(self.recipient.file, msgspec.json.encode(now))
+        self._unsaved = False
+
+    def _trouble(self, message: str) -> None:
+        """Report the trouble once, until it works again."""
+        logger.warning("%s fails: %s", self.recipient.who, message)
+        if not self._troubled:
+            self._troubled = True
+            text = f"{self.recipient.who}: {message}"
+            self._tell(WorkerWarning(reason=self.recipient.reason, message=text[:MOST_TEXT]))
+
+
+class Followers:
+    """The followers of the job's history. loggers, callbacks: by name. tell: sends to the coordinator. turns: makes the
+    callers of their turns.
+    """
+
+    def __init__(
+        self,
+        loggers: Mapping[str, MakeLogger],
+        callbacks: Mapping[str, MakeCallback],
+        facts: LoggerFacts,
+        files: HistoryFiles,
+        tell: Callable[[Message], None],
+        turns: MakeTurns = TurnThread,
+    ) -> None:
+        self._tell = tell
+        self._loggers = [
+            HistoryFollower(LoggerRecipient(name, make, facts), files, tell, turns) for name, make in loggers.items()
+        ]
+        self._callbacks = [
+            HistoryFollower(CallbackCalls(name, made, facts, tell), files, tell, turns)
+            for name, made in callbacks.items()
+        ]
+        self._all = [*self._loggers, *self._callbacks]
+
+    def lead(self, leads: bool) -> None:
+        """Begin to follow the history, as the root's followers, or stop."""
+        for one in self._all:
+            one.lead(leads)
+
+    def wake(self) -> None:
+        """Note that the history has new records."""
+        for one in self._all:
+            one.wake()
+
+    def complete(self, ended: Callable[[], None]) -> bool:
+        """Return whether all callbacks know that training is complete; otherwise call `ended` when one of them does."""
+        return not [one for one in self._callbacks if not one.complete(ended)]
+
+    def announce_end(self, seconds: float) -> None:
+        """Report that the end waits for followers, and for how long at most."""
+        if names := [one.recipient.who for one in self._all if one.leads]:
+            text = f"waiting up to {seconds:g} s for {', '.join(names)} to take all of the history"
+            self._tell(WorkerWarning(reason=LOGGERS_AWAITED, message=text[:MOST_TEXT]))
+
+    def close(self, seconds: float) -> None:
+        """Close at the worker's end, giving the remaining records if that takes no longer; report what is missing."""
+        until = time.monotonic() + seconds
+        for one in self._all:
+            one.end()
+        for one in self._all:
+            one.join(max(0.0, until - time.monotonic()))
+            if one.leads and not one.whole:
+                text = f"{one.recipient.who} has not finished, and may lack the last steps"
+                if one in self._loggers:
+                    text += "; `bamboo history --to` writes the history into it"
+                logger.warning("%s", text)
+                self._tell(WorkerWarning(reason="LoggerIncomplete", message=text[:MOST_TEXT]))

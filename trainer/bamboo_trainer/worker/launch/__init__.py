@@ -1,1 +1,0 @@
-"""A worker's process, and the fork server that starts it."""

@@ -1,0 +1,529 @@
+"""The fork server: imports torch once and forks workers from there, so that a new worker starts in milliseconds.
+
+python -P -m bamboo_trainer.worker.launcher [--import MODULE]... [--folder FOLDER]... [--scratch FOLDER]
+
+One thread, one loop. JSON lines on stdin:
+
+    {"op": "start", "worker": W, "url": .., "token": .., "zone": .., "trace": .., "profile": .., "main": ".."}
+    {"op": "call", "id": I, "function": "module:function", "arguments": {..}}
+    {"op": "proceed", "worker": W}
+    {"op": "close"}
+
+and on stdout: {"event": "ready"} first, then started (worker, pid), exited (worker, code; negative: a signal; where it
+crashed, if it did), result (id, value | error), error (message), asks (worker, step): a worker that was started with
+"gate": [STEP, ..] is about to begin a forward or backward of one of these steps, and waits for proceed. With close,
+when stdin ends or when SIGTERM comes, every child is killed and reaped. If stdin ends without close, who started the
+launcher has died: then the launcher removes the scratch folder, at once even while it still imports.
+Children belong to the launcher's process group and die with the launcher, even if it is killed. What they have started
+is ended when they end, however far it has gone from them: each child adopts its orphans, and the launcher gets these,
+and whatever else there is, when the child has ended.
+"""
+
+import argparse
+import contextlib
+import faulthandler
+import fcntl
+import gc
+import importlib
+import json
+import os
+import re
+import select
+import selectors
+import shutil
+import signal
+import socket
+import struct
+import sys
+import termios
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn
+
+from bamboo_core.complaints import system_reason
+from bamboo_core.orphans import Orphans, adopt, children, end_with
+from bamboo_core.text import one_line
+
+HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # torch reads it when it makes the first tensor
+
+
+@contextmanager
+def lasting_imports() -> Iterator[None]:
+    """Exclude the objects that imports inside this context make from Python's garbage collection, now and later.
+
+    torch makes half a million objects. Traversing them takes a second of a worker's start, and later, at each full
+    collection, a fifth of a second in the middle of a step.
+
+    Unless the environment sets it, torch is also set to ask for huge pages for tensors from 2 MiB on: the kernel
+    provides new memory in pages, and with small pages that takes ten times as long as writing to it.
+    """
+    os.environ.setdefault(HUGE_PAGES, "1")
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+MOST_BYTES: Final = 1 << 20
+MOST_FRAMES: Final = 30
+_FATAL: Final = re.compile(r"Fatal Python error: (.*)")
+_FRAME: Final = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crash:
+    """A crash. error: such as "Segmentation fault". place: file, line and function of the user's innermost frame, or
+    "". frames: from the innermost to the user's outermost one; all if none is the user's. left_out: how many follow.
+    """
+
+    error: str
+    place: str
+    frames: tuple[str, ...]
+    left_out: int
+
+    def lines(self, who: str) -> str:
+        """Return lines for the log. who: the process, in words."""
+        more = [f"  and {self.left_out} frames further out, of libraries and Bamboo"] if self.left_out else []
+        return "\n".join([f"{who} crashed: {self.error} (most recent call first)", *self.frames, *more, ""])
+
+
+class CrashFile:
+    """An unnamed file that records where a child process, not forked yet, crashes."""
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("crash")
+
+    def enable(self) -> None:
+        """Record crashes from now on. Called in the child."""
+        faulthandler.enable(self._file, all_threads=False)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def read(self) -> Crash | None:
+        """Read the crash, in the parent, once the child has ended; None if it did not crash."""
+        return read_crash(os.pread(self._file, MOST_BYTES, 0).decode(errors="replace"))
+
+
+def read_crash(dump: str) -> Crash | None:
+    """Parse faulthandler's dump of the thread that crashed."""
+    fatal = _FATAL.search(dump)
+    if fatal is None:
+        return None
+    from bamboo_trainer.tasks.task_errors import is_users, shown  # torch, which a launcher may not have imported
+
+    lines = dump[fatal.end() :].splitlines()
+    frames = [(line, frame) for line in lines if (frame := _FRAME.fullmatch(line))]
+    users = [number for number, (_, frame) in enumerate(frames) if is_users(frame[1])]
+    kept = frames[: min(users[-1] + 1 if users else len(frames), MOST_FRAMES)]
+    place = ""
+    if users:
+        file, line, function = frames[users[0]][1].groups()
+        place = f"{shown(file)} line {line}, in {function}"
+    return Crash(error=fatal[1], place=place, frames=tuple(line for line, _ in kept), left_out=len(frames) - len(kept))
+
+
+MODULES = (
+    "torch",
+    "torch._dynamo",  # the first optimizer imports it: a second of work, and 60 MB, in each worker otherwise
+    "aiohttp",
+    "safetensors.torch",
+    "bamboo_trainer.worker.process",
+)
+WORKER_MAIN = "bamboo_trainer.worker.process:main"
+CHUNK = 1 << 16
+WAIT_SECONDS = 0.01  # for children that have been killed
+LOOK_SECONDS = 0.1  # between two looks at orphans that were asked to end
+GONE_SECONDS = 5.0  # between the ends of the two pipes when the launcher's parent dies
+END_SECONDS = 3.0  # for all children, when the launcher ends; ForkServer.close() waits longer
+
+
+class Unresolved(ValueError):
+    """Error of a name that leads to no function; the text is a sentence for the user."""
+
+
+def resolve(name: str) -> Callable[..., Any]:
+    """Return the function "module:function". Raises Unresolved if it names nothing callable."""
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except Exception as error:  # whatever a module raises while it is imported
+        raise Unresolved(one_line(f"cannot import {name}: {type(error).__name__}: {error}")) from error
+    if not callable(found):
+        raise Unresolved(f"{name} is not a function")
+    return found  # type: ignore[no-any-return]
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call in progress: the child's answer so far; `pipe` is -1 once it is complete."""
+
+    id: Any
+    pipe: int
+    crash: CrashFile
+    answer: bytearray = field(default_factory=bytearray)
+
+
+class Gates:
+    """The launcher's ends of the sockets on which workers ask to proceed. asks: called with worker and step."""
+
+    def __init__(self, selector: selectors.BaseSelector, asks: Callable[[str, int], None]) -> None:
+        self._selector, self._asks = selector, asks
+        self._open: dict[str, socket.socket] = {}
+
+    def open(self, worker: str) -> socket.socket:
+        """Return the worker's end. Opened before the fork, so that the worker closes all of the launcher's ends."""
+        ours, theirs = socket.socketpair()
+        self._open[worker] = ours
+        self._selector.register(ours, selectors.EVENT_READ, lambda: self._read(worker, ours))
+        return theirs
+
+    def proceed(self, worker: str) -> None:
+        if (gate := self._open.get(worker)) is not None:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                gate.send(b"\n")
+
+    def close(self, worker: str) -> None:
+        if (gate := self._open.pop(worker, None)) is not None:
+            self._selector.unregister(gate)
+            gate.close()
+
+    def leave(self) -> None:
+        """Close a child's copies of all ends."""
+        for gate in self._open.values():
+            gate.close()
+
+    def _read(self, worker: str, gate: socket.socket) -> None:
+        """Read a worker's question: one short line, as it asks one thing at a time."""
+        if self._open.get(worker) is not gate:
+            return  # closed since the selector reported it: the worker's end was reported at the same time
+        try:
+            data = gate.recv(CHUNK)
+        except ConnectionResetError:  # it was killed before it read the answer
+            data = b""
+        if data:
+            self._asks(worker, int(data))
+        else:
+            self.close(worker)
+
+
+class Launcher:
+    """The fork server's process. scratch: removed if this process's parent dies."""
+
+    def __init__(self, commands: int, events: int, scratch: str | None = None) -> None:
+        self._commands = commands
+        self._events = events
+        self._scratch = scratch
+        self._abandoned = False
+        self._partial = b""
+        self._workers: dict[int, str] = {}
+        self._calls: dict[int, _Call] = {}
+        self._crashes: dict[int, CrashFile] = {}  # of the workers
+        self._stopping = False
+        self._orphans = Orphans()
+        self._selector = selectors.DefaultSelector()
+        self._gates = Gates(self._selector, lambda worker, step: self._tell(event="asks", worker=worker, step=step))
+        self._woken, self._waker = os.pipe()
+
+    def run(self) -> None:
+        """Run until stdin ends or SIGTERM comes; leaves no child."""
+        for end in (self._woken, self._waker):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+        signal.signal(signal.SIGTERM, self._on_term)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        adopt()
+        self._selector.register(self._commands, selectors.EVENT_READ, self._read_commands)
+        self._selector.register(self._woken, selectors.EVENT_READ, self._reap)
+        try:
+            self._tell(event="ready")
+            while not self._stopping:
+                for key, _ in self._selector.select(LOOK_SECONDS if self._orphans else None):
+                    key.data()
+                if self._orphans:
+                    self._end_orphans()
+        except BrokenPipeError:
+            self._abandoned = True
+        finally:
+            self._kill_all()
+            if self._abandoned:
+                _remove(self._scratch)
+
+    def _on_term(self, *_: object) -> None:
+        self._stopping = True
+
+    def _tell(self, **event: Any) -> None:
+        _tell(self._events, **event)
+
+    def _read_commands(self) -> None:
+        data = os.read(self._commands, CHUNK)
+        if not data:
+            self._stopping = self._abandoned = True
+            return
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        for line in lines:
+            try:
+                self._obey(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                self._tell(event="error", message=f"bad command {line[:200]!r}: {error!r}")
+
+    def _obey(self, command: dict[str, Any]) -> None:
+        match command["op"]:
+            case "start":
+                self._start(command)
+            case "call":
+                self._call(command["id"], command["function"], command["arguments"])
+            case "proceed":
+                self._gates.proceed(command["worker"])
+            case "close":
+                self._stopping = True
+            case other:
+                raise ValueError(f"there is no op {other!r}")
+
+    def _start(self, command: dict[str, Any]) -> None:
+        worker, steps = command["worker"], command.get("gate")
+        main = command.get("main") or WORKER_MAIN
+        arguments = {k: command[k] for k in ("worker", "url", "token", "zone")}
+        arguments["trace"], arguments["profile"] = command.get("trace"), command.get("profile")
+        try:
+            theirs = self._gates.open(worker) if steps else None
+            with theirs or contextlib.nullcontext():
+                if theirs:
+                    arguments |= {"gate": theirs.fileno(), "steps": steps}
+                pid, crash = self._fork(lambda: int(resolve(main)(**arguments)))
+        except OSError as error:
+            self._gates.close(worker)
+            print(f"launcher: cannot start {worker}: {system_reason(error)}", file=sys.stderr)
+            self._tell(event="exited", worker=worker, code=1)
+            return
+        self._workers[pid], self._crashes[pid] = worker, crash
+        self._tell(event="started", worker=worker, pid=pid)
+
+    def _call(self, id: Any, function: str, arguments: dict[str, Any]) -> None:
+        ours, theirs = os.pipe()
+
+        def answer() -> int:
+            try:
+                result = {"value": resolve(function)(**arguments)}
+                text = json.dumps(result)
+            except Unresolved as error:
+                text = json.dumps({"error": str(error)})
+            except Exception as error:
+                traceback.print_exc()
+                text = json.dumps({"error": one_line(f"{type(error).__name__}: {error}")})
+            with os.fdopen(theirs, "wb") as pipe:
+                pipe.write(text.encode())
+            return 0
+
+        pid, crash = self._fork(answer)
+        os.close(theirs)
+        call = _Call(id, ours, crash)
+        self._calls[pid] = call
+        self._selector.register(ours, selectors.EVENT_READ, lambda: self._read_answer(call))
+
+    def _read_answer(self, call: _Call) -> None:
+        data = os.read(call.pipe, CHUNK)
+        call.answer += data
+        if data:
+            return
+        self._selector.unregister(call.pipe)
+        os.close(call.pipe)
+        call.pipe = -1  # the number may be used again before the child is reaped
+        where = self._crashed_at(call.crash, "the function's process")
+        try:
+            result = json.loads(call.answer)
+        except ValueError:
+            result = {"error": f"the function's process ended without an answer{where and f': {where}'}"}
+        self._tell(event="result", id=call.id, **result)
+
+    def _fork(self, body: Callable[[], int]) -> tuple[int, CrashFile]:
+        """Fork; return the child's process id, and a file for its crash, which the caller closes. Raises OSError."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        launcher, crash = os.getpid(), CrashFile()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the child must not run the launcher's handler
+        try:
+            if (pid := os.fork()) == 0:
+                self._become_child(launcher, body, crash)
+        except OSError:
+            crash.close()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        return pid, crash
+
+    def _become_child(self, launcher: int, body: Callable[[], int], crash: CrashFile) -> NoReturn:
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            end_with(launcher)
+            adopt()
+            self._selector.close()
+            for pipe in (self._commands, self._events, self._woken, self._waker):
+                os.close(pipe)
+            for call in self._calls.values():
+                if call.pipe >= 0:
+                    os.close(call.pipe)
+                    call.crash.close()
+            self._gates.leave()
+            for others in self._crashes.values():
+                others.close()
+            crash.enable()
+            code = body()
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        except Unresolved as error:
+            print(f"launcher: {error}", file=sys.stderr)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code & 0xFF)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._woken, CHUNK)
+        with contextlib.suppress(ChildProcessError):
+            self._reap_all()
+        self._end_orphans()
+
+    def _reap_all(self) -> None:
+        """Reap ended children and report them. Raises ChildProcessError when no child is left."""
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            self._calls.pop(pid, None)
+            if (worker := self._workers.pop(pid, None)) is not None:
+                self._gates.close(worker)
+                where = self._crashed_at(self._crashes.pop(pid), worker)
+                self._tell(event="exited", worker=worker, code=os.waitstatus_to_exitcode(status), where=where)
+
+    def _crashed_at(self, file: CrashFile, who: str) -> str:
+        """Return where an ended child crashed, in words; "" if it did not. Writes the relevant frames to the log."""
+        try:
+            crash = file.read()
+        finally:
+            file.close()
+        if crash is None:
+            return ""
+        sys.stderr.write(crash.lines(who))
+        sys.stderr.flush()
+        return f"{crash.error}, {crash.place}" if crash.place else crash.error
+
+    def _end_orphans(self) -> None:
+        """End what children have left behind. A living child adopts its own orphans, so these have no parent."""
+        left = children().keys() - self._workers.keys() - self._calls.keys()
+        self._orphans.end(left, time.monotonic())
+
+    def _kill_all(self) -> None:
+        """Kill children at once, and end their orphans as usual; leave what cannot be killed."""
+        for pid in (*self._workers, *self._calls):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        late = time.monotonic() + END_SECONDS
+        with contextlib.suppress(ChildProcessError):
+            while time.monotonic() < late:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+                self._workers.pop(pid, None)
+                self._calls.pop(pid, None)
+                if pid == 0:
+                    self._end_orphans()
+                    time.sleep(WAIT_SECONDS)
+
+
+def _tell(events: int, **event: Any) -> None:
+    line = memoryview(json.dumps(event).encode() + b"\n")
+    while line:
+        line = line[os.write(events, line) :]
+
+
+def _remove(scratch: str | None) -> None:
+    """Remove the scratch folder; the next run removes what is left."""
+    if scratch:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _ending_with_parent(commands: int, scratch: str | None) -> Iterator[None]:
+    """End the process, while in this context, as soon as its parent dies, even while its main thread is busy.
+
+    The watching thread is gone afterwards: the launcher forks.
+    """
+    over, end = os.pipe()
+    watch = threading.Thread(target=_watch_parent, args=(commands, over, scratch), daemon=True)
+    watch.start()
+    try:
+        yield
+    except BrokenPipeError:  # one of its two pipes has ended, and the other is about to
+        watch.join(GONE_SECONDS)
+        sys.exit(1)
+    os.close(end)
+    watch.join()
+    os.close(over)
+
+
+def _watch_parent(commands: int, over: int, scratch: str | None) -> None:
+    """Wait for the parent's death and end the process; return when `over` ends, or when a command on how to end waits
+    to be read.
+    """
+    poll = select.poll()
+    for pipe in (commands, over):
+        poll.register(pipe, 0)  # only its end
+    if commands in {pipe for pipe, _ in poll.poll()}:
+        (unread,) = struct.unpack("i", fcntl.ioctl(commands, termios.FIONREAD, bytes(4)))
+        if unread == 0:
+            _remove(scratch)
+            os._exit(1)
+
+
+def _preload(modules: Sequence[str], events: int) -> None:
+    """Import what every worker needs. A worker reports a module that fails, by name."""
+    with lasting_imports():
+        for module in modules:
+            _tell(events, event="importing", module=module)
+            try:
+                importlib.import_module(module)
+            except Exception as error:
+                print(f"launcher: cannot import {module}: {error!r}", file=sys.stderr)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)  # a thread pool would not survive the fork
+
+
+def _own_channel() -> tuple[int, int]:
+    """Move the command and event pipes away from 0 and 1, so that nothing that prints can disturb them."""
+    commands, events = os.dup(0), os.dup(1)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    return commands, events
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Fork server for local workers; speaks JSON lines.")
+    parser.add_argument("--import", dest="modules", action="append", default=[], metavar="MODULE")
+    parser.add_argument("--folder", dest="folders", action="append", default=[], metavar="FOLDER")
+    parser.add_argument("--scratch", metavar="FOLDER", help="removed if the process that reads stdout dies")
+    parser.add_argument("--bare", action="store_true", help="import only the modules named by --import")
+    options = parser.parse_args()
+    commands, events = _own_channel()
+    with _ending_with_parent(commands, options.scratch):
+        _preload([*(() if options.bare else MODULES), *options.modules], events)
+    sys.path[:0] = options.folders  # not before, or a user's file named like one of torch's modules would be taken
+    Launcher(commands, events, options.scratch).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""One worker in this process: its agent, its log and its metrics.
+
+The log of a worker, and the output of its task.
+
+Each line of the log has time, worker, and step: the number of committed steps, so the next one is in progress. Local
+workers share one file, so there the task's output has these, too. A pod's log has one writer, and the task's output
+stays unchanged for other readers.
+
+A worker that asks before each forward and backward of chosen steps, so that it can be ended at a chosen place.
+
+`bamboo run --preempt at:STEP` strikes in the middle of a step, however fast the machine is: before an instruction the
+worker asks the launcher and waits, and the local runner lets it proceed or ends it right there.
+"""
+
+import faulthandler
+import io
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection
+from functools import partial
+from pathlib import Path
+from typing import TextIO
+
+import torch
+
+from bamboo_core.complaints import SilentErrorsNamed
+from bamboo_core.planning.plan import Cell
+from bamboo_trainer.worker.agent import LOCAL_SETTINGS, WorkerAgent, WorkerSettings
+from bamboo_trainer.worker.telemetry import Follower, Spans, TraceFile
+
+FORMAT = "%(asctime)s %(levelname)s %(worker)s step %(step)s %(name)s: %(message)s"
+LONGEST_LINE = 1 << 16  # characters after which a line break is inserted
+
+Step = Callable[[], int | None]
+
+
+def begin(worker: str, step: Step, *, shared: bool) -> None:
+    """Set up this process's log for the worker. step: returns the newest committed step; None before training.
+
+    shared: other workers write to the same file.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(FORMAT))
+    handler.addFilter(_Context(worker, step))
+    handler.addFilter(SilentErrorsNamed())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.getLogger("bamboo_trainer").setLevel(logging.WARNING if shared else logging.INFO)
+    if not faulthandler.is_enabled():  # a parent that forked this process may have enabled it
+        faulthandler.enable(sys.stderr, all_threads=False)  # only the thread that crashed
+    if shared:
+        sys.stdout = Printed(sys.stdout, worker, step)
+        sys.stderr = Printed(sys.stderr, worker, step)
+
+
+def end() -> None:
+    """Write incomplete lines, because this process ends soon."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, Printed):
+            stream.close()
+
+
+def _shown(step: Step) -> str:
+    newest = step()
+    return "-" if newest is None else str(newest)
+
+
+class _Context(logging.Filter):
+    """A filter that adds worker and step to every record."""
+
+    def __init__(self, worker: str, step: Step) -> None:
+        super().__init__()
+        self._worker, self._step = worker, step
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.worker, record.step = self._worker, _shown(self._step)
+        return True
+
+
+class Printed(io.TextIOBase):
+    """A text stream that passes whole lines on to another one, each with time, worker and step, in one piece."""
+
+    def __init__(self, stream: TextIO, worker: str, step: Step) -> None:
+        self._stream, self._worker, self._step = stream, worker, step
+        self._partial: dict[int, str] = {}  # by thread, so that threads do not mix their lines
+
+    def write(self, text: str) -> int:
+        """Write text. Of a progress bar, which returns to the start of its line, only its last state becomes a line."""
+        thread = threading.get_ident()
+        *lines, partial = (self._partial.pop(thread, "") + text).split("\n")
+        partial = partial.rpartition("\r")[2] if partial[:-1].count("\r") else partial
+        if len(partial) > LONGEST_LINE:
+            lines, partial = [*lines, partial], ""
+        if partial:
+            self._partial[thread] = partial
+        for line in lines:
+            self._put(line.rstrip("\r").rpartition("\r")[2])
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the other stream; incomplete lines wait for their end."""
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Write incomplete lines. The other stream stays open."""
+        while self._partial:
+            self._put(self._partial.popitem()[1])
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+    @property
+    def buffer(self) -> object:
+        """The stream for bytes, which are passed on unchanged."""
+        return self._stream.buffer
+
+    def _put(self, line: str) -> None:
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        self._stream.write(f"{stamp} {self._worker} step {_shown(self._step)} | {line}\n")
+        self._stream.flush()
+
+
+logger = logging.getLogger(__name__)
+
+GATED = ("Forward", "Backward", "BackwardInput")  # two for each microbatch, with any schedule
+ANSWER_SECONDS = 60.0
+
+
+class StrikeGate(Follower):
+    """A follower of spans that asks before an instruction begins. Without an answer the worker proceeds.
+
+    channel: to the launcher; a line out, a line back.
+    """
+
+    def __init__(self, channel: socket.socket, steps: Collection[int]) -> None:
+        self._channel, self._steps = channel, frozenset(steps)
+        channel.settimeout(ANSWER_SECONDS)
+
+    def begins(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
+        if step in self._steps and name in GATED:
+            self._ask(step)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _ask(self, step: int) -> None:
+        try:
+            self._channel.sendall(b"%d\n" % step)
+            answered = bool(self._channel.recv(1))
+        except OSError as error:
+            logger.warning("nobody answered before step %d went on: %s", step + 1, error)
+            answered = False
+        if not answered:  # a late answer must not be taken for the next question's
+            self._steps = frozenset()
+
+
+def _read_token(path: Path) -> str:
+    """Return the token in the file. Raises OSError, also while the file is being written."""
+    token = path.read_bytes().decode(errors="replace").strip()
+    if not token.isascii() or not token:
+        raise OSError(f"there is no token in {path}")
+    return token
+
+
+def main(
+    worker: str,
+    url: str,
+    token: str | Path,
+    zone: str = "",
+    trace: str | None = None,
+    profile: str | None = None,
+    gate: int | None = None,
+    steps: Collection[int] = (),
+    follower: Follower | None = None,
+    settings: WorkerSettings = LOCAL_SETTINGS,
+) -> int:
+    """Run one worker in this process until it is asked to stop; return its exit code.
+
+    token: the token, or the file that always holds the newest one. profile: see `StepProfiler.of`. gate: the descriptor
+    of the socket on which a `StrikeGate` asks the launcher in these steps. follower: of its spans.
+    """
+    torch.set_num_threads(1)
+    followers = [follower] if follower else []
+    if gate is not None:
+        followers.append(StrikeGate(socket.socket(fileno=gate), steps))
+    if profile:
+        from bamboo_trainer.worker.telemetry import StepProfiler  # imported only if needed
+
+        followers.append(StepProfiler.of(worker, profile))
+    if trace:
+        followers.append(TraceFile(Path(trace), worker, os.getpid()))
+    newest = partial(_read_token, token) if isinstance(token, Path) else lambda: str(token)
+    agent = WorkerAgent(worker, url, newest, zone, Spans(*followers), settings)
+    begin(worker, lambda: agent.engine.step if agent.engine else None, shared=not settings.pod)
+    try:
+        if settings.metrics_port:
+            from bamboo_trainer.worker.metrics import serve  # imported only if needed
+
+            serve(agent, settings.host, settings.metrics_port)
+        return agent.run()
+    finally:
+        end()

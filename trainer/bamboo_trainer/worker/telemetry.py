@@ -1,0 +1,345 @@
+"""Spans of a worker's time, as a trace and in torch.profiler, and a clock of its work.
+
+A clock that stands still while its thread waits for a processor.
+
+Workers' times for layers are compared. On a machine with more processes than processors, a process sometimes waits
+longer than a small layer takes, which tells nothing about the worker's speed: a replacement would wait as long.
+Sleeping, waiting for data or for a device, and a slow processor count as usual.
+
+torch.profiler in chosen steps of a local run's workers (`bamboo run --profile`), with instructions as spans.
+
+Each step has its own file, `WORKER.STEP.pt.trace.json.gz`, written between two steps: TensorBoard's plugin reads the
+folder, and Perfetto opens a file. A lost worker loses the step in progress.
+"""
+
+import json
+import logging
+import math
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self, TextIO
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
+
+from bamboo_core.complaints import said_by
+from bamboo_core.metrics.time_use import TIME_USE_OF_SPAN, TimeUse
+from bamboo_core.planning.plan import Cell
+
+SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")  # of Linux: nanoseconds run, nanoseconds waited, times run
+MOST_BYTES: Final = 128
+
+
+class WorkClock:
+    """Seconds of `clock`, minus those for which the calling thread has waited for a processor, by the kernel's account.
+
+    It never goes back, though the thread may wait between reading the two. Only the thread that creates it may read it.
+    Without the kernel's account it is `clock`.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, account: Path = SCHEDSTAT) -> None:
+        self._clock, self._thread = clock, threading.get_ident()
+        self._newest = -math.inf  # the last reading
+        try:
+            self._account: int | None = os.open(account, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._account = None  # another system, or a kernel without CONFIG_SCHED_INFO
+        else:
+            weakref.finalize(self, os.close, self._account)
+
+    def __call__(self) -> float:
+        assert threading.get_ident() == self._thread, "the account is of the thread that made the clock"
+        self._newest = max(self._newest, self._clock() - self._waited())
+        return self._newest
+
+    def _waited(self) -> float:
+        """Return the seconds that the thread has waited for a processor since its start."""
+        if self._account is None:
+            return 0.0
+        return int(os.pread(self._account, MOST_BYTES, 0).split()[1]) * 1e-9
+
+
+# These fill a wait; the awaited instruction comes after them.
+IN_ADVANCE: Final = {"Rehearsal", "SpotCheck"}
+NEVER_AWAITED: Final = IN_ADVANCE | {"ReplicaUpdate"}  # after these the worker is still idle
+FIRST_CALLS: Final = {"Rehearsal"}  # their durations are not typical
+
+
+class Span(NamedTuple):
+    """An instruction, or a wait for one, at the instruction's place.
+
+    cell: None if a wait's instruction is unknown. awaited: for a wait, the name of the instruction. begin, end: seconds
+    of the clock; end is 0 while it goes on.
+    """
+
+    name: str
+    cell: Cell | None
+    step: int
+    microbatch: int
+    begin: float
+    end: float = 0.0
+    awaited: str = ""
+
+
+class Follower:
+    """A follower of the stream; subclasses override what they need. Called only by the engine's thread."""
+
+    def begins(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
+        """Note that an instruction is about to begin."""
+
+    def ended(self, span: Span) -> None:
+        """Note that an instruction, or before it a wait for it, has ended."""
+
+    def event(self, name: str, now: float, facts: Mapping[str, Any]) -> None:
+        """Note an Epoch, a Takeover or a Move. See `Observer`."""
+
+    def close(self) -> None:
+        """End with the worker."""
+
+
+class Spans:
+    """The engine's observer, which adds up the use of time: plain numbers, no locks, a few additions at each call."""
+
+    def __init__(self, *followers: Follower, clock: Callable[[], float] = time.monotonic) -> None:
+        self._followers, self._clock = followers, clock
+        self._current: Span | None = None
+        self._idle_since: float | None = None
+        self._was_idle = False
+        self._waits: list[tuple[float, float]] = []  # begin and end of waits whose instruction is not known yet
+        self._seconds = dict.fromkeys(TimeUse, 0.0)
+        self._reported = dict.fromkeys(TimeUse, 0.0)
+
+    def started(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
+        for follower in self._followers:
+            follower.begins(name, cell, step, microbatch)
+        now = self._clock()
+        self._was_idle = self._idle_since is not None
+        self._wait_until(now)
+        self._idle_since = None
+        self._current = Span(name, cell, step, microbatch, now)
+
+    def finished(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
+        now, span = self._clock(), self._current
+        assert span is not None
+        self._current = None
+        if (kind := TIME_USE_OF_SPAN.get(name)) is not None:
+            self._seconds[kind] += now - span.begin
+        self._idle_since = now if self._was_idle and name in NEVER_AWAITED else None
+        if name not in IN_ADVANCE:
+            self._tell_waits(span)
+        for follower in self._followers:
+            follower.ended(span._replace(end=now))
+
+    def event(self, name: str, **facts: Any) -> None:
+        now = self._clock()
+        if name == "Idle":
+            self._idle_since = now
+            return
+        if name == "Epoch" and self._idle_since is not None:  # obeying a plan is no wait
+            self._wait_until(max(self._idle_since, now - facts["seconds"]))
+            self._idle_since = now
+        for follower in self._followers:
+            follower.event(name, now, facts)
+
+    def close(self) -> None:
+        self._tell_waits(None)
+        for follower in self._followers:
+            follower.close()
+
+    def now(self) -> tuple[str, float]:
+        """Return the instruction in progress in words and its seconds so far, or "" and 0. Any thread may call.
+
+        A data set that hangs or a kernel that never ends blocks the engine's thread, but not the heartbeats.
+        """
+        span = self._current
+        if span is None or span.cell is None or span.name in FIRST_CALLS:
+            return "", 0.0
+        where = f"stage {span.cell.stage} of pipeline {span.cell.pipeline}"
+        text = f"inside {span.name} for {where}, step {span.step + 1}, microbatch {span.microbatch}"
+        return text, max(0.0, self._clock() - span.begin)
+
+    def seconds(self) -> Mapping[TimeUse, float]:
+        """Return the seconds by kind, including the wait in progress, for one other thread.
+
+        They never fall, although they are read while the engine writes.
+        """
+        seconds, since = dict(self._seconds), self._idle_since
+        if since is not None:
+            seconds[TimeUse.IDLE] += max(0.0, self._clock() - since)
+        self._reported = {kind: max(reported, seconds[kind]) for kind, reported in self._reported.items()}
+        return self._reported
+
+    def _wait_until(self, now: float) -> None:
+        if self._idle_since is not None:
+            self._seconds[TimeUse.IDLE] += now - self._idle_since
+            self._waits.append((self._idle_since, now))
+
+    def _tell_waits(self, awaited: Span | None) -> None:
+        place = (awaited.cell, awaited.step, awaited.microbatch) if awaited else (None, 0, 0)
+        for begin, end in self._waits:
+            wait = Span("Wait", *place, begin, end, awaited.name if awaited else "")
+            for follower in self._followers:
+                follower.ended(wait)
+        self._waits.clear()
+
+
+FLUSH_SECONDS = 0.5
+
+
+class TraceFile(Follower):
+    """A trace file with one JSON object and a comma per line; a killed worker loses at most the last half second.
+
+    The worker is a process of the trace, and each cell that it runs or replicates a thread. Waits are spans of the
+    category Wait, in the thread of the instruction that ended them; plans in force and takeovers are instants. Times
+    are microseconds of the machine's monotonic clock, which all local workers share.
+    """
+
+    def __init__(self, path: Path, worker: str, pid: int) -> None:
+        self._file: TextIO = path.open("w", encoding="utf-8")
+        self._pid = pid
+        self._flushed = 0.0
+        self._named: set[Cell] = set()
+        self._file.write("[\n")
+        self._name("process_name", 0, f"worker {worker}")
+
+    def ended(self, span: Span) -> None:
+        args: dict[str, object] = {"for": span.awaited} if span.awaited else {}
+        thread = 0
+        if span.cell is not None:
+            thread = self._thread(span.cell)
+            args |= {**span.cell._asdict(), "step": span.step + 1, "microbatch": span.microbatch}
+        self._write("X", span.name, span.name, thread, span.begin, dur=_micros(span.end - span.begin), args=args)
+        if span.end - self._flushed > FLUSH_SECONDS:
+            self._file.flush()
+            self._flushed = span.end
+
+    def event(self, name: str, now: float, facts: Mapping[str, Any]) -> None:
+        if name == "Epoch":
+            self._write("i", f"epoch {facts['epoch']}: {facts['reason']}", name, 0, now, s="p", args=facts)
+        else:
+            self._take_over(name, now, **facts)
+
+    def _take_over(self, name: str, now: float, cell: Cell, **facts: Any) -> None:
+        """Write the instant of a takeover's end, and its two phases, before and after the plan was applied."""
+        thread, applied = self._thread(cell), now - facts["recompute_ms"] / 1e3
+        args = {"pipeline": cell.pipeline, "stage": cell.stage, **facts, "step": facts["step"] + 1}
+        self._write("i", name, name, thread, now, s="p", args=args)
+        phases = {"Reform": (applied - facts["reform_ms"] / 1e3, applied), "Recompute": (applied, now)}
+        for phase, (begin, end) in phases.items():
+            label = f"{self._pid}.{facts['epoch']}.{thread}"
+            self._write("b", phase, name, thread, begin, id=label, args=args)
+            self._write("e", phase, name, thread, end, id=label)
+
+    def _thread(self, cell: Cell) -> int:
+        thread = cell.pipeline * 1000 + cell.stage + 1
+        if cell not in self._named:
+            self._named.add(cell)
+            self._name("thread_name", thread, f"pipeline {cell.pipeline} stage {cell.stage}")
+        return thread
+
+    def _name(self, what: str, thread: int, name: str) -> None:
+        self._line({"name": what, "ph": "M", "pid": self._pid, "tid": thread, "args": {"name": name}})
+
+    def _write(self, phase: str, name: str, category: str, thread: int, at: float, **more: object) -> None:
+        event = {"name": name, "cat": category, "ph": phase, "pid": self._pid, "tid": thread, "ts": _micros(at)}
+        self._line({**event, **more})
+
+    def _line(self, event: dict[str, object]) -> None:
+        self._file.write(json.dumps(event) + ",\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _micros(seconds: float) -> float:
+    return round(seconds * 1e6, 1)
+
+
+logger = logging.getLogger(__name__)
+
+
+class StepProfiler(Follower):
+    """A follower of spans that profiles steps `first` to `last`, counted from 1.
+
+    If the profiler cannot be started, ended or written, it logs that and does not try again.
+    """
+
+    def __init__(self, worker: str, first: int, last: int, folder: Path) -> None:
+        self._worker, self._first, self._last, self._folder = worker, first, last, folder
+        self._activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available() and ProfilerActivity.CUDA in supported_activities():  # type: ignore[no-untyped-call]
+            self._activities.append(ProfilerActivity.CUDA)
+        self._newest = 0  # the last step that was recorded
+        self._recorded: profile | None = None
+        self._step: record_function | None = None  # the whole step's, with the name that TensorBoard expects
+        self._span: record_function | None = None  # of an instruction
+        self._try(self._warm_up)
+
+    @classmethod
+    def of(cls, worker: str, wanted: str) -> Self:
+        """Create a profiler from FIRST:LAST:FOLDER."""
+        first, last, folder = wanted.split(":", 2)
+        return cls(worker, int(first), int(last), Path(folder))
+
+    def begins(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
+        if name not in NEVER_AWAITED and step + 1 > self._newest:  # an instruction of an earlier step may be repeated
+            self._end()
+            if self._first <= step + 1 <= self._last:
+                self._newest = step + 1
+                self._try(self._begin)
+        if self._recorded is not None:
+            self._span = record_function(
+                f"{name} for stage {cell.stage} of pipeline {cell.pipeline}, step {step + 1}, microbatch {microbatch}"
+            )
+            self._span.__enter__()  # type: ignore[no-untyped-call]
+
+    def ended(self, span: Span) -> None:
+        self._end_span()
+
+    def close(self) -> None:
+        self._end()
+
+    def _warm_up(self) -> None:
+        """Start a profiler once: the first start in a process takes seconds, in which others would wait."""
+        with profile(activities=self._activities):
+            pass
+
+    def _begin(self) -> None:
+        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+            raise RuntimeError("the task's code has a profiler that runs")
+        recorded = profile(activities=self._activities, acc_events=False)
+        recorded.start()
+        self._recorded, self._step = recorded, record_function(f"ProfilerStep#{self._newest}")
+        self._step.__enter__()  # type: ignore[no-untyped-call]
+
+    def _end_span(self) -> None:
+        span, self._span = self._span, None
+        if span is not None:
+            span.__exit__(None, None, None)
+
+    def _end(self) -> None:
+        """End the recording in progress, if any, and write its file."""
+        if self._recorded is not None:
+            self._end_span()
+            self._try(self._write)
+
+    def _write(self) -> None:
+        recorded, step = self._recorded, self._step
+        assert recorded is not None
+        assert step is not None
+        self._recorded = self._step = None
+        step.__exit__(None, None, None)
+        recorded.stop()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        recorded.export_chrome_trace(str(self._folder / f"{self._worker}.{self._newest}.pt.trace.json.gz"))
+
+    def _try(self, do: Callable[[], None]) -> None:
+        try:
+            do()
+        except Exception as error:  # whatever torch and a device's driver raise
+            self._last = 0
+            logger.warning("torch.profiler gives up: %s: %s", type(error).__name__, said_by(error))
