@@ -1,7 +1,6 @@
 """A stand-in for a stage of the model, which compares all that it is given with the oracle of `sim_arithmetic`."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, Self
@@ -17,6 +16,7 @@ from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.parameters import TiedSegment, TiedUse
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.tasks.evaluation import committed_step
+from bamboo_trainer.tasks.inspection import Draws
 from bamboo_trainer.tasks.running_buffers import Capture
 from sim_arithmetic import Oracle, measured
 
@@ -42,6 +42,7 @@ class Advancing:
     parts: Parts = ()
     targets: Parts = ()
     capture: Capture = field(default_factory=Capture)
+    draws: dict[int, Draws] = field(default_factory=dict)
 
     @property
     def done(self) -> bool:
@@ -248,8 +249,8 @@ class StandIn:
     def checked(self, run: "Callable[[], Advancing]") -> "Advancing":
         return run()
 
-    def watched(self, draws: object) -> AbstractContextManager[None]:
-        return nullcontext()
+    def draws(self) -> dict[int, Draws]:
+        return {}
 
     def wait(self) -> None:
         """Computes at once."""
