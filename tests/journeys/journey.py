@@ -5,9 +5,7 @@ else is recorded. From mark to mark the thing goes with the recorded calls: from
 made in, and down to the other. At a hand-over it goes on in the call that takes it out: of a queue of this process
 (`Through.QUEUE`, also a record that keeps it until its time), or of what the network brings (`Through.NETWORK`).
 
-A **hop** is a step into another module; a return to a call in which the thing has been is none. A **room** (a package's
-folder) is entered by a call, a return or a hand-over from another room, but not by a return to a call in which the
-thing has been. What the network brings it brings into a room without entering it.
+A **hop** is a step into another module; a return to a call in which the thing has been is none.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -64,12 +62,11 @@ class Hop(msgspec.Struct):
 
 
 class Recorded(msgspec.Struct):
-    """A journey that was recorded. twice: rooms that were entered again without the network."""
+    """A journey that was recorded."""
 
     title: str
     text: str
     hops: list[Hop]
-    twice: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +83,7 @@ class Journey:
         calls = self._found(seen, first)
         for number, (mark, call) in enumerate(zip(self.marks, calls, strict=True)):
             chain.follow(mark, calls[number - 1] if number else None, call)
-        return Recorded(title=self.title, text=self.text, hops=chain.hops, twice=chain.twice)
+        return Recorded(title=self.title, text=self.text, hops=chain.hops)
 
     def _found(self, seen: Sequence[Seen], first: int) -> list[Call]:
         """The calls at the marks, of which the first has that number: of the first thing that came to the end, the last
@@ -139,19 +136,17 @@ def _fits(seen: Seen, mark: Mark, number: int, facts: Mapping[str, object]) -> b
 
 
 class _Chain:
-    """hops: so far. twice: rooms that were entered again since the network brought the thing."""
+    """hops: so far."""
 
     def __init__(self) -> None:
         self.hops: list[Hop] = []
-        self.twice: list[str] = []
-        self._entered: set[str] = set()
         self._been: list[Call] = []
         self._last: Function | None = None
 
     def follow(self, mark: Mark, before: Call | None, call: Call) -> None:
         """The thing comes from the mark before to this one."""
         if before is None or mark.through is Through.NETWORK:
-            self._entered, self._been, self._last = set(), [], None
+            self._been, self._last = [], None
         elif mark.kept_by:
             self._go(_up(before, mark.kept_by), Through.CALLS)
         self._go(_way(mark, before, call), mark.through)
@@ -165,10 +160,6 @@ class _Chain:
             self._last, through = call.function, Through.CALLS
 
     def _enter(self, function: Function, through: Through) -> None:
-        if through is not Through.NETWORK and (self._last is None or self._last.room != function.room):
-            if function.room in self._entered:
-                self.twice.append(function.room)
-            self._entered.add(function.room)
         if self._last is None or self._last.module != function.module:
             self.hops.append(Hop(function.module, through, [function.name]))
         elif self.hops[-1].module == function.module:

@@ -98,7 +98,7 @@ def heard(by: str, said: Callable[[Any], Facts]) -> tuple[Mark, ...]:
         at(f"{CORE}/control/client.py Control._receive", by, through=Through.NETWORK),
         at(f"{CORE}/control/codec.py decode_from_coordinator", by),
         at(
-            f"{TRAINER}/worker/inbox.py Inbox.put",
+            f"{TRAINER}/worker/agent.py Inbox.put",
             by,
             lambda f: said(f["item"]) if isinstance(f["item"], Message) else None,
         ),
@@ -146,7 +146,7 @@ def travelled(said: Callable[[Frame], Facts]) -> tuple[Mark, ...]:
         at(f"{TRAINER}/transport/tcp.py TcpTransport.send", "sender", of_receiver),
         at(f"{TRAINER}/transport/wire.py encode_frame", "sender", lambda f: said(f["frame"])),
         at(
-            f"{TRAINER}/transport/outbound.py Outbound.send",
+            f"{TRAINER}/transport/links.py Outbound.send",
             "sender",
             lambda f: {"receiver": f["self"].peer},
             first=True,
@@ -158,7 +158,7 @@ def travelled(said: Callable[[Frame], Facts]) -> tuple[Mark, ...]:
             through=Through.NETWORK,
             taken_by="Inbound._serve",
         ),
-        at(f"{TRAINER}/worker/inbox.py Inbox.put", "receiver", lambda f: arrived(f["item"])),
+        at(f"{TRAINER}/worker/agent.py Inbox.put", "receiver", lambda f: arrived(f["item"])),
         at(
             f"{TRAINER}/engine/engine.py Engine.handle",
             "receiver",
@@ -166,7 +166,7 @@ def travelled(said: Callable[[Frame], Facts]) -> tuple[Mark, ...]:
             taken_by="WorkerAgent._turn",
             **WAITING,
         ),
-        at(f"{TRAINER}/frames/payloads.py read", "receiver", lambda f: said(f["frame"])),
+        at(f"{TRAINER}/frames.py read", "receiver", lambda f: said(f["frame"])),
     )
 
 
@@ -187,11 +187,11 @@ def tensor(device: str, *leaving: Mark, arriving: tuple[Mark, ...] = ()) -> tupl
     forward = f"{TRAINER}/stage/stage.py Stage.forward"
     return (
         at(forward, "sender", lambda f: _forward(device)(f) if f["self"].values.index == 0 else None),
-        at(f"{TRAINER}/routing/outbox.py Outbox.emit", "sender", lambda f: _microbatch(f["address"])),
+        at(f"{TRAINER}/routing.py Outbox.emit", "sender", lambda f: _microbatch(f["address"])),
         *leaving,
-        at(f"{TRAINER}/routing/message_log.py MessageLog.add", "sender", lambda f: _tensor(f["frame"])),
+        at(f"{TRAINER}/routing.py MessageLog.add", "sender", lambda f: _tensor(f["frame"])),
         *travelled(_tensor),
-        at(f"{TRAINER}/engine/steps/cell_step.py CellStep.accept", "receiver", lambda f: _tensor(f["frame"])),
+        at(f"{TRAINER}/engine/cell_step.py CellStep.accept", "receiver", lambda f: _tensor(f["frame"])),
         at(forward, "receiver", _forward(device), taken_by="Instructions._forward", **WAITING),
         *arriving,
     )
@@ -229,15 +229,15 @@ JOURNEYS = (
             *sent("heir", _plan),
             *heard("heir", _plan),
             obeyed("heir"),
-            at(f"{TRAINER}/routing/plan_state.py PlanState.offer", "heir", lambda f: {"epoch": f["plan"].epoch}),
+            at(f"{TRAINER}/routing.py PlanState.offer", "heir", lambda f: {"epoch": f["plan"].epoch}),
             at(
-                f"{TRAINER}/engine/steps/executor.py Executor.take_over",
+                f"{TRAINER}/engine/executor.py Executor.take_over",
                 "heir",
                 lambda f: {"epoch": f["self"]._plan.current.epoch},  # noqa: SLF001  a recorded frame's
                 **WAITING,
             ),
             at(
-                f"{TRAINER}/engine/steps/cell_step.py CellStep.start",
+                f"{TRAINER}/engine/cell_step.py CellStep.start",
                 "heir",
                 lambda f: {} if f["self"].cell == MOVED else None,
             ),
@@ -278,7 +278,7 @@ JOURNEYS = (
             "cuda",
             at(f"{TRAINER}/memory/host_copies.py CudaCopies.start", "sender", first=True),
             at(
-                f"{TRAINER}/routing/outbox.py Outbox._leave",
+                f"{TRAINER}/routing.py Outbox._leave",
                 "sender",
                 lambda f: _microbatch(f["leaving"].address),
                 kept_by="Outbox._leave_after",
@@ -308,7 +308,7 @@ JOURNEYS = (
                 taken_by="Components._reached",
                 **WAITING,
             ),
-            at(f"{TRAINER}/stage/state/late_copies.py LateCopies.__init__", "writer"),
+            at(f"{TRAINER}/stage/layer_state.py LateCopies.__init__", "writer"),
             at(
                 f"{TRAINER}/checkpoint/checkpointing.py Checkpointing.keep",
                 "writer",
@@ -390,8 +390,8 @@ JOURNEYS = (
             ),
             at(f"{CORE}/checkpoint/store.py CheckpointStore.read_part", "reader"),
             at(f"{TRAINER}/checkpoint/layer_file.py decode", "reader"),
-            at(f"{TRAINER}/stage/state/values.py StageValues.restore", "reader"),
-            at(f"{TRAINER}/stage/state/layer_state.py restore", "reader"),
+            at(f"{TRAINER}/stage/values.py StageValues.restore", "reader"),
+            at(f"{TRAINER}/stage/layer_state.py restore", "reader"),
         ),
     ),
     Journey(

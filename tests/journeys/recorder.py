@@ -27,10 +27,6 @@ class Function:
     module: str
     name: str
 
-    @property
-    def room(self) -> str:
-        return self.module.rpartition("/")[0]
-
     def __str__(self) -> str:
         return f"{self.module} {self.name}"
 
