@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from bamboo_core.names import ENV_LAUNCH
 from bamboo_core.orphans import Orphans, adopt, carries, children
@@ -51,6 +51,8 @@ class ForkServer:
     first, in this order; not Bamboo's modules and their imports. scratch: an existing folder for temporary files, the
     workers' too. The caller removes it after close(); if this process dies before that, the launcher does.
     """
+
+    _launchers: ClassVar[int] = 0  # of this process that run: while there is one, this process adopts orphans
 
     def __init__(
         self,
@@ -104,6 +106,7 @@ class ForkServer:
             temporary.mkdir(exist_ok=True)
             environment["TMPDIR"] = str(temporary)
             arguments += ["--scratch", str(self._scratch)]
+        ForkServer._launchers += 1
         adopt()
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -246,7 +249,8 @@ class ForkServer:
                 future.set_exception(ForkServerError("the launcher of workers has ended"))
         await process.wait()
         await self._end_orphans(process.pid, workers)
-        adopt(adopts=False)
+        ForkServer._launchers -= 1
+        adopt(adopts=ForkServer._launchers > 0)
 
     async def _end_orphans(self, launcher: int, workers: set[int]) -> None:
         """End the processes that a killed launcher has left: workers, which die with it, and what they started."""
