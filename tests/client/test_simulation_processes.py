@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
 import yaml
 
+from bamboo.simulation.processes import in_processes
 from bamboo_core.names import EXIT_INTERRUPTED, EXIT_USAGE
 from job_simulation_kit import manifest
 
@@ -81,6 +83,26 @@ def test_a_signal_ends_all_processes(arguments: list[str], number: signal.Signal
         assert b"Traceback" not in output + errors
         until_there_are(process.pid, 0, 0)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["job.yaml"]
+
+
+def naps(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+def test_results_that_nobody_wants_end_the_processes() -> None:
+    """Some items are worked on then, others wait; pytest fails if a thread raises."""
+    results = in_processes(naps, [0.0, *[PATIENCE] * 7], 2)
+    assert next(results) == 0.0
+    del results
+    assert not active_children()
+
+
+def test_an_exception_of_the_work_is_raised_at_its_item() -> None:
+    results = in_processes(naps, [0.1, -1.0, 0.0], 2)
+    assert next(results) == 0.1
+    with pytest.raises(ValueError, match="non-negative"):
+        next(results)
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one processor there is one process")

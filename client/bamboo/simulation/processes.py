@@ -2,10 +2,10 @@
 
 import os
 import signal
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import active_children, get_context
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 from bamboo.simulation.figures import SimulationError
@@ -21,48 +21,72 @@ def in_processes(work: Callable[[T], R], items: Sequence[T], jobs: int) -> Itera
 
     Raises the work's exceptions, and SimulationError if a process is killed. If the iterator is abandoned, as by
     Ctrl-C, the processes are killed in the middle of their work; if this process is killed, the kernel kills them.
+    There is no thread that could see a process die and print a traceback, as in an executor of concurrent.futures.
     """
     if jobs == 1 or len(items) == 1:
         yield from map(work, items)
         return
-    others = set(active_children())
-    executor = ProcessPoolExecutor(
-        min(jobs, os.cpu_count() or 1),
-        mp_context=get_context("fork"),
-        initializer=_begin,
-        initargs=(work, os.getpid()),
-    )
+    context = get_context("fork")
+    processes, connections = [], []
     try:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # until the processes have set their handlers
         try:
-            results = executor.map(_do, items)
+            for _ in range(min(jobs, os.cpu_count() or 1, len(items))):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(work, items, os.getpid(), theirs))
+                process.start()
+                processes.append(process)
+                connections.append(ours)
+                theirs.close()  # so that the end of the process, the only one to hold it, ends the connection
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        yield from results
-    except BrokenProcessPool:
+        for result, error in _outcomes(len(items), connections):
+            if error is not None:
+                raise error
+            yield result
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.join()
+
+
+def _outcomes(count: int, connections: Sequence["Connection[Any, Any]"]) -> Iterator[tuple[Any, Exception | None]]:
+    """Yield each item's result or exception in order, and send each process the number of its next item."""
+    unsent = iter(range(count))
+    outcomes: dict[int, tuple[Any, Exception | None]] = {}
+    try:
+        for connection, following in zip(connections, unsent, strict=False):
+            connection.send(following)
+        for number in range(count):
+            while number not in outcomes:
+                idle: list[Any] = wait(connections)
+                outcomes.update(connection.recv() for connection in idle)
+                for connection, following in zip(idle, unsent, strict=False):
+                    connection.send(following)
+            yield outcomes.pop(number)
+    except (EOFError, ConnectionError):
         raise SimulationError(
             "a process that simulated was killed, perhaps for want of memory; --jobs 1 needs the least"
         ) from None
-    finally:
-        for process in set(active_children()) - others:
-            process.kill()
-        executor.shutdown()
 
 
-class _Process:
-    """State inherited from the parent by fork instead of sent with each item, since it may hold a whole recording."""
+def _serve(work: Callable[[T], R], items: Sequence[T], parent: int, connection: "Connection[Any, Any]") -> None:
+    """Do the items whose numbers come, until the parent kills this process.
 
-    work: Callable[[Any], Any]
-
-
-def _do(item: Any) -> Any:
-    return _Process.work(item)
-
-
-def _begin(work: Callable[[Any], Any], parent: int) -> None:
-    """Start a process. It ignores Ctrl-C and SIGTERM, which may reach all processes; the parent kills it."""
+    The process ignores Ctrl-C and SIGTERM, which may reach all processes. It has work and items by fork, because they
+    may hold a whole recording.
+    """
     end_with(parent)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-    _Process.work = work
+    while True:
+        number = connection.recv()
+        outcome: tuple[R | None, Exception | None]
+        try:
+            outcome = work(items[number]), None
+        except Exception as error:
+            error.add_note(traceback.format_exc())
+            outcome = None, error
+        connection.send((number, outcome))
