@@ -18,7 +18,7 @@ from cluster.handle import Cluster
 from cluster.nodes import GPU, spot
 from manifest_kit import training
 from operator_jobs import claimed, digest_of_undisturbed, folder_of_the_claim, slowed, small, undisturbed
-from operator_process import Job, Operator, condition
+from operator_process import PATIENCE, Job, Operator, condition
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
@@ -130,7 +130,7 @@ def test_the_api_server_may_be_away(
 
 
 def _until_ready(api: Client) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while True:
         try:
             api.text("GET", "/readyz")
