@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import replica_kit
 from bamboo_core.job.spec import PipelineSchedule, RedundancyMode, RedundancySpec
-from bamboo_core.planning.desired import PlanningView, Urgency, owners_of_new_rows
+from bamboo_core.planning.desired import PlanningView, Urgency, owners_of_new_rows, replacement_owners
 from bamboo_core.planning.grid import initial_plan
 from bamboo_core.planning.plan import Assignment, Cell, Peer, Plan, plan_problems
 from bamboo_core.planning.transitions import StageLost, drain, drop_old_layouts, improve, resize, switch_mode, takeover
@@ -152,9 +152,24 @@ def test_the_heir_of_a_lost_or_leaving_worker_is_on_another_node_than_it_if_ther
     after = takeover(looking(plan, placed(w1="b", w2="a", w3="b")))
     assert isinstance(after, Plan)
     assert after.at(Cell(0, 0)).owner == "w3"
-    left = drain(looking(plan, placed(w0="a", w1="b", w2="a", w3="b"), {"w0": Urgency.NOW}))
+    here = placed(w0="a", w1="b", w2="a", w3="b")
+    left = drain(looking(plan, here, {"w0": Urgency.NOW}))
     assert left is not None
     assert left.at(Cell(0, 0)).owner == "w3"
+    both = {worker: Urgency.NOW for worker in ("w0", "w3")}
+    left = drain(looking(four_stages(("w3", "w1"), ("w0",), ("w1",), ("w2",)), here, both))
+    assert left is not None
+    assert left.at(Cell(0, 0)).owner == "w1", "who leaves, too, is no heir"
+    without_spare = replacement_owners(looking(four_stages(), here, dict.fromkeys(("w0", "w1"), Urgency.NONE)))
+    assert without_spare == {Cell(0, 0): "w3", Cell(0, 1): "w3"}
+
+
+def test_an_idle_copy_of_another_pipeline_inherits_before_an_owner_there() -> None:
+    plan = planned(1, 2, 1, "a")
+    rows = ((Assignment(owner="w0", replicas=("n0",)),), (Assignment(owner="w1"),))
+    after = takeover(view(msgspec.structs.replace(plan, pipelines=rows), dead={"w1"}, more=1))
+    assert isinstance(after, Plan)
+    assert after.at(Cell(1, 0)).owner == "n0"
 
 
 def test_stages_whose_holders_are_all_on_one_node_get_a_replica_on_a_spare_one() -> None:
