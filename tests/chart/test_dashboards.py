@@ -130,8 +130,6 @@ def test_every_metric_is_looked_at_somewhere() -> None:
         "bamboo_job_metric",  # of the task's own, which a dashboard does not know
         "bamboo_job_lost_samples_total",  # for a query of one's own, when a node is lost in a strange way
         "bamboo_worker_compile_seconds",  # once for a stage, before it is run
-        "bamboo_worker_stages",
-        "bamboo_worker_step",
     }
 
 

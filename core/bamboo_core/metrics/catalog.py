@@ -239,8 +239,6 @@ WORKER_INFO = _worker(
     "device",
     "version",
 )
-WORKER_STEP = _worker("step", "Committed steps of the job, as far as this worker knows.")
-WORKER_STAGES = _worker("stages", "Stages whose state it holds; role: owner or replica.", "role")
 WORKER_STEP_DURATION = _worker(
     "step_duration_seconds",
     "Time between two commits. Only the owner of the first stage of the first pipeline counts.",

@@ -218,9 +218,6 @@ class DividedEngine(Engine):
         firsts = [first for first, _ in stages[:: self._devices]]
         return [(index, known[first]) for index, first in enumerate(firsts) if first in known]
 
-    def held(self) -> dict[int, bool]:
-        return {stage_of(part, self._devices): owned for part, owned in super().held().items()}
-
     def compile_seconds(self) -> dict[int, float]:
         found: dict[int, float] = {}
         for part, seconds in super().compile_seconds().items():

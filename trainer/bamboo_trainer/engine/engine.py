@@ -311,11 +311,6 @@ class Engine:
         """The seconds of the steps that this worker has committed as the root."""
         return self.components.committer.step_seconds if self.components else Histogram(STEP_SECONDS)
 
-    def held(self) -> dict[int, bool]:
-        """Return for each stage held here whether it runs here; for any thread."""
-        held = tuple(self.components.states.by_stage.items()) if self.components else ()
-        return {index: state.owned for index, state in held}
-
     def times_due(self, now: float) -> tuple[StageTimes, ...] | None:
         """Return the times of stages here, if they are due; for any one thread."""
         return self.timer.due(now)

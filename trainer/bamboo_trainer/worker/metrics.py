@@ -3,7 +3,6 @@
 import logging
 import socket
 import threading
-from collections import Counter
 from http.server import HTTPServer
 from importlib.metadata import version
 from socketserver import TCPServer
@@ -33,11 +32,7 @@ def fill(page: MetricsPage, worker: WorkerAgent) -> None:
         return
     device = ", ".join(dict.fromkeys(map(str, worker.devices)))
     page.add(table.WORKER_INFO, 1, worker.worker, device, version("bamboo-trainer"))
-    page.add(table.WORKER_STEP, engine.step)
     page.add_histogram(table.WORKER_STEP_DURATION, engine.step_seconds)
-    held = Counter(engine.held().values())
-    page.add(table.WORKER_STAGES, held[True], "owner")
-    page.add(table.WORKER_STAGES, held[False], "replica")
     if (kept := worker.checkpoints) is not None:
         page.add(table.WORKER_CHECKPOINT_BYTES, kept.written)
         page.add(table.WORKER_CHECKPOINT_STALL, kept.stalled)
