@@ -82,7 +82,7 @@ def test_a_run_of_this_process_has_the_view_of_a_job_on_a_cluster() -> None:
     status = {"training": {"step": 3, "steps": 10}, "plan": '{"epoch": 2, "pipelines": [["w0", "w0"]]}'}
     remote = view_of({"metadata": {"name": "tiny"}, "status": status})
     for found in (local, remote):
-        assert (found.name, found.step, found.steps, found.status.epoch) == ("tiny", 3, 10, 2)
+        assert (found.name, found.step, found.steps, found.status.plan_record.epoch) == ("tiny", 3, 10, 2)
         assert (found.plan, found.doubled, found.cells("w0")) == ((("w0", "w0"),), {"w0"}, ((0, 0), (0, 1)))
     assert (local.live, remote.live) == (live, None)
     assert (view_of_run(spec, None, NOW).steps, view_of_run(spec, None, NOW).plan) == (10, ())

@@ -9,7 +9,7 @@ from bamboo_core.coordinator.events import Emit
 from bamboo_core.job.edits import task_digest
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.job.status import read_status
+from bamboo_core.job.status import PlanRecord, read_status
 from bamboo_core.kube.errors import ApiError, ClusterUnreachable, JobGone
 from bamboo_core.planning.plan import Plan
 from bamboo_operator.jobs import effective_spec as module
@@ -18,7 +18,6 @@ from bamboo_operator.kube import attempts
 from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
-from bamboo_operator.status.writer import plan_record
 from replica_kit import planned
 
 PLAN: Plan = planned(2, 1, 1, "a")
@@ -32,7 +31,8 @@ def body(document: dict[str, Any], generation: int = 1, **status: Any) -> dict[s
 
 def trains(document: dict[str, Any]) -> str:
     """The status' plan of a job whose workers train that."""
-    return plan_record(PLAN, (), (), task_digest(parse_manifest(document)))
+    rows = tuple(tuple(assignment.owner for assignment in row) for row in PLAN.pipelines)
+    return PlanRecord(epoch=1, pipelines=rows, lost=frozenset(), task=task_digest(parse_manifest(document))).written()
 
 
 class One:

@@ -8,11 +8,16 @@ import pytest
 from bamboo_core.control.protocol import PlanApplied, Received, StepCommitted, WorkerReady
 from bamboo_core.coordinator.events import WorkerLost
 from bamboo_core.coordinator.state import CoordinatorState
+from bamboo_core.job.status import BambooJobStatus, PlanRecord
 from bamboo_core.planning.plan import Cell
-from bamboo_operator.status.writer import counted_workers_in, lost_workers_in
 from operator_kit import job
 from opsim_kopf import pod_event
 from pod_controller_kit import Job, Place
+
+
+def read_record(text: str | None) -> PlanRecord:
+    return BambooJobStatus(plan=text).plan_record
+
 
 pytest_plugins = ["pod_controller_fixtures"]
 
@@ -130,7 +135,7 @@ async def test_who_is_left_of_the_training_before_does_not_come_in(begin: Callab
         place.take("tiny-w0")
     resumed = begin(place, known_lost=frozenset() if told else frozenset({"tiny-w0", "tiny-w1"}))
     await resumed.reconciles()
-    assert "tiny-w1" in lost_workers_in(resumed.plan_record())
+    assert "tiny-w1" in read_record(resumed.plan_record()).lost
     resumed.hear("tiny-w1", plan=suspended.runner.state.plan)
     assert resumed.runner.state.phase == "Pending"
     living = [name for name, pod in place.pods.items() if "deletionTimestamp" not in pod["metadata"]]
@@ -160,9 +165,10 @@ async def test_another_operator_is_told_of_every_worker_that_was_declared_lost(b
     await started.reconciles()
     started.train()
     started.runner.handle(WorkerLost("tiny-w2", "no heartbeat for 5.1 s"))
-    assert lost_workers_in(started.plan_record()) == {"tiny-w2"}
+    lost = read_record(started.plan_record()).lost
+    assert lost == {"tiny-w2"}
     place = copied(first)
-    restarted = begin(place, resumed=True, known_lost=lost_workers_in(started.plan_record()), standby={"workers": 1})
+    restarted = begin(place, resumed=True, known_lost=lost, standby={"workers": 1})
     await restarted.reconciles()
     assert restarted.runner.state.membership.requested == 2
     await restarted.reconciles(15)
@@ -191,7 +197,7 @@ async def test_a_worker_that_goes_by_order_while_operators_change_was_not_preemp
     await started.reconciles(15)
     assert first.deleted == ["tiny-w2"]
     place = copied(first)
-    restarted = begin(place, resumed=True, known_lost=lost_workers_in(started.plan_record()))
+    restarted = begin(place, resumed=True, known_lost=read_record(started.plan_record()).lost)
     await restarted.reconciles()
     place.take("tiny-w2")
     await restarted.ticks(0.2)
@@ -215,8 +221,8 @@ async def test_a_worker_that_goes_after_a_notice_while_operators_change_was_pree
     restarted = begin(
         place,
         resumed=True,
-        known_lost=lost_workers_in(record),
-        counted=counted_workers_in(record),
+        known_lost=read_record(record).lost,
+        counted=read_record(record).counted,
         standby={"workers": 1},
     )
     await restarted.reconciles()
@@ -224,7 +230,7 @@ async def test_a_worker_that_goes_after_a_notice_while_operators_change_was_pree
         if comes_back or worker != "tiny-w1":
             restarted.hear(worker, WorkerReady(), plan=started.runner.state.plan)
     await restarted.ticks(0.2)
-    assert "tiny-w1" in counted_workers_in(restarted.plan_record())
+    assert "tiny-w1" in read_record(restarted.plan_record()).counted
     place.take("tiny-w1")
     await restarted.ticks(0.2)
     assert restarted.runner.state.membership.preemptions == 0

@@ -101,6 +101,6 @@ async def test_a_user_is_warned_when_the_condition_begins_and_of_nothing_twice()
     assert told == [[], [("MoneyLow", True)], [], []]
     found = written(writer.written)
     later = StatusWriter(JobIdentity(("ns", "job"), "uid"), found, Storing())
-    known = facts(spec=BUDGETED, cost=Decimal("0.1"), pods={"spot": 2}, earlier=later.earlier)
+    known = facts(spec=BUDGETED, cost=later.earlier_cost + Decimal("0.1"), pods={"spot": 2})
     await later.write(known, going_on(None))
     assert later.take_warnings() == [], "also of an operator that comes later"

@@ -13,7 +13,6 @@ from bamboo_core.coordinator.events import WorkerState
 from bamboo_core.job.api_object import written
 from bamboo_core.job.status import read_status
 from bamboo_operator.status.document import job_status, worth_writing
-from bamboo_operator.status.facts import EarlierCounts
 from crd_kit import STATUS_VALIDATOR
 from operator_kit import NOW, at, checkpoints, job, said, takeover
 from status_kit import BUSY, DONE, DOUBLED, FAILED, INTERRUPTED, JOB, POOLED, RUNNING, conditions, facts, holding, seen
@@ -25,7 +24,7 @@ RESTARTED = said(phase="Recovering", grid=(), workers=(), step=0, epoch=0, loss=
 def test_an_operators_restart_changes_next_to_nothing(status):
     busy = said(grid=DOUBLED, workers=BUSY, takeovers=(takeover(),), preemptions=2, epoch=7)
     before = seen(busy, plan="p", pods={"": 2})
-    earlier = EarlierCounts.of(read_status(before))
+    earlier = read_status(before)
     after = seen(status, before, earlier=earlier, pods={"": 2}, now=NOW + timedelta(seconds=60))
     assert conditions(after)["Running"]["reason"] == "OperatorRestarted"
     same = [key for key in before if key not in ("conditions",)]
@@ -38,13 +37,11 @@ def test_counters_grow_over_a_restart():
     before = seen(
         said(takeovers=(takeover(), takeover(stage=0)), preemptions=3, restarts=1), cost=Decimal(2), spec=POOLED
     )
-    base = EarlierCounts.of(read_status(before))
-    assert base == EarlierCounts(preemptions=3, takeovers=2, restarts=1, cost=Decimal(2))
     after = seen(
         said(takeovers=(takeover(victim="w5"),), preemptions=1, restarts=2),
         before,
-        earlier=base,
-        cost=Decimal("0.5"),
+        earlier=read_status(before),
+        cost=Decimal("2.5"),
         now=NOW + timedelta(seconds=9),
         spec=POOLED,
     )
@@ -92,7 +89,7 @@ def test_checkpoints_digests_and_plan_stay_when_nothing_new_is_known():
     assert (found["digests"], found["plan"]) == (["a", "b"], "{}")
     again = seen(None, found)
     assert (again["digests"], again["plan"], again["checkpoint"]["lastStep"]) == (["a", "b"], "{}", 2)
-    restarted = seen(said(checkpoint=checkpoints(step=None)), found, earlier=EarlierCounts.of(read_status(found)))
+    restarted = seen(said(checkpoint=checkpoints(step=None)), found, earlier=read_status(found))
     assert restarted["checkpoint"] == found["checkpoint"], "another coordinator has not looked"
     assert restarted["restores"] == 3
 

@@ -14,7 +14,7 @@ from bamboo_core.job.status import BambooJobStatus
 from bamboo_core.kube.errors import ClusterUnreachable
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.status.document import job_status
-from bamboo_operator.status.writer import StatusWriter, lost_workers_in, start_record, task_digest_in, trains
+from bamboo_operator.status.writer import StatusWriter
 from operator_kit import job, said
 from opsim_server import merged
 from status_kit import facts
@@ -91,35 +91,19 @@ async def test_a_field_within_another_one_is_removed_when_it_is_not_there_any_mo
 
 
 @pytest.mark.parametrize(
-    ("plan", "lost"),
+    ("record", "trains", "lost"),
     [
-        (None, set()),
-        ("{}", set()),
-        ("nonsense", set()),
-        ('{"lost": 3}', set()),
-        ("[]", set()),
-        ('{"epoch": 3, "pipelines": [], "lost": ["a", 4]}', {"a"}),
+        (None, False, set()),
+        ("", False, set()),
+        ('{"lost":["a"]}', False, {"a"}),
+        ('{"epoch":3,"pipelines":[["a"]],"lost":[]}', True, set()),
+        ('{"epoch":3,"pipelines":[["b"]],"lost":["a"]}', True, {"a"}),
+        ('{"lost":3}', True, set()),
+        ('{"of":"another version"}', True, set()),
+        ("nonsense", True, set()),
     ],
 )
-def test_what_a_former_operator_had_heard_is_read_from_the_status(plan: str | None, lost: set[str]) -> None:
-    assert lost_workers_in(plan) == lost
-
-
-@pytest.mark.parametrize(
-    ("record", "found"),
-    [
-        (None, False),
-        ("", False),
-        (start_record({"a"}), False),
-        ('{"epoch":3,"pipelines":[["a"]],"lost":[]}', True),
-        ('{"of":"another version"}', True),
-        ("nonsense", True),
-    ],
-)
-def test_a_record_of_workers_that_never_joined_is_no_plan(record: str | None, found: bool) -> None:
-    assert trains(record) == found
-
-
-def test_a_job_that_does_not_train_has_no_task_yet() -> None:
-    assert task_digest_in(start_record({"b", "a"})) is None
-    assert lost_workers_in(start_record({"b", "a"})) == {"a", "b"}
+def test_what_a_former_operator_knew_is_read_from_the_status(record: str | None, trains: bool, lost: set[str]) -> None:
+    """A record of workers that never joined is no plan; what cannot be read counts as one."""
+    writer = StatusWriter(JOB, {"plan": record}, Api())  # type: ignore[arg-type]
+    assert (writer.plan is not None, writer.lost) == (trains, lost)

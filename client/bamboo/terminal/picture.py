@@ -124,7 +124,7 @@ def head(snapshot: JobSnapshot, now: datetime, width: int) -> list[Text]:
     """Return lines about the job, its progress and its problems."""
     job, shown, began = snapshot.job, snapshot.job.state, snapshot.job.metadata.creation_timestamp
     place = job.namespace if job.uid else "on this machine"
-    epoch = job.live.epoch if job.live is not None else job.status.epoch
+    epoch = job.live.epoch if job.live is not None else job.status.plan_record.epoch
     about = f"  {place}, epoch {epoch}, {phrases.age(began, now)} old"
     waiting = phrases.why_waiting(job) or ""
     explains = bool(shown.sentence) and (shown.name, shown.tone) != ("Running", "good")  # all is well then

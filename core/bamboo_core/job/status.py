@@ -120,6 +120,25 @@ class JobCost(ApiPart, frozen=True):
     """Until when the cost is counted; pods that go while no operator is active are not in it."""
 
 
+class PlanRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The record of a training job for the next operator. Without `lost` it is unreadable.
+
+    Before the first plan it has only the workers that were lost before they could join. pipelines: the owners of the
+    stages. task: digest of the task, which must not have changed. The other fields are of workers whose pods still
+    exist. lost: lost, or leaving by order without a part. counted: under notice, or leaving by order with a part in the
+    plan; the next operator does not count them as preempted: an earlier one did, or they were not.
+    """
+
+    epoch: int = 0
+    pipelines: tuple[tuple[str, ...], ...] = ()
+    lost: frozenset[str] | None = None
+    counted: frozenset[str] | None = None
+    task: str | None = None
+
+    def written(self) -> str:
+        return msgspec.json.encode(self, order="deterministic").decode()
+
+
 class BambooJobStatus(ApiPart, frozen=True):
     """The state of the job. The operator writes it, at most once in 15 seconds while only progress changes."""
 
@@ -183,26 +202,12 @@ class BambooJobStatus(ApiPart, frozen=True):
         return ended.message if ended is not None and ended.reason == EARLY_STOPPED else ""
 
     @property
-    def owners(self) -> tuple[tuple[str, ...], ...]:
-        """Return the workers that run the stages, by pipeline and stage; empty without a readable plan."""
-        return self._written_plan.pipelines
-
-    @property
-    def epoch(self) -> int:
-        """Return the number of the current plan; 0 without a readable plan."""
-        return self._written_plan.epoch
-
-    @property
-    def _written_plan(self) -> "_WrittenPlan":
+    def plan_record(self) -> PlanRecord:
+        """Return the record of the plan; an empty one if it is absent, of another version, or wrong."""
         try:
-            return msgspec.json.decode(self.plan or "", type=_WrittenPlan)
+            return msgspec.json.decode(self.plan or "", type=PlanRecord)
         except msgspec.DecodeError:
-            return _WrittenPlan()
-
-
-class _WrittenPlan(msgspec.Struct):
-    epoch: int = 0
-    pipelines: tuple[tuple[str, ...], ...] = ()
+            return PlanRecord()
 
 
 def read_status(said: Any) -> BambooJobStatus:

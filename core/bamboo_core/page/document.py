@@ -112,7 +112,7 @@ def document(
             namespace=view.namespace,
             place=place,
             mode=((live and live.mode) or spec.redundancy.mode).value,
-            epoch=live.epoch if live is not None else written.epoch,
+            epoch=live.epoch if live is not None else written.plan_record.epoch,
             samples=spec.training.global_batch_size,
             steps=spec.training.known_steps,
             metric=evaluation.metric if evaluation else None,

@@ -1,6 +1,5 @@
 """The view of a job for display: its facts, and what follows from them."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from bamboo_core.job.status import (
     CheckpointStatus,
     EvaluationStatus,
     PipelineCounts,
+    PlanRecord,
     TrainingProgress,
     WorkerCounts,
     read_status,
@@ -110,7 +110,15 @@ def run_status(live: Status, now: datetime) -> BambooJobStatus:
         takeovers=len(live.takeovers),
         restores=kept.restores if kept else 0,
         restarts=live.restarts,
-        training=training_progress(live, now),
+        training=TrainingProgress(
+            step=live.step,
+            steps=live.steps,
+            samples_per_second=_rounded(live.samples_per_second, 3),
+            loss=_rounded(live.loss, 6),
+            eta_seconds=_whole(live.eta_seconds),
+            evaluation=_evaluation(live) if live.evaluations else None,
+            last_reported_time=whole_seconds(now),
+        ),
         checkpoint=_checkpoint(live, now),
         digests=live.digests or None,
         plan=_plan(live),
@@ -119,8 +127,8 @@ def run_status(live: Status, now: datetime) -> BambooJobStatus:
 
 def _plan(live: Status) -> str | None:
     """Return the owners of stages as JSON, without what another coordinator would need."""
-    owners = [[owner for owner, _ in row] for row in live.grid]
-    return json.dumps({"epoch": live.epoch, "pipelines": owners}, separators=(",", ":")) if owners else None
+    owners = tuple(tuple(owner for owner, _ in row) for row in live.grid)
+    return PlanRecord(epoch=live.epoch, pipelines=owners).written() if owners else None
 
 
 def _checkpoint(live: Status, now: datetime) -> CheckpointStatus:
@@ -129,19 +137,6 @@ def _checkpoint(live: Status, now: datetime) -> CheckpointStatus:
         return CheckpointStatus()
     time = None if known.age is None else whole_seconds(now - timedelta(seconds=known.age))
     return CheckpointStatus(last_step=known.step, last_time=time)
-
-
-def training_progress(live: Status, now: datetime) -> TrainingProgress:
-    """Return the progress at that time."""
-    return TrainingProgress(
-        step=live.step,
-        steps=live.steps,
-        samples_per_second=_rounded(live.samples_per_second, 3),
-        loss=_rounded(live.loss, 6),
-        eta_seconds=_whole(live.eta_seconds),
-        evaluation=_evaluation(live) if live.evaluations else None,
-        last_reported_time=whole_seconds(now),
-    )
 
 
 def _evaluation(live: Status) -> EvaluationStatus:
@@ -270,7 +265,7 @@ class JobView:
         """The owners by pipeline and stage; empty while unknown."""
         if self.live is not None and self.live.grid:
             return tuple(tuple(owner for owner, _ in row) for row in self.live.grid)
-        return self.status.owners
+        return self.status.plan_record.pipelines
 
     def short(self, worker: str) -> str:
         """Return a worker's name without the job's, where it has that: w3 for quickstart-w3."""

@@ -131,7 +131,7 @@ def _cost(page: MetricsPage, known: OperatedJob, status_now: BambooJobStatus) ->
     cost, written = status_now.cost, view.status.cost
     if cost.total is None:
         return
-    total = float(facts.earlier.cost + facts.cost)
+    total = float(facts.cost)
     if cost.per_hour is not None:
         page.add(catalog.JOB_COST_PER_HOUR, float(cost.per_hour), *job)
     page.add(catalog.JOB_COST, float(written.total or 0), *job)

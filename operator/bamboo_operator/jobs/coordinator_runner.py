@@ -42,6 +42,7 @@ from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.history.files import history_url
 from bamboo_core.job.edits import task_digest
 from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.status import PlanRecord
 from bamboo_core.page.history import JobHistory, StepFigures
 from bamboo_core.planning.plan import Plan, WorkerId
 from bamboo_operator.auth.pod_tokens import TokenReviewer, pod_authenticator
@@ -54,7 +55,6 @@ from bamboo_operator.pods.view import PodDemand
 from bamboo_operator.signals.node_marks import NodeMark
 from bamboo_operator.signals.worker_watch import WorkerWatch
 from bamboo_operator.status.event_queue import EventQueue
-from bamboo_operator.status.writer import plan_record, start_record
 
 logger = logging.getLogger(__name__)
 
@@ -150,11 +150,13 @@ class CoordinatorRunner:
         by_order = released | set(deleting)
         lost = (self._watch.lost | state.membership.gone | (by_order - holders)) & pods
         if state.plan is None:
-            return start_record(lost) if lost and not self._run.resumed else None
+            return PlanRecord(lost=lost).written() if lost and not self._run.resumed else None
         notices = state.membership.leaving
         noticed = {w for w in state.noticed if not (notices[w].spared or notices[w].replaced)}
         counted = (noticed | state.membership.counted | (by_order & holders)) & pods
-        return plan_record(state.plan, lost, counted, self._task)
+        rows = tuple(tuple(assignment.owner for assignment in row) for row in state.plan.pipelines)
+        record = PlanRecord(epoch=state.plan.epoch, pipelines=rows, lost=lost, counted=counted, task=self._task)
+        return record.written()
 
     async def run(self) -> None:
         """Run until cancelled, also after the end of the job, to stop workers that connect late."""

@@ -33,7 +33,6 @@ from bamboo_operator.manifests.worker_pod import (
     template_problems,
     worker_pod,
 )
-from bamboo_operator.status.writer import task_digest_in
 
 Json = Mapping[str, Any]
 MOST_PROBLEMS = 20
@@ -268,7 +267,7 @@ class EffectiveSpec:
     async def _load_accepted(self, plan: str) -> None:
         """Load the manifest by which the workers train, whatever the newest one says."""
         what = "read the manifest that the job's workers run with"
-        act = partial(self.accepted.load, task_digest_in(plan))
+        act = partial(self.accepted.load, BambooJobStatus(plan=plan).plan_record.task)
         if refused := await self._attempts.until_done(what, act, ends=(403, 404)):  # a later call tries again
             self._attempts.log_failure(what, refused)
 
@@ -348,7 +347,7 @@ class EffectiveSpec:
 
 def _changed_task(plan: str, spec: JobSpec) -> tuple[str, ...]:
     """Return the problem of a changed task after the job has begun, unless the job is to be suspended."""
-    began = task_digest_in(plan)
+    began = BambooJobStatus(plan=plan).plan_record.task
     if spec.suspend or began is None or began == task_digest(spec):
         return ()
     return ("spec.task: expected the task that the job began with; it was changed while the workers were training",)

@@ -106,7 +106,7 @@ class JobReconciler:
             earlier=self._status.earlier,
             pods=self._pods.by_pool(),
             paid=cost.paid,
-            cost=cost.cost,
+            cost=self._status.earlier_cost + cost.cost,
             counted_until=cost.counted_until,
             finish=runner.finish if runner else None,
             startup_problems=controller.problems if controller else (),
@@ -164,7 +164,7 @@ class JobReconciler:
             if self._edited.is_set():
                 continue
             held = self._facts().suspended
-            if spec is None or (held and not self._trains()):
+            if spec is None or (held and not (self._status.plan is not None and self._removal.any_running())):
                 await self._stay_idle(spec)
                 continue
             if held:  # suspended while no operator ran: save its state, then stop it
@@ -182,10 +182,6 @@ class JobReconciler:
         self._controller = None  # of the earlier training
         await self._removal.remove_all()
         await self._write_until_done()
-
-    def _trains(self) -> bool:
-        """Return whether workers still run of a training that an earlier operator left."""
-        return self._status.plan is not None and self._removal.any_running()
 
     def _pod_settings(self) -> WorkerPodSettings:
         url = self._shared.url.rstrip("/") + workers_path(self.key)

@@ -241,7 +241,7 @@ def _budget_short(given: RuleInput) -> ConditionResult:
     if status is None or status.phase != "Running":
         return before or ConditionResult(False, "NotRunning", "nothing runs yet")
     left = status.eta_seconds
-    low = money_low(spec, given.facts.total_cost, given.per_hour(), left)
+    low = money_low(spec, given.facts.cost, given.per_hour(), left)
     missed = date_missed(spec, given.facts.now, left)
     if found := [one for one in (low, missed) if one is not None]:
         return ConditionResult(True, found[0].reason, "; ".join(one.message for one in found))

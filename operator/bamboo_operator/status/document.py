@@ -167,7 +167,7 @@ def _training(run: BambooJobStatus, previous: BambooJobStatus) -> TrainingProgre
 def _cost(given: RuleInput) -> JobCost:
     facts = given.facts
     per_hour = given.per_hour()
-    total = facts.total_cost
+    total = facts.cost
     if per_hour is None and not total:
         return JobCost()
     return JobCost(

@@ -17,28 +17,6 @@ from bamboo_operator.pods.starting import StartupProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EarlierCounts:
-    """Counts from before this coordinator was created, to which its own are added."""
-
-    preemptions: int = 0
-    takeovers: int = 0
-    restores: int = 0
-    restarts: int = 0
-    cost: Decimal = Decimal(0)
-
-    @classmethod
-    def of(cls, previous: BambooJobStatus) -> "EarlierCounts":
-        """Return the counts in the status found when the coordinator is created."""
-        return cls(
-            preemptions=previous.preemptions,
-            takeovers=previous.takeovers,
-            restores=previous.restores,
-            restarts=previous.restarts,
-            cost=Decimal(previous.cost.total or 0),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StatusFacts:
     """The operator's facts from which a job's status is built."""
 
@@ -51,11 +29,12 @@ class StatusFacts:
     unattended: bool = False  # its workers train without an operator
     warnings: tuple[str, ...] = ()  # its fields without effect
     surprises: tuple[str, ...] = ()  # settings that may not be intended
-    earlier: EarlierCounts = EarlierCounts()
+    # the status when the coordinator was made, to whose counts its own are added
+    earlier: BambooJobStatus = field(default_factory=BambooJobStatus)
     pods: Mapping[str, int] = field(default_factory=dict)  # number of living pods by pool
     paid: Mapping[str, int] | None = None  # number of pods with a node by pool; None for all
     startup_problems: tuple[StartupProblem, ...] = ()  # why some workers do not start
-    cost: Decimal = Decimal(0)  # since this operator has known the job
+    cost: Decimal = Decimal(0)  # counted by all operators
     counted_until: datetime | None = None  # time up to which cost is counted; None if it never was
     finish: Finish | None = None
     plan: str | None = None  # the plan record to keep
@@ -73,15 +52,10 @@ class StatusFacts:
         return self.spec is not None and (self.spec.suspend or self.spent)
 
     @property
-    def total_cost(self) -> Decimal:
-        """Return the cost counted by all operators."""
-        return self.earlier.cost + self.cost
-
-    @property
     def spent(self) -> bool:
         """Return whether the job has cost as much as it may."""
         money = self.spec.budget.money if self.spec and self.spec.budget else None
-        return money is not None and self.total_cost >= money
+        return money is not None and self.cost >= money
 
     @property
     def time(self) -> datetime:

@@ -1,16 +1,8 @@
-"""The writer of a job's status, which remembers the last written one.
+"""The writer of a job's status, which remembers the last written one."""
 
-The field `plan` of a job's status is the record of a training job for the next operator. Before the first plan it has
-only the workers that were lost before they could join. Otherwise it is JSON with the epoch, each pipeline's owners in
-the order of stages, a digest of the task, which must not have changed, and two lists of workers whose pods still exist:
-`lost` or leaving by order without a part, and `counted`, under notice or leaving by order with a part in the plan. The
-next operator does not count the latter as preempted: an earlier one did, or they were not.
-"""
-
-import json
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -21,58 +13,10 @@ from bamboo_core.job.api_object import written
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.status import read_status
 from bamboo_core.kube.api import KubeApi
-from bamboo_core.planning.plan import Plan, WorkerId
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.status.document import job_status, worth_writing
-from bamboo_operator.status.facts import EarlierCounts, StatusFacts
+from bamboo_operator.status.facts import StatusFacts
 from bamboo_operator.status.merge_patch import either, merge_patch
-
-
-def plan_record(plan: Plan, lost: Iterable[WorkerId], counted: Iterable[WorkerId], task: str) -> str:
-    """Return the record of a plan, for the job's status.
-
-    counted: other workers whose end another operator counts as no preemption. task: the task's digest.
-    """
-    rows = [[assignment.owner for assignment in row] for row in plan.pipelines]
-    record = {"epoch": plan.epoch, "pipelines": rows, "lost": sorted(lost), "counted": sorted(counted), "task": task}
-    return json.dumps(record, separators=(",", ":"))
-
-
-def start_record(lost: Iterable[WorkerId]) -> str:
-    """Return the record of a job without a plan."""
-    return json.dumps({"lost": sorted(lost)}, separators=(",", ":"))
-
-
-def trains(record: str | None) -> bool:
-    """Return whether the record has a plan. An unreadable record, of another version, counts as one."""
-    return bool(record) and (_field(record, "lost") is None or _field(record, "pipelines") is not None)
-
-
-def lost_workers_in(record: str | None) -> frozenset[WorkerId]:
-    """Return the lost workers; none if the record is absent, of another version, or written by hand."""
-    return _workers(record, "lost")
-
-
-def counted_workers_in(record: str | None) -> frozenset[WorkerId]:
-    """Return the workers whose preemption was counted with their notice, or that leave by order."""
-    return _workers(record, "counted")
-
-
-def _workers(record: str | None, name: str) -> frozenset[WorkerId]:
-    names = _field(record, name)
-    return frozenset(one for one in names if isinstance(one, str)) if isinstance(names, list) else frozenset()
-
-
-def task_digest_in(record: str | None) -> str | None:
-    digest = _field(record, "task")
-    return digest if isinstance(digest, str) else None
-
-
-def _field(record: str | None, name: str) -> Any:
-    try:
-        return json.loads(record or "{}")[name]
-    except (ValueError, KeyError, TypeError):
-        return None
 
 
 class StatusWriter:
@@ -85,11 +29,12 @@ class StatusWriter:
         self._warnings: list[Emit] = []
         self._stored: Mapping[str, Any] = found  # the status that the API server has, or may have
         self._answered = True  # False: the answer to the last write was lost
-        self.earlier = EarlierCounts.of(self.written)
+        self.earlier = self.written  # of the coordinators before the newest one
+        self.earlier_cost = Decimal(self.written.cost.total or 0)  # of the operators before this one
 
     def begin(self) -> None:
         """Note that a coordinator is created, whose counts add to the earlier ones; costs go on as they are."""
-        self.earlier = replace(EarlierCounts.of(self.written), cost=self.earlier.cost)
+        self.earlier = self.written
 
     @property
     def over(self) -> bool:
@@ -98,8 +43,12 @@ class StatusWriter:
 
     @property
     def plan(self) -> str | None:
-        """Return the plan record while workers train, perhaps left by another operator; else None."""
-        return self.written.plan if trains(self.written.plan) else None
+        """Return the plan record while workers train, perhaps left by another operator; else None.
+
+        An unreadable record, of another version, counts as one.
+        """
+        record, found = self.written.plan_record, self.written.plan
+        return (found or None) if record.lost is None or record.pipelines else None
 
     @property
     def suspended(self) -> bool:
@@ -109,12 +58,12 @@ class StatusWriter:
     @property
     def lost(self) -> frozenset[str]:
         """Return the workers whose loss was handled, though their pods may still exist."""
-        return lost_workers_in(self.written.plan)
+        return self.written.plan_record.lost or frozenset()
 
     @property
     def counted(self) -> frozenset[str]:
         """Return the workers that may still train and whose preemption was counted, or that leave by order."""
-        return counted_workers_in(self.written.plan)
+        return self.written.plan_record.counted or frozenset()
 
     @property
     def created(self) -> int:
