@@ -29,8 +29,6 @@ def test_a_person_gets_the_newest_or_that_of_a_step():
 
 
 OTHER = "f" * 16
-
-
 NOW = EPOCH + 1000.0
 
 

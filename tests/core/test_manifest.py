@@ -101,8 +101,6 @@ def test_a_schedule_is_chosen_where_the_grid_is(changes: Any, found: Any) -> Non
 
 
 T, P = "spec.training", "spec.nodePools"
-
-
 LABEL = "expected a DNS-1123 label (lower-case letters, digits and '-', at most 63 characters)"
 
 

@@ -52,8 +52,6 @@ def test_when_all_are_slow_nobody_is() -> None:
 
 
 COSTS = st.one_of(st.integers(0, 6), st.floats(0, 1e3))
-
-
 SLOWNESS = st.one_of(st.integers(1, 4), st.floats(0.1, 20))
 
 

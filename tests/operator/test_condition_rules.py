@@ -18,8 +18,6 @@ ALL = [
 
 
 SLOW = SlowWorker(worker="w1", pipeline=0, stage=1, seconds=0.2, usual=0.1, sentence="w1 takes 200 ms")
-
-
 PENDING = said(phase="Pending", grid=((),), workers=(), step=0, loss=None)
 
 

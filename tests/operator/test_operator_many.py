@@ -32,20 +32,10 @@ from opsim_loop import VirtualLoop, virtual_time
 from opsim_server import Object, Server, Watch
 
 JOBS, WORKERS = 30, 8
-
-
 SLOWNESS = 60.0  # a call takes 0.8 s on average
-
-
 PULL_SECONDS = 10.0
-
-
 BACKOFF_SECONDS = 20.0
-
-
 IMAGE = "registry.invalid/no-such-image:1"
-
-
 ERROR = f'failed to pull and unpack image "{IMAGE}": not found'
 
 
@@ -175,11 +165,7 @@ def virtual_runner(patch: pytest.MonkeyPatch) -> Iterator[tuple[asyncio.Runner, 
 
 
 LIFE_SECONDS = 200.0
-
-
 MOST_WRITES = 8  # of a job's status in that time, in which its kubelet says 9 times something else of each pod
-
-
 SOON = 12.0  # 30 writes of 0.8 s, four at a time, and a look every 2 s
 
 

@@ -86,8 +86,6 @@ def test_each_round_in_vain_makes_the_next_wait_longer() -> None:
 
 
 UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
-
-
 POOLS = (NodePool(name="spot"), NodePool(name="dear", after_seconds=5))
 
 

@@ -396,15 +396,10 @@ def whole_workers(spec: JobSpec) -> int:
     return spec.elastic.max_workers if topology.chooses_pipelines else topology.pipelines * most_stages(spec)
 
 
-def smallest_grid(spec: JobSpec) -> int:
-    """Return the number of workers of the smallest grid that the job may have."""
-    return fewest_stages(spec) * spec.topology.pipelines
-
-
 def fewest_workers(spec: JobSpec) -> int:
     """Return the fewest workers with which a job begins."""
     asked = spec.elastic.min_workers if spec.elastic else 1
-    return max(smallest_grid(spec), min(asked, whole_workers(spec)))
+    return max(fewest_stages(spec) * spec.topology.pipelines, min(asked, whole_workers(spec)))
 
 
 def wanted_workers(spec: JobSpec) -> int:

@@ -47,14 +47,9 @@ def share_sizes(microbatches: int, groups: int, pipelines: int) -> tuple[int, ..
     return tuple(sorted({end - first for first, end in pairwise(bounds)}, reverse=True))
 
 
-def longest_share(microbatches: int, groups: int, pipelines: int) -> int:
-    """Return the most microbatches that any of the pipelines runs."""
-    return share_sizes(microbatches, groups, pipelines)[0]
-
-
 def most_microbatches(training: TrainingSpec, pipelines: int) -> int:
     """Return the most microbatches of a step that any of the pipelines runs: with groups more than an even share."""
-    return longest_share(training.microbatches, training.groups or training.microbatches, pipelines)
+    return share_sizes(training.microbatches, training.groups or training.microbatches, pipelines)[0]
 
 
 def halves(node: SumNode) -> tuple[SumNode, SumNode]:

@@ -74,7 +74,7 @@ def share_out(
         together = owned[assignment.owner] > 1
         if not boundary:
             together = together or known.owner != assignment.owner or bool(known.portions)
-        before[cell] = _portions(known, groups) if together else ()
+        before[cell] = known.portions or (Portion(worker=known.owner, first=0, end=groups),) if together else ()
         for portion in before[cell] or (Portion(worker=assignment.owner, first=0, end=groups),):
             load[portion.worker] += portion.end - portion.first
     shared = {}
@@ -136,10 +136,6 @@ def kept_by(plan: Plan, new: WorkerId, present: Container[WorkerId], cell: Cell)
         return None
     source = plan.at(cell).owner if plan.at(cell).owner in present else keeper(plan, cell)
     return source if source in present else None
-
-
-def _portions(assignment: Assignment, groups: int) -> tuple[Portion, ...]:
-    return assignment.portions or (Portion(worker=assignment.owner, first=0, end=groups),)
 
 
 def _given_out(

@@ -19,11 +19,6 @@ BEGIN_ANEW: Final = "with another spec.checkpoint.storage the job begins at step
 RESTORE_SECONDS: Final = 24 * 3600.0  # limit from a loss until the next commit: nodes may be scarce for a night
 
 
-def can_restore(state: CoordinatorState) -> bool:
-    """Return whether the job keeps checkpoints, so that one may exist."""
-    return state.spec.checkpoint is not None
-
-
 def lost(turn: Turn, reason: str, message: str) -> None:
     """Handle a loss that replicas and peers do not cover.
 
@@ -31,7 +26,7 @@ def lost(turn: Turn, reason: str, message: str) -> None:
     """
     if turn.state.phase == "Restoring":
         return
-    if not (can_restore(turn.state) or nothing_trained(turn.state)):
+    if turn.state.spec.checkpoint is None and not nothing_trained(turn.state):
         keeps = "" if turn.state.spec.checkpoint else " (spec.checkpoint keeps them)"
         turn.finish(Outcome.UNRECOVERABLE, reason, f"{message}; not recoverable without a checkpoint{keeps}")
         return

@@ -122,11 +122,6 @@ def keeps_split(state: CoordinatorState, rates: GridRates, grid: Grid) -> bool:
     return rates.as_run(grid).has_room(grid, plan.stages) and rates.copies(grid, plan.stages) >= present
 
 
-def is_familiar(state: CoordinatorState) -> bool:
-    """Return whether the step time on the current grid was measured."""
-    return state.plan is not None and grid_of(state.plan) in state.grids.measured
-
-
 def is_measured(state: CoordinatorState) -> bool:
     """Return whether the times of layers were measured."""
     return bool(state.grids.costs)

@@ -59,7 +59,7 @@ def _best_measured(turn: Turn, rates: GridRates) -> GridRate | None:
     """Return the grid to which a change pays, by measured times of layers, or None."""
     state = turn.state
     assert state.spec.elastic is not None
-    if gives_back(state.spec) and choosing.is_familiar(state):
+    if gives_back(state.spec) and grid_of(state.current_plan) in state.grids.measured:
         holding.aim(turn, rates)
         state = turn.state
     counted = holding.counted(state, state.staying)
@@ -147,7 +147,7 @@ def _learn(turn: Turn) -> None:
     seconds = choosing.measured(turn.state)
     if rates is not None and seconds is not None and choosing.is_measured(state):
         before = known.measured.get(grid_of(plan))
-        if before is None or abs(seconds / before.seconds - 1) > ALIKE or _is_old(before, state):
+        if before is None or abs(seconds / before.seconds - 1) > ALIKE or state.step - before.step >= AGAIN_STEPS:
             found = StepTime(seconds=seconds, work=rates.work, step=state.step, at=turn.now)
             fresh = {grid: one for grid, one in known.measured.items() if noise.weight(found.at - one.at)}
             known = replace(known, measured={**fresh, grid_of(plan): found})
@@ -171,10 +171,6 @@ def _steps_apart(state: CoordinatorState) -> int:
     """Return the number of steps after which a worker's median covers only new microbatches."""
     training = state.spec.training
     return -(-MOST_MICROBATCHES // most_microbatches(training, grid_of(state.current_plan).pipelines))
-
-
-def _is_old(known: StepTime, state: CoordinatorState) -> bool:
-    return state.step - known.step >= AGAIN_STEPS
 
 
 def is_due(state: CoordinatorState, now: float) -> bool:

@@ -234,10 +234,6 @@ class Liveness(Record):
     patience: float = 0.0
     patient_until: float = 0.0
 
-    def witness_of(self, worker: WorkerId) -> WorkerId | None:
-        """Return another worker that cannot reach this one; None if there is none."""
-        return next((reporter for reporter, peer in self.links if peer == worker), None)
-
     def without(self, worker: WorkerId) -> "Liveness":
         return replace(self, links={pair: since for pair, since in self.links.items() if worker not in pair})
 

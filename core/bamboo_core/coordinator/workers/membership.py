@@ -246,7 +246,7 @@ def channel_closed(turn: Turn, worker: WorkerId) -> None:
         return
     since = turn.now if record.cut_since is None else record.cut_since
     turn.put(turn.state.workers.having(worker, replace(record, cut_since=since)))
-    witness = turn.state.liveness.witness_of(worker)
+    witness = next((reporter for reporter, peer in turn.state.liveness.links if peer == worker), None)
     if witness:
         declare_lost(turn, worker, f"its control channel is closed, and {witness} cannot reach it")
 
