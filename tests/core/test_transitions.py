@@ -156,7 +156,7 @@ def test_the_heir_of_a_lost_or_leaving_worker_is_on_another_node_than_it_if_ther
     left = drain(looking(plan, here, {"w0": Urgency.NOW}))
     assert left is not None
     assert left.at(Cell(0, 0)).owner == "w3"
-    both = {worker: Urgency.NOW for worker in ("w0", "w3")}
+    both = dict.fromkeys(("w0", "w3"), Urgency.NOW)
     left = drain(looking(four_stages(("w3", "w1"), ("w0",), ("w1",), ("w2",)), here, both))
     assert left is not None
     assert left.at(Cell(0, 0)).owner == "w1", "who leaves, too, is no heir"

@@ -31,6 +31,7 @@ def file_problem(tmp_path: Path, content: str | bytes) -> str:
         ("a: \x01", "not valid YAML: special characters are not allowed"),
         ('a: !!int ""', "not valid YAML: a value does not fit its tag"),
         ("a: !!bool maybe", "not valid YAML: a value does not fit its tag"),
+        ("!!python/object/apply:os.getcwd []", "could not determine a constructor for the tag"),
         ("a: " + "9" * 5000, "not valid YAML: a value does not fit its tag"),
         ("[" * 1500, "not valid YAML: nested too deeply"),
         ("#" * (1 << 20) + "#", "larger than 1 MiB"),
@@ -38,11 +39,7 @@ def file_problem(tmp_path: Path, content: str | bytes) -> str:
     ids=lambda value: str(value)[:30],
 )
 def test_a_file_that_is_no_manifest(tmp_path: Path, content: str | bytes, message: str) -> None:
-    assert file_problem(tmp_path, content) == message
-
-
-def test_an_unsafe_tag_is_refused(tmp_path: Path) -> None:
-    assert "could not determine a constructor" in file_problem(tmp_path, "!!python/object/apply:os.getcwd []")
+    assert message in file_problem(tmp_path, content)
 
 
 @pytest.mark.parametrize(

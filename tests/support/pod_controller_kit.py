@@ -213,8 +213,10 @@ class Job:
         self.pods = JobPods(running.job, place.cluster, place)  # type: ignore[arg-type]
         self.controller = PodController(
             self.pods,
-            self.runner,
             place,  # type: ignore[arg-type]
+            demand=self.runner.demand,
+            tell=self.runner.handle,
+            forced=self.runner.removal_forced,
             settings=settings,
             record=self.runner.events.append,
             created=0,

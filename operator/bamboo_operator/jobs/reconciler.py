@@ -300,8 +300,10 @@ class JobReconciler:
         self._spec.report_problems(record)
         controller = PodController(
             self._pods,
-            runner,
             shared.api,
+            demand=runner.demand,
+            tell=runner.handle,
+            forced=runner.removal_forced,
             settings=settings,
             record=record,
             created=status.created,

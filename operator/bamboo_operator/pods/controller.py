@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from bamboo_core.coordinator.events import Emit, Event, PreemptionNotice, RequestsWithdrawn
 from bamboo_core.kube.api import KubeApi
@@ -64,32 +64,23 @@ CREATING_SECONDS = 10.0  # after which the rest of a reconciliation gets its tur
 GIVE_BACK_SECONDS = 3600.0
 
 
-class PodRequests(Protocol):
-    """The coordinator's side of a job's pods, as the pod controller calls it."""
-
-    def demand(self) -> PodDemand:
-        """Return which workers the coordinator wants now."""
-
-    def handle(self, event: Event) -> None:
-        """Make the coordinator handle this event at once."""
-
-    def removal_forced(self, worker: WorkerId) -> None:
-        """Note that a pod is about to be deleted, because its worker did not exit."""
-
-
 class PodController:
     """The pods of one job.
 
-    created: how many workers the job has had. record: takes events for the user. made: when the job was created.
-    resumed: whether the job ran before this operator took it over.
+    demand: returns which workers the coordinator wants now. tell: makes the coordinator handle an event at once.
+    forced: notes that a pod is about to be deleted, because its worker did not exit. created: how many workers the job
+    has had. record: takes events for the user. made: when the job was created. resumed: whether the job ran before this
+    operator took it over.
     """
 
     def __init__(
         self,
         pods: JobPods,
-        coordinator: PodRequests,
         api: KubeApi,
         *,
+        demand: Callable[[], PodDemand],
+        tell: Callable[[Event], None],
+        forced: Callable[[WorkerId], None],
         settings: WorkerPodSettings,
         record: Callable[[Emit], None],
         created: int,
@@ -98,14 +89,15 @@ class PodController:
         made: float,
         holders: QuotaHolders,
     ) -> None:
-        self._pods, self._coordinator, self._api = pods, coordinator, api
+        self._pods, self._api = pods, api
+        self._demand, self._tell, self._forced = demand, tell, forced
         self._made, self._holders = made, holders
         self._quota = HeldQuota(uid=pods.job.uid)
         self._settings, self._record = settings, record
         self.created = max(created, pods.next_number())
         self._rolling = rolling
         self._waiting_since: float | None = None
-        self._releases = GateReleases(coordinator.demand().wanted.spec)
+        self._releases = GateReleases(demand().wanted.spec)
         self._given_back: set[WorkerId] = set()
         self._probes: frozenset[WorkerId] = frozenset()
         self._began = self._recovered = utc_now()
@@ -149,7 +141,7 @@ class PodController:
             self._read_startup_events,
         )
         for part in parts:
-            if self._coordinator.demand().status.phase == "Over":
+            if self._demand().status.phase == "Over":
                 break  # the clean-up deletes the remaining pods
             try:
                 await part()
@@ -205,7 +197,7 @@ class PodController:
 
     def view(self) -> PodsView:
         """Return the wanted and the existing pods, as decisions see them."""
-        demand, pods, living = self._coordinator.demand(), self._pods.all(), self._pods.living()
+        demand, pods, living = self._demand(), self._pods.all(), self._pods.living()
         gates = {name: at for name in living if (at := self._releases.at(name)) is not None}
         return PodsView(
             demand=demand,
@@ -306,7 +298,7 @@ class PodController:
                 return
 
     async def _withdraw(self, action: Withdraw) -> None:
-        self._coordinator.handle(RequestsWithdrawn(action.count))
+        self._tell(RequestsWithdrawn(action.count))
 
     async def _create(self, action: Create) -> None:
         """Create the next worker's pod. If its name is taken, the next reconciliation tries the next number."""
@@ -335,7 +327,7 @@ class PodController:
         if action.event is not None:
             self._record(action.event)
         if action.forced:
-            self._coordinator.removal_forced(action.worker)
+            self._forced(action.worker)
         if (pod := self._pods.all().get(action.worker)) is not None:
             await self._pods.delete(pod)
 
@@ -343,7 +335,7 @@ class PodController:
         if action.worker not in self._given_back:
             self._given_back.add(action.worker)
             self._record(Emit("GivingBack", action.message))
-            self._coordinator.handle(PreemptionNotice(action.worker, GIVE_BACK_SECONDS, wanted=True))
+            self._tell(PreemptionNotice(action.worker, GIVE_BACK_SECONDS, wanted=True))
 
     async def _replace(self, action: Replace) -> None:
         if self._rolling.proven or not await self._refuses_newest():
