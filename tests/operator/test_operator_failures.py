@@ -63,7 +63,7 @@ async def test_an_operator_that_comes_later_does_not_count_again_what_ended_befo
     written, job_id = {"plan": first.plan_record()}, JobIdentity(("default", "tiny"), "uid")
     status = StatusWriter(job_id, written, place)  # type: ignore[arg-type]
     assert status.plan is None, "no worker trains"
-    second = begin(place, known_lost=status.lost)
+    second = begin(place, known_lost=status.written.plan_record.lost)
     await second.reconciles()
     ended(place, "tiny-w0", 3)  # while it works
     await second.ticks(0.2)

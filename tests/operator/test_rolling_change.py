@@ -33,8 +33,8 @@ def images(place: Place) -> dict[str, str]:
 
 
 def state_of(running: Job) -> RolloutState:
-    assert running.controller.rollout is not None
-    return running.controller.rollout.state
+    assert running.controller.rolling.record is not None
+    return running.controller.rolling.record.state
 
 
 def obey(running: Job) -> None:
@@ -162,7 +162,7 @@ async def test_if_new_workers_are_no_good_the_old_ones_train_on(begin: Callable[
                 end(running, name, 4)
         if state_of(running) is RolloutState.STALLED:
             break
-    record = running.controller.rollout
+    record = running.controller.rolling.record
     assert record is not None
     expected = {
         "refused": "the API server refuses its pod: unknown field spec.foo",

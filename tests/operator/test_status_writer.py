@@ -106,4 +106,4 @@ async def test_a_field_within_another_one_is_removed_when_it_is_not_there_any_mo
 def test_what_a_former_operator_knew_is_read_from_the_status(record: str | None, trains: bool, lost: set[str]) -> None:
     """A record of workers that never joined is no plan; what cannot be read counts as one."""
     writer = StatusWriter(JOB, {"plan": record}, Api())  # type: ignore[arg-type]
-    assert (writer.plan is not None, writer.lost) == (trains, lost)
+    assert (writer.plan is not None, writer.written.plan_record.lost or set()) == (trains, lost)

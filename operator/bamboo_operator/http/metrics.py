@@ -48,9 +48,9 @@ class MetricSources:
         now = time.monotonic()
         page.add(
             catalog.OPERATOR_OLDEST_RECONCILE,
-            max((now - job.last_progress for job in reconcilers), default=0.0),
+            max((now - job.attempts.last_progress for job in reconcilers), default=0.0),
         )
-        page.add(catalog.OPERATOR_EVENT_QUEUE, sum(job.event_queue_depth for job in reconcilers))
+        page.add(catalog.OPERATOR_EVENT_QUEUE, sum(job.runner.event_queue_depth for job in reconcilers if job.runner))
         for state, count in states.items():
             page.add(catalog.OPERATOR_JOBS, count, state)
 

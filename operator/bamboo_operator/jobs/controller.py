@@ -158,7 +158,7 @@ class JobController:
         if problem := self.resync.problem():
             return problem
         for job in self.running():
-            late = time.monotonic() - job.last_progress
+            late = time.monotonic() - job.attempts.last_progress
             if late > STUCK_SECONDS:
                 return f"no reconciliation of {job.key[0]}/{job.key[1]} for {late:.0f} s"
         return None

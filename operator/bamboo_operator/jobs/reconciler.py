@@ -70,12 +70,12 @@ class JobReconciler:
         self._controller: PodController | None = None
         self._follows_edits = False  # whether a coordinator takes edits over
         self._deleted = self._unattended = False
-        self._attempts = ApiAttempts(self.key)
+        self.attempts = ApiAttempts(self.key)
         self._pods = JobPods(self._job, shared.cluster, shared.api)
-        self._removal = PodRemoval(self._pods, self._attempts)
+        self._removal = PodRemoval(self._pods, self.attempts)
         self._status = StatusWriter(self._job, status, shared.api)
         self._cost = CostCounter(self._pods, self.meter, self._status.written.cost.counted_until)
-        self._spec = EffectiveSpec(self._job, body, self._status.written, shared.api, self._attempts)
+        self._spec = EffectiveSpec(self._job, body, self._status.written, shared.api, self.attempts)
         self._save_after = 0.0  # time.monotonic()
         self._began = math.inf  # time.monotonic() at which the present reconciliation got its turn
 
@@ -110,20 +110,10 @@ class JobReconciler:
             counted_until=cost.counted_until,
             finish=runner.finish if runner else None,
             startup_problems=controller.problems if controller else (),
-            rollout=controller.rollout if controller else None,
+            rollout=controller.rolling.record if controller else None,
             unmanaged=controller.unmanaged if controller else "",
             plan=plan,
         )
-
-    @property
-    def last_progress(self) -> float:
-        """Return the time.monotonic() of the job's last progress or permitted wait."""
-        return self._attempts.last_progress
-
-    @property
-    def event_queue_depth(self) -> int:
-        """Return the number of events that wait for the job's coordinator."""
-        return self.runner.event_queue_depth if self.runner else 0
 
     def edited(self, body: Mapping[str, Any]) -> None:
         """Follow an edit. The coordinator gets it at once, even while the API server does not answer."""
@@ -157,7 +147,7 @@ class JobReconciler:
 
     async def run(self) -> None:
         """Reconcile the job until its time is over and it is deleted, or this task is cancelled."""
-        while not self._status.over:
+        while self._status.written.ended is None:
             self._edited.clear()
             spec = await self._spec.next(self._status.plan, self._pod_settings())
             self._count()
@@ -220,24 +210,24 @@ class JobReconciler:
             try:
                 await self._status.write(self._facts(), status)
             except RemoteError as error:
-                self._attempts.log_failure("write the status", error)
-                self._attempts.heartbeat()
+                self.attempts.log_failure("write the status", error)
+                self.attempts.heartbeat()
                 await asyncio.sleep(RECONCILE_SECONDS)
             else:
-                self._attempts.succeeded("write the status")
+                self.attempts.succeeded("write the status")
                 break
         for queue in (self._idle_events, *([self.runner.events] if self.runner else [])):
             try:
                 await post_events(self._shared.api, self._job, queue)
             except RemoteError as error:
-                self._attempts.log_failure("post events", error)
+                self.attempts.log_failure("post events", error)
 
     async def _wait_for_edit(self, seconds: float | None, *, workers_stay: bool = False) -> None:
         """Wait for an edit, at most this long. Delete pods that appear late, unless the workers stay."""
         end = time.monotonic() + (math.inf if seconds is None else seconds)
         with self._woken_by_pods():
             while not self._edited.is_set() and time.monotonic() < end:
-                self._attempts.heartbeat()
+                self.attempts.heartbeat()
                 self._trigger.clear()
                 if not workers_stay and self._pods.living():
                     await self._removal.remove_running()
@@ -280,6 +270,7 @@ class JobReconciler:
     def _begin(self, spec: JobSpec) -> tuple[CoordinatorRunner, PodController]:
         shared, status = self._shared, self._status
         resumed = status.plan is not None  # not by the epoch, which a suspended job keeps
+        record = status.written.plan_record
         status.begin()
         self._unattended = False
         run = TrainingRun(
@@ -287,8 +278,8 @@ class JobReconciler:
             spec=spec,
             manifest=self._spec.begin(resumed=resumed),
             resumed=resumed,
-            known_lost=status.lost | self._pods.deleted(),
-            counted=status.counted,
+            known_lost=(record.lost or frozenset()) | self._pods.deleted(),
+            counted=record.counted or frozenset(),
             meter=self.meter,
             marks=shared.marks,
             burst=shared.burst,
@@ -306,7 +297,7 @@ class JobReconciler:
             forced=runner.removal_forced,
             settings=settings,
             record=record,
-            created=status.created,
+            created=status.written.workers_created or 0,
             resumed=resumed,
             rolling=RollingChange(WorkerTemplates(self.uid, settings), record),
             made=self._made.timestamp() if self._made else 0.0,
@@ -356,7 +347,7 @@ class JobReconciler:
                 runner.end_written()
             if schedule.over:
                 return
-            self._attempts.heartbeat()
+            self.attempts.heartbeat()
             if coordinating.done() and not runner.finished:
                 await coordinating  # raises the error that ended it
             while (left := schedule.due(self._trigger.urgent, self._trigger.changed) - time.monotonic()) > 0:
@@ -383,7 +374,7 @@ class JobReconciler:
             await asyncio.gather(working, return_exceptions=True)
 
     async def _reconcile(self, runner: CoordinatorRunner, controller: PodController) -> tuple[bool, bool]:
-        async with turn(self._shared.turns, self._attempts.heartbeat):
+        async with turn(self._shared.turns, self.attempts.heartbeat):
             await self._shared.burst.wait_for_its_end()
             self._began = time.monotonic()
             await self._save_manifest()
@@ -402,7 +393,7 @@ class JobReconciler:
 
     async def _write_status(self, runner: CoordinatorRunner, controller: PodController) -> bool:
         """Write the status if it has changed enough; return whether that succeeded."""
-        async with turn(self._shared.status_turns, self._attempts.heartbeat):
+        async with turn(self._shared.status_turns, self.attempts.heartbeat):
             await self._shared.burst.wait_for_its_end()
             self._count()
             controller.note_problems()
@@ -418,7 +409,7 @@ class JobReconciler:
     async def _attempt(self, what: str, act: Coroutine[Any, Any, None]) -> bool:
         """Do one part of a reconciliation; an API error must not stop the other parts."""
         assert self.runner is not None
-        return await self._attempts.once(what, act, self.runner.events.append)
+        return await self.attempts.once(what, act, self.runner.events.append)
 
     # the end
 
@@ -430,7 +421,7 @@ class JobReconciler:
             while (left := self._remaining_ttl()) is None or left > 0:
                 await self._wait_for_edit(left)
                 self._edited.clear()
-        await self._attempts.until_done("delete the job", lambda: shared.api.delete_job(*self.key, self.uid))
+        await self.attempts.until_done("delete the job", lambda: shared.api.delete_job(*self.key, self.uid))
 
     def _remaining_ttl(self) -> float | None:
         """Return the seconds until an ended job is to be deleted; None if it stays."""

@@ -44,7 +44,6 @@ from bamboo_operator.pods.queueing import (
     with_priority_class,
 )
 from bamboo_operator.pods.rolling_change import RollingChange
-from bamboo_operator.pods.rollout import RolloutRecord
 from bamboo_operator.pods.starting import (
     GATED,
     GateReleases,
@@ -95,7 +94,7 @@ class PodController:
         self._quota = HeldQuota(uid=pods.job.uid)
         self._settings, self._record = settings, record
         self.created = max(created, pods.next_number())
-        self._rolling = rolling
+        self.rolling = rolling
         self._waiting_since: float | None = None
         self._releases = GateReleases(demand().wanted.spec)
         self._given_back: set[WorkerId] = set()
@@ -186,11 +185,6 @@ class PodController:
         self._reported = {problem.reason for problem in self.problems}
 
     @property
-    def rollout(self) -> RolloutRecord | None:
-        """The record of the rollout; None if it is not known yet."""
-        return self._rolling.record
-
-    @property
     def unmanaged(self) -> str:
         """Why the job's queue has no effect, as a sentence; "" if it has one."""
         return unmanaged(self.view().spec, self._pods.living().values())
@@ -212,8 +206,8 @@ class PodController:
             stopping=self._stopping,
             backoff=self._backoff,
             quota=self._quota,
-            rollout=self._rolling.step(),
-            rolls=self._rolling.progresses,
+            rollout=self.rolling.step(),
+            rolls=self.rolling.progresses,
             now=time.monotonic(),
         )
 
@@ -244,7 +238,7 @@ class PodController:
         self._stopping = {worker: self._stopping.get(worker, now) for worker in going}
         if wanted.recovering or self._recovering:
             self._recovered, self._recovering = utc_now(), wanted.recovering
-        self._rolling.look(view)
+        self.rolling.look(view)
 
     def _look_at_quota(self, view: PodsView) -> None:
         """Note whether the job holds quota in vain: too little to begin with, while other pods of it wait for quota."""
@@ -311,7 +305,7 @@ class PodController:
             return
         group = zone_group(view.spec, view.living.values())
         try:
-            made = self._rolling.templates.pod(view.spec, number, action.pool, group)
+            made = self.rolling.templates.pod(view.spec, number, action.pool, group)
             if view.queue_request is not None:
                 made = with_priority_class(made, view.queue_request.priority)
             pod = await self._api.create_pod(made)
@@ -338,8 +332,8 @@ class PodController:
             self._tell(PreemptionNotice(action.worker, GIVE_BACK_SECONDS, wanted=True))
 
     async def _replace(self, action: Replace) -> None:
-        if self._rolling.proven or not await self._refuses_newest():
-            self._rolling.released()
+        if self.rolling.proven or not await self._refuses_newest():
+            self.rolling.released()
             message = f"{action.worker} is replaced: its pod would be made in another way now"
             await self._release(Release(action.worker, message))
 
@@ -348,10 +342,10 @@ class PodController:
         view = self.view()
         pool = choose_pool(view.spec.node_pools, view.now, None, view.by_pool)
         try:
-            await self._api.try_pod(self._rolling.templates.pod(view.spec, self.created, pool))
+            await self._api.try_pod(self.rolling.templates.pod(view.spec, self.created, pool))
         except ApiError as error:
             if error.status in (400, 422):
-                self._rolling.invalid(f"the API server refuses its pod: {error}")
+                self.rolling.invalid(f"the API server refuses its pod: {error}")
                 return True
         return False
 

@@ -78,19 +78,14 @@ class RollingChange:
 
     def __init__(self, templates: WorkerTemplates, record: Callable[[Emit], None]) -> None:
         self.templates, self._emit = templates, record
-        self._record: RolloutRecord | None = None
+        self.record: RolloutRecord | None = None  # None if it is not known yet
         self._view: RolloutView | None = None
         self._invalid: tuple[str, str] | None = None  # a revision, and why the API server refuses its pods
 
     @property
-    def record(self) -> RolloutRecord | None:
-        """The record of the rollout; None if it is not known yet."""
-        return self._record
-
-    @property
     def progresses(self) -> bool:
         """Whether workers are being replaced."""
-        return self._record is not None and self._record.state is RolloutState.PROGRESSING
+        return self.record is not None and self.record.state is RolloutState.PROGRESSING
 
     def look(self, view: PodsView) -> None:
         """Update the record. After a restart of the coordinator it stays as it is until the coordinator knows its
@@ -99,27 +94,27 @@ class RollingChange:
         if view.status.phase == "Recovering":
             self._view = None
             return
-        before, self._view = self._record, self._seen(view)
-        self._record = observed(before, self._view, view.now, utc_now())
-        self._report(before, self._record)
+        before, self._view = self.record, self._seen(view)
+        self.record = observed(before, self._view, view.now, utc_now())
+        self._report(before, self.record)
 
     def step(self) -> RolloutStep:
-        return next_step(self._record, self._view) if self._record and self._view else NOTHING
+        return next_step(self.record, self._view) if self.record and self._view else NOTHING
 
     def released(self) -> None:
         """Note that an old worker was released."""
-        assert self._record is not None
-        self._record = released(self._record)
+        assert self.record is not None
+        self.record = released(self.record)
 
     def invalid(self, why: str) -> None:
         """Note that the API server refuses the newest template's pods in any state of the cluster."""
-        assert self._record is not None
-        self._invalid = self._record.revision, why
+        assert self.record is not None
+        self._invalid = self.record.revision, why
 
     @property
     def proven(self) -> bool:
         """Whether a worker of the newest template is ready."""
-        return self._record is not None and self._record.updated > 0
+        return self.record is not None and self.record.updated > 0
 
     def _seen(self, view: PodsView) -> RolloutView:
         job, status, living = view.spec, view.status, _living(view)
@@ -139,7 +134,7 @@ class RollingChange:
         )
         if self._invalid is not None and self._invalid[0] != revision:
             self._invalid = None
-        since = self._record.since if self._record else self._began(view)
+        since = self.record.since if self.record else self._began(view)
         late = {w.name: view.pods[w.name] for w in workers if w.updated and not w.ready}
         problems = startup_problems(late, view.startup_events)
         return RolloutView(

@@ -319,23 +319,18 @@ class StartupEvents:
     def __init__(self, namespace: str, api: KubeApi) -> None:
         self._namespace, self._api = namespace, api
         self._schedule = RecheckSchedule(FIRST_SECONDS, LAST_SECONDS)
-        self._problems: dict[str, StartupProblem] = {}
-
-    @property
-    def problems(self) -> Mapping[str, StartupProblem]:
-        """The problems by the pods' uids."""
-        return self._problems
+        self.problems: dict[str, StartupProblem] = {}  # by the pods' uids
 
     async def read(self, pods: Mapping[WorkerId, Json], now: float) -> None:
         """Read the events of pods that are due. pods: all pods that may not have started. Raises RemoteError."""
         awaited = {pod["metadata"]["uid"] for pod in pods.values() if is_unexplained(pod)}
-        self._problems = {uid: problem for uid, problem in self._problems.items() if uid in awaited}
+        self.problems = {uid: problem for uid, problem in self.problems.items() if uid in awaited}
         for uid in self._schedule.due(awaited, now)[:READ_AT_ONCE]:
             problem = event_problem(await self._api.pod_events(self._namespace, uid))
             self._schedule.answered(uid, now)
-            self._problems.pop(uid, None)
+            self.problems.pop(uid, None)
             if problem is not None:
-                self._problems[uid] = problem
+                self.problems[uid] = problem
 
 
 REPORT_SECONDS, REPLACE_SECONDS = 60.0, 600.0

@@ -37,7 +37,9 @@ def job_status(status: Status | None, previous: BambooJobStatus, facts: StatusFa
 
     Fields that are unknown now keep their previous values. Applied to its own result, the function changes nothing.
     """
-    given = rule_input(status, previous, facts)
+    known = None if status and status.phase == "Recovering" else status  # then it knows no plan and no worker yet
+    held = previous.workers.desired if facts.spec and gives_back(facts.spec) else None
+    given = RuleInput(known, facts, condition_results(previous.conditions), held or None)
     results = evaluate(given)
     conditions = _conditions(results, previous, facts)
     run = run_status(status, facts.now) if status else BambooJobStatus()
@@ -60,12 +62,6 @@ def job_status(status: Status | None, previous: BambooJobStatus, facts: StatusFa
     )
 
 
-def rule_input(status: Status | None, previous: BambooJobStatus, facts: StatusFacts) -> RuleInput:
-    """Return the input of the rules for conditions."""
-    held = previous.workers.desired if facts.spec and gives_back(facts.spec) else None
-    return RuleInput(_known_status(status), facts, condition_results(previous.conditions), held or None)
-
-
 def _plan(status: Status | None, previous: BambooJobStatus, facts: StatusFacts) -> str | None:
     """Return the plan record to keep. A job to be suspended keeps it until its training has ended."""
     if facts.suspended and (status is None or facts.finish is not None):
@@ -83,11 +79,6 @@ def worth_writing(new: BambooJobStatus, old: BambooJobStatus, seconds_since_last
 def _lasting(status: BambooJobStatus) -> BambooJobStatus:
     training = TrainingProgress(steps=status.training.steps)
     return replace(status, training=training, cost=JobCost(per_hour=status.cost.per_hour))
-
-
-def _known_status(status: Status | None) -> Status | None:
-    """Return the coordinator's status; None right after its restart, when it knows no plan and no worker yet."""
-    return None if status and status.phase == "Recovering" else status
 
 
 def _conditions(

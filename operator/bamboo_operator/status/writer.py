@@ -37,11 +37,6 @@ class StatusWriter:
         self.earlier = self.written
 
     @property
-    def over(self) -> bool:
-        """Return whether the job's end is written."""
-        return self.written.ended is not None
-
-    @property
     def plan(self) -> str | None:
         """Return the plan record while workers train, perhaps left by another operator; else None.
 
@@ -54,21 +49,6 @@ class StatusWriter:
     def suspended(self) -> bool:
         """Return whether the job is suspended and its workers were told to stop, perhaps by another operator."""
         return self.plan is None and self.written.holds("Suspended")
-
-    @property
-    def lost(self) -> frozenset[str]:
-        """Return the workers whose loss was handled, though their pods may still exist."""
-        return self.written.plan_record.lost or frozenset()
-
-    @property
-    def counted(self) -> frozenset[str]:
-        """Return the workers that may still train and whose preemption was counted, or that leave by order."""
-        return self.written.plan_record.counted or frozenset()
-
-    @property
-    def created(self) -> int:
-        """Return how many workers were ever created."""
-        return self.written.workers_created or 0
 
     def progress(self, spec: JobSpec | None) -> EarlierProgress:
         """Return the job's progress in the last written status."""
