@@ -148,12 +148,12 @@ class CoordinatorRunner:
         holders = state.plan.holders() if state.plan else frozenset()
         released = {worker for worker, record in state.workers.items() if record.released}
         by_order = released | set(deleting)
-        lost = (self._watch.lost | state.membership.gone | (by_order - holders)) & pods
+        lost = frozenset(pods & (self._watch.lost | state.membership.gone | (by_order - holders)))
         if state.plan is None:
             return PlanRecord(lost=lost).written() if lost and not self._run.resumed else None
         notices = state.membership.leaving
         noticed = {w for w in state.noticed if not (notices[w].spared or notices[w].replaced)}
-        counted = (noticed | state.membership.counted | (by_order & holders)) & pods
+        counted = frozenset(pods & (noticed | state.membership.counted | (by_order & holders)))
         rows = tuple(tuple(assignment.owner for assignment in row) for row in state.plan.pipelines)
         record = PlanRecord(epoch=state.plan.epoch, pipelines=rows, lost=lost, counted=counted, task=self._task)
         return record.written()
