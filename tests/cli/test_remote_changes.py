@@ -72,4 +72,4 @@ def test_a_manifests_namespace_is_its_own(tmp_path: Path) -> None:
     _, _, _, asked = type_in(tmp_path, fake, "submit", str(other), "-q")
     assert any("/namespaces/other/" in one.path for one in asked if one.method == "PATCH")
     code, _, complained, _ = type_in(tmp_path, fake, "submit", str(other), "-n", "team")
-    assert (code, "metadata.namespace is other, but --namespace team" in complained) == (2, True)
+    assert (code, "metadata.namespace is other, but namespace team" in complained) == (2, True)

@@ -9,9 +9,9 @@ import yaml
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
+from bamboo.job_source import JobSource, source_of_file
 from bamboo.jobs import job_profiles
 from bamboo.jobs.job_profiles import read_profiles
-from bamboo.local.job_source import JobSource, source_of_file
 from bamboo.local.trainer_calls.task_check import count_layers
 from bamboo.local.trainer_calls.task_profile import task_of
 from bamboo.local.trainer_calls.trainer_process import TrainerError

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 import bamboo
+from bamboo.job_source import source_of_file
 from bamboo.jobs import here
 from bamboo.jobs.here import profiled_steps
 from bamboo.jobs.results import JobProgress
-from bamboo.local.job_source import source_of_file
 from bamboo_core.names import ENV_DEVICE
 from bamboo_trainer.models import mlp
 from folders import ROOT

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import sys
-from datetime import UTC, datetime
 from importlib.metadata import version as distribution_version
 from pathlib import Path
 from typing import Annotated
@@ -120,28 +119,24 @@ def validate(
 
     Of a job with a budget it says for how long its money lasts.
     """
-    from bamboo.local.job_source import source_of_file
-    from bamboo.local.trainer_calls.task_check import check_task
-    from bamboo_core.job.budget_reach import of_manifest, past
+    from bamboo.job_source import source_of_file
+    from bamboo.jobs.errors import BambooError
+    from bamboo.jobs.here import validated
+    from bamboo_core.job.budget_reach import of_manifest
     from bamboo_core.job.manifest import ManifestError
-    from bamboo_core.job.manifest_warnings import warnings
     from bamboo_core.job.spec import whole_workers
 
     wrong = False
     for job in jobs:
         try:
             source = source_of_file(str(job))
-        except ManifestError as error:
+            found = validated(source, load=load)
+        except (ManifestError, BambooError) as error:
             wrong = True
-            for problem in error.problems:
+            for problem in error.problems if isinstance(error, ManifestError) else [error]:
                 complain(str(problem))
             continue
         spec = source.spec
-        checked = check_task(source.document, source.folders) if load else None
-        if checked and checked.problem:
-            wrong = True
-            complain(checked.problem, str(job))
-            continue
         topology, devices = spec.topology, spec.worker.devices
         each = f" of {devices} devices" if devices > 1 else ""
         grid = f"{topology.pipelines} x {topology.stages} workers"
@@ -150,11 +145,11 @@ def validate(
         typer.echo(
             f"{job}: {spec.name} is valid: {grid}{each} and {spec.standby.workers} standby, {spec.training.length}"
         )
-        for warning in filter(None, (*warnings(spec), past(spec, datetime.now(UTC)))):
+        for warning in found.warnings:
             typer.echo(f"  warning: {warning}")
         if money := of_manifest(spec):
             typer.echo(f"  {money}")
-        for line in checked.lines if checked else (NOT_LOADED,):
+        for line in found.told if load else (NOT_LOADED,):
             typer.echo(f"  {line}")
     if wrong:
         raise typer.Exit(EXIT_USAGE)

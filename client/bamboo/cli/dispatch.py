@@ -13,8 +13,7 @@ from bamboo_core.complaints import complain
 from bamboo_core.names import EXIT_USAGE
 
 if TYPE_CHECKING:
-    from bamboo.local.job_source import JobSource
-    from bamboo.remote.changes import Manifest
+    from bamboo.job_source import JobSource
     from bamboo.remote.session import Command, Target
 
 
@@ -62,50 +61,43 @@ def on_cluster(
 ) -> NoReturn:
     """Submit a job, after this machine has tried its task."""
     from bamboo.remote import changes
-    from bamboo_core.kube.errors import RemoteError
 
     if force and not apply:
         usage("--force: expected together with --apply")
     if dry_run and watch:
         usage("--dry-run creates no job that could be watched; leave out one of --dry-run and --watch")
-    try:
-        manifest = changes.read(file)
-    except RemoteError as error:
-        usage(str(error))
-    _look_over(file, manifest, load=load, quiet=cluster.quiet)
+    job = job_of(Path(file), pods=False)
+    _look_over(job, load=load, quiet=cluster.quiet)
     run(
         cluster,
         lambda s: changes.submit(
-            s, manifest, apply=apply, force=force, dry_run=dry_run, watch=watch, wanted_namespace=cluster.namespace
+            s, job, apply=apply, force=force, dry_run=dry_run, watch=watch, wanted_namespace=cluster.namespace
         ),
     )
 
 
-def _look_over(file: str, manifest: "Manifest", *, load: bool, quiet: bool) -> None:
-    """Print warnings about a manifest; a task that does not load ends the command."""
-    from bamboo.local.job_source import module_folders
-    from bamboo.local.trainer_calls.task_check import check_task
-    from bamboo_core.job.manifest_warnings import warnings
+def _look_over(job: "JobSource", *, load: bool, quiet: bool) -> None:
+    """Print warnings about a job; a task that does not load ends the command."""
+    from bamboo.jobs.errors import BambooError
+    from bamboo.jobs.here import validated
 
     def say(line: str) -> None:
         if not quiet:
             print(line, file=sys.stderr)
 
-    for warning in warnings(manifest.job):
-        say(f"warning: {warning}")
-    if not load:
-        return
-    say("trying the task on this machine (--no-load skips this)")
-    checked = check_task(manifest.document, module_folders(Path(file)))
-    for line in checked.lines:
+    if load:
+        say("trying the task on this machine (--no-load skips this)")
+    try:
+        found = validated(job, load=load)
+    except BambooError as error:
+        usage(f"{error} (--no-load submits the job without trying its task here)")
+    for line in (*(f"warning: {warning}" for warning in found.warnings), *found.told):
         say(line)
-    if checked.problem:
-        usage(f"{file}: {checked.problem} (--no-load submits the job without trying its task here)")
 
 
 def job_of(path: Path, *, pods: bool = True) -> "JobSource":
     """Return the job of a manifest's file, as `source_of_file` does. A mistake in it ends the command."""
-    from bamboo.local.job_source import source_of_file
+    from bamboo.job_source import source_of_file
     from bamboo_core.job.manifest import ManifestError
 
     try:

@@ -14,7 +14,7 @@ from bamboo_core.job.placement_spec import MOST_WORKERS_PER_NODE
 from bamboo_core.names import HEARTBEAT_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
-    from bamboo.local.job_source import JobSource
+    from bamboo.job_source import JobSource
     from bamboo_core.job.spec import JobSpec
 
 _Workers = Annotated[

@@ -3,14 +3,12 @@
 import asyncio
 
 from bamboo import background
+from bamboo.job_source import JobSource
 from bamboo.jobs.cluster_job import ClusterJob, api_errors
-from bamboo.jobs.errors import InvalidJob, InvalidRequest
 from bamboo.jobs.results import JobProgress, progress_of
-from bamboo.local.job_source import JobSource
 from bamboo.remote import operations
 from bamboo.remote.session import patiently, way_to
 from bamboo.remote.watch import INTERVAL_SECONDS
-from bamboo_core.job.pod_templates import NEWEST_MINOR, unknown_in_template
 from bamboo_core.kube.api import Access, Connection, KubeApi
 from bamboo_core.view.job_view import JobView, view_of
 
@@ -42,17 +40,9 @@ class ClusterAccess:
         self, job: JobSource, *, apply: bool, force: bool, dry_run: bool, alone: bool = False
     ) -> ClusterJob:
         """Create or merge the job. alone: close the connections with the job's handle."""
-        named = job.document["metadata"].get("namespace")
-        if named and self._given and named != self._given:
-            raise InvalidRequest(f"namespace {self._given}: {job.name} is of namespace {named}")
         with api_errors():
             api = self.api()
-            unknown = unknown_in_template(job.spec)
-            if unknown and await api.minor_version() <= NEWEST_MINOR:  # else only the API server knows
-                raise InvalidJob(unknown)
-            _, after = await operations.put(
-                api, str(named or self.namespace), job.document, apply=apply, force=force, dry_run=dry_run
-            )
+            _, after = await operations.submit(api, job, self._given, apply=apply, force=force, dry_run=dry_run)
         return ClusterJob(api, after, self.close if alone else None)
 
     async def job(self, name: str) -> ClusterJob:

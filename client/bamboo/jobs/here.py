@@ -3,19 +3,21 @@
 import copy
 import os
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from bamboo.jobs.errors import InvalidRequest
-from bamboo.local.job_source import JobSource
+from bamboo.job_source import JobSource
+from bamboo.jobs.errors import BambooError, InvalidRequest
+from bamboo.local.trainer_calls.task_check import Checked, check_task
 from bamboo_core.checkpoint.found import choose
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.job.budget_reach import past
 from bamboo_core.job.edits import numbers_digest
 from bamboo_core.job.manifest import ManifestError, parse_manifest
+from bamboo_core.job.manifest_warnings import warnings as manifest_warnings
 from bamboo_core.job.pod_templates import asking_for_gpus
 from bamboo_core.job.spec import JobSpec, RedundancyMode, whole_workers
 from bamboo_core.names import ENV_DEVICE
@@ -25,6 +27,23 @@ from bamboo_core.storage.url import parse_url
 _PROFILE: Final = re.compile(r"([1-9][0-9]{0,8})(?::([1-9][0-9]{0,8}))?")
 MOST_PROFILED: Final = 20  # steps
 _LOOK_SECONDS: Final = 20.0  # limit for each access to the store before the start
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """The result of validating a job. warnings: settings that may not be intended. told: about its task, if loaded."""
+
+    warnings: tuple[str, ...]
+    told: tuple[str, ...]
+
+
+def validated(job: JobSource, *, load: bool) -> Validation:
+    """Return warnings about the job; with load, also build its task here. Raises BambooError if that cannot be used."""
+    warnings = tuple(filter(None, (*manifest_warnings(job.spec), past(job.spec, datetime.now(UTC)))))
+    checked = check_task(job.document, job.folders) if load else Checked()
+    if checked.problem:
+        raise BambooError(f"{job.name}: {checked.problem}")
+    return Validation(warnings, checked.lines)
 
 
 def changed(job: JobSource, flag: str, **parts: Any) -> JobSource:

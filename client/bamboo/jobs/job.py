@@ -6,45 +6,33 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
 from bamboo import background
+from bamboo.job_source import JobSource, source_of_file, source_of_manifest
 from bamboo.jobs.entrypoint import entrypoint_of
-from bamboo.jobs.errors import BambooError, InvalidJob, InvalidRequest
+from bamboo.jobs.errors import InvalidJob, InvalidRequest
 from bamboo.jobs.handle import JobHandle
-from bamboo.jobs.here import on_this_machine, profiled_steps, store_trouble
+from bamboo.jobs.here import Validation, on_this_machine, profiled_steps, store_trouble, validated
 from bamboo.jobs.local_job import LocalJob, LocalRunRequest
 from bamboo.jobs.options import PlanOptions, SimulateOptions
 from bamboo.jobs.plan import JobPlan
 from bamboo.jobs.planning import planned
 from bamboo.jobs.simulating import SimulatedRuns, simulated
-from bamboo.local.job_source import JobSource, source_of_file, source_of_manifest
 from bamboo.local.runner import RunOptions
-from bamboo.local.trainer_calls.task_check import check_task
 from bamboo.preemption.scheduling import check as check_schedule
 from bamboo.preemption.scheduling import parse as parse_schedule
-from bamboo_core.job.budget_reach import HOUR, past
+from bamboo_core.job.budget_reach import HOUR
 from bamboo_core.job.manifest import ManifestError
-from bamboo_core.job.manifest_warnings import warnings as manifest_warnings
-from bamboo_core.job.pod_templates import unknown_in_template
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.yaml_file import source_of
 from bamboo_core.names import API_VERSION, ENV_LAUNCH, KIND
 
 _FLAG: Final = re.compile(r"--([a-z][a-z-]*)")
-
-
-@dataclass(frozen=True, slots=True)
-class Validation:
-    """The result of validating a job. warnings: settings that may not be intended. told: about its task, if loaded."""
-
-    warnings: tuple[str, ...]
-    told: tuple[str, ...]
 
 
 class Job:
@@ -141,15 +129,8 @@ class Job:
 
         Raises BambooError if the task cannot be used.
         """
-        spec = self.spec
-        pods = map(str, unknown_in_template(spec))
-        warnings = tuple(filter(None, (*manifest_warnings(spec), *pods, past(spec, datetime.now(UTC)))))
-        if not load:
-            return Validation(warnings, ())
-        checked = check_task(self._source.document, self._source.folders)
-        if checked.problem:
-            raise BambooError(f"{self._source.name}: {checked.problem}")
-        return Validation(warnings, checked.lines)
+        found = validated(self._source, load=load)
+        return replace(found, warnings=(*found.warnings, *map(str, self._source.unknown)))
 
     def plan(
         self,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any, Final
 
-from bamboo.local.job_source import JobSource
+from bamboo.job_source import JobSource
 from bamboo.local.trainer_calls.task_check import count_layers
 from bamboo.local.trainer_calls.task_profile import count_task, task_of
 from bamboo.local.trainer_calls.trainer_process import TrainerError

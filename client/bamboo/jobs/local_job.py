@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bamboo import background
+from bamboo.job_source import JobSource
 from bamboo.jobs.errors import (
     BambooError,
     InvalidRequest,
@@ -21,7 +22,6 @@ from bamboo.jobs.errors import (
 from bamboo.jobs.here import changed
 from bamboo.jobs.results import JobProgress, Occurrence, local_progress
 from bamboo.local.fork_server import ForkServerError
-from bamboo.local.job_source import JobSource
 from bamboo.local.output_folder import WEIGHTS, OutputRefused, only_run_in
 from bamboo.local.runner import RunOptions
 from bamboo.local.scratch import scratch_folder

@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from bamboo.job_source import JobSource, source_of_manifest
 from bamboo.jobs.planning import Planned, recommended_text
-from bamboo.local.job_source import JobSource, source_of_manifest
 from bamboo.terminal.plan_table import document, plan_text
 from bamboo_core.job.yaml_file import source_of
 

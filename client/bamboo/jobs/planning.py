@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 
 import yaml
 
+from bamboo.job_source import JobSource
 from bamboo.jobs.errors import InvalidRequest
 from bamboo.jobs.job_profiles import read_profiles
 from bamboo.jobs.options import PlanOptions
 from bamboo.jobs.simulating import check_probability
-from bamboo.local.job_source import JobSource
 from bamboo.profiles.devices import device_table
 from bamboo.profiles.files import shipped_names
 from bamboo.simulation.figures import SimulationError

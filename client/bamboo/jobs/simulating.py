@@ -9,10 +9,10 @@ from typing import Any
 
 from rich.console import Console
 
+from bamboo.job_source import JobSource
 from bamboo.jobs.errors import InvalidRequest
 from bamboo.jobs.job_profiles import read_profiles
 from bamboo.jobs.options import SimulateOptions
-from bamboo.local.job_source import JobSource
 from bamboo.profiles.files import shipped_names
 from bamboo.simulation.figures import SimulationError, Spread, spread
 from bamboo.simulation.job.job_record import JobResult

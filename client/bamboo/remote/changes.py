@@ -1,58 +1,21 @@
 """`submit`, `suspend`, `resume` and `delete`: changes of a job, with warnings about their consequences."""
 
 import asyncio
-import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
+from bamboo.job_source import JobSource
 from bamboo.remote import operations
 from bamboo.remote.job_reader import JobReader
 from bamboo.remote.session import Session, Target, confirm
 from bamboo.remote.watch import until_over
 from bamboo.terminal import phrases
-from bamboo_core.job.fields import ManifestError, Problem
-from bamboo_core.job.manifest import parse_source
-from bamboo_core.job.pod_templates import NEWEST_MINOR, unknown_in_template
-from bamboo_core.job.spec import JobSpec
-from bamboo_core.job.yaml_file import ManifestSource, read_manifest_source
-from bamboo_core.kube.errors import RemoteError, UsageError
+from bamboo_core.kube.errors import RemoteError
 from bamboo_core.names import EXIT_OK
 from bamboo_core.view.job_view import JobView, view_of
 
 
-class Invalid(UsageError):
-    """The manifest is invalid; its text has one problem per line."""
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """A manifest that was read. unknown: fields of its pod template that the known Kubernetes versions do not have."""
-
-    source: ManifestSource
-    job: JobSpec
-    document: dict[str, Any]
-    unknown: tuple[Problem, ...]
-
-
-def read(path: str) -> Manifest:
-    """Read a manifest by the rules of `bamboo validate`, but accept unknown fields of pods."""
-    try:
-        source = read_manifest_source(path)
-        job = parse_source(source)
-    except ManifestError as error:
-        raise _invalid(error.problems) from None
-    unknown = tuple(map(source.place, unknown_in_template(job)))
-    return Manifest(source, job, copy.deepcopy(source.document), unknown)
-
-
-def _invalid(problems: Sequence[Problem]) -> Invalid:
-    return Invalid("\nbamboo: ".join(map(str, problems)))
-
-
 async def submit(
     session: Session,
-    manifest: Manifest,
+    job: JobSource,
     *,
     apply: bool,
     force: bool,
@@ -61,11 +24,10 @@ async def submit(
     wanted_namespace: str | None,
 ) -> int:
     """Create the job; with apply, or merge it into the existing one. wanted_namespace: of --namespace."""
-    document = manifest.document
-    namespace, name = _place(session, manifest.source.name, document, wanted_namespace), document["metadata"]["name"]
-    if manifest.unknown and await session.api.minor_version() <= NEWEST_MINOR:  # else only the API server knows
-        raise _invalid(manifest.unknown)
-    before, after = await operations.put(session.api, namespace, document, apply=apply, force=force, dry_run=dry_run)
+    before, after = await operations.submit(
+        session.api, job, wanted_namespace, apply=apply, force=force, dry_run=dry_run
+    )
+    name, namespace = after.name, after.namespace
     session.say(f"{name} {_done(before, after)} in namespace {namespace}" + (" (dry run)" if dry_run else ""))
     if dry_run:
         return EXIT_OK
@@ -73,13 +35,6 @@ async def submit(
         return await until_over(session, namespace, name)
     session.say(f"bamboo status {name}{_flag(session, namespace)} --watch shows its progress")
     return EXIT_OK
-
-
-def _place(session: Session, path: str, document: dict[str, Any], wanted: str | None) -> str:
-    named = document["metadata"].get("namespace")
-    if named and wanted and named != wanted:
-        raise UsageError(f"{path}: metadata.namespace is {named}, but --namespace {wanted} was given")
-    return str(named or session.namespace)
 
 
 def _done(before: JobView | None, after: JobView) -> str:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from bamboo.local.job_source import JobSource
+from bamboo.job_source import JobSource
 from bamboo.local.trainer_calls.trainer_process import TrainerError, ask_trainer
 from bamboo.profiles.analytic import LayerCount, TaskCounts, folded
 from bamboo_core.job.spec import JobSpec

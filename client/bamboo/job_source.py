@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bamboo_core.job.manifest import parse_source, read_job
+from bamboo_core.job.manifest import Problem, parse_source, read_job
 from bamboo_core.job.pod_templates import unknown_in_template
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.yaml_file import ManifestSource
@@ -15,7 +15,8 @@ from bamboo_core.job.yaml_file import ManifestSource
 class JobSource:
     """A job and its source.
 
-    name: in errors. folders: where the task's modules are searched first. text: the manifest as written.
+    name: in errors. folders: where the task's modules are searched first. text: the manifest as written. unknown:
+    fields of its pod template that the known Kubernetes versions do not have.
     """
 
     name: str
@@ -23,23 +24,18 @@ class JobSource:
     document: dict[str, Any]
     folders: tuple[Path, ...]
     text: str
-
-
-def module_folders(manifest: Path) -> tuple[Path, ...]:
-    """Return the folders where the task's modules are searched first: the manifest's, as for a script, then the current
-    one.
-    """
-    return (manifest.resolve().parent, Path.cwd())
+    unknown: tuple[Problem, ...]
 
 
 def source_of_file(path: str, *, pods: bool = True) -> JobSource:
     """Return the job of a manifest's file; - is standard input. Raises ManifestError, whose problems name file and
     line.
 
-    pods: whether unknown fields of the pod template are mistakes, too.
+    The task's modules are searched in the manifest's folder, as for a script, then in the current one. pods: whether
+    unknown fields of the pod template are mistakes, too.
     """
     manifest, spec = read_job(path, unknown_in_template) if pods else read_job(path)
-    return _made(manifest, spec, module_folders(Path(path)))
+    return _made(manifest, spec, (Path(path).resolve().parent, Path.cwd()))
 
 
 def source_of_manifest(manifest: ManifestSource, folders: tuple[Path, ...]) -> JobSource:
@@ -54,4 +50,5 @@ def _made(manifest: ManifestSource, spec: JobSpec, folders: tuple[Path, ...]) ->
         document=copy.deepcopy(manifest.document),
         folders=folders,
         text=manifest.text,
+        unknown=tuple(map(manifest.place, unknown_in_template(spec))),
     )
