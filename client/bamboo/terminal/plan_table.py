@@ -14,7 +14,7 @@ from bamboo.sizing.trials.candidate import Candidate, edited, edits
 from bamboo.sizing.trials.trial import Assessment
 from bamboo.sizing.trials.world import World
 from bamboo.sizing.units import ReadableUnit, money_unit, time_unit
-from bamboo.terminal.simulation_table import fitted
+from bamboo.terminal.tables import fitted
 from bamboo_core.text import count
 
 FIELDS = (

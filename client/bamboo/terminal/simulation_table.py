@@ -1,17 +1,15 @@
 """Simulated runs as a table and as JSON. Pure."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields
-from typing import Any, Literal
+from typing import Any
 
-from rich.cells import cell_len
 from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
 from bamboo.simulation.figures import Spread
 from bamboo.simulation.job.job_record import Series, mean_over_time
+from bamboo.terminal.tables import fitted
 
 HEADS = {
     "preemptions": "PREEMPTIONS",
@@ -47,7 +45,6 @@ DIGITS = {
     "steps": 0,
 }
 UNKNOWN = "–"
-GAP = 2  # columns between two columns of a table
 Case = tuple[str, Spread]
 
 
@@ -61,44 +58,6 @@ def simulation_table(cases: Sequence[Case], width: int | None = None) -> Group:
     known = [f for f in HEADS if f in cases[0][1].mean and (crosses or not f.startswith("zone_"))]
     heads = ("CASE", "RUNS", *(HEADS[figure] for figure in known))
     return fitted(heads, [(name, str(found.runs), *(_cell(found, f) for f in known)) for name, found in cases], width)
-
-
-def fitted(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int | None, left: Collection[str] = ()) -> Group:
-    """Return a table of the rows; if that is too wide, with one column per row; if that is too wide as well, several
-    tables.
-
-    Each part begins with the first column, which names the row. left: heads of columns of words.
-    """
-    columns = [[head, *(row[i] for row in rows)] for i, head in enumerate(heads)]
-    words = {heads[0], *left}
-    if width is None or _wide(columns) <= width:
-        return Group(_table(columns, words))
-    turned = [list(heads), *([*row] for row in rows)]
-    if _wide(turned) <= width:
-        return Group(_table(turned, {heads[0]}))
-    parts: list[list[list[str]]] = []
-    for column in columns[1:]:
-        if parts and _wide([*parts[-1], column]) <= width:
-            parts[-1].append(column)
-        else:
-            parts.append([columns[0], column])
-    tables = [_table(part, words) for part in parts]
-    return Group(*(part for table in tables for part in (table, "")[: 1 if table is tables[-1] else 2]))
-
-
-def _wide(columns: Sequence[Sequence[str]]) -> int:
-    return sum(max(map(cell_len, column)) for column in columns) + GAP * (len(columns) - 1)
-
-
-def _table(columns: Sequence[Sequence[str]], left: Collection[str]) -> Table:
-    """Return a table with these columns. left: heads of left-aligned columns; numbers are right-aligned."""
-    shown = Table(box=None, show_edge=False, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
-    for number, column in enumerate(columns):
-        justify: Literal["left", "right"] = "left" if column[0] in left else "right"
-        shown.add_column(Text(column[0]), justify=justify, no_wrap=number > 0, overflow="fold")
-    for row in zip(*(column[1:] for column in columns), strict=True):
-        shown.add_row(*map(Text, row))
-    return shown
 
 
 def simulation_documents(cases: Sequence[Case], over_time: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
