@@ -7,7 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
-from bamboo.cli.run_options import LocalRunOptions
+from bamboo.job_source import source_of_file
+from bamboo.jobs.here import prepared
+from bamboo.local.run_options import LocalRunOptions
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.job.edits import numbers_digest
@@ -101,10 +103,7 @@ def test_resume_does_not_begin_anew_because_what_is_there_is_of_another_training
         "training (job small): its task or its training section differs; without --resume it begins at "
         "step 0\n"
     )
-    options = LocalRunOptions(checkpoints=str(folder), resume=True)
-    spec = options.job(job).spec
-    store = CheckpointStore(str(folder))
-    save(store, 10, digest=numbers_digest(spec))
-    options.check_checkpoints(spec)
-    for fine in (LocalRunOptions(checkpoints=str(tmp_path / "empty"), resume=True), LocalRunOptions()):
-        fine.check_checkpoints(fine.job(job).spec)
+    source = source_of_file(str(job))
+    save(CheckpointStore(str(folder)), 10, digest=numbers_digest(source.spec))
+    for place in (folder, tmp_path / "empty"):
+        prepared(source, LocalRunOptions(checkpoints=str(place), resume=True))

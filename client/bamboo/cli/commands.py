@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import sys
+from dataclasses import replace
 from importlib.metadata import version as distribution_version
 from pathlib import Path
 from typing import Annotated
@@ -12,12 +13,13 @@ import typer
 from bamboo import stop_signals
 from bamboo.cli import checkpoint_commands
 from bamboo.cli.cluster_commands import app as cluster_commands
-from bamboo.cli.dispatch import usage
+from bamboo.cli.dispatch import job_of, usage
 from bamboo.cli.history_command import app as history_command
 from bamboo.cli.init_command import app as init_command
-from bamboo.cli.run_options import LocalRunOptions
+from bamboo.cli.output_files import check_is_path, check_output_file
 from bamboo.cli.simulation_commands import app as simulation_commands
 from bamboo.cli.tokenize_command import app as tokenize_command
+from bamboo.local.run_options import LocalRunOptions, ReportOptions
 from bamboo_core import standard_streams
 from bamboo_core.complaints import SilentErrorsNamed, complain
 from bamboo_core.names import EXIT_FAILED, EXIT_OK, EXIT_USAGE
@@ -71,36 +73,28 @@ def run(
     job: Job,
     *,
     local: LocalRunOptions,
+    report: ReportOptions,
 ) -> None:
     """Run the job on this machine, one process per worker. `bamboo submit` runs it on a cluster."""
-    from bamboo.local.runner import RunOptions
-    from bamboo.local.session import ReportOptions, train
-    from bamboo.preemption import scheduling as preemption  # imported here, so that --help and errors appear at once
+    from bamboo.jobs.here import prepared  # imported here, so that --help and errors appear at once
+    from bamboo.local.session import train
 
-    source = local.job(job)
-    spec = source.spec
+    check_output_file("--trace", local.trace)
+    if local.output is not None:
+        check_is_path("--output", local.output, "a folder")
+    if report.page is False and report.page_port is not None:
+        usage("--page-port and --no-page: expected at most one of them")
     try:
-        schedule = preemption.parse(local.preempt or [], seed=local.seed)
-        preemption.check(schedule, spec)
+        source, options, warnings = prepared(job_of(job, pods=False), local)
     except ValueError as error:
-        usage(str(error))
-    local.check()
-    store_writable = local.check_checkpoints(spec)
-    wanted = RunOptions(
-        preempt=schedule,
-        replace_after=local.replace_after,
-        output=local.output,
-        trace=local.trace,
-        profile=local.profiled(spec),
-        heartbeat_timeout=local.heartbeat_timeout,
-        folders=source.folders,
-        store_writable=store_writable,
-        show_log=_print_log if local.debug else None,
-    )
-    report = ReportOptions(json=local.json, quiet=local.quiet, page=local.served(), debug=local.debug)
+        usage(*str(error).split("\n"))
+    for warning in warnings:
+        complain(f"warning: {warning}")
+    if report.debug:
+        options = replace(options, show_log=_print_log)
     standard_streams.go_on_without_reader()
     _log_on_standard_error()
-    raise typer.Exit(train(spec, source.document, wanted, report, verify=local.verify))
+    raise typer.Exit(train(source.spec, source.document, options, report))
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """Preparation of a job to run on this machine: its checkpoints' place, and whether that can be written."""
 
 import copy
+import math
 import os
 import re
 from dataclasses import dataclass, replace
@@ -11,7 +12,11 @@ from typing import Any, Final
 
 from bamboo.job_source import JobSource
 from bamboo.jobs.errors import BambooError, InvalidRequest
+from bamboo.local.run_options import LocalRunOptions
+from bamboo.local.runner import RunOptions
 from bamboo.local.trainer_calls.task_check import Checked, check_task
+from bamboo.preemption.scheduling import check as check_schedule
+from bamboo.preemption.scheduling import parse as parse_schedule
 from bamboo_core.checkpoint.found import choose
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.job.budget_reach import past
@@ -57,6 +62,49 @@ def changed(job: JobSource, flag: str, **parts: Any) -> JobSource:
         return replace(job, spec=parse_manifest(document), document=document)
     except ManifestError as error:
         raise InvalidRequest("\n".join(f"{flag}: {problem}" for problem in error.problems)) from None
+
+
+def prepared(job: JobSource, options: LocalRunOptions) -> tuple[JobSource, RunOptions, list[str]]:
+    """Return the job to run on this machine, its parsed options, and warnings. Raises ValueError, which names flags."""
+    job, warnings = on_this_machine(_sized(job, options), checkpoints=options.checkpoints, resume=options.resume)
+    schedule = parse_schedule(options.preempt or [], seed=options.seed)
+    check_schedule(schedule, job.spec)
+    if not math.isfinite(options.heartbeat_timeout):
+        raise InvalidRequest(f"--heartbeat-timeout {options.heartbeat_timeout}: expected a number of seconds")
+    output, trace = (None if path is None else path.absolute() for path in (options.output, options.trace))
+    profile = None if options.profile is None else profiled_steps(options.profile, job.spec, output)
+    trouble = store_trouble(job.spec, resume=options.resume)
+    run = RunOptions(
+        preempt=schedule,
+        output=output,
+        trace=trace,
+        profile=profile,
+        heartbeat_timeout=options.heartbeat_timeout,
+        replace_after=options.replace_after,
+        folders=job.folders,
+        store_writable=not trouble,
+    )
+    return job, run, [*warnings, *filter(None, [trouble])]
+
+
+def _sized(job: JobSource, options: LocalRunOptions) -> JobSource:
+    """Return the job with the number of workers that the options set. Raises InvalidRequest."""
+    given, stages = job.document["spec"], job.spec.topology.stages
+    if options.workers is not None:
+        flag = f"--workers {options.workers}"
+        if job.spec.elastic:
+            job = changed(job, flag, elastic={**given["elastic"], "maxWorkers": options.workers})
+        elif options.workers % stages:
+            raise InvalidRequest(f"{flag}: expected a multiple of the job's {stages} stages")
+        else:
+            job = changed(job, flag, topology={**given["topology"], "pipelines": options.workers // stages})
+    for flag, part, field, number in (
+        ("--standby", "standby", "workers", options.standby),
+        ("--workers-per-node", "spread", "workersPerNode", options.workers_per_node),
+    ):
+        if number is not None:
+            job = changed(job, f"{flag} {number}", **{part: {**(given.get(part) or {}), field: number}})
+    return job
 
 
 def profiled_steps(text: str, spec: JobSpec, output: Path | None) -> tuple[int, int]:

@@ -17,15 +17,14 @@ from bamboo.job_source import JobSource, source_of_file, source_of_manifest
 from bamboo.jobs.entrypoint import entrypoint_of
 from bamboo.jobs.errors import InvalidJob, InvalidRequest
 from bamboo.jobs.handle import JobHandle
-from bamboo.jobs.here import Validation, on_this_machine, profiled_steps, store_trouble, validated
-from bamboo.jobs.local_job import LocalJob, LocalRunRequest
+from bamboo.jobs.here import Validation, prepared, validated
+from bamboo.jobs.local_job import LocalJob
 from bamboo.jobs.options import PlanOptions, SimulateOptions
 from bamboo.jobs.plan import JobPlan
 from bamboo.jobs.planning import planned
 from bamboo.jobs.simulating import SimulatedRuns, simulated
+from bamboo.local.run_options import LocalRunOptions
 from bamboo.local.runner import RunOptions
-from bamboo.preemption.scheduling import check as check_schedule
-from bamboo.preemption.scheduling import parse as parse_schedule
 from bamboo_core.job.budget_reach import HOUR
 from bamboo_core.job.manifest import ManifestError
 from bamboo_core.job.spec import JobSpec
@@ -136,36 +135,20 @@ class Job:
         self,
         *,
         device: str | Sequence[str] = (),
-        profile: str | None = None,
-        prices: str | None = None,
         trace: str | Path | Sequence[str | Path] = (),
-        preempt_rate: float | None = None,
-        budget: float | None = None,
         deadline: float | None = None,
-        nodes: int | None = None,
-        steps: int | None = None,
-        hours: float = 24.0,
-        seeds: int = 3,
-        jobs: int | None = None,
+        **options: Any,
     ) -> "JobPlan[Job]":
-        """Search for the best machines, grid and protection, and their cost: `bamboo plan`, with its flags.
+        """Search for the best machines, grid and protection, and their cost: `bamboo plan`.
 
-        deadline, hours: in hours. Raises InvalidRequest.
+        deadline: hours. options: other flags of the command, such as preempt_rate=0.1. Raises InvalidRequest.
         """
         wanted = PlanOptions(
-            prices=prices,
-            device=device if isinstance(device, str) else ",".join(device) or None,
-            profile=profile,
-            trace=_paths(trace),
-            preempt_rate=preempt_rate,
-            budget=budget,
+            device=",".join(_listed(device)) or None,
+            trace=_listed(trace),
             deadline=None if deadline is None else deadline * HOUR,
-            nodes=nodes,
-            steps=steps,
-            hours=hours,
-            seeds=seeds,
-            jobs=jobs,
             quiet=True,
+            **options,
         )
         with _arguments_named():
             return JobPlan(self._source, planned(self._source, wanted), Job.from_source)
@@ -173,32 +156,24 @@ class Job:
     def simulate(
         self,
         *,
-        profile: str,
         trace: str | Path | Sequence[str | Path] = (),
         preempt_rate: float | Sequence[float] = (),
         seeds: int | range = 10,
-        hours: float | None = None,
-        steps: int | None = None,
-        price: float | None = None,
-        jobs: int | None = None,
+        **options: Any,
     ) -> SimulatedRuns:
-        """Run the job in virtual time, on recorded or made-up nodes: `bamboo simulate`, with its flags.
+        """Run the job in virtual time, on recorded or made-up nodes: `bamboo simulate`.
 
-        Raises InvalidRequest.
+        options: other flags of the command, such as profile="p.json". Raises InvalidRequest.
         """
         one = seeds if isinstance(seeds, range) else range(1, seeds + 1)
         if one.step != 1:
             raise InvalidRequest(f"seeds {seeds}: expected a range without gaps")
         wanted = SimulateOptions(
-            profile=profile,
-            trace=_paths(trace),
+            trace=_listed(trace),
             preempt_rate=list(preempt_rate) if isinstance(preempt_rate, Sequence) else [preempt_rate],
             seeds=f"{one.start}:{one.stop - 1}",
-            hours=hours,
-            steps=steps,
-            price=price,
-            jobs=jobs,
             quiet=True,
+            **options,
         )
         with _arguments_named():
             return simulated(self._source, wanted)
@@ -207,42 +182,31 @@ class Job:
         self,
         *,
         output: str | Path | None = None,
-        checkpoints: str | None = None,
-        resume: bool = False,
         preempt: str | Sequence[str] = (),
-        seed: int = 0,
-        replace_after: float = 0.0,
         trace: str | Path | None = None,
-        profile: str | None = None,
         page: bool = True,
+        **options: Any,
     ) -> JobHandle:
-        """Start the job on this machine, one process per worker, and return at once: `bamboo run`, with its flags.
+        """Start the job on this machine, one process per worker, and return at once: `bamboo run`.
 
-        The job ends with this program. Raises BambooError.
+        options: other flags of the command, such as checkpoints="ck". The job ends with this program. Raises
+        BambooError.
         """
         if ENV_LAUNCH in os.environ:
             raise InvalidRequest(
                 "the module of this task runs a job when it is imported; put run() below if __name__ == '__main__':"
             )
-        with _arguments_named():
-            job, warnings = on_this_machine(self._source, checkpoints=checkpoints, resume=resume)
-            schedule = parse_schedule([preempt] if isinstance(preempt, str) else list(preempt), seed=seed)
-            check_schedule(schedule, job.spec)
-            folder = None if output is None else Path(output).absolute()
-            steps = None if profile is None else profiled_steps(profile, job.spec, folder)
-            trouble = store_trouble(job.spec, resume=resume)
-        options = RunOptions(
-            preempt=schedule,
-            output=folder,
-            profile=steps,
-            trace=None if trace is None else Path(trace).absolute(),
-            replace_after=replace_after,
-            folders=job.folders,
-            store_writable=not trouble,
+        wanted = LocalRunOptions(
+            output=None if output is None else Path(output),
+            preempt=_listed(preempt),
+            trace=None if trace is None else Path(trace),
+            **options,
         )
-        for warning in (*warnings, *filter(None, [trouble])):
+        with _arguments_named():
+            job, run, warnings = prepared(self._source, wanted)
+        for warning in warnings:
             _warn(warning)
-        return background.call(_begun(LocalRunRequest(job=job, options=options, page=0 if page else None)))
+        return background.call(_begun(job, run, 0 if page else None))
 
     def submit(
         self,
@@ -270,8 +234,8 @@ class Job:
         return f"<Job {self.name}: {self.spec.task.entrypoint}, {grid}>"
 
 
-async def _begun(wanted: LocalRunRequest) -> JobHandle:
-    job = LocalJob(wanted)
+async def _begun(source: JobSource, options: RunOptions, page: int | None) -> JobHandle:
+    job = LocalJob(source, options, page)
     job.start()
     return JobHandle(job)
 
@@ -296,7 +260,7 @@ def _as_arguments(text: str) -> str:
     return _FLAG.sub(lambda found: found[1].replace("-", "_"), text)
 
 
-def _paths(given: str | Path | Sequence[str | Path]) -> list[str]:
+def _listed(given: str | Path | Sequence[str | Path]) -> list[str]:
     return [str(given)] if isinstance(given, str | Path) else list(map(str, given))
 
 

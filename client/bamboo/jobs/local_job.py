@@ -46,15 +46,6 @@ ERRORS: Final[dict[Outcome, type[JobError]]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalRunRequest:
-    """A request to run a job here. options: as of `bamboo run`. page: its port, 0 for any; None for no page."""
-
-    job: JobSource
-    options: RunOptions
-    page: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Follower:
     """A view that passes a run's beginning and news on, as a `RunView`."""
 
@@ -73,18 +64,19 @@ class LocalJob:
     when another run begins on this machine.
     """
 
-    def __init__(self, wanted: LocalRunRequest) -> None:
-        self._wanted = wanted
+    def __init__(self, job: JobSource, options: RunOptions, page: int | None) -> None:
+        """Create the job. page: the port of its page, 0 for any; None for no page."""
+        self._job, self._options, self._port = job, options, page
         self._temporary = ExitStack()
-        if wanted.options.output is None:
+        if options.output is None:
             folder = self._temporary.enter_context(scratch_folder()) / "output"
-            self._wanted = replace(wanted, options=replace(wanted.options, output=folder))
+            self._options = replace(options, output=folder)
         self._ask: Ask | None = None  # passes a request on to the run; None before it has begun
         self._running: asyncio.Task[None] | None = None
         self._events: list[Occurrence] = []
         self._dropped = 0  # number of dropped events, the oldest
         self._news = asyncio.Event()  # set when something happens, and then replaced
-        self._known = JobProgress(name=self.name, state=STARTING, steps=wanted.job.spec.training.known_steps)
+        self._known = JobProgress(name=self.name, state=STARTING, steps=job.spec.training.known_steps)
         self._status: Status | None = None  # not in `_known` yet
         self._before = self._known  # progress of earlier runs
         self._workers: tuple[str, ...] = ()
@@ -94,11 +86,11 @@ class LocalJob:
 
     @property
     def name(self) -> str:
-        return self._wanted.job.spec.name
+        return self._job.spec.name
 
     @property
     def output(self) -> Path:
-        output = self._wanted.options.output
+        output = self._options.output
         assert output is not None
         return output
 
@@ -115,7 +107,7 @@ class LocalJob:
     def _progress(self) -> JobProgress:
         """Return the progress, computed from the newest status on demand, since about twenty come per second."""
         if (status := self._status) is not None:
-            now = local_progress(self._wanted.job.spec, status, self._page)
+            now = local_progress(self._job.spec, status, self._page)
             self._known = replace(
                 now,
                 preemptions=now.preemptions + self._before.preemptions,
@@ -170,12 +162,12 @@ class LocalJob:
 
     async def scale(self, workers: int) -> None:
         """Change how many workers may run stages. Raises InvalidRequest if the job's grid is fixed."""
-        elastic = self._wanted.job.document["spec"].get("elastic")
+        elastic = self._job.document["spec"].get("elastic")
         if elastic is None:
             raise InvalidRequest(f"{self.name} cannot be scaled: without spec.elastic its grid is fixed")
-        job = changed(self._wanted.job, "workers", elastic={**elastic, "maxWorkers": workers})
+        job = changed(self._job, "workers", elastic={**elastic, "maxWorkers": workers})
         self._check_runs()(ChangeJob(job.spec))
-        self._wanted = replace(self._wanted, job=job)
+        self._job = job
 
     async def stop(self) -> None:
         """Stop the job, after a checkpoint if it keeps any, and wait until it is over."""
@@ -190,7 +182,7 @@ class LocalJob:
 
     async def suspend(self) -> None:
         """Save the job's state and stop it. Raises InvalidRequest if it keeps no checkpoints, or is over."""
-        if self._wanted.job.spec.checkpoint is None:
+        if self._job.spec.checkpoint is None:
             raise InvalidRequest(
                 f"{self.name} cannot be suspended: it keeps no checkpoints (checkpoint.storage says where)"
             )
@@ -207,10 +199,8 @@ class LocalJob:
         """Resume the job from its newest checkpoint, without further planned preemptions."""
         if self._progress.state != SUSPENDED:
             raise InvalidRequest(f"{self.name} is not suspended ({self._progress.state})")
-        before, wanted = self._progress, self._wanted
-        options = replace(wanted.options, preempt=Schedule(), trace=None, profile=None)
-        self._wanted = replace(wanted, options=options)
-        self._before = before
+        self._options = replace(self._options, preempt=Schedule(), trace=None, profile=None)
+        before = self._before = self._progress
         self._known = JobProgress(
             name=self.name,
             state=STARTING,
@@ -223,18 +213,18 @@ class LocalJob:
         self.start()
 
     def history_place(self) -> str:
-        options = self._wanted.options
-        return history_url(self._wanted.job.spec, options.output, stored=options.store_writable)
+        options = self._options
+        return history_url(self._job.spec, options.output, stored=options.store_writable)
 
     def checkpoint_place(self) -> str:
         """Return the URL of the checkpoints. Raises InvalidRequest if the job keeps none."""
-        checkpoint = self._wanted.job.spec.checkpoint
+        checkpoint = self._job.spec.checkpoint
         if checkpoint is None or checkpoint.url is None:
             raise InvalidRequest(f"{self.name} keeps no checkpoints (checkpoint.storage says where)")
         return checkpoint.url
 
     def task_config(self) -> Mapping[str, Any]:
-        return self._wanted.job.spec.task.config
+        return self._job.spec.task.config
 
     def weights_place(self) -> str:
         """Return the folder of the weights. Raises InvalidRequest if there are none."""
@@ -260,11 +250,11 @@ class LocalJob:
         return self._ask
 
     async def _run(self) -> None:
-        job, options = self._wanted.job, self._wanted.options
+        job, options = self._job, self._options
         ended: Summary | BambooError = BambooError("the run ended with an error")
         try:
             with only_run_in(options.output):
-                ended = await run_with_page(job.spec, job.document, options, self._view, port=self._wanted.page)
+                ended = await run_with_page(job.spec, job.document, options, self._view, port=self._port)
         except (OutputRefused, PageError, ForkServerError) as error:
             ended = BambooError(str(error))
         except OSError as error:

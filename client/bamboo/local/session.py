@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from bamboo import loop_signals, stop_signals
 from bamboo.local.closing import Closing
 from bamboo.local.fork_server import ForkServerError
 from bamboo.local.output_folder import OutputRefused, only_run_in
+from bamboo.local.run_options import ReportOptions
 from bamboo.local.runner import RunOptions, run_job
 from bamboo.local.views.page_view import PageView
 from bamboo.local.views.summary import Summary, compare, steps_done, to_json, to_text
@@ -39,22 +40,12 @@ DIFFERENT = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportOptions:
-    """The user's choice of output."""
-
-    json: bool = False  # only one JSON object on standard output
-    quiet: bool = False
-    debug: bool = False  # show what workers print and log on standard error, and no live picture
-    page: int | None = None  # the port of the job page, 0 for any; None for no page
-
-
-def train(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: ReportOptions, *, verify: bool) -> int:
+def train(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: ReportOptions) -> int:
     """Run the job, report on it, and return the exit code."""
     try:
         with stop_signals.held(), only_run_in(options.output):  # a late signal takes effect after the report
             summary = loop_signals.run(lambda: _shown(spec, manifest, options, report))
-            if not verify or summary.outcome is not Outcome.COMPLETE:
+            if not report.verify or summary.outcome is not Outcome.COMPLETE:
                 return _conclude(summary, None, json=report.json)
             spec, manifest = undisturbed_job(spec, manifest, summary)
             if not report.json:
@@ -113,7 +104,7 @@ async def _shown(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, r
             print(f"page: {url}", file=sys.stderr if report.json or report.quiet else sys.stdout, flush=True)
         return _view(spec, report, page=url)
 
-    return await run_with_page(spec, manifest, options, view, port=report.page)
+    return await run_with_page(spec, manifest, options, view, port=report.port)
 
 
 async def run_with_page(
