@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -343,3 +344,41 @@ def test_the_end_of_a_process_is_said_by_code_or_signal() -> None:
     assert exit_detail(3) == "exited with code 3"
     assert exit_detail(-9) == "was killed by SIGKILL"
     assert exit_detail(-40) == "was killed by signal 40", "a real-time signal, which has no name"
+
+
+def asking_worker(*, worker: str, gate: int, steps: list[int], **_: str | None) -> int:
+    """Asks once for each step; its exit code is the number of answers."""
+    with socket.socket(fileno=gate) as channel:
+        for step in steps:
+            channel.sendall(b"%d\n" % step)
+            assert channel.recv(1) == b"\n"
+    return len(steps)
+
+
+async def test_the_pool_hears_the_question_and_the_worker_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", TASK_PATH)
+    asked: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+    ended: asyncio.Queue[tuple[str, int | None]] = asyncio.Queue()
+    pool = ForkServer(
+        lambda worker, code: ended.put_nowait((worker, code)),
+        tmp_path / "log",
+        on_ask=lambda worker, step: asked.put_nowait((worker, step)),
+    )
+    await pool.open("--bare")
+    try:
+        for worker in ("w0", "w1"):
+            pool.start(worker, (3, 7), url="", token="", zone="", main=f"{__name__}:asking_worker")
+        async with asyncio.timeout(SECONDS):
+            assert {await asked.get() for _ in range(2)} == {("w0", 3), ("w1", 3)}
+            pool.proceed("w1")
+            assert await asked.get() == ("w1", 7)
+            pool.proceed("w1")
+            assert await ended.get() == ("w1", 2)
+            pool.signal("w0", 9)  # it never began what it asked for
+            pool.proceed("w0")
+            assert await ended.get() == ("w0", -9)
+    finally:
+        await pool.close()
+    pool.proceed("w0")  # no complaint

@@ -1,7 +1,7 @@
 """Which workers a local run takes away on purpose, and when."""
 
 from bamboo.local.preemptor import NobodyToTake, Preemptor, Strike
-from bamboo.preemption.scheduling import parse
+from bamboo.preemption.scheduling import parse, steps_of
 from bamboo_core.coordinator.events import Status
 from operator_kit import said
 
@@ -31,6 +31,19 @@ def test_another_worker_is_taken_if_the_one_that_was_aimed_at_is_gone() -> None:
     [strike] = due(preemptor, 4, alive=set())
     assert isinstance(strike, Strike)
     assert (strike.worker in ALIVE, strike.where) == (True, "")
+
+
+def test_an_owner_without_a_part_in_the_step_any_more_is_taken_later() -> None:
+    preemptor = Preemptor(parse(["at:4:1"]), microbatches=4)
+    assert due(preemptor, 3) == []
+    preemptor.begins("w1", 2)
+    assert due(preemptor, 3) == []
+    preemptor.begins("w1", 6)
+    assert due(preemptor, 3) == [Strike(worker="w1", notice=False, where=", in the middle of step 4")]
+
+
+def test_workers_ask_in_the_steps_of_the_schedule() -> None:
+    assert steps_of(parse(["random:1", "at:10:1", "at:4", "at:10:0:notice"])) == (3, 9)
 
 
 def test_nobody_is_taken_twice_by_a_schedule() -> None:

@@ -4,7 +4,6 @@ import random
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from bamboo.preemption.mid_step import MidStepPreemption, MidStepPreemptions
 from bamboo.preemption.scheduling import Preemption, Schedule, due, leaves_none, room_at, steps_of, victim
 from bamboo_core.coordinator.events import Status
 from bamboo_core.planning.plan import WorkerId
@@ -24,8 +23,21 @@ class NobodyToTake:
     """A due preemption without a worker for it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MidStep:
+    """A preemption of a worker after `after` forwards and backwards of a step."""
+
+    worker: WorkerId
+    action: Preemption
+    step: int
+    after: int
+
+
 class Preemptor:
     """Decides on preemptions, which the caller carries out.
+
+    In the steps of `gate` every worker asks before each forward and backward (`ForkServer`), so that it can be taken
+    after the planned number of them, on a machine of any speed.
 
     microbatches: of a step, over all pipelines. lost_with: returns the living workers on a worker's node, which are
     taken together. per_node: workers that fit on a node.
@@ -38,10 +50,11 @@ class Preemptor:
         lost_with: Callable[[WorkerId], Iterable[WorkerId]] = lambda _: (),
         per_node: int = 1,
     ) -> None:
-        self.gate = steps_of(schedule)  # the steps in which workers have to ask
+        self.gate = steps_of(schedule)
         self._schedule, self._microbatches, self._lost_with = schedule, microbatches, lost_with
         self._per_node = per_node
-        self._mid_step = MidStepPreemptions()
+        self._mid_step: list[_MidStep] = []
+        self._begun: dict[WorkerId, tuple[int, int]] = {}  # the step, and how many forwards and backwards of it
         self._taken: set[WorkerId] = set()
 
     def was_taken(self, worker: WorkerId) -> bool:
@@ -61,7 +74,8 @@ class Preemptor:
 
     def begins(self, worker: WorkerId, step: int) -> None:
         """Record that the worker is about to begin its next forward or backward of that step."""
-        self._mid_step.begins(worker, step)
+        before, count = self._begun.get(worker, (step, 0))
+        self._begun[worker] = (step, count + 1 if before == step else 1)
 
     def take(self, worker: WorkerId, *, notice: bool, where: str = "") -> Iterator[Strike]:
         """Take the worker away, and all others of its node. A worker on notice may still be killed, but gets no second
@@ -89,12 +103,19 @@ class Preemptor:
         actions, self._schedule = due(self._schedule, step, seconds)
         for action in actions:
             yield from self._plan_or_take(action, shown())
-        for planned in self._mid_step.due(in_progress):
+        reached = [planned for planned in self._mid_step if in_progress > planned.step or self._reached(planned)]
+        self._mid_step = [planned for planned in self._mid_step if planned not in reached]
+        for planned in reached:
             if planned.worker in alive:
-                yield from self.take(planned.worker, notice=planned.action.notice, where=planned.where)
+                where = f", in the middle of step {planned.step + 1}"
+                yield from self.take(planned.worker, notice=planned.action.notice, where=where)
             else:
                 yield from self._plan_or_take(replace(planned.action, step=None), shown())
         yield from self._take_those_without_room(recorded, alive, shown)
+
+    def _reached(self, planned: _MidStep) -> bool:
+        """Return whether the worker has done its planned share of the step, or has no part in it any more."""
+        return self._begun.get(planned.worker, (-1, 0)) > (planned.step, planned.after)
 
     def _take_those_without_room(
         self, recorded: float, alive: Collection[WorkerId], shown: Callable[[], Status]
@@ -109,7 +130,7 @@ class Preemptor:
             yield from self.take(worker, notice=room.notice)
 
     def _plan_or_take(self, action: Preemption, shown: Status) -> Iterator[Strike | NobodyToTake]:
-        worker = victim(action, shown, self._taken | self._mid_step.targets)
+        worker = victim(action, shown, self._taken | {planned.worker for planned in self._mid_step})
         if worker is None:
             yield NobodyToTake()
             return
@@ -118,4 +139,4 @@ class Preemptor:
             yield from self.take(worker, notice=action.notice)
         else:
             half = self._microbatches // len(shown.grid)  # of a cell's forwards and backwards
-            self._mid_step.add(MidStepPreemption(worker=worker, action=action, step=action.step, after=half))
+            self._mid_step.append(_MidStep(worker=worker, action=action, step=action.step, after=half))

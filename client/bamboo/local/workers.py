@@ -6,24 +6,30 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
+
 from bamboo.local.fork_server import ForkServer, exit_detail
-from bamboo.local.places import LocalPlaces
+from bamboo_core.control.protocol import WorkerJoined
 from bamboo_core.coordinator.events import Event, WorkerLost
 from bamboo_core.names import EXIT_FENCED, EXIT_OK
 from bamboo_core.planning.plan import WorkerId
 
+ZONES = ("zone-a", "zone-b", "zone-c")
 GRACE_SECONDS = 5.0  # from SIGTERM to SIGKILL
 
 
 class LocalWorkers:
     """The worker processes of a local run.
 
-    pool: its owner opens and closes it. per_node: workers that are lost together. crashes: workers that ended by
-    themselves, and how.
+    They have made-up nodes in made-up zones, as in a cluster. A node that has been full never gets another worker.
+
+    pool: its owner opens and closes it. per_node: workers of a node, which are lost together. crashes: workers that
+    ended by themselves, and how.
     """
 
     def __init__(self, pool: ForkServer, per_node: int) -> None:
-        self._pool, self._places = pool, LocalPlaces(per_node)
+        self._pool, self._per_node = pool, per_node
+        self._nodes: dict[WorkerId, int] = {}
         self._removed: set[WorkerId] = set()
         self._sent: defaultdict[WorkerId, set[int]] = defaultdict(set)  # signals
         self._kills: list[tuple[WorkerId, asyncio.TimerHandle]] = []
@@ -39,7 +45,9 @@ class LocalWorkers:
         gate: the steps in which the worker asks before it goes on. traces: the folder for its trace; None writes no
         trace. profile: settings of its torch.profiler, if any.
         """
-        worker, zone = self._places.next()
+        number = len(self._nodes)
+        worker, node = f"w{number}", number // self._per_node
+        self._nodes[worker], zone = node, ZONES[node % len(ZONES)]
         trace = str(traces / f"{worker}.json") if traces else None
         self._pool.start(worker, gate, url=url, token=token, zone=zone, trace=trace, profile=profile)
 
@@ -84,11 +92,15 @@ class LocalWorkers:
 
     def lost_with(self, worker: WorkerId) -> Iterator[WorkerId]:
         """Return the other living workers on its node."""
-        return self._places.lost_with(worker, self.alive)
+        mine = self._nodes.get(worker)
+        return (one for one in self.alive if one != worker and self._nodes.get(one) == mine)
 
     def located(self, event: Event) -> Event:
-        """Return the event with the node of a joining worker."""
-        return self._places.located(event)
+        """Return the event with the node of a joining worker; without one if each node has a single worker."""
+        if not isinstance(event, WorkerJoined) or event.hello.worker not in self._nodes:
+            return event
+        node = f"node-{self._nodes[event.hello.worker]}" if self._per_node > 1 else ""
+        return WorkerJoined(msgspec.structs.replace(event.hello, node=node))
 
     def _signal(self, worker: WorkerId, number: int) -> None:
         self._sent[worker].add(number)

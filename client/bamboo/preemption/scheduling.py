@@ -2,7 +2,7 @@
 
     none                        nothing happens (the default)
     random:RATE                 RATE preemptions per minute over the whole job, Poisson
-    at:STEP[:STAGE][:notice]    once, in the middle of that step, the first one being 1 (see bamboo.preemption.mid_step)
+    at:STEP[:STAGE][:notice]    once, in the middle of that step, the first one being 1 (see bamboo.local.preemptor)
     trace:FILE[:SPEEDUP]        recorded (see bamboo.traces); a removal takes a random worker
     nodes:FILE[:SPEEDUP]        workers come and go with recorded nodes, from the first one on: never more than nodes
 
