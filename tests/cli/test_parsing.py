@@ -2,8 +2,8 @@
 
 import pytest
 
-from bamboo.remote.job_reader import UnseenEvents
 from bamboo.remote.parsing import events_of, is_worker_of, workers_of
+from bamboo.terminal.snapshot import UnseenEvents
 from bamboo_core.names import worker_name
 from bamboo_core.view.job_view import view_of
 from remote_kit import NOW, Json, ended, event, job, node, pod, stamp

@@ -14,7 +14,7 @@ from bamboo.local.closing import Closing
 from bamboo.local.run_options import ReportOptions
 from bamboo.local.runner import RunOptions
 from bamboo.local.session import train
-from bamboo.terminal.view import PlainView
+from bamboo.terminal.live_view import LiveView
 from bamboo_core.job.manifest import parse_manifest
 from manifest_kit import bamboojob, training
 
@@ -118,10 +118,10 @@ def test_a_complete_job_stays_complete_whatever_happens_while_it_closes(
 
     monkeypatch.setattr(closing.Closing, "wait", wait_disturbed)
 
-    def stop(view: PlainView) -> None:
+    def stop(view: LiveView) -> None:
         raise OSError
 
-    monkeypatch.setattr(PlainView, "stop", stop)
+    monkeypatch.setattr(LiveView, "stop", stop)
     output = tmp_path / "out"
     code = train(parse_manifest(TINY), TINY, RunOptions(output=output), ReportOptions())
     out, err = capfd.readouterr()

@@ -18,11 +18,11 @@ from bamboo.jobs.errors import (
 )
 from bamboo.jobs.results import JobProgress, Occurrence, progress_of
 from bamboo.remote import operations
-from bamboo.remote.job_reader import JobDeleted, JobReader, UnseenEvents
+from bamboo.remote.job_reader import JobDeleted, JobReader
 from bamboo.remote.session import WaitTimedOut, patiently
 from bamboo.remote.victims import VictimChoice, victim
 from bamboo.remote.watch import INTERVAL_SECONDS
-from bamboo.terminal.snapshot import JobSnapshot
+from bamboo.terminal.snapshot import JobSnapshot, UnseenEvents
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import RemoteError, UsageError
 from bamboo_core.names import EXIT_OK, EXIT_UNRECOVERABLE

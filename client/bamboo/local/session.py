@@ -21,8 +21,8 @@ from bamboo.local.runner import RunOptions, run_job
 from bamboo.local.views.page_view import PageView
 from bamboo.local.views.summary import Summary, compare, steps_done, to_json, to_text
 from bamboo.preemption.scheduling import Schedule
-from bamboo.terminal.live_view import LiveView
-from bamboo.terminal.view import CombinedView, PlainView, RunView
+from bamboo.terminal.live_view import LineScreen, LiveView, PictureScreen
+from bamboo.terminal.view import CombinedView, RunView
 from bamboo_core.complaints import complain
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.job.manifest import parse_manifest
@@ -153,9 +153,8 @@ def _conclude(summary: Summary, check: Summary | None, *, json: bool) -> int:
 def _view(spec: JobSpec, report: ReportOptions, page: str = "") -> RunView:
     if report.json or report.quiet:
         return CombinedView()
-    if report.debug or not _in_foreground():
-        return PlainView(_say)
-    return LiveView(spec, Console(), page)
+    lines = report.debug or not _in_foreground()
+    return LiveView(spec, LineScreen(_say) if lines else PictureScreen(Console(), page))
 
 
 def _in_foreground() -> bool:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable
 
 from bamboo.remote.parsing import events_of, workers_of
-from bamboo.terminal.snapshot import JobEvent, JobSnapshot
+from bamboo.terminal.snapshot import JobSnapshot
 from bamboo_core.kube.api import KubeApi, Object
 from bamboo_core.kube.errors import ApiError, RemoteError
 from bamboo_core.names import EXIT_FAILED
@@ -58,19 +58,6 @@ class JobReader:
             events=tuple(events_of(job, of_job, of_pods, [p["metadata"]["name"] for p in pods])),
             missing=tuple(problem for problem in (no_pods, no_events, no_more) if problem),
         )
-
-
-class UnseenEvents:
-    """The events that were not shown yet. A repeated event counts as new."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, int] = {}
-
-    def of(self, found: tuple[JobEvent, ...]) -> list[JobEvent]:
-        """Return the new events among these."""
-        new = [h for h in found if self._seen.get(h.uid, 0) < h.count]
-        self._seen |= {h.uid: h.count for h in new}
-        return new
 
 
 async def _allowed(asked: Awaitable[list[Object]], what: str) -> tuple[list[Object], str]:

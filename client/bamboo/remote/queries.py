@@ -7,12 +7,12 @@ from typing import Any
 
 from rich.text import Text
 
-from bamboo.remote.job_reader import JobReader, UnseenEvents
+from bamboo.remote.job_reader import JobReader
 from bamboo.remote.session import Session, Target, patiently
 from bamboo.remote.watch import until_over
 from bamboo.terminal import picture
 from bamboo.terminal.output_format import OutputFormat
-from bamboo.terminal.snapshot import JobSnapshot
+from bamboo.terminal.snapshot import JobSnapshot, UnseenEvents
 from bamboo_core.kube.errors import UsageError
 from bamboo_core.names import EXIT_OK
 from bamboo_core.view.job_view import JobView, view_of

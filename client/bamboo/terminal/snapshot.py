@@ -57,3 +57,16 @@ class JobSnapshot:
     workers: tuple[RemoteWorker, ...] = ()
     events: tuple[JobEvent, ...] = ()
     missing: tuple[str, ...] = ()
+
+
+class UnseenEvents:
+    """The events that were not shown yet. A repeated event counts as new."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, int] = {}
+
+    def of(self, found: tuple[JobEvent, ...]) -> list[JobEvent]:
+        """Return the new events among these."""
+        new = [h for h in found if self._seen.get(h.uid, 0) < h.count]
+        self._seen |= {h.uid: h.count for h in new}
+        return new
