@@ -213,12 +213,17 @@ _ZERO_STATE: Final = (
 _STEP: Final = "step"  # key of the step count in torch's optimizers
 
 
-class Remembered:
-    """The optimizer's state. fixed: names and shapes are known from the start, and equal at every version; otherwise it
-    first appears with the first step.
+class OptimizerState:
+    """The optimizer's part of a stage's state. Names are "state:0.weight:exp_avg". frozen: the parameters that the
+    task's decisions keep unchanged. unscale: the inverse of the loss scale, a power of two: it changes no bits, except
+    of numbers too small for fp32.
+
+    fixed: names and shapes are known from the start, and equal at every version; otherwise the state first appears with
+    the first step.
     """
 
     def __init__(self, parameters: FlatParameters, scheduled: ScheduledOptimizer) -> None:
+        self.frozen, self.unscale = frozenset[str](), 1.0
         optimizer = scheduled.inner
         self._slots = parameters.slots
         self._by_name = {slot.name: slot for slot in self._slots}
@@ -240,11 +245,17 @@ class Remembered:
         with torch.no_grad():
             for slot, before in zip(self._slots, saved, strict=True):
                 slot.parameter.copy_(before)
-            for _, value in self.values():
-                if isinstance(value, Tensor):
-                    value.zero_()
+            for _, tensor in self.named():
+                tensor.zero_()
 
-    def values(self) -> Iterator[tuple[str, Any]]:
+    def obey(self, common: CommonState) -> None:
+        """Use the task's decisions and the loss scale of the next step."""
+        decided, scale = common.decided, common.loss_scale
+        self.frozen = frozen_among(self._by_name, decided)
+        self.unscale = 1.0 / scale.scale if scale else 1.0
+        self._scheduled.factor = decided.learning_rate if decided else 1.0
+
+    def _values(self) -> Iterator[tuple[str, Any]]:
         """Yield tensors and numbers, in fixed order; the tensors themselves."""
         for slot in self._slots:
             # Get, because some optimizers would take an entry that reading creates for a state.
@@ -252,26 +263,43 @@ class Remembered:
             for key in sorted(state):
                 yield f"{state_of(slot.name)}{key}", state[key]
 
-    def of_groups(self) -> dict[str, Scalar]:
-        """Return, for each parameter, the numbers of its group that change from step to step."""
-        return {
-            f"{state_of(slot)}{key}": value for slot, changed in self._groups.of_all() for key, value in changed.items()
-        }
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the state's tensors in fixed order; the tensors themselves."""
+        return ((name, value) for name, value in self._values() if isinstance(value, Tensor))
+
+    def scalars(self) -> dict[str, Scalar]:
+        """Return the state's plain numbers, and the numbers of parameter groups that change from step to step."""
+        scalars: dict[str, Scalar] = {}
+        for name, value in self._values():
+            if isinstance(value, Tensor):
+                continue
+            if value is not None and not isinstance(value, int | float):
+                key = name.rpartition(":")[2]
+                raise TaskError(f"the optimizer's state {key} is {type(value).__name__}, expected tensors and numbers")
+            scalars[name] = value
+        for slot, changed in self._groups.of_all():
+            scalars |= {f"{state_of(slot)}{key}": value for key, value in changed.items()}
+        return scalars
 
     def trial(self, version: int) -> OptimizerTrial | None:
         """Return an optimizer trial of a part of the parameters, whose gradients are set; None if none can be tried."""
         slots = tried(self._slots, version) if self._slots else []
         return OptimizerTrial.begun(slots, self._scheduled, self._groups) if slots else None
 
-    def may_have(self, slot: str, key: str) -> bool:
-        """Return whether such a key of that parameter is optional, appearing with a step."""
+    def may_have(self, name: str) -> bool:
+        """Return whether the name's value is optional: it appears with a step, or depends on the job's settings."""
+        slot, key = parted(name)
         return slot in self._by_name and (not self.fixed or key.startswith(MARK))
 
-    def check(self, scalars: Mapping[str, Scalar]) -> None:
+    def prefixes(self) -> tuple[str, ...]:
+        """Return the prefixes of all names that this optimizer could ever have."""
+        return tuple(map(state_of, self._by_name))
+
+    def check_scalars(self, scalars: Mapping[str, Scalar]) -> None:
         """Raise ValueError if the numbers of groups among these cannot be set."""
         self._groups.checked(self._group_numbers(scalars))
 
-    def replace(self, given: Mapping[str, Tensor]) -> None:
+    def replace_tensors(self, given: Mapping[str, Tensor]) -> None:
         """Replace all tensors by copies of these; for a state that is not fixed."""
         for slot in self._slots:
             prefix, of = state_of(slot.name), slot.parameter
@@ -294,7 +322,15 @@ class Remembered:
                     if isinstance(value, Tensor) and not value.dim() and (parameter.dim() or key == _STEP):
                         state[key] = value.to(parameter.device if on_device else "cpu")
 
-    def move(self, moved: Callable[[Tensor], Tensor]) -> None:
+    def park(self) -> None:
+        """Move tensors as large as the parameters to host memory."""
+        self._move(to_host)
+
+    def fetch(self, device: torch.device) -> None:
+        """Move the state's tensors back to the parameters' device."""
+        self._move(lambda tensor: tensor.to(device))
+
+    def _move(self, moved: Callable[[Tensor], Tensor]) -> None:
         """Replace tensors as large as the parameters by what `moved` returns for them."""
         for slot in self._slots:
             state = self._state.get(slot.parameter, {})
@@ -302,8 +338,8 @@ class Remembered:
                 if isinstance(value, Tensor) and value.dim():  # counters stay where the optimizer wants them
                     state[key] = moved(value)
 
-    def set(self, scalars: Mapping[str, Scalar]) -> None:
-        """Set the numbers that belong to this optimizer."""
+    def set_scalars(self, scalars: Mapping[str, Scalar]) -> None:
+        """Set the plain numbers that belong to this optimizer."""
         for slot, key, value in self._own(scalars):
             if not key.startswith(MARK):
                 self._state.setdefault(self._by_name[slot].parameter, {})[key] = value
@@ -346,82 +382,3 @@ def _starts_at_zero(optimizer: torch.optim.Optimizer) -> bool:
     if type(optimizer) is torch.optim.SGD:
         return not any(group["dampening"] for group in optimizer.param_groups)
     return type(optimizer) in _ZERO_STATE
-
-
-class OptimizerState:
-    """The optimizer's part of a stage's state. Names are "state:0.weight:exp_avg". frozen: the parameters that the
-    task's decisions keep unchanged. unscale: the inverse of the loss scale, a power of two: it changes no bits, except
-    of numbers too small for fp32.
-
-    fixed: names and shapes are known from the start, and equal at every version; otherwise the state first appears with
-    the first step.
-    """
-
-    def __init__(self, parameters: FlatParameters, scheduled: ScheduledOptimizer) -> None:
-        self._slots = parameters.slots
-        self._names = tuple(slot.name for slot in parameters.slots)
-        self._scheduled = scheduled
-        self.frozen, self.unscale = frozenset[str](), 1.0
-        self._remembered = Remembered(parameters, scheduled)
-        self.fixed = self._remembered.fixed
-
-    def named(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the state's tensors in fixed order; the tensors themselves."""
-        for name, value in self._remembered.values():
-            if isinstance(value, Tensor):
-                yield name, value
-
-    def scalars(self) -> dict[str, Scalar]:
-        """Return the state's plain numbers, and the numbers of parameter groups that change from step to step."""
-        scalars: dict[str, Scalar] = {}
-        for name, value in self._remembered.values():
-            if isinstance(value, Tensor):
-                continue
-            if value is not None and not isinstance(value, int | float):
-                key = name.rpartition(":")[2]
-                raise TaskError(f"the optimizer's state {key} is {type(value).__name__}, expected tensors and numbers")
-            scalars[name] = value
-        return scalars | self._remembered.of_groups()
-
-    def trial(self, version: int) -> OptimizerTrial | None:
-        """Return an optimizer trial of a part of the parameters, whose gradients are set; None if none can be tried."""
-        return self._remembered.trial(version)
-
-    def obey(self, common: CommonState) -> None:
-        """Use the task's decisions and the loss scale of the next step."""
-        decided, scale = common.decided, common.loss_scale
-        self.frozen = frozen_among(self._names, decided)
-        self.unscale = 1.0 / scale.scale if scale else 1.0
-        self._scheduled.factor = decided.learning_rate if decided else 1.0
-
-    def may_have(self, name: str) -> bool:
-        """Return whether the name's value is optional: it appears with a step, or depends on the job's settings."""
-        slot, key = parted(name)
-        return self._remembered.may_have(slot, key)
-
-    def check_scalars(self, scalars: Mapping[str, Scalar]) -> None:
-        """Raise ValueError if these numbers cannot be set."""
-        self._remembered.check(scalars)
-
-    def prefixes(self) -> tuple[str, ...]:
-        """Return the prefixes of all names that this optimizer could ever have."""
-        return tuple(state_of(slot.name) for slot in self._slots)
-
-    def replace_tensors(self, given: Mapping[str, Tensor]) -> None:
-        """Replace all tensors by copies of these; for a state that is not fixed."""
-        self._remembered.replace(given)
-
-    def park(self) -> None:
-        """Move tensors as large as the parameters to host memory."""
-        self._move(to_host)
-
-    def fetch(self, device: torch.device) -> None:
-        """Move the state's tensors back to the parameters' device."""
-        self._move(lambda tensor: tensor.to(device))
-
-    def _move(self, moved: Callable[[Tensor], Tensor]) -> None:
-        self._remembered.move(moved)
-
-    def set_scalars(self, scalars: Mapping[str, Scalar]) -> None:
-        """Set the plain numbers."""
-        self._remembered.set(scalars)

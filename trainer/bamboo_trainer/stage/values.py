@@ -42,47 +42,6 @@ from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
 
 
-def fitted(state: CommonState, task: Task, config: TrainingConfig, version: int) -> CommonState:
-    """Return a state at this version with what the job has settings for; an empty state gives the first one.
-
-    Missing parts begin from their first values, as does the course if the job's evaluations differ.
-    """
-    metric = f"{config.early.goal} {config.early.metric}" if config.early else ""
-    return CommonState(
-        loss_scale=(state.loss_scale or LossScale(loss_scale.INITIAL)) if config.scales_losses else None,
-        decided=(state.decided or first_decided(task, version)) if task.decisions else None,
-        course=state.course if state.metric == metric else Course(),
-        metric=metric,
-    )
-
-
-def after(state: CommonState, task: Task, config: TrainingConfig, version: int, commit: Commit) -> CommonState:
-    """Return the state after the step that begins at this version. commit: of that step."""
-    finite = not commit.skipped or math.isfinite(commit.norm)
-    return msgspec.structs.replace(
-        state,
-        loss_scale=state.loss_scale.after(finite=finite) if state.loss_scale else None,
-        decided=next_decided(task, state.decided, committed_step(version + 1, commit)),
-        course=_course_with(state, config, version, commit.evaluation),
-    )
-
-
-def ending(
-    state: CommonState, config: TrainingConfig, version: int, evaluation: Mapping[str, float]
-) -> EarlyStop | None:
-    """Return the early stop if a decision or this version's evaluation makes the version the last one."""
-    course = _course_with(state, config, version, evaluation)
-    if config.early and course.is_over(config.early):
-        return EarlyStop(best=course.state, without=course.without)
-    return EarlyStop(by=state.decided.stops[0]) if state.decided and state.decided.stops else None
-
-
-def _course_with(state: CommonState, config: TrainingConfig, version: int, evaluation: Mapping[str, float]) -> Course:
-    if config.early is None or not evaluation:
-        return state.course
-    return state.course.after(config.early, version, evaluation)
-
-
 class FinalGradients:
     """The form of a stage's final gradients, and what is computed from them without an optimizer.
 
@@ -340,12 +299,26 @@ class StageValues:
         return self._scheduled.learning_rate(step)
 
     def ends(self, evaluation: Mapping[str, float]) -> EarlyStop | None:
-        """Return the early stop if this state, with this evaluation, is the last one."""
-        return ending(self.common, self.config, self.version, evaluation)
+        """Return the early stop if a decision, or this state's evaluation, makes it the last one."""
+        common, course = self.common, self._course_with(evaluation)
+        if self.config.early and course.is_over(self.config.early):
+            return EarlyStop(best=course.state, without=course.without)
+        return EarlyStop(by=common.decided.stops[0]) if common.decided and common.decided.stops else None
 
     def common_after(self, commit: Commit) -> CommonState:
         """Return the state that belongs to no layer after the step that begins here."""
-        return after(self.common, self.task, self.config, self.version, commit)
+        common, finite = self.common, not commit.skipped or math.isfinite(commit.norm)
+        return msgspec.structs.replace(
+            common,
+            loss_scale=common.loss_scale.after(finite=finite) if common.loss_scale else None,
+            decided=next_decided(self.task, common.decided, committed_step(self.version + 1, commit)),
+            course=self._course_with(commit.evaluation),
+        )
+
+    def _course_with(self, evaluation: Mapping[str, float]) -> Course:
+        if self.config.early is None or not evaluation:
+            return self.common.course
+        return self.common.course.after(self.config.early, self.version, evaluation)
 
     def begin_step(self, common: CommonState) -> None:
         """Set the state that belongs to no layer for the step that begins at this version."""
@@ -353,7 +326,20 @@ class StageValues:
         self.optimizer.obey(common)
 
     def _begin_with(self, common: CommonState) -> None:
-        self.begin_step(fitted(common, self.task, self.config, self.version))
+        """Begin with what the job has settings for. Missing parts begin from their first values, as does the course if
+        the job's evaluations differ.
+        """
+        config = self.config
+        metric = f"{config.early.goal} {config.early.metric}" if config.early else ""
+        decided = (common.decided or first_decided(self.task, self.version)) if self.task.decisions else None
+        self.begin_step(
+            CommonState(
+                loss_scale=(common.loss_scale or LossScale(loss_scale.INITIAL)) if config.scales_losses else None,
+                decided=decided,
+                course=common.course if common.metric == metric else Course(),
+                metric=metric,
+            )
+        )
 
     def park(self, parked: bool) -> None:
         """Keep the optimizer's state in host memory between steps, or stop doing so."""
