@@ -26,7 +26,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from bamboo_core.complaints import said_by
 from bamboo_core.planning.plan import WorkerId
@@ -34,6 +34,9 @@ from bamboo_trainer.frames import Frame, byte_view
 from bamboo_trainer.transport import wire
 from bamboo_trainer.transport.base import Buffer
 from bamboo_trainer.transport.wire import Lane
+
+if TYPE_CHECKING:
+    from bamboo_trainer.transport.tcp import TcpTransport
 
 
 def tune(sock: socket.socket) -> None:
@@ -81,12 +84,15 @@ def after(views: list[memoryview], count: int) -> list[memoryview]:
     return []
 
 
+READ_AHEAD: Final = 64 << 10  # bytes
+
+
 class SocketReader:
     """Reads ahead, so that a small frame takes one system call; reads large parts straight into place."""
 
-    def __init__(self, sock: socket.socket, size: int = 64 << 10) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._ahead = memoryview(bytearray(size))
+        self._ahead = memoryview(bytearray(READ_AHEAD))
         self._start = self._end = 0  # of the bytes read ahead and not taken
 
     def receive_into(self, view: memoryview) -> None:
@@ -358,7 +364,9 @@ class Outbound:
             )
             watcher.start()
             try:
-                self._stand()
+                with self._changed:
+                    self._broken, self._standing = False, True
+                self._on_stands(self)
                 while self._send_some(sock):
                     pass
             finally:
@@ -425,11 +433,6 @@ class Outbound:
                 logger.warning("%s link to %s has %s connections: %s", self.lane, self.peer, have, error)
                 return
 
-    def _stand(self) -> None:
-        with self._changed:
-            self._broken, self._standing = False, True
-        self._on_stands(self)
-
     def _watch(self, sock: socket.socket) -> None:
         """Wait for the end of the link: after the handshake the acceptor sends nothing."""
         try:
@@ -486,36 +489,13 @@ class Outbound:
 HELLO_SECONDS = 5.0
 
 
-class Acceptor(Protocol):
-    """What a reader needs from the transport. Called on the reader's thread."""
-
-    def admit(self, link: "Inbound", hello: wire.LinkHello) -> bool:
-        """Return whether the link may deliver frames; may wait for the plan that names its sender."""
-        ...
-
-    def join(self, sock: socket.socket, hello: wire.LinkHello) -> bool:
-        """Pass a connection to the link that it joins; False if that link is gone."""
-        ...
-
-    def arrived(self, link: "Inbound", frame: Frame) -> None: ...
-
-    def left(self, link: "Inbound", reason: str) -> None:
-        """Take note that the link has ended; called once, admitted or not."""
-        ...
-
-
 class Inbound:
     """An accepted connection, and those that have joined it."""
 
     def __init__(
-        self,
-        sock: socket.socket,
-        me: WorkerId,
-        secret: bytes,
-        acceptor: Acceptor,
-        buffer: Buffer,
+        self, sock: socket.socket, me: WorkerId, secret: bytes, acceptor: "TcpTransport", buffer: Buffer
     ) -> None:
-        """buffer: allocates the memory that tensors are read into."""
+        """acceptor: called on this link's thread. buffer: allocates the memory that tensors are read into."""
         self._sock = sock
         self._me = me
         self._secret = secret
@@ -615,10 +595,5 @@ class Inbound:
         else:
             for tensor in tensors:
                 reader.receive_into(byte_view(tensor))
-        return Frame(
-            address=header.address,
-            epoch=header.epoch,
-            origin=header.origin,
-            tensors=tensors,
-            payload=payload,
-        )
+        address, epoch, origin = header.address, header.epoch, header.origin
+        return Frame(address=address, epoch=epoch, origin=origin, tensors=tensors, payload=payload)

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 
 from bamboo_core.planning.plan import WorkerId
 from bamboo_trainer.frames import Frame, FrameKind
@@ -77,7 +78,8 @@ class TcpTransport:
             link = self._outbound.get(key)
             if link is None:
                 route = (self._me, *key)
-                address, reports = self._peers[peer], (self._out_broke, self._out_stands)
+                address = self._peers[peer]
+                reports = (partial(self._report, broke=True), partial(self._report, broke=False))
                 link = Outbound(route, self._secret, address, *reports, flows, rate)
                 self._outbound[key] = link
                 self._start(link.thread)
@@ -184,12 +186,6 @@ class TcpTransport:
             if due:
                 self.broken += 1
                 self._deliver(LinkDown(key[0]))
-
-    def _out_broke(self, link: Outbound) -> None:
-        self._report(link, broke=True)
-
-    def _out_stands(self, link: Outbound) -> None:
-        self._report(link, broke=False)
 
     def _report(self, link: Outbound, *, broke: bool) -> None:
         with self._news:

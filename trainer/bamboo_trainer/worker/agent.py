@@ -216,7 +216,8 @@ def place_of(thread: int) -> str:
     own = stacks.pop(thread, None)
     layer = _layer(own)
     others = (stacks[t.ident] for t in threading.enumerate() if t.ident in stacks and t.ident != threading.get_ident())
-    frame = next((user_frame for user_frame in map(_users, (own, *others)) if user_frame is not None), None)
+    frames = (frame for stack in (own, *others) for frame in _outwards(stack))
+    frame = next((frame for frame in frames if is_users(frame.f_code.co_filename)), None)
     at = f"{shown(frame.f_code.co_filename)} line {frame.f_lineno}, in {frame.f_code.co_name}" if frame else ""
     return ", ".join(filter(None, (layer, at)))
 
@@ -225,10 +226,6 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
-
-
-def _users(innermost: FrameType | None) -> FrameType | None:
-    return next((frame for frame in _outwards(innermost) if is_users(frame.f_code.co_filename)), None)
 
 
 def _layer(innermost: FrameType | None) -> str:
@@ -350,7 +347,7 @@ class WorkerAgent:
             self.control.wake()
         items = self.inbox.take(0.0 if busy else IDLE_SECONDS)
         if self.engine:  # what it waits for matters only after a long wait
-            self.doing = "training" if busy or items else f"waiting for {self._waits_for()}"
+            self.doing = "training" if busy or items else f"waiting for {self.engine.waits_for()}"
         for item in items:
             if isinstance(item, Message):
                 self._obey(item)
@@ -412,7 +409,10 @@ class WorkerAgent:
         use(devices[0], deterministic=job.spec.training.deterministic)
         require_toolchain(job.spec.training, gpu=devices[0].type == "cuda")
         if welcome.history:
-            self.history = self._keep_history(job, welcome.history)
+            facts, files = facts_of(job.spec.name, welcome.history), HistoryFiles(welcome.history)
+            followers = Followers(job.loggers, job.task.callbacks, facts, files, self.control.send)
+            rates = Rates(batch=job.spec.training.global_batch_size, tokens=tokens_of(job.task))
+            self.history = HistoryKeeper(files, rates, self.control.send, followers)
         by_device = copies_by_device(devices, partial(self.inbox.put, Copied()))
         self.transport.trust(welcome.secret, STATE_RATE, FLOWS_PER_LINK, together(by_device).buffer)
         self.checkpoints = Checkpointing(
@@ -430,16 +430,6 @@ class WorkerAgent:
         engine.report()
         if self.checkpoints:
             self.checkpoints.report()
-
-    def _keep_history(self, job: LoadedJob, url: str) -> HistoryKeeper:
-        rates = Rates(batch=job.spec.training.global_batch_size, tokens=tokens_of(job.task))
-        facts = facts_of(job.spec.name, url)
-        files = HistoryFiles(url)
-        followers = Followers(job.loggers, job.task.callbacks, facts, files, self.control.send)
-        return HistoryKeeper(files, rates, self.control.send, followers)
-
-    def _waits_for(self) -> str:
-        return self.engine.waits_for() if self.engine else "a plan"
 
     def _ports(self, job: LoadedJob, files: Checkpointing, copies: Mapping[torch.device, HostCopies]) -> Ports:
         spec, task = job.spec, job.task
@@ -510,7 +500,6 @@ class WorkerAgent:
             self.history.announce_end(self.logger_seconds)
 
     def _hello(self) -> Hello:
-        plan = self.engine.plan_told if self.engine else None
         return Hello(
             worker=self.worker,
             host=self.host,
@@ -518,7 +507,7 @@ class WorkerAgent:
             zone=self.zone,
             pid=os.getpid(),
             platform=self.platform,
-            plan=plan,
+            plan=self.engine.plan_told if self.engine else None,
         )
 
     def _heartbeat(self) -> Heartbeat:
@@ -532,17 +521,15 @@ class WorkerAgent:
         doing = self.doing
         if busy > LONG_SECONDS:
             doing = ", ".join(filter(None, (f"{inside} for {busy:.0f} s", place_of(self.thread))))
-        room = headroom(self.devices) if times else None
-        step, memory = self.engine.step, memory_of(self.devices)
-        traffic = self.traffic.now(step, self.transport.sent)
+        step = self.engine.step
         return Heartbeat(
             step=step,
             doing=doing,
-            memory=memory,
+            memory=memory_of(self.devices),
             busy=busy,
             times=times,
-            headroom=room,
-            traffic=traffic,
+            headroom=headroom(self.devices) if times else None,
+            traffic=self.traffic.now(step, self.transport.sent),
             backwards=self.engine.backwards,
         )
 

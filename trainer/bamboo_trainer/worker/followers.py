@@ -138,6 +138,10 @@ class Called(Cursor, frozen=True, kw_only=True):
     off: int = 0
     ended: bool = False
 
+    @property
+    def is_off(self) -> bool:
+        return self.off > 0 and self.off == self.during
+
 
 class CallbackCalls:
     """The calls of a callback. make, facts: of the callback. tell: sends to the coordinator."""
@@ -156,17 +160,17 @@ class CallbackCalls:
         now = before
         for record in records:
             now = self._begun_anew(record, now)
-            if not _is_off(now):
+            if not now.is_off:
                 now = self._called(record, now)
             now = now.after([record])
-        return now if _is_off(now) else self._kept(now)
+        return now if now.is_off else self._kept(now)
 
     def end(self, before: Called) -> Called:
         """Call `on_end`: training is complete."""
         if before.ended:
             return before
         now = msgspec.structs.replace(before, ended=True)
-        if _is_off(now):
+        if now.is_off:
             return now
         try:
             self._doing = f"in on_end, after step {now.step},"
@@ -258,10 +262,6 @@ class CallbackCalls:
         return msgspec.structs.replace(now, off=max(1, now.during), during=max(1, now.during))
 
 
-def _is_off(now: Called) -> bool:
-    return now.off > 0 and now.off == now.during
-
-
 AGAIN_SECONDS: Final = 10.0  # after a failure
 SLOW_SECONDS: Final = 60.0  # in which a recipient should take its records
 
@@ -324,11 +324,7 @@ class HistoryFollower:
     """Gives one recipient the records of a history that it lacks, each once and in order."""
 
     def __init__(
-        self,
-        recipient: Recipient,
-        files: HistoryFiles,
-        tell: Callable[[Message], None],
-        turns: MakeTurns,
+        self, recipient: Recipient, files: HistoryFiles, tell: Callable[[Message], None], turns: MakeTurns
     ) -> None:
         self.recipient, self._files, self._tell = recipient, files, tell
         self.leads = self._behind = False  # behind: the history may have records that it was not given
@@ -341,7 +337,7 @@ class HistoryFollower:
         self._file: HistoryFile | None = None  # the newest that was read
         self._since: float | None = None  # when the turn in progress began
         self._lock = threading.Lock()
-        self._turns = turns(self._turn, AGAIN_SECONDS, recipient.file.removesuffix(".json"))
+        self.turns = turns(self._turn, AGAIN_SECONDS, recipient.file.removesuffix(".json"))
 
     def lead(self, leads: bool) -> None:
         """Follow the history while this worker is the root: two loggers must not write into the same run."""
@@ -357,7 +353,7 @@ class HistoryFollower:
             self._trouble(f"it has not answered for {SLOW_SECONDS:g} s")
         with self._lock:
             self._behind, self._knows_end = True, False
-        self._turns.wake()
+        self.turns.wake()
 
     def complete(self, ended: Callable[[], None]) -> bool:
         """Return whether the recipient knows that training is complete; otherwise call `ended` when it does."""
@@ -365,14 +361,8 @@ class HistoryFollower:
             if self._knows_end:
                 return True
             self._ended = ended
-        self._turns.wake()
+        self.turns.wake()
         return False
-
-    def end(self) -> None:
-        self._turns.end()
-
-    def join(self, seconds: float) -> None:
-        self._turns.join(seconds)
 
     # in the thread
 
@@ -480,9 +470,9 @@ class Followers:
         """Close at the worker's end, giving the remaining records if that takes no longer; report what is missing."""
         until = time.monotonic() + seconds
         for one in self._all:
-            one.end()
+            one.turns.end()
         for one in self._all:
-            one.join(max(0.0, until - time.monotonic()))
+            one.turns.join(max(0.0, until - time.monotonic()))
             if one.leads and not one.whole:
                 text = f"{one.recipient.who} has not finished, and may lack the last steps"
                 if one in self._loggers:

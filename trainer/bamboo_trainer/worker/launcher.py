@@ -395,21 +395,17 @@ class Launcher:
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, CHUNK)
-        with contextlib.suppress(ChildProcessError):
-            self._reap_all()
+        with contextlib.suppress(ChildProcessError):  # when no child is left
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                self._calls.pop(pid, None)
+                if (worker := self._workers.pop(pid, None)) is not None:
+                    self._gates.close(worker)
+                    where = self._crashed_at(self._crashes.pop(pid), worker)
+                    self._tell(event="exited", worker=worker, code=os.waitstatus_to_exitcode(status), where=where)
         self._end_orphans()
-
-    def _reap_all(self) -> None:
-        """Reap ended children and report them. Raises ChildProcessError when no child is left."""
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
-            self._calls.pop(pid, None)
-            if (worker := self._workers.pop(pid, None)) is not None:
-                self._gates.close(worker)
-                where = self._crashed_at(self._crashes.pop(pid), worker)
-                self._tell(event="exited", worker=worker, code=os.waitstatus_to_exitcode(status), where=where)
 
     def _crashed_at(self, file: CrashFile, who: str) -> str:
         """Return where an ended child crashed, in words; "" if it did not. Writes the relevant frames to the log."""
