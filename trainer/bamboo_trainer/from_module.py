@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from bamboo_trainer.schedules import constant
 from bamboo_trainer.split.first_values import FirstValues, without_values
 from bamboo_trainer.split.layers import Alongside, Call, Route, Shapes, SplitLayer
 from bamboo_trainer.split.recording import CannotSplit, Form, Recording, put_together, record, shapes_of, take_apart
@@ -51,7 +52,7 @@ class SplitModule:
         passed in addition to the model's.
         """
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self._call, self._read = call or _by_place, read
+        self._call, self._read = call or (lambda model, inputs: model(*inputs)), read
         self._model, self._values = self._built(make)
         self.blocks = tuple(_block_names(self._model, blocks))
         self._recordings: dict[Shapes, Recording] = {}
@@ -257,10 +258,6 @@ def _like(imagined: Tensor, value: Tensor) -> Tensor:
     return value
 
 
-def _by_place(model: nn.Module, inputs: Sequence[Tensor]) -> Any:
-    return model(*inputs)
-
-
 def _joined(slot: _Slot) -> str:
     return f"{slot[0]}.{slot[1]}" if slot[0] else slot[1]
 
@@ -362,7 +359,9 @@ def from_module(
 
     Raises ValueError if the model cannot be split, in a sentence with the reason.
     """
-    split = SplitModule(make, blocks, example_of(dataset), call or (_call(inputs) if inputs else None), read)
+    split = SplitModule(
+        make, blocks, example_of(dataset), call or (partial(_by_name, tuple(inputs)) if inputs else None), read
+    )
     return task_of(split, loss=loss, dataset=dataset, checkpoint=checkpoint, **task)
 
 
@@ -372,7 +371,7 @@ def task_of(
     """Return the task of a module that is split already; see `from_module`."""
     rate = task.pop("learning_rate", None)
     if isinstance(rate, int | float):
-        task["learning_rate"] = partial(_constant, float(rate))
+        task["learning_rate"] = constant(float(rate))
     elif rate is not None:
         task["learning_rate"] = rate
     form = split.route.base.result
@@ -399,10 +398,6 @@ def example_of(dataset: Dataset) -> Parts:
     return given
 
 
-def _call(names: Sequence[str]) -> Call:
-    return partial(_by_name, tuple(names))
-
-
 def _by_name(names: Sequence[str], model: nn.Module, inputs: Sequence[Tensor]) -> Any:
     return model(**dict(zip(names, inputs, strict=True)))
 
@@ -420,7 +415,3 @@ def _as_returned(function: Callable[[Any, Parts], Any], form: Form, outputs: Par
     """Call a loss or a metric with what the model returned; a single tensor becomes a tuple, as in a `Task`."""
     returned = put_together(form, outputs)
     return function((returned,) if isinstance(returned, Tensor) else returned, targets)
-
-
-def _constant(rate: float, _step: int) -> float:
-    return rate

@@ -257,12 +257,9 @@ class Outbox:
         for frame in self.log.to(cell):
             if since and not (is_of_microbatch(frame.address) and frame.address[3:5] >= since[3:5]):
                 continue
-            payload = _said_again(frame.payload)
+            payload = frame.payload
+            if isinstance(payload, PartialSum | FrameFacts):
+                payload = msgspec.structs.replace(payload, again=True)
+            elif payload is None:
+                payload = FrameFacts(again=True)
             self.send(worker or self._receiver(frame.address), replace(frame, epoch=epoch, payload=payload))
-
-
-def _said_again(payload: Any) -> Any:
-    """Return a frame's payload, marked as sent again."""
-    if isinstance(payload, PartialSum | FrameFacts):
-        return msgspec.structs.replace(payload, again=True)
-    return FrameFacts(again=True) if payload is None else payload

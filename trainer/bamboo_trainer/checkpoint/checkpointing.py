@@ -24,7 +24,6 @@ from bamboo_core.checkpoint.manifest import (
     CheckpointDamaged,
     CheckpointExists,
     CheckpointManifest,
-    CheckpointPart,
     DataPosition,
     DataRecord,
     Versions,
@@ -261,7 +260,8 @@ class Checkpointing:
                     if self._newest != checkpoint:
                         return  # it was given up, or another one would not have begun
                     state = states.pop(layer)
-                    part, common = self._write(checkpoint, state), msgspec.to_builtins(state.common)
+                    part = self._open().write_part(checkpoint, state.layer, encode(state))
+                    common = msgspec.to_builtins(state.common)
                     self.written += part.bytes
                     self._tell(PartsWritten(checkpoint=checkpoint, parts=(part,), stall=self._stall, common=common))
                 self._in_part = None
@@ -288,9 +288,6 @@ class Checkpointing:
                     WorkerWarning(reason="CheckpointStoreNotWritable", message=str(error)[:MOST_TEXT])
                 )
 
-    def _write(self, checkpoint: CheckpointId, state: LayerState) -> CheckpointPart:
-        return self._open().write_part(checkpoint, state.layer, encode(state))
-
     def _commit(self, request: CommitCheckpoint) -> None:
         spec, checkpoint = self._spec, request.checkpoint
         manifest = CheckpointManifest(
@@ -315,13 +312,8 @@ class Checkpointing:
         if spec is None:
             return
         try:
-            for attempt in removable(
-                store.list(),
-                spec.keep_latest,
-                now=time.time(),
-                digest=self._digest,
-                dead_after=dead_after,
-            ):
+            stored, now = store.list(), time.time()
+            for attempt in removable(stored, spec.keep_latest, now=now, digest=self._digest, dead_after=dead_after):
                 store.delete(attempt)
         except StorageError as error:
             logger.warning("old checkpoints were not removed: %s", error)
@@ -345,13 +337,9 @@ class Checkpointing:
         )
         manifest = choice.manifest
         found = manifest.place if manifest else None
-        other = self._other_data(manifest) if manifest else ""
+        differing = difference(manifest.of_data, self._data) if manifest else None
+        other = "" if differing is None else f"data with {differing[0]}, and the job's have {differing[1]}"
         return CheckpointFound(number=number, checkpoint=found, passed=passed, other_data=other[:MOST_TEXT])
-
-    def _other_data(self, manifest: CheckpointManifest) -> str:
-        """Describe how a checkpoint's data differ from this worker's, if they may not; "" otherwise."""
-        found = difference(manifest.of_data, self._data)
-        return "" if found is None else f"data with {found[0]}, and the job's have {found[1]}"
 
     # in either
 

@@ -4,7 +4,7 @@ that it builds.
 
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from bamboo_core.job.spec import InitialSpec
 from bamboo_core.storage.bounded import StorageError
 from bamboo_core.storage.url import parse_url
 from bamboo_core.text import count
-from bamboo_trainer.checkpoint.layer_file import ExportError, StateEntry, by_file
+from bamboo_trainer.checkpoint.layer_file import ExportError, StateEntry
 from bamboo_trainer.checkpoint.sources import (
     OF_MODULE,
     MergedSource,
@@ -25,6 +25,7 @@ from bamboo_trainer.checkpoint.sources import (
     TensorFiles,
     has_tensors,
     open_source,
+    read_tensors,
     tensor_files,
 )
 from bamboo_trainer.frames import DTYPES
@@ -102,10 +103,14 @@ def match(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTensor], spec
     Raises TaskError if a tensor has no counterpart and is not dropped, if shapes or types differ, or if a pattern fits
     nothing.
     """
+
+    def is_dropped(name: str) -> bool:
+        return any(_fits(pattern, name) for pattern in spec.drop)
+
     beside = _beside_adapters(wanted, offered)
     left, by_name = list[str](), dict[str, OfferedTensor]()
     for offer in offered:
-        if _is_dropped(offer.name, spec):
+        if is_dropped(offer.name):
             left.append(offer.name)
             continue
         name = beside.get(offer.name, offer.name)
@@ -113,7 +118,10 @@ def match(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTensor], spec
             raise TaskError(f"{FIELD}: {by_name[name].name} and {offer.name} would both be {name}")
         by_name[name] = offer
     known = {name for one in wanted for name in one.names}
-    _check_used(spec.drop, {*(offer.name for offer in offered), *known})
+    droppable = {*(offer.name for offer in offered), *known}
+    for pattern in spec.drop:
+        if not any(_fits(pattern, name) for name in droppable):
+            raise TaskError(f"{FIELD}.drop: no tensor fits {pattern!r}")
     if not known & by_name.keys():
         raise TaskError(
             f"{FIELD}: nothing is taken: {shown} has {_named(list(by_name))}, and the model {_named(sorted(known))}; "
@@ -125,11 +133,19 @@ def match(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTensor], spec
         if offers:
             _check_form(one, offers)
             takes.append(Take(wanted=one, offers=offers))
-        elif any(_is_dropped(name, spec) or (beside and is_adapters(name)) for name in one.names):
+        elif any(is_dropped(name) or (beside and is_adapters(name)) for name in one.names):
             anew.append(one.names[0])
         else:
             missing.append(one.names[0])
-    _check_missing(missing, [name for name in by_name if name not in known], shown)
+    if strange := [name for name in by_name if name not in known]:
+        raise TaskError(
+            f"{FIELD}: {shown} has {_named(strange)}, which the model does not have: "
+            f"drop: [{strange[0]}] leaves it there"
+        )
+    if missing:
+        raise TaskError(
+            f"{FIELD}: {shown} does not have {_named(missing)} of the model: drop: [{missing[0]}] lets it begin anew"
+        )
     return Matching(takes=tuple(takes), left=tuple(left), anew=tuple(anew))
 
 
@@ -145,10 +161,6 @@ def _beside_adapters(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTe
     names = {name for one in wanted for name in one.names}
     bases = (name.rpartition(".base.") for name in names)
     return {f"{at}.{leaf}": f"{at}{base}{leaf}" for at, base, leaf in bases if base and f"{at}.{ADAPTER[0]}" in names}
-
-
-def _is_dropped(name: str, spec: InitialSpec) -> bool:
-    return any(_fits(pattern, name) for pattern in spec.drop)
 
 
 def _fits(pattern: str, name: str) -> bool:
@@ -167,24 +179,6 @@ def _check_form(wanted: WantedTensor, offers: Sequence[OfferedTensor]) -> None:
                 f"{FIELD}: {offer.name} is {list(offer.shape)} there and {wanted.names[0]} {list(wanted.shape)} in the "
                 f"model: drop: [{offer.name}] lets it begin anew"
             )
-
-
-def _check_missing(missing: Sequence[str], strange: Sequence[str], shown: str) -> None:
-    if strange:
-        raise TaskError(
-            f"{FIELD}: {shown} has {_named(strange)}, which the model does not have: "
-            f"drop: [{strange[0]}] leaves it there"
-        )
-    if missing:
-        raise TaskError(
-            f"{FIELD}: {shown} does not have {_named(missing)} of the model: drop: [{missing[0]}] lets it begin anew"
-        )
-
-
-def _check_used(patterns: Sequence[str], names: Collection[str]) -> None:
-    for pattern in patterns:
-        if not any(_fits(pattern, name) for name in names):
-            raise TaskError(f"{FIELD}.drop: no tensor fits {pattern!r}")
 
 
 def _named(names: Sequence[str]) -> str:
@@ -379,7 +373,10 @@ def _begun(factory: Callable[[], nn.Module], takes: Sequence[tuple[str, Take]], 
     if not values_wanted():
         return layer
     own = layer.state_dict(keep_vars=True)
-    found = _read(source, [entry for _, take in takes for offer in take.offers for entry in offer.entries])
+    try:
+        found = read_tensors(source, [entry for _, take in takes for offer in take.offers for entry in offer.entries])
+    except StorageError as error:
+        raise TaskError(f"{FIELD}: {error}") from None
     with torch.no_grad():
         for name, take in takes:
             value = _value(take, found)
@@ -387,20 +384,6 @@ def _begun(factory: Callable[[], nn.Module], takes: Sequence[tuple[str, Take]], 
                 raise TaskError(f"{FIELD}: {take.offers[0].name} has changed while it was read")
             own[name].copy_(value)
     return layer
-
-
-def _read(source: StateSource, entries: Sequence[StateEntry]) -> dict[str, Tensor]:
-    """Return the tensors by the names of their entries; each file is read once."""
-    found: dict[str, Tensor] = {}
-    try:
-        for file, wanted in by_file(entries).items():
-            tensors = source.tensors(file, wanted)
-            for entry in wanted:
-                stored = tensors[entry.tensor]
-                found[entry.name] = torch.view_as_complex(stored) if entry.complex else stored
-    except StorageError as error:
-        raise TaskError(f"{FIELD}: {error}") from None
-    return found
 
 
 def _value(take: Take, found: Mapping[str, Tensor]) -> Tensor:

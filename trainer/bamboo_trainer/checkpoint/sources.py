@@ -209,7 +209,11 @@ class MergedSource:
         self._adapters = {(one.base.layer, one.base.tensor): one for one in adapters_in(entries)}
         parts = {part.name for one in self._adapters.values() for part in (one.a, one.b, one.scale)}
         bases = {f"{one.name}.base." for one in self._adapters.values()}
-        self._entries = tuple(_without_base(entry, bases) for entry in entries if entry.name not in parts)
+        kept = [(entry, entry.name.rpartition(".")) for entry in entries if entry.name not in parts]
+        self._entries = tuple(
+            replace(entry, name=f"{at.removesuffix('base')}{leaf}") if f"{at}." in bases else entry
+            for entry, (at, _, leaf) in kept
+        )
         uses = Counter((entry.layer, entry.tensor) for entry in self._entries)
         for place, one in self._adapters.items():
             if uses[place] > 1 or one.base.layer != one.a.layer:
@@ -236,11 +240,6 @@ class MergedSource:
             weight = found[one.base.tensor]
             found[one.base.tensor] = (weight.float() + (b @ a) * scale).to(weight.dtype)
         return found
-
-
-def _without_base(entry: StateEntry, bases: Collection[str]) -> StateEntry:
-    at, _, leaf = entry.name.rpartition(".")
-    return replace(entry, name=f"{at.removesuffix('base')}{leaf}") if f"{at}." in bases else entry
 
 
 def peft_entries(entries: Sequence[StateEntry], trained: Collection[str]) -> tuple[StateEntry, ...]:
@@ -296,13 +295,10 @@ def _alpha(scale: float, rank: int) -> float:
 
 def _targets(adapted: Collection[str], entries: Sequence[StateEntry]) -> list[str]:
     """Return the last parts of the names, where every module of that name has an adapter; else the whole names."""
-    others = {entry.name.removesuffix(".weight").rpartition(".")[2] for entry in entries if _is_weight(entry.name)}
+    weights = {entry.name for entry in entries if entry.name.endswith(".weight")}
+    others = {n.removesuffix(".weight").rpartition(".")[2] for n in weights if not n.endswith(".base.weight")}
     leaves = {name: name.rpartition(".")[2] for name in adapted}
     return sorted({name if leaf in others else leaf for name, leaf in leaves.items()})
-
-
-def _is_weight(name: str) -> bool:
-    return name.endswith(".weight") and not name.endswith(".base.weight")
 
 
 def load(url: str | Path, *, step: int | None = None) -> dict[str, Tensor]:
@@ -322,10 +318,16 @@ def load(url: str | Path, *, step: int | None = None) -> dict[str, Tensor]:
         raise StorageError(str(error)) from None
     for note in passed:
         complain(note)
-    found = {}
+    found = read_tensors(source, entries)
+    return {entry.name: found[entry.name] for entry in entries}
+
+
+def read_tensors(source: StateSource, entries: Sequence[StateEntry]) -> dict[str, Tensor]:
+    """Return the tensors by the names of their entries; each file is read once. Raises StorageError."""
+    found: dict[str, Tensor] = {}
     for file, wanted in by_file(entries).items():
         tensors = source.tensors(file, wanted)
         for entry in wanted:
-            tensor = tensors[entry.tensor]
-            found[entry.name] = torch.view_as_complex(tensor) if entry.complex else tensor
-    return {entry.name: found[entry.name] for entry in entries}
+            stored = tensors[entry.tensor]
+            found[entry.name] = torch.view_as_complex(stored) if entry.complex else stored
+    return found

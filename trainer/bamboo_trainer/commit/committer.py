@@ -250,7 +250,10 @@ class Committer:
             return None
         if commit.microbatches:
             commit = self._with_common_state(commit)
-        commit = self._marked_for_history(step, commit)
+        before = self._committed_at
+        seconds = 0.0 if before is None else max(0.0, self._clock() - before)
+        rate = self._rate(step) if commit.microbatches else None  # an evaluation after the last step has no rate
+        commit = msgspec.structs.replace(commit, history=self._history.mark(seconds, rate))
         if not commit.microbatches or self._wanted is None or step + 1 < self._wanted.at:
             return commit
         if commit.epoch != self._plan.current.epoch:
@@ -301,14 +304,6 @@ class Committer:
             evaluation=commit.evaluation,
             early_stop=stop,
         )
-
-    def _marked_for_history(self, step: int, commit: Commit) -> Commit:
-        """Add the history mark: facts that only the root knows."""
-        before = self._committed_at
-        seconds = 0.0 if before is None else max(0.0, self._clock() - before)
-        rate = self._rate(step) if commit.microbatches else None  # an evaluation after the last step has no rate
-        mark = self._history.mark(seconds, rate)
-        return msgspec.structs.replace(commit, history=mark)
 
     def _rate(self, step: int) -> float | None:
         root = self._states.here(ROOT.stage)  # a new root's state may be on its way
@@ -457,10 +452,8 @@ class Committer:
     def _tell_coordinator(self, step: int, commit: Commit, seconds: float = 0.0) -> None:
         if commit.evaluation or commit.early_stop:
             self._tell_evaluations()
-        if commit.microbatches:
-            self._tell_step(step, commit, seconds)
-
-    def _tell_step(self, step: int, commit: Commit, seconds: float) -> None:
+        if not commit.microbatches:
+            return
         mark = commit.checkpoint
         self._coordinator.tell(
             StepCommitted(

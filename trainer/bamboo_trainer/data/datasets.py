@@ -207,14 +207,14 @@ def stdlib_text() -> bytes:
     return bytes(text[:STDLIB_BYTES])
 
 
-def text_bytes(path: str) -> bytes:
-    """Return the content of a file, or for "stdlib" `stdlib_text`. Raises ValueError."""
+def text_bytes(path: str, key: str = "path") -> bytes:
+    """Return the content of a file, or for "stdlib" `stdlib_text`. Raises ValueError, naming the config's key."""
     if path == "stdlib":
         return stdlib_text()
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise ValueError(f"path must be stdlib or a readable file, got {path!r} ({system_reason(error)})") from None
+        raise ValueError(f"{key} must be stdlib or a readable file, got {path!r} ({system_reason(error)})") from None
 
 
 class TextDataset:
@@ -377,11 +377,8 @@ class ImageFolder:
         image = image.resize(size, self._pillow.Resampling.BILINEAR, box=box, reducing_gap=None)
         if options.augment and choice.random() < 0.5:
             image = image.transpose(self._pillow.Transpose.FLIP_LEFT_RIGHT)
-        return self._normalized(image)
-
-    def _normalized(self, image: Any) -> Tensor:
         pixels = torch.from_numpy(np.array(image, dtype=np.uint8)).permute(2, 0, 1).float() / 255
-        mean, std = torch.tensor(self._options.mean), torch.tensor(self._options.std)
+        mean, std = torch.tensor(options.mean), torch.tensor(options.std)
         return ((pixels - mean[:, None, None]) / std[:, None, None]).contiguous()
 
 

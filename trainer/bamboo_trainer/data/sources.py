@@ -148,11 +148,6 @@ class BlockCache:
     def __setstate__(self, state: tuple[Path, int]) -> None:
         self.__init__(*state)  # type: ignore[misc]
 
-    @staticmethod
-    def block_size(total: int, size: int) -> int:
-        """Return the bytes of a block: large if all of the data fits; else little more than a sample needs."""
-        return LARGE_BLOCK if total <= size * LEFT_AFTER_EVICTION else SMALL_BLOCK
-
     def block(self, key: str, fetch: "partial[bytes]") -> bytes:
         """Return the result of `fetch` for that key, from memory, from the folder, or by calling it."""
         name = hashlib.blake2b(key.encode(), digest_size=_DIGEST).hexdigest()
@@ -166,16 +161,13 @@ class BlockCache:
             data = fetch()
             self._write(path, data)
         with self._locked():
-            self._remember(name, data)
+            if name not in self._remembered:
+                self._remembered[name] = data
+                self._bytes += len(data)
+            while self._bytes > min(REMEMBERED, self._size) and len(self._remembered) > 1:
+                _, old = self._remembered.popitem(last=False)
+                self._bytes -= len(old)
         return data
-
-    def _remember(self, name: str, data: bytes) -> None:
-        if name not in self._remembered:
-            self._remembered[name] = data
-            self._bytes += len(data)
-        while self._bytes > min(REMEMBERED, self._size) and len(self._remembered) > 1:
-            _, old = self._remembered.popitem(last=False)
-            self._bytes -= len(old)
 
     def _read(self, path: Path) -> bytes | None:
         """Return the bytes of a block; None if it is missing or damaged, and remove a damaged one."""
@@ -353,7 +345,8 @@ def open_sources(path: str, suffixes: Sequence[str], cache: CacheConfig | None =
     if settings.folder == _private_folder():
         _claim(settings.folder)
     blocks = BlockCache(settings.folder, settings.bytes)
-    block = BlockCache.block_size(sum(entry.size for entry in entries), settings.bytes)
+    all_fits = sum(entry.size for entry in entries) <= settings.bytes * LEFT_AFTER_EVICTION
+    block = LARGE_BLOCK if all_fits else SMALL_BLOCK  # a small one is little more than a sample needs
     return Sources(root=remote.shown, files=[CachedFile(remote, entry, blocks, block) for entry in entries])
 
 

@@ -197,7 +197,9 @@ def choose_devices(worker: str, count: int) -> tuple[torch.device, ...]:
     if count == 1 or first.type == "cpu":
         return (first,) * count
     available = torch.cuda.device_count()
-    index = _first_of(worker, count, available) if _is_free() else first.index
+    index = first.index
+    if os.environ.get(ENV_DEVICE) in (None, "", "cuda"):  # divide the GPUs among as many workers as get all of theirs
+        index = _number(worker) % max(1, available // count) * count
     if index + count > available:
         raise DeviceError(
             f"spec.worker.devices: expected at most the {available - index} GPUs that are here, got {count}"
@@ -221,16 +223,6 @@ def require_gpus(spec: JobSpec, devices: Sequence[torch.device]) -> None:
             f"{asks} for GPUs, and there is none in this container{built}; expected a GPU, or "
             f"{ENV_DEVICE}=cpu to train on the CPU"
         )
-
-
-def _is_free() -> bool:
-    """Return whether BAMBOO_DEVICE leaves the choice of the GPU open."""
-    return os.environ.get(ENV_DEVICE) in (None, "", "cuda")
-
-
-def _first_of(worker: str, count: int, available: int) -> int:
-    """Return the index of a worker's first GPU, dividing the GPUs among as many workers as get all of theirs."""
-    return _number(worker) % max(1, available // count) * count
 
 
 def _number(worker: str) -> int:

@@ -60,7 +60,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
             partial(nn.Linear, c["inner"], c["classes"]),
         ),
         loss=loss,
-        optimizer=settings.sgd(c),
+        optimizer=partial(settings.sgd, c),
         learning_rate=settings.rate(c, training, data["dataset"]),
         **data,
     )

@@ -128,7 +128,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
         evaluation=settings.evaluation(
             c["evaluation"], lambda config: settings.open_data(config, made_up, "evaluation"), accuracy
         ),
-        optimizer=settings.adamw(c),
+        optimizer=partial(settings.adamw, c),
         learning_rate=settings.rate(c, training, dataset),
     )
 

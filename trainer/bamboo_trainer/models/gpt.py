@@ -4,16 +4,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bamboo_core.complaints import system_reason
-from bamboo_trainer.data import TextDataset, stdlib_text
-from bamboo_trainer.models.settings import typed_values
+from bamboo_trainer.data import TextDataset, text_bytes
+from bamboo_trainer.models.settings import camel, decaying, keys_of, typed_values
 from bamboo_trainer.task import Parts, Task
 
 VOCABULARY = 256
@@ -46,20 +44,7 @@ class GptConfig:
             _require(self.steps >= 1, "steps", "at least 1", self.steps)
 
 
-_KEYS: dict[str, tuple[str, type]] = {
-    "dModel": ("d_model", int),
-    "heads": ("heads", int),
-    "blocks": ("blocks", int),
-    "context": ("context", int),
-    "dropout": ("dropout", float),
-    "learningRate": ("learning_rate", float),
-    "warmupSteps": ("warmup_steps", int),
-    "weightDecay": ("weight_decay", float),
-    "steps": ("steps", int),
-    "tieEmbeddings": ("tie_embeddings", bool),
-    "checkpoint": ("checkpoint", bool),
-    "text": ("text", str),
-}
+_KEYS = keys_of(GptConfig)
 
 
 class GptEmbedding(nn.Module):
@@ -126,22 +111,18 @@ class GptHead(nn.Module):
 
 def build(config: Mapping[str, Any]) -> Task:
     """Return the task. Raises ValueError, naming the key and what was expected, for an invalid config."""
-    parsed = parse_config(config)
+    parsed = GptConfig(**typed_values(config, _KEYS, nullable=("steps",)))
     blocks: list[Callable[[], nn.Module]] = [partial(GptBlock, parsed)] * parsed.blocks
     return Task(
         layers=(partial(GptEmbedding, parsed), *blocks, partial(GptHead, parsed)),
         loss=_loss,
-        dataset=TextDataset(_text(parsed.text), parsed.context),
+        dataset=TextDataset(text_bytes(parsed.text, "text"), parsed.context),
         tokens_per_sample=parsed.context,
         optimizer=partial(_optimizer, parsed),
         learning_rate=partial(learning_rate, parsed),
         tied=(("0.token.weight", f"{parsed.blocks + 1}.head.weight"),) if parsed.tie_embeddings else (),
         checkpointed=range(1, parsed.blocks + 1) if parsed.checkpoint else (),
     )
-
-
-def parse_config(config: Mapping[str, Any]) -> GptConfig:
-    return GptConfig(**typed_values(config, _KEYS, nullable=("steps",)))
 
 
 def learning_rate(config: GptConfig, step: int) -> float:
@@ -158,17 +139,7 @@ def learning_rate(config: GptConfig, step: int) -> float:
 
 def _require(holds: bool, field: str, expected: str, got: object) -> None:
     if not holds:
-        key = next(k for k, (name, _) in _KEYS.items() if name == field)
-        raise ValueError(f"{key} must be {expected}, got {got}")
-
-
-def _text(source: str) -> bytes:
-    if source == "stdlib":
-        return stdlib_text()
-    try:
-        return Path(source).read_bytes()
-    except OSError as error:
-        raise ValueError(f"text must be stdlib or a readable file, got {source!r} ({system_reason(error)})") from error
+        raise ValueError(f"{camel(field)} must be {expected}, got {got}")
 
 
 def _loss(outputs: Parts, targets: Parts) -> Tensor:
@@ -177,9 +148,5 @@ def _loss(outputs: Parts, targets: Parts) -> Tensor:
 
 def _optimizer(config: GptConfig, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
     """Return AdamW; matrices decay, vectors do not."""
-    pairs = list(named)
-    groups = [
-        {"params": [p for _, p in pairs if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for _, p in pairs if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.learning_rate, betas=(0.9, 0.95))
+    groups = decaying(named, config.weight_decay)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95))

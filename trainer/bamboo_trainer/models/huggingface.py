@@ -36,7 +36,7 @@ from bamboo_trainer.models import texts
 from bamboo_trainer.models.huggingface_files import MODULE, PeftAdapter, PublishedWeights, model_folder, stay_offline
 from bamboo_trainer.models.sequences import Objective as TokenObjective
 from bamboo_trainer.models.sequences import Sequences, open_sequences, with_length
-from bamboo_trainer.models.settings import decaying, evaluation, typed_values
+from bamboo_trainer.models.settings import decaying, evaluation, keys_of, typed_values
 from bamboo_trainer.models.texts import HEADS, Head, Labelled, label_accuracy, label_loss, open_labelled
 from bamboo_trainer.task import Dataset, Parts, Task, TrainingFacts, add_loss
 from bamboo_trainer.tasks.task_errors import TaskError
@@ -172,14 +172,14 @@ class HuggingFaceSettings:
     model: str | None = None
     revision: str | None = None
     published_as: str | None = None
-    architecture: Mapping[str, Any] | str | None = None
+    architecture: str | Mapping[str, Any] | None = None
     # data, evaluation: see `models.sequences`
     data: Mapping[str, Any] | None = None
     evaluation: Mapping[str, Any] | None = None
     objective: Objective | None = None  # None: what the model is for
     labels: int | Sequence[str] | None = None  # their number or names, for a head; None: the model config's
     attention: Literal["sdpa", "eager"] | None = None  # None: sdpa where the model has it
-    blocks: Sequence[str] | str | None = None  # the names of its lists of blocks, if they are not found
+    blocks: str | Sequence[str] | None = None  # the names of its lists of blocks, if they are not found
     random: bool = False  # random first values, even if the folder has others
     learning_rate: float = 5e-5
     warmup_steps: int = 0
@@ -205,32 +205,8 @@ class LoraSettings:
     trained: Sequence[str] = ()
 
 
-_LORA_KEYS: Final[dict[str, tuple[str, Any]]] = {
-    "adapter": ("adapter", str),
-    "rank": ("rank", int),
-    "alpha": ("alpha", float),
-    "dropout": ("dropout", float),
-    "targets": ("targets", list),
-    "trained": ("trained", list),
-}
-_KEYS: Final[dict[str, tuple[str, Any]]] = {
-    "model": ("model", str),
-    "revision": ("revision", str),
-    "architecture": ("architecture", (str, Mapping)),
-    "data": ("data", Mapping),
-    "evaluation": ("evaluation", Mapping),
-    "objective": ("objective", str),
-    "labels": ("labels", (int, list)),
-    "attention": ("attention", str),
-    "blocks": ("blocks", (str, list)),
-    "random": ("random", bool),
-    "learningRate": ("learning_rate", float),
-    "warmupSteps": ("warmup_steps", int),
-    "weightDecay": ("weight_decay", float),
-    "checkpoint": ("checkpoint", bool),
-    "lora": ("lora", Mapping),
-    "routerAuxLossCoef": ("router_aux_loss_coef", float),
-}
+_KEYS: Final = keys_of(HuggingFaceSettings, "published_as")
+_LORA_KEYS: Final = keys_of(LoraSettings)
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:

@@ -368,7 +368,8 @@ def _problem(error: Exception, model: str, revision: str, instead: str) -> str:
     """Return a sentence, without the library's message where that might hold an address with a password, or a token."""
     from huggingface_hub import constants, errors
 
-    where = _without_password(constants.ENDPOINT)
+    parts = urllib.parse.urlsplit(constants.ENDPOINT)
+    where = urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))  # without a password
     if constants.HF_HUB_OFFLINE:
         return f"it is not in the cache as a whole, and HF_HUB_OFFLINE forbids to fetch it: {instead}"
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
@@ -384,11 +385,6 @@ def _problem(error: Exception, model: str, revision: str, instead: str) -> str:
     if isinstance(error, OSError) and error.errno is not None:
         return f"it cannot be kept in the cache {constants.HF_HUB_CACHE}: {said_by(error)}"
     return f"{where} cannot be reached ({type(error).__name__}): {instead}"
-
-
-def _without_password(address: str) -> str:
-    parts = urllib.parse.urlsplit(address)
-    return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def stay_offline(library: Any) -> None:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bamboo_trainer.data import TensorDataset
-from bamboo_trainer.models.settings import typed_values
+from bamboo_trainer.models.settings import keys_of, typed_values
 from bamboo_trainer.task import Parts, Task
 
 
@@ -29,15 +29,7 @@ class MlpConfig:
     momentum: float = 0.9
 
 
-_KEYS: dict[str, tuple[str, type]] = {
-    "width": ("width", int),
-    "blocks": ("blocks", int),
-    "samples": ("samples", int),
-    "noise": ("noise", float),
-    "turns": ("turns", float),
-    "learningRate": ("learning_rate", float),
-    "momentum": ("momentum", float),
-}
+_KEYS = keys_of(MlpConfig)
 
 
 class Lift(nn.Module):
@@ -105,7 +97,7 @@ def spirals(samples: int, noise: float, turns: float, seed: int) -> TensorDatase
 def _parse(config: Mapping[str, Any]) -> MlpConfig:
     values = typed_values(config, _KEYS)
     for key, value in config.items():
-        least = 1 if _KEYS[key][1] is int else 0
+        least = 1 if _KEYS[key][1] == (int,) else 0
         if not value >= least:
             raise ValueError(f"{key} must be at least {least}, got {value}")
     return MlpConfig(**values)

@@ -81,7 +81,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     return Task(
         layers=(partial(Stem, c["width"]), *_blocks(c), partial(ResNetHead, 8 * EXPANSION * c["width"], c["classes"])),
         loss=loss,
-        optimizer=settings.sgd(c),
+        optimizer=partial(settings.sgd, c),
         learning_rate=settings.rate(c, training, data["dataset"]),
         **data,
     )

@@ -292,7 +292,7 @@ def language_model(
         dataset=dataset,
         evaluation=settings.evaluation(c["evaluation"], held_out, accuracy),
         tokens_per_sample=dataset.tokens_per_sample,
-        optimizer=settings.adamw(c),
+        optimizer=partial(settings.adamw, c),
         learning_rate=settings.rate(c, training, dataset),
         tied=(("0.token.weight", f"{last}.out.weight"),) if tied else (),
         checkpointed=range(1, last) if c["checkpoint"] else (),

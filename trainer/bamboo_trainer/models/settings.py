@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final
+from types import UnionType
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +39,27 @@ def typed_values(
     return values
 
 
+def keys_of(kind: type[Any], *without: str) -> dict[str, tuple[str, Any]]:
+    """Return the keys of a dataclass's fields for `typed_values`. without: fields that have no key."""
+    return {camel(name): (name, _kinds(hint)) for name, hint in get_type_hints(kind).items() if name not in without}
+
+
+def camel(name: str) -> str:
+    """Return a field's key: maxSteps for max_steps."""
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
+
+
+def _kinds(hint: Any) -> tuple[type, ...]:
+    """Return the types of a field's values as they are in a manifest, except None."""
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return tuple(dict.fromkeys(kind for part in get_args(hint) for kind in _kinds(part)))
+    if hint is type(None):
+        return ()
+    return ({Literal: str, Sequence: list}.get(origin, origin or hint),)
+
+
 MADE_UP: Final = "random"
 HELD_OUT: Final = 1 << 40  # made-up data for an evaluation begin with this number
 TRAINING: Final[dict[str, Any]] = {"learningRate": 1e-3, "warmupSteps": 0, "weightDecay": 0.0, "checkpoint": False}
@@ -55,14 +76,12 @@ def read(config: Mapping[str, Any], sizes: Mapping[str, Mapping[str, Any]], defa
     if size not in sizes:
         raise ValueError(f"size must be one of {', '.join(sizes)}, got {size!r}")
     known = {**TRAINING, **sizes[size], "data": {}, "evaluation": {}}
-    values = {**known, "evaluation": None}
-    for key, value in config.items():
-        if key == "size":
-            continue
-        if key not in known:
-            raise ValueError(f"unknown key {key!r}, {suggestion(key, ['size', *known])}")
-        values[key] = _typed(key, value, known[key])
-    return values
+    kinds = {key: (key, Mapping if default == {} else type(default)) for key, default in known.items()}
+    values = typed_values(config, {"size": ("size", str), **kinds})
+    for key, value in values.items():
+        if type(value) in (int, float) and value < 0:
+            raise ValueError(f"{key} must not be negative, got {value}")
+    return {**known, "evaluation": None, **values}
 
 
 def made_up_seed(where: str) -> int:
@@ -78,18 +97,6 @@ def whole_numbers(values: Mapping[str, Any], *keys: str) -> None:
             raise ValueError(f"{key} must be at least 1, got {values[key]}")
 
 
-def _typed(key: str, value: Any, default: Any) -> Any:
-    kind = type(default)
-    if kind is float and type(value) is int:
-        value = float(value)
-    fits = isinstance(value, Mapping) if kind is dict else type(value) is kind
-    if not fits:
-        raise ValueError(f"{key} must be of type {kind.__name__}, got {value!r}")
-    if kind in (int, float) and value < 0:
-        raise ValueError(f"{key} must not be negative, got {value}")
-    return dict(value) if kind is dict else value
-
-
 def rate(values: Mapping[str, Any], training: TrainingFacts | None, dataset: Dataset) -> Callable[[int], float]:
     """Return a schedule: a linear warm-up, then half a cosine to a tenth of the rate at the job's last step."""
     peak, warmup = values["learningRate"], values["warmupSteps"]
@@ -99,14 +106,6 @@ def rate(values: Mapping[str, Any], training: TrainingFacts | None, dataset: Dat
         return schedules.constant(peak, warmup)
     steps = training.steps_with(dataset, getattr(dataset, "tokens_per_sample", None))
     return schedules.cosine(peak, steps=max(steps, warmup + 1), warmup=warmup, final=0.1 * peak)
-
-
-def adamw(values: Mapping[str, Any]) -> Callable[[Named], torch.optim.Optimizer]:
-    return partial(_adamw, values["learningRate"], values["weightDecay"])
-
-
-def sgd(values: Mapping[str, Any]) -> Callable[[Named], torch.optim.Optimizer]:
-    return partial(_sgd, values["learningRate"], values["weightDecay"])
 
 
 def decaying(named: Named, decay: float) -> list[dict[str, Any]]:
@@ -119,12 +118,14 @@ def decaying(named: Named, decay: float) -> list[dict[str, Any]]:
     return [group for group in groups if group["params"]]
 
 
-def _adamw(rate: float, decay: float, named: Named) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(decaying(named, decay), lr=rate, betas=(0.9, 0.95))
+def adamw(values: Mapping[str, Any], named: Named) -> torch.optim.Optimizer:
+    """Return AdamW with the settings that `read` returns."""
+    return torch.optim.AdamW(decaying(named, values["weightDecay"]), lr=values["learningRate"], betas=(0.9, 0.95))
 
 
-def _sgd(rate: float, decay: float, named: Named) -> torch.optim.Optimizer:
-    return torch.optim.SGD(decaying(named, decay), lr=rate, momentum=0.9)
+def sgd(values: Mapping[str, Any], named: Named) -> torch.optim.Optimizer:
+    """Return SGD with the settings that `read` returns."""
+    return torch.optim.SGD(decaying(named, values["weightDecay"]), lr=values["learningRate"], momentum=0.9)
 
 
 MakeUp = Callable[[int, int], Dataset]  # how many samples, and the number that the first one is made from

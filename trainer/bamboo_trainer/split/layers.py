@@ -142,9 +142,6 @@ class SplitLayer(nn.Module):
         return self._position in self._route.base.own_code
 
     def extra_repr(self) -> str:
-        return self._name()
-
-    def _name(self) -> str:
         blocks = self._route.blocks
         if 0 < self._position <= len(blocks):
             return blocks[self._position - 1]
@@ -188,25 +185,22 @@ class SplitLayer(nn.Module):
             leaves = result if result is not None else [values[key] for key in recording.result_keys]
             return tuple(leaves)
         kept = tuple(self._passed(recording, key, values[key]) for key in recording.boundaries[min(position, count)])
-        shape_parts = self._shape_parts(shapes or (), kept) if route.carried(position) else ()
-        return (*kept, *shape_parts)
+        if not route.carried(position):
+            return kept
+        device = kept[0].device if kept else None
+        return (*kept, *(torch.empty((0, *shape), dtype=dtype, device=device) for shape, dtype in shapes or ()))
 
     def _unpacked(self, parts: Parts, first: bool) -> tuple[dict[Key, Tensor], Shapes | None]:
         if first:
             return {("input", 0, n): t for n, t in enumerate(parts)}, tuple((tuple(t.shape), t.dtype) for t in parts)
-        base = self._route.base
-        keys = base.boundaries[self._before()]
-        values = {
-            key: _arrived(base, key, part if key in base.gradients else part.detach())
-            for key, part in zip(keys, parts[: len(keys)], strict=True)
-        }
+        base, positions = self._route.base, self._route.positions
+        keys = base.boundaries[positions[positions.index(self._position) - 1]]
+        values = {}
+        for key, part in zip(keys, parts[: len(keys)], strict=True):
+            arrived = part if key in base.gradients else part.detach()
+            values[key] = torch.view_as_complex(arrived) if key in base.complex else arrived
         carriers = parts[len(keys) :]
         return values, tuple((tuple(t.shape[1:]), t.dtype) for t in carriers) if carriers else None
-
-    def _before(self) -> int:
-        """Return the position before."""
-        positions = self._route.positions
-        return positions[positions.index(self._position) - 1]
 
     @staticmethod
     def _passed(recording: Recording, key: Key, value: Tensor) -> Tensor:
@@ -216,11 +210,6 @@ class SplitLayer(nn.Module):
         passed = value if key in recording.gradients else value.detach()
         return (torch.view_as_real(passed.resolve_conj()) if key in recording.complex else passed).contiguous()
 
-    @staticmethod
-    def _shape_parts(shapes: Shapes, kept: Parts) -> Parts:
-        device = kept[0].device if kept else None
-        return tuple(torch.empty((0, *shape), dtype=dtype, device=device) for shape, dtype in shapes)
-
     def _run_block(self, recording: Recording, values: dict[Key, Tensor]) -> None:
         i = self._position - 1
         block = self.module.get_submodule(self._route.blocks[i])
@@ -228,10 +217,6 @@ class SplitLayer(nn.Module):
         with around(self._route.base.settings[i]):
             result = block(*args, **kwargs)
         note_outs(recording, i, result, self._route.blocks[i], values)
-
-
-def _arrived(recording: Recording, key: Key, part: Tensor) -> Tensor:
-    return torch.view_as_complex(part) if key in recording.complex else part
 
 
 def note_outs(recording: Recording, i: int, result: Any, name: str, values: dict[Key, Tensor]) -> None:
@@ -260,10 +245,6 @@ def _seated(model: nn.Module, names: Sequence[str], instead: Callable[..., Any])
             del block.__dict__["forward"]
             if forward is not None:
                 block.__dict__["forward"] = forward
-
-
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 class _Enough(BaseException):
@@ -308,7 +289,8 @@ class ModelRun(TorchFunctionMode):
             return [self._values["input", 0, n] for n in range(len(self._shapes))]
         self._stack.enter_context(self._gradients_aside())
         self._stack.enter_context(_disable_current_modes())
-        self._stack.enter_context(saved_tensors_hooks(_as_it_is, _as_it_is))  # saved-tensor hooks of others want values
+        # saved-tensor hooks of others want values
+        self._stack.enter_context(saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor))
         self._stack.enter_context(self._route.mode)
         self._paused = True
         inputs = [torch.empty(shape, dtype=dtype) for shape, dtype in self._shapes]

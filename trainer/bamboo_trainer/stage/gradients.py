@@ -126,7 +126,9 @@ def _frontier(ends: Sequence[Node], inputs: Sequence[Tensor]) -> dict[tuple[Node
     wanted = {id(leaf) for leaf in inputs}
     on_the_way: set[Node] = set()
     for node in order:  # what follows comes first
-        if _variable_id(node) in wanted or any(after in on_the_way for after in following[node]):
+        if (node.name() == LEAF and id(_variable(node)) in wanted) or any(
+            after in on_the_way for after in following[node]
+        ):
             on_the_way.add(node)
     if any(isinstance(node, torch._C._FunctionBase) for node in on_the_way):
         return None
@@ -190,10 +192,6 @@ def _variable(leaf: Node) -> Tensor:
     found: Any = leaf
     variable: Tensor = found.variable
     return variable
-
-
-def _variable_id(node: Node) -> int | None:
-    return id(_variable(node)) if node.name() == LEAF else None
 
 
 PIECE: Final = 1 << 24  # elements to bring from host memory at once
@@ -285,7 +283,10 @@ class GradientSum:
         if microbatch + 1 < end:
             return
         last, half = self._group + 1 == self._end, self.half
-        before = self._with_current() if half is None else self._with_half()
+        if half is None:
+            before = self._with_current()
+        else:
+            before = [*self._done[:-1], (SumNode(self._done[-1][0].first, self._group + 1), half)]
         self._done = self._merged(before, [self._buckets[b] for b in self._open] if last else [slice(None)])
         if last:
             self._spare = None
@@ -303,10 +304,6 @@ class GradientSum:
 
     def _with_current(self) -> list[tuple[SumNode, Tensor]]:
         return [*self._done, (SumNode(self._group, self._group + 1), self.target)]
-
-    def _with_half(self) -> list[tuple[SumNode, Tensor]]:
-        *others, (left, total) = self._done
-        return [*others, (SumNode(left.first, self._group + 1), total)]
 
     def _merged(self, nodes: list[tuple[SumNode, Tensor]], places: Sequence[slice]) -> list[tuple[SumNode, Tensor]]:
         """Return the nodes with the last ones summed, in these places, where they are halves of a node."""

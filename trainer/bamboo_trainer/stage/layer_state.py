@@ -143,7 +143,11 @@ def restore(
 
     Raises ValueError, with nothing changed, if one is missing, or they do not fit each other or the stage.
     """
-    wanted = [_state(states, index) for index in needed(layers, parameters)]
+    wanted = []
+    for index in needed(layers, parameters):
+        if index not in states:
+            raise ValueError(f"the state of layer {index} is missing")
+        wanted.append(states[index])
     versions = sorted({state.version for state in wanted})
     if len(versions) != 1:
         raise ValueError(f"the layers' states are of steps {versions[0]} and {versions[-1]}, expected the same step")
@@ -157,7 +161,11 @@ def restore(
     scalars = {n: v for s in wanted for n, v in s.scalars.items() if belongs(s.layer, n)}
     _check_names(given, scalars, known, optimizer)
     for name in own.keys() & given.keys():
-        _check_tensor(name, given[name], own[name])
+        mine, theirs = own[name], given[name]
+        if theirs.shape != mine.shape or theirs.dtype != mine.dtype:
+            raise ValueError(
+                f"the state's {name} is {theirs.dtype} {list(theirs.shape)}, expected {mine.dtype} {list(mine.shape)}"
+            )
     optimizer.check_scalars(scalars)
     with torch.no_grad():
         if not optimizer.fixed:
@@ -168,12 +176,6 @@ def restore(
             tensor.copy_(given[name])
     optimizer.set_scalars(scalars)
     return versions[0]
-
-
-def _state(states: Mapping[int, LayerState], index: int) -> LayerState:
-    if index not in states:
-        raise ValueError(f"the state of layer {index} is missing")
-    return states[index]
 
 
 def _check_names(
@@ -188,13 +190,6 @@ def _check_names(
         raise ValueError(f"the state lacks {missing[0]} of this stage")
     if foreign := sorted(names - expected):
         raise ValueError(f"the state holds {foreign[0]}, which this stage does not have")
-
-
-def _check_tensor(name: str, given: Tensor, own: Tensor) -> None:
-    if given.shape != own.shape or given.dtype != own.dtype:
-        raise ValueError(
-            f"the state's {name} is {given.dtype} {list(given.shape)}, expected {own.dtype} {list(own.shape)}"
-        )
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -470,8 +470,9 @@ class Stage:
         sum needs to `weight_gradients`, where it can be separated.
         """
         assert (gradients is None) == self.values.last
-        scale = self._backward_scale()
-        return self._backwards.run(work, (step, microbatch), gradients, scale, postpone=postpone)
+        scale = self.values.common.loss_scale
+        factors = BackwardScale(scale.scale, scale.scale / self._weight_unit) if scale else _UNSCALED
+        return self._backwards.run(work, (step, microbatch), gradients, factors, postpone=postpone)
 
     def backward_rest(self, work: Work, step: int, microbatch: int) -> None:
         """Run the next part of a backward that goes bucket by bucket; nothing for other backwards."""
@@ -480,10 +481,6 @@ class Stage:
     def weight_gradients(self, work: Work, step: int, microbatch: int) -> None:
         """Add the gradients that a backward has postponed, if any. Must be called in order."""
         self._backwards.weights(work, step, microbatch)
-
-    def _backward_scale(self) -> BackwardScale:
-        scale = self.values.common.loss_scale
-        return BackwardScale(scale.scale, scale.scale / self._weight_unit) if scale else _UNSCALED
 
     def evaluate(self, work: Work, batch: int, inputs: Parts | None) -> Parts:
         """Run the forward of an evaluation batch, in eval mode; return outputs, or () on the last stage."""

@@ -12,7 +12,7 @@ that no factory remembers such a layer. If a factory needs the values, layers ar
 import logging
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -175,32 +175,24 @@ def settled(task: Task, seed: int) -> Task:
         return task
     for group in shared.groups:
         logger.info("%s are one parameter, and are tied", " and ".join(group))
-    given = HandedOut(task, seed, shared.handed_out)
-    layers = [partial(given.copy, i) if i in shared.handed_out else layer for i, layer in enumerate(task.layers)]
+    # Layers whose factories return objects that they, or others, have returned before are built once, at once and in
+    # order, and stay unchanged: each stage of a worker gets copies. So their initial values depend neither on which of
+    # them a worker builds first nor on what it has trained meanwhile.
+    built = {i: build_layer(task, seed, i) for i in shared.handed_out}
+    for index, layer in built.items():
+        forbid_training(layer, index)
+    layers = [partial(_copy, built[i]) if i in built else factory for i, factory in enumerate(task.layers)]
     tied = [tuple(shared.aliases.get(name, name) for name in names) for names in task.tied]
     return replace(task, layers=layers, tied=merged(tied, shared.groups))
 
 
-class HandedOut:
-    """Layers whose factories return objects that they, or others, have returned before.
-
-    They are built once, at once and in order, and stay unchanged: each stage of a worker gets copies. So their initial
-    values depend neither on which of them a worker builds first nor on what it has trained meanwhile. A layer or loss
-    that uses one of these instead of a copy is refused by name as soon as it does.
-    """
-
-    def __init__(self, task: Task, seed: int, layers: Sequence[int]) -> None:
-        self._layers = {i: build_layer(task, seed, i) for i in layers}
-        for index, layer in self._layers.items():
-            forbid_training(layer, index)
-
-    def copy(self, layer: int) -> nn.Module:
-        try:
-            return deepcopy(self._layers[layer])
-        except Exception as error:
-            raise TaskError(
-                f"its factory does not make a new layer at each call, and it cannot be copied ({told(error)})"
-            ) from error
+def _copy(layer: nn.Module) -> nn.Module:
+    try:
+        return deepcopy(layer)
+    except Exception as error:
+        raise TaskError(
+            f"its factory does not make a new layer at each call, and it cannot be copied ({told(error)})"
+        ) from error
 
 
 def merged(tied: Iterable[Names], shared: Iterable[Names]) -> tuple[Names, ...]:
@@ -287,7 +279,10 @@ class Search:
                     if not one.contributes:
                         continue
                     for name, buffer in one.buffers.items():
-                        self._see_running(layer, f"{layer}.{one.place(name)}", buffer, again)
+                        place = f"{layer}.{one.place(name)}"
+                        known = self._before(layer, place, buffer, again)
+                        if known and not again and known[1] != place:
+                            self._running.append((known[1], place))
                 if not again:
                     self._name(layer, module)
                     self._lay(layer, module)
@@ -307,11 +302,6 @@ class Search:
         if known and not again and known[0] != layer:
             self._groups.setdefault(known[1], [known[1]]).append(name)
             self._handed_out |= {known[0], layer}
-
-    def _see_running(self, layer: int, name: str, buffer: Tensor, again: bool) -> None:
-        known = self._before(layer, name, buffer, again)
-        if known and not again and known[1] != name:
-            self._running.append((known[1], name))
 
     def _before(self, layer: int, name: str, tensor: Tensor, again: bool) -> tuple[int, str] | None:
         """Return the layer and name under which this very tensor was seen before, or None."""
