@@ -187,17 +187,7 @@ class CommitLog:
         cells = layout.cells(stages)
         if any(cell not in reports for cell in cells):
             return None
-        result = combined([reports[cell] for cell in cells], self._loss_unit)
-        return Commit(
-            norm=result.norm,
-            loss=result.loss,
-            scale=result.scale,
-            metrics=result.metrics,
-            evaluation=result.evaluation,
-            microbatches=result.microbatches,
-            generation=generation,
-            epoch=epoch,
-        )
+        return combined([reports[cell] for cell in cells], self._loss_unit, generation=generation, epoch=epoch)
 
 
 logger = logging.getLogger(__name__)

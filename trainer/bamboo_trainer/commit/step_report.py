@@ -10,11 +10,10 @@ Sums are exact until the end, so they do not depend on the grid.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from bamboo_core.control.protocol import MOST_METRICS
 from bamboo_core.planning.plan import Cell
-from bamboo_trainer.frames import Ready
+from bamboo_trainer.frames import Commit, Ready
 from bamboo_trainer.stage.work import Work
 
 
@@ -26,7 +25,10 @@ def exact_terms(numbers: Iterable[float]) -> list[float]:
             return [number]
         rest, kept = number, []
         for term in terms:
-            rest, error = _two_sum(rest, term)
+            total = rest + term  # with its rounding error (Knuth)
+            of_term = total - rest
+            error = (rest - (total - of_term)) + (term - of_term)
+            rest = total
             if error:
                 kept.append(error)
         terms = [*kept, rest] if rest else kept
@@ -57,13 +59,6 @@ def quotient(total: Sequence[float], weight: Sequence[float]) -> float:
         return math.nan
 
 
-def _two_sum(a: float, b: float) -> tuple[float, float]:
-    """Return the rounded sum and its rounding error (Knuth)."""
-    total = a + b
-    of_b = total - a
-    return total, (a - (total - of_b)) + (b - of_b)
-
-
 Sums = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # by name: the terms of a sum, and of its weight
 
 
@@ -84,24 +79,10 @@ def step_report(cell: Cell, squared_norms: Iterable[float], work: Work) -> Ready
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """The result of a step; numbers are NaN if not finite. scale: of the summed gradients. norm: of the scaled ones.
-
-    microbatches: whose losses it is; 0 after the last step, for an evaluation alone: loss and norm are 0 then.
-    """
-
-    loss: float
-    norm: float
-    scale: float
-    microbatches: int
-    metrics: dict[str, float]
-    evaluation: dict[str, float]
-
-
-def combined(reports: Sequence[Ready], loss_unit: float = 1.0) -> StepResult:
-    """Combine the reports of all cells, in any order, to the same result. loss_unit: the divisor of summed losses
-    before their backward.
+def combined(reports: Sequence[Ready], loss_unit: float = 1.0, *, generation: int = 0, epoch: int = 0) -> Commit:
+    """Combine the reports of all cells, in any order, to the same commit. Its numbers are NaN if not finite; after the
+    last step, for an evaluation alone, loss and norm are 0. loss_unit: the divisor of summed losses before their
+    backward.
     """
     losses = [loss for report in reports for loss in report.losses.values()]
     weights = [weight for report in reports for weight in report.weights.values()]
@@ -115,13 +96,15 @@ def combined(reports: Sequence[Ready], loss_unit: float = 1.0) -> StepResult:
     scale = quotient([loss_unit], weights) if weights else 1.0
     metrics = {name: quotient(terms, whole) for name, terms in added.items()}
     metrics |= _quotients([report.metrics for report in reports])
-    return StepResult(
+    return Commit(
         loss=quotient([*losses, *(term for terms in added.values() for term in terms)], whole),
         norm=math.sqrt(quotient(squares, [1.0])) * scale,
         scale=scale,
         microbatches=len(losses),
         metrics={name: metrics[name] for name in sorted(metrics)[:MOST_METRICS]},
         evaluation=_quotients([report.evaluation for report in reports]),
+        generation=generation,
+        epoch=epoch,
     )
 
 
