@@ -36,20 +36,6 @@ class TrainingConfig:
     early: EvaluationSpec | None = None
     compile: bool = False
 
-    def __post_init__(self) -> None:
-        if self.precision not in ("fp32", "bf16", "fp16"):
-            raise ValueError(f'precision must be "fp32", "bf16" or "fp16", got {self.precision!r}')
-        if self.parameter_precision not in ("fp32", self.precision) or self.parameter_precision == "fp16":
-            raise ValueError(f"parameters may be fp32, or bf16 as products are, got {self.parameter_precision!r}")
-        if self.boundary_precision != "fp32" and (self.boundary_precision, self.precision) != ("bf16", "bf16"):
-            raise ValueError(
-                f"what layers pass on may be fp32, or bf16 as products are, got {self.boundary_precision!r}"
-            )
-        if self.microbatches < 1 or self.micro_batch_size < 1:
-            raise ValueError("microbatches and micro_batch_size must be at least 1")
-        if self.max_gradient_norm is not None and not self.max_gradient_norm > 0:
-            raise ValueError(f"max_gradient_norm must be positive, got {self.max_gradient_norm}")
-
     @classmethod
     def of(cls, training: TrainingSpec) -> Self:
         """Return the configuration that a manifest describes."""

@@ -81,13 +81,14 @@ class LayerHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def encode(state: LayerState) -> list[Buffer]:
     """Return the file's bytes in pieces that share the tensors' storage; nothing large is copied.
 
-    Raises ValueError for a dtype that no tensor of a stage has.
+    safetensors' own writer copies every tensor twice and lets no other thread run meanwhile; the training thread must
+    not wait for that. Raises ValueError for a dtype that no tensor of a stage has.
     """
     tensors = {name: tensor.detach().cpu().resolve_conj().resolve_neg() for name, tensor in state.tensors.items()}
     unknown = {tensor.dtype for tensor in tensors.values()} - DTYPE_NAMES.keys()
     if unknown:
         raise ValueError(f"layer {state.layer} has tensors of {min(map(str, unknown))}, which no checkpoint can hold")
-    stored = {name: as_stored(tensor) for name, tensor in tensors.items()}
+    stored = {name: as_stored(tensor).contiguous() for name, tensor in tensors.items()}
     header = LayerHeader(
         format=FORMAT,
         layer=state.layer,
@@ -96,8 +97,11 @@ def encode(state: LayerState) -> list[Buffer]:
         scalars=dict(state.scalars),
         complex=tuple(name for name, tensor in tensors.items() if tensor.is_complex()),
     )
+    order = sorted(stored, key=lambda name: (-stored[name].element_size(), name))  # so that each one is aligned
+    specs = [(name, DTYPE_NAMES[stored[name].dtype], tuple(stored[name].shape), stored[name].nbytes) for name in order]
     # json, because other JSON encoders have no place for numbers that are not finite
-    return safetensors_bytes(stored, {_ENTRY: json.dumps(msgspec.to_builtins(header))})
+    metadata = {_ENTRY: json.dumps(msgspec.to_builtins(header))}
+    return [header_bytes(specs, metadata), *(byte_view(stored[name]) for name in order if stored[name].nbytes)]
 
 
 def as_stored(tensor: Tensor) -> Tensor:
@@ -148,21 +152,6 @@ def read_header(start: bytes) -> tuple[LayerHeader, dict[str, TensorEntry]]:
         if found is None or found.dtype not in ("F32", "F64") or found.shape[-1:] != (2,):
             raise CheckpointDamaged(f"no safetensors file of a layer (complex tensor {name!r})")
     return header, entries
-
-
-def safetensors_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[Buffer]:
-    """Return a safetensors file, in pieces that share the tensors' storage.
-
-    safetensors' own writer copies every tensor twice and lets no other thread run meanwhile; the training thread must
-    not wait for that.
-    """
-    whole = {name: tensor.resolve_conj().resolve_neg().contiguous() for name, tensor in tensors.items()}
-    for name, tensor in whole.items():
-        if tensor.dtype not in DTYPE_NAMES or tensor.dtype is torch.complex128:
-            raise ValueError(f"{name} is of {tensor.dtype}, which safetensors files do not have")
-    order = sorted(whole, key=lambda name: (-whole[name].element_size(), name))  # so that each one is aligned
-    specs = [(name, DTYPE_NAMES[whole[name].dtype], tuple(whole[name].shape), whole[name].nbytes) for name in order]
-    return [header_bytes(specs, metadata), *(byte_view(whole[name]) for name in order if whole[name].nbytes)]
 
 
 def header_bytes(specs: Sequence[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]) -> bytes:

@@ -323,11 +323,8 @@ class FlatParameters:
         """Make the parameters' gradients views of this tensor, which backwards then add to."""
         if self._bound is gradient:
             return
-        if gradient.shape != (self.gradient_size,) or gradient.dtype != torch.float32:
-            raise ValueError(
-                f"the stage's gradient must be float32 [{self.gradient_size}], "
-                f"got {gradient.dtype} {list(gradient.shape)}"
-            )
+        assert gradient.shape == (self.gradient_size,)
+        assert gradient.dtype == torch.float32
         self.unbind()
         for place in self._places:
             if self._dtype is not torch.float32:
