@@ -116,7 +116,11 @@ class ModelToExport:
         self.config.save_pretrained(folder)
         source = Path(self.settings.model) if self.settings.model else None
         if source:
-            _copy_companions(source, folder)
+            for name in COMPANIONS:
+                if (source / name).is_file():
+                    shutil.copyfile(source / name, folder / name)
+            if (source / TEMPLATES).is_dir():
+                shutil.copytree(source / TEMPLATES, folder / TEMPLATES)
         if self.objective == "causal":
             _write_generation(source, self.config, folder)
 
@@ -127,25 +131,14 @@ class ModelToExport:
         return {name.removeprefix(MODULE) for name in beside}
 
     @property
-    def _base(self) -> Mapping[str, str | None]:
-        return {"base": self.settings.published_as, "revision": self.settings.revision}
-
-    @property
     def adapter_facts(self) -> Mapping[str, Any]:
         """The facts about adapters that `adapters.describe` writes in addition to their tensors."""
         given = lora_settings(self.settings.lora or {})
         dropout = given.dropout
         if dropout is None and given.adapter:
             dropout = PeftAdapter.read(Path(given.adapter)).dropout
-        return {"objective": self.objective, "dropout": dropout or 0.0, **self._base}
-
-
-def _copy_companions(source: Path, folder: Path) -> None:
-    for name in COMPANIONS:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, folder / name)
-    if (source / TEMPLATES).is_dir():
-        shutil.copytree(source / TEMPLATES, folder / TEMPLATES)
+        published = {"base": self.settings.published_as, "revision": self.settings.revision}
+        return {"objective": self.objective, "dropout": dropout or 0.0, **published}
 
 
 def _write_generation(source: Path | None, published: Any, folder: Path) -> None:
@@ -207,7 +200,10 @@ def export(
     else:
         entries = source.entries() if by_layer else under_module_names(source, source.entries())
     layout = _Layout.of(entries)
-    _check_space(output, layout.size)
+    free = shutil.disk_usage(output.absolute().parent).free
+    if layout.size > free:
+        needed = bytes_in_words(layout.size)
+        raise ExportError(f"{output}: {needed} are needed, and {bytes_in_words(free)} are free there")
     try:
         with _partial(output) as unfinished:
             if of_model is None:
@@ -321,12 +317,6 @@ def _check_output(output: Path, form: ExportForm, force: bool) -> None:
         raise ExportError(f"{output}: its folder does not exist")
     if output.name in ("", ".", ".."):
         raise ExportError(f"{output}: expected a name that can be given to the output")
-
-
-def _check_space(output: Path, needed: int) -> None:
-    free = shutil.disk_usage(output.absolute().parent).free
-    if needed > free:
-        raise ExportError(f"{output}: {bytes_in_words(needed)} are needed, and {bytes_in_words(free)} are free there")
 
 
 @contextmanager

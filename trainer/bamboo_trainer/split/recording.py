@@ -216,14 +216,6 @@ class Recording:
         exact = any(isinstance(shape, tuple) for shapes in self.out_shapes for shape in shapes)
         return exact or any(form.sizes for form in (*self.calls, *self.outs))
 
-    def same_route(self, other: "Recording") -> bool:
-        """Return whether the same tensors go the same way."""
-        return (self.boundaries, self.own_code, self.result_keys) == (
-            other.boundaries,
-            other.own_code,
-            other.result_keys,
-        )
-
 
 Really = Callable[[int, Form, Sequence[Tensor]], Any]
 

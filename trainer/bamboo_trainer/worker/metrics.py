@@ -26,7 +26,9 @@ def fill(page: MetricsPage, worker: WorkerAgent) -> None:
     engine, transport = worker.engine, worker.transport
     for what, seconds in worker.spans.seconds().items():
         page.add(table.WORKER_TIME, seconds, what.value)
-    _bytes(page, transport.sent, transport.resent)
+    for metric, numbers in ((table.WORKER_SENT, transport.sent), (table.WORKER_RESENT, transport.resent)):
+        for kind, size in by_kind(numbers).by_kind().items():
+            page.add(metric, size, kind)
     page.add(table.WORKER_BROKEN_LINKS, transport.broken)
     if engine is None:
         return
@@ -44,13 +46,6 @@ def fill(page: MetricsPage, worker: WorkerAgent) -> None:
     memory = memory_of(worker.devices)
     page.add(table.WORKER_MEMORY_PEAK, memory.peak)
     page.add(table.WORKER_MEMORY_LIMIT, memory.limit)
-
-
-def _bytes(page: MetricsPage, sent: list[int], resent: list[int]) -> None:
-    """Add the bytes sent. sent, resent: bytes by the number of the frame's kind."""
-    for metric, numbers in ((table.WORKER_SENT, sent), (table.WORKER_RESENT, resent)):
-        for kind, size in by_kind(numbers).by_kind().items():
-            page.add(metric, size, kind)
 
 
 def serve(worker: WorkerAgent, host: str, port: int) -> None:
