@@ -1,9 +1,7 @@
 """Frames, the messages of the data plane: addressed by their content and not by their sender, with payload and tensors.
 
-The payload and tensors of frames of each kind, in addition to their address.
-
-Received frames are checked here, once, before use. A peer knows the job's secret, so its facts are trusted; their form
-is not.
+`FrameKind` lists the kinds; below it are the payloads, and the tensors that a frame of each kind carries. `read` checks
+a received frame once, before use. A peer knows the job's secret, so its facts are trusted; their form is not.
 """
 
 from collections.abc import Iterable

@@ -1,17 +1,12 @@
-"""Measurements and counts of a job's layers for `bamboo profile`: on this machine's device, or for a GPU that is not
-here.
+"""Measurements and counts of layers for `bamboo profile`: on this machine's device, or for a GPU that is not here.
 
-Measurement of a job's layers on this machine's device, one layer after the other, for `bamboo profile`.
+`profile` measures one layer after the other, each again until its median is known well enough, within bounds. Each
+layer is a stage of its own, run by the same code as in training, with the job's microbatch and precision. The earlier
+layers make its inputs from the task's own data.
 
-A layer is measured again until its median is known well enough, within bounds. Each layer is a stage of its own, run by
-the same code as in training, with the job's microbatch and precision. The earlier layers make its inputs from the
-task's own data.
-
-Count of the operations that a GPU would run for each layer's forward and backward, without a GPU, for `bamboo
-profile --device`.
-
-`bamboo_trainer.tasks.inspection` adds up one number by which layers are compared. Here each operation is kept
-with its products and its bytes, since how long it takes depends on the device.
+`layer_work`, for `bamboo profile --device`, counts the operations that a GPU would run for each layer's forward and
+backward, without a GPU. `bamboo_trainer.tasks.inspection` adds up one number by which layers are compared. Here each
+operation is kept with its products and its bytes, since how long it takes depends on the device.
 """
 
 import math

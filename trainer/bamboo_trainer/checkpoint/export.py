@@ -1,12 +1,10 @@
-"""`bamboo export`: a checkpoint as one plain state dict that can be read without Bamboo.
+"""`bamboo export`: a checkpoint as one plain state dict that needs no Bamboo, or as a folder for other tools.
 
-Exports for Hugging Face: a folder for transformers' `from_pretrained`, or one for PEFT.
+`ExportForm` names the forms. For transformers' `from_pretrained` a folder has config.json, model.safetensors, and
+copies of the model's companions (tokenizer, settings for generation); for PEFT it has only the adapters.
 
-The first has config.json, model.safetensors, and copies of the model's companions (tokenizer, settings for generation);
-the second only adapters.
-
-It works layer by layer, so the largest layer's file bounds memory, whatever the model's size. The output appears under
-its name as a whole or not at all.
+The export works layer by layer, so the largest layer's file bounds memory, whatever the model's size. The output
+appears under its name as a whole or not at all.
 """
 
 import os

@@ -1,13 +1,10 @@
-"""Files of layers in a checkpoint, in the safetensors format, and the plain state dict that they make up.
+"""Files of layers in a checkpoint: one layer's state as a safetensors file, and the plain state dict of all layers.
 
-One layer's state as a file in the safetensors format, which any reader of that format can read.
+`encode` and `decode` convert a layer's state. The format's metadata has one entry, "bamboo": JSON for facts that
+safetensors has no place for. Complex tensors are stored as real ones, with a last dimension of two, and named there.
 
-The format's metadata has one entry, "bamboo": JSON for facts that safetensors has no place for. Complex tensors are
-stored as real ones, with a last dimension of two, and named there.
-
-The entries of a checkpoint's plain state dict, read from the beginnings of its files: names, shapes, places.
-
-Layers' files are also read here, so that every reader reports a damaged one in the same way.
+`read_entries` lists the entries of the plain state dict (names, shapes, places) from the beginnings of the files.
+Restores and exports both read layers by `read_layer`, so that a damaged file is reported in the same way.
 """
 
 import json

@@ -1,11 +1,8 @@
 """What a cell reports of a finished step, and how the root combines all reports: loss, norm, scale, metrics.
 
-Sums of numbers without rounding, each held as a few terms that workers send instead of all numbers.
-
-`math.fsum` of the terms of several such sums is the exactly rounded sum of all their numbers, so it does not depend on
-how they were divided. After Shewchuk, Adaptive Precision Floating-Point Arithmetic, 1997 (grow-expansion).
-
-Sums are exact until the end, so they do not depend on the grid.
+Each sum of numbers is held as a few terms (`exact_terms`), which workers send instead of all numbers. `math.fsum` of
+the terms of several such sums is the exactly rounded sum of all their numbers, so it does not depend on the grid. After
+Shewchuk, Adaptive Precision Floating-Point Arithmetic, 1997 (grow-expansion).
 """
 
 import math

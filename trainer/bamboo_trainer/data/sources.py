@@ -1,9 +1,8 @@
 """The files of a dataset, on this machine or in an object store, as bytes.
 
-A cache of blocks of an object store in a folder on this machine, which several processes share.
-
-A block gets its name only as a whole, with its checksum. The folder stays below its size because a process that adds a
-block removes the least recently used ones.
+`BlockCache` keeps blocks of an object store in a folder on this machine, which several processes share. A block gets
+its name only as a whole, with its checksum. The folder stays below its size because a process that adds a block removes
+the least recently used ones.
 """
 
 import contextlib

@@ -1,14 +1,12 @@
-"""A cell's work on one step.
+"""A cell's work on one step: instructions, the frames that they need, and sums from which a next owner continues.
 
-Checks that a peer's share of a stage's gradients fits the cell's step.
+The checks here (`check_fit`, `check_sum`) compare a peer's share of a stage's gradients with the stage and the layout:
+the number of pieces, their lengths, and their microbatches. A misfit would fail in the middle of a reduction. `frames`
+checks only what a frame's kind allows.
 
-`frames` checks what a frame's kind allows. This module knows the stage and the layout: how many pieces, how long they
-are, and of which microbatches. A misfit would fail in the middle of a reduction.
-
-Kept sums of finished groups of microbatches, from the workers that ran them, for a cell's next owner.
-
-An owner sends each sum as soon as it is finished, or a larger one that includes it, as often as that takes no more than
-half of the time (`Pace`). After a loss, the worker that keeps the sums continues behind them.
+`KeptSums` holds sums of finished groups of microbatches for a cell's next owner. An owner sends each sum as soon as it
+is finished, or a larger one that includes it, as often as that takes no more than half of the time (`Pace`). After a
+loss, the worker that keeps the sums continues behind them.
 """
 
 import logging

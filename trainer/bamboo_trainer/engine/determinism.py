@@ -1,16 +1,15 @@
 """The determinism guard on a worker: spot checks of microbatches, and checksums of the states held here.
 
-Checksums of the states held here; the coordinator compares those of all holders. See docs/design/determinism.md.
+`StateChecks` sends checksums of states, and the coordinator compares those of all holders. A job without
+`training.deterministic` sends none, as its copies need not be equal.
 
-A job without `training.deterministic` sends none, as its copies need not be equal.
+`SpotChecks` compute a microbatch of a stage again: in the first step on the stage's owner, and at intervals on another
+worker with the stage's state. They detect a layer that depends on the process, on its earlier calls, on running
+statistics, or on random numbers that nobody seeds. `bamboo_core.planning.spot_checks` decides when, and which worker.
+Equal work gives equal bits whatever happens to the job meanwhile, so nothing waits for a check, and a check that is no
+longer possible is dropped.
 
-Spot checks: a microbatch of a stage is computed again, in the first step by the stage's owner, and at intervals by
-another worker with the stage's state.
-
-They find a layer that depends on the process, on its earlier calls, on running statistics, or on random numbers that
-nobody seeds. See docs/design/determinism.md; `bamboo_core.planning.spot_checks` decides when, and which worker. Equal
-work gives equal bits whatever happens to the job meanwhile, so nothing waits for a check, and one that is not possible
-any more is dropped.
+See docs/design/determinism.md.
 """
 
 import logging

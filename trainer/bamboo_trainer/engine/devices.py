@@ -1,11 +1,8 @@
 """The engine of a worker with several devices: it runs each stage as device stages, one on each device.
 
-Folds messages about device stages into messages about stages; see `bamboo_core.planning.splits.devices`.
-
-Pure, except for messages that wait for those of the stage's other device stages.
-
-Only this module translates the coordinator's messages about stages into messages about device stages, and back. See
-docs/design/devices.md.
+Only this module translates the coordinator's messages about stages into messages about device stages, and back.
+`Folding` is pure, except that it holds a message until those of the stage's other device stages have come. See
+`bamboo_core.planning.splits.devices` and docs/design/devices.md.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -1,15 +1,13 @@
-"""Copies of layers' states in host memory for checkpoints and cuts: made, held, and used to restore stages. Workers
-exchange them when all begin anew.
+"""Copies of layers' states in host memory for checkpoints and cuts: made, held, and used to restore stages.
 
 **Made** piece by piece while the worker waits for others in the step after; pieces that are left when the state is
-about to change are copied then, and only for those training waits. **Held** are a cut's copies of all layers here,
+about to change are copied then, and training waits only for those. **Held** are a cut's copies of all layers here,
 until the layers are split anew, and those of a checkpoint that this worker has written, until there is a newer one, or
 for one in writing until it is given up. **Restored** from copies held here; other layers are read from the store.
 
-Exchanges layers of the state that all workers begin anew with: asks workers that have copies, and answers them.
-
-The state is that of a cut, or of a checkpoint. Some worker has each layer of a cut; layers of a checkpoint that no
-worker has, or has any more when asked, are read from the store.
+When all workers begin anew with the state of a cut or a checkpoint, `LayerExchange` asks workers that have copies for
+layers, and answers them. Some worker has each layer of a cut. A layer of a checkpoint is read from the store if no
+worker has it when asked.
 """
 
 import logging

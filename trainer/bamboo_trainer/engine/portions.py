@@ -1,14 +1,12 @@
 """Work on cells that are not this worker's own: portions of lost cells, and rehearsals of stages that it replicates.
 
-Cells that several workers run together: see `bamboo_core.planning.portions`.
+`PortionSteps` run this worker's share of cells that several workers run together (`bamboo_core.planning.portions`).
+Only it knows of portions, of the sums that keepers keep, and of neighbouring stages that lack frames.
 
-Only this module knows of portions, of the sums that keepers keep, and of neighbouring stages that lack frames.
-
-Rehearsals: runs of stages that a worker replicates, while it has nothing else to do.
-
-The first rehearsal is a forward and a backward, because first runs are slow and would delay a takeover. Later, in one
-step of `PERIOD`, it is a forward with timed layers: workers of one pipeline run different layers, and are compared by
-layers that two of them have run (see `bamboo_core.planning.splits.speeds`).
+`Rehearsals` run a replicated stage while the worker has nothing else to do. The first is a forward and a backward,
+because first runs are slow and would delay a takeover. Later, in one step of `PERIOD`, it is a forward with timed
+layers: workers of one pipeline run different layers, and are compared by layers that two of them have run
+(`bamboo_core.planning.splits.speeds`).
 
 A worker has made the inputs of the stage behind its own. With several devices it has, for each part of its own stage,
 the part of the next one on the same device: these parts take each other's outputs from rehearsals.

@@ -1,16 +1,12 @@
 """Times of the stages and devices of this worker, from which slow workers, heavy layers and idle devices are detected.
 
-Times of a microbatch in each stage that this worker runs, from which slow workers and heavy layers are detected.
+`StageTimer` times a microbatch in each stage. Its times are medians, so a hiccup does not count. Only the ordinary
+schedule's work counts, without repetitions, waits and first calls. One forward in `PERIOD` runs layer by layer with a
+wait after each, which separates the layers' times; a backward is one call for the whole stage and cannot be separated.
+Some rehearsals measure the next stage's layers in the same way, so that workers of one pipeline can be compared.
 
-They are medians, so a hiccup does not count. Only the ordinary schedule's work counts, without repetitions, waits and
-first calls. One forward in `PERIOD` runs layer by layer with a wait after each, which separates the layers' times; a
-backward is one call for the whole stage and cannot be separated. Some rehearsals measure the next stage's layers in the
-same way, so that workers of one pipeline can be compared.
-
-Times of this worker's devices: when each is busy, and with which work, on asynchronous devices.
-
-The host only queues work. Marks between the pieces tell afterwards how long each took; no thread waits for them, since
-one thread serves all devices.
+`DeviceTimes` records when each asynchronous device is busy, and with which work. The host only queues work; marks
+between the pieces show afterwards how long each took. No thread waits for them, since one thread serves all devices.
 """
 
 from collections import deque

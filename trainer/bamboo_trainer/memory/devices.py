@@ -1,9 +1,8 @@
-"""Memory and work of a worker's devices: where tensors are, how much room there is, and when a device got to a mark.
+"""A worker's devices and their memory: which ones it uses, how much room there is, moved tensors, marks in queues.
 
-The host memory that this process may use: limits of its control groups, and their use.
-
-The kernel kills a process that exceeds them. The limits are those of the group and of all visible groups above it; in a
-container that is usually the container's own. Both versions of control groups are read.
+`host_memory` reads the limits and the use of this process's control groups, of both versions: its own group and all
+visible groups above it, which in a container are usually the container's own. The kernel kills a process that exceeds
+them.
 """
 
 import os

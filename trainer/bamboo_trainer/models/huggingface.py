@@ -1,15 +1,13 @@
 """Causal and masked language models of transformers, and their heads: `bamboo_trainer.models.huggingface:build`.
 
-The loss that balances a model's experts, as transformers computes it with `output_router_logits`.
+The model's blocks become layers. A worker reads the values of the layers that it makes from the folder's safetensors,
+so no process holds the whole model; `bamboo export --format huggingface` writes trained weights in the same layout. A
+model of the Hub is fetched into its cache, by its commit; nothing else accesses the Hub.
 
+`BalancedExperts` is the loss that balances a model's experts, as transformers computes it with `output_router_logits`.
 It is a product of two means over all tokens and all routers of the model: how often an expert is chosen, and how
 probable it is. (Fedus et al., Switch Transformers, 2021, equations 4 to 6; there of a single router.) So layers pass on
 the sums of both, 2 numbers for each expert, and the product is taken behind the last one.
-
-The model's blocks become layers. A worker reads the values of the layers that it makes from the folder's safetensors,
-so no process holds the whole model; `bamboo export --format huggingface` writes trained weights in the same layout.
-
-A model of the Hub is fetched into its cache, by its commit; nothing else accesses the Hub.
 """
 
 import importlib

@@ -1,18 +1,14 @@
 """Published folders of weights and of adapters, in this machine's files or on the Hugging Face Hub.
 
-The tensors of a published folder: config.json with model.safetensors, or with several files and their index.
+`PublishedWeights` reads a folder with config.json and model.safetensors, or with several files and their index. Only
+the files' beginnings are read at first, and each tensor when it is needed.
 
-Each tensor is read when needed. Before that, only the files' beginnings are read.
+`PeftAdapter` reads PEFT's adapter_config.json and adapter_model.safetensors. PEFT's names come from the whole module:
+`base_model.model.`, the linear layer's own name, `.lora_A.weight`.
 
-Adapters in PEFT's own files: adapter_config.json and adapter_model.safetensors.
-
-PEFT's names come from the whole module: `base_model.model.`, the linear layer's own name, `.lora_A.weight`.
-
-A model by its id on the Hugging Face Hub, and the commit that it is pinned to: its folder in the Hub's cache.
-
-The workers of a node share the cache (HF_HOME), which a commit is looked up in without a network. What it lacks is
-fetched by a child process: one that holds no lock, has the environment's HF_HUB_OFFLINE and HF_TOKEN, and ends with the
-worker. A branch would be another model tomorrow, or for a worker that comes later.
+`HubModel` is a model by its id on the Hub, pinned to a commit, since a branch may change before another worker joins.
+The workers of a node share the Hub's cache (HF_HOME), in which a commit is looked up without a network. A child process
+fetches what is missing: it holds no lock, has the environment's HF_HUB_OFFLINE and HF_TOKEN, and ends with the worker.
 """
 
 import json

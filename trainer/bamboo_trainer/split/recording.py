@@ -1,12 +1,11 @@
 """The recording of what passes between a model's blocks, by running its forward once on tensors without data.
 
-Values that a model passes to a block and gets from it: tensors in tuples, lists, dictionaries and dataclasses.
-
-Each is taken apart into its tensors and a form, from which it can be put together again. A boundary between workers
-then carries only the tensors, as every worker knows the form.
-
 A position is a part of the forward that one layer runs: 0 is the model's code before the first block, i + 1 is block i
 with the code between it and the next one, and, after the n blocks, n + 1 is the code after the last one.
+
+A model passes to a block, and gets from it, tensors in tuples, lists, dictionaries and dataclasses. `take_apart`
+separates each value into its tensors and a `Form`, from which `put_together` makes it again. A boundary between workers
+then carries only the tensors, as every worker knows the form.
 """
 
 import logging

@@ -1,8 +1,7 @@
 """Checksums of tensors and of a stage's whole state, and detection of forwards that change what they must not.
 
-Detects forwards that change buffers or frozen parameters, or add parameters.
-
-Such a forward, repeated on another worker, would see other values, or parameters that are not trained.
+`Constants` detects a forward that changes buffers or frozen parameters, or adds parameters. Repeated on another worker,
+it would read other values, or use parameters that are not trained.
 """
 
 import ctypes

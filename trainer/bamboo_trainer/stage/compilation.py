@@ -1,11 +1,9 @@
 """Layers compiled by torch.compile, each separately: requirements, cut backwards, and when to compile.
 
-Compiled layers of a stage, each compiled separately, so that the code of one does not depend on the model's split.
-
-A compiled layer's bits must not depend on what a worker has run before. So each layer is one graph for exactly the
-shapes and dtypes of its inputs (no dynamic shapes), always with the graph for the backward, and never falls back to
-eager execution: a layer that cannot be compiled this way ends the job with its name. Workers compare everything that
-decides the generated code (`bamboo_core.control.platform`).
+A compiled layer's code must not depend on the model's split, nor its bits on what a worker has run before. So each
+layer is one graph for exactly the shapes and dtypes of its inputs (no dynamic shapes), always with the graph for the
+backward, and never falls back to eager execution: a layer that cannot be compiled this way ends the job with its name.
+Workers compare everything that decides the generated code (`bamboo_core.control.platform`).
 """
 
 import functools

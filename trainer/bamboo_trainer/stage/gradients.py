@@ -1,14 +1,13 @@
-"""A stage's gradients: backwards in two parts, and the sum over microbatches in one order.
+"""A stage's gradients: a backward in two parts (`split`), and the sum over microbatches in one order (`GradientSum`).
 
-A stage's backward in two parts: gradients of its inputs, which the stage before waits for, then those of weights.
-
-The first part runs the graph from the outputs to the inputs alone. The frontier is the operations on that way that also
-lead to parameters, such as a product of the inputs with a weight; their incoming gradients are kept. The second part
-starts there: each operation of the frontier computes the other half of its gradients, and only what leads from it to
-parameters runs. Operations that lead to the same parameters, such as the products with slices of one weight, those of a
-layer's experts, run at once, so that they are summed in the same order. Every product is computed once and every kernel
-gets the same operands, so the gradients have the same bits as those of a whole backward. Where that is not certain, as
-for compiled layers, nothing is split (`split`).
+The first part of a backward computes the gradients of the stage's inputs, which the stage before waits for, and the
+second those of its weights. The first part runs the graph from the outputs to the inputs alone. The frontier is the
+operations on that way that also lead to parameters, such as a product of the inputs with a weight; their incoming
+gradients are kept. The second part starts there: each operation of the frontier computes the other half of its
+gradients, and only what leads from it to parameters runs. Operations that lead to the same parameters, such as the
+products with slices of one weight, those of a layer's experts, run at once, so that they are summed in the same order.
+Every product is computed once and every kernel gets the same operands, so the gradients have the same bits as those of
+a whole backward. Where that is not certain, as for compiled layers, nothing is split.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

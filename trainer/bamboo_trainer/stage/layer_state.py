@@ -4,10 +4,9 @@ Names are "parameter:0.weight", "constant:0.mask", "state:0.weight:exp_avg". A t
 belongs to the layer of its group's first name, and to no other. "value:0.x" is an entry of a layer's state_dict that is
 neither; it is kept for readers of the state dict, and never restored.
 
-Copies of layers' states, made piece by piece while training continues.
-
-Parameters and the optimizer's tensors change only with the next optimizer step, so until then a piece may be copied
-whenever the worker waits for others. Tensors that a forward may change are copied at once.
+`LateCopies` copies layers' states piece by piece while training continues. Parameters and the optimizer's tensors
+change only with the next optimizer step, so until then a piece may be copied whenever the worker waits for others.
+Tensors that a forward may change are copied at once.
 """
 
 from collections import deque

@@ -1,20 +1,17 @@
 """The state of a stage's optimizer, by name; where possible, known before the first step.
 
-Numbers in an optimizer's parameter groups that it changes from step to step, such as a count of steps.
+`GroupNumbers` are numbers in an optimizer's parameter groups that it changes from step to step, such as a count of
+steps. They belong to the state like the optimizer's tensors. They are saved with each parameter, so that a stage of
+another split can restore them; a group whose parameters then have different numbers is refused, because the optimizer
+depends on the split. The task sets the learning rate and other scheduled values at every step. Whether torch's fused
+kernel does the steps, where the task leaves that open, is such a number, too: a state without it comes from a version
+that left the choice to torch, and continues with that kernel's bits.
 
-They belong to the state like the optimizer's tensors. They are saved with each parameter, so that a stage of another
-split can restore them; a group whose parameters then have different numbers is refused, because the optimizer depends
-on the split. The task sets the learning rate and other scheduled values at every step.
-
-Whether torch's fused kernel does the steps, where the task leaves that open, is such a number, too: a state without it
-comes from a version that left the choice to torch, and continues with that kernel's bits.
-
-A trial of the optimizer: a rebuilt one, over fewer parameters, must come to the same bits as the real one.
-
-Each stage has an optimizer over its own parameters. A worker that takes a stage over, or starts from a checkpoint,
-builds one and restores its state. So an optimizer must treat every parameter by itself, and keep everything in its
-state. One that takes a norm over its parameters, or counts its steps in an attribute, comes to other bits here. Each
-trial uses a part of one layer, so it takes little time and memory.
+`OptimizerTrial` checks that a rebuilt optimizer, over fewer parameters, comes to the same bits as the real one. Each
+stage has an optimizer over its own parameters. A worker that takes a stage over, or starts from a checkpoint, builds
+one and restores its state. So an optimizer must treat every parameter by itself, and keep everything in its state. One
+that takes a norm over its parameters, or counts its steps in an attribute, comes to other bits here. Each trial uses a
+part of one layer, so it takes little time and memory.
 """
 
 import logging

@@ -1,15 +1,14 @@
 """A stage's parameters as views of one flat buffer, so that its gradient is sent and reduced as one tensor.
 
-A first stage's gradient in buckets of consecutive layers, which its last backward finishes one after the other.
-
-That microbatch's forward is cut where buckets begin, as it is cut between stages: a layer's inputs there are leaves, so
-the backward of the layers behind it ends there, and the leaves' gradients begin the next part. As with stages, that
-changes no bit.
-
 After each parameter's gradient comes its mark: more than zero if a backward of the step has reached the parameter. An
 optimizer skips the others, as plain PyTorch does with those whose `grad` is None. The mark is an element of the
 gradient, so it is summed, sent, logged and repeated with it. So are the sums of norms' running statistics, which follow
 a layer's parameters.
+
+A first stage's gradient is divided into buckets of consecutive layers (`Bucket`), which its last backward finishes one
+after the other. That microbatch's forward is cut where buckets begin, as it is cut between stages: a layer's inputs
+there are leaves, so the backward of the layers behind it ends there, and the leaves' gradients begin the next part. As
+with stages, that changes no bit.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

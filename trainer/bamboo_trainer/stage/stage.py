@@ -1,12 +1,11 @@
 """The computations of one stage: forwards, backwards and weight gradients of its microbatches.
 
-Plain attributes that a stage's modules have changed since they were built, and runs without those changes.
+A `Stage` knows no peers, no schedule, no clock. Every result is a pure function of (task, seed, version, step,
+microbatch): an owner, its shadow and a later replay get the same bits.
 
-A worker that takes over has just built its layers, so a layer whose results depend on its earlier calls gives other
-results there. Only numbers, texts and None are compared: a generator or list kept by a layer is not compared.
-
-Knows no peers, no schedule, no clock. Every result is a pure function of (task, seed, version, step, microbatch): an
-owner, its shadow and a later replay get the same bits.
+`AsBuilt` runs code without the changes that earlier calls have made to plain attributes of a stage's modules. A worker
+that takes over has just built its layers, so a layer whose results depend on its earlier calls gives other results
+there. Only numbers, texts and None are compared: a generator or list kept by a layer is not compared.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,16 +1,14 @@
 """A stage's parameters, buffers and optimizer state at one version, and the change to another version.
 
-The input of a stage's optimizer step: the final gradient.
+`StageValues` knows no forward, no backward, no peer and no clock. The next version is a pure function of this one and
+of the step's final gradients, so an owner and its replicas come to the same bits.
 
-Frames carry it to replicas. It fits only a stage whose parameters lie in the same places.
+`FinalGradients` are the input of a stage's optimizer step. Frames carry them to replicas. They fit only a stage whose
+parameters lie in the same places.
 
-Checks that an optimizer's step leaves finite numbers: parameters after each step, the rest of the state when it is
-saved or sent, which reads all of it anyway.
-
-The next step's loss would show it too late, for another step; after the last step nothing would show it.
-
-Knows no forward, no backward, no peer and no clock. The next version is a pure function of this one and of the step's
-final gradients, so an owner and its replicas come to the same bits.
+`FiniteState` checks that an optimizer's step leaves finite numbers: parameters after each step, the rest of the state
+when it is saved or sent, which reads all of it anyway. The next step's loss would show it too late, for another step;
+after the last step nothing would show it.
 """
 
 import math

@@ -1,14 +1,11 @@
 """A task's evaluation and decisions: their calls, with checked results, and a trial of them before a job runs.
 
-A task's evaluation, checked: the samples of each batch, and the metrics measured on them.
-
 A metric is a sum and its weight, batch by batch; a state's value is the sum of all sums over that of all weights,
 exactly rounded, so it depends neither on the grid nor on which worker computed which batch.
 
-Trial of metrics and evaluation once before a job runs, to report at once what would end it at its first evaluation.
-
-Layers are run forward (see `inspection`). Metrics get their outputs, or, as these have no data, zeros of their
-form; an error must then also occur with data before it is reported.
+The trial (`try_measurements`) reports before a job runs what would end it at its first evaluation. Layers are run
+forward (see `inspection`). Metrics get their outputs, or, as these have no data, zeros of their form; an error must
+then also occur with data before it is reported.
 """
 
 import math

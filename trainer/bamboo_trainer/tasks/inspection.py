@@ -1,15 +1,13 @@
 """Inspection of a task before it trains: its layers run without data, what they cost, and what they must not do.
 
-A walk along a task's layers, each on the outputs of the one before, to find their costs, sizes and forms.
+`look` walks along a task's layers, each on the outputs of the one before, to find their costs, sizes and forms. The
+layers run on tensors without data (torch's FakeTensorMode), which takes no memory and hardly any time, however large
+they are. They run in a child process, because objects that a layer's code keeps, such as a table in a cache, would have
+no data. If a layer cannot run so, because its control flow depends on values, all run for real, on the CPU.
 
-The layers run on tensors without data (torch's FakeTensorMode), which takes no memory and hardly any time, however
-large they are. They run in a child process, because objects that a layer's code keeps, such as a table in a cache,
-would have no data. If one cannot run so, because its control flow depends on values, all run for real, on the CPU.
-
-Costs of a task's layers, for splitting them evenly over stages: counted, not timed, and without computing.
-
-A layer runs without data, forward and backward. A layer whose control flow depends on values cannot: it
-runs for real, on the CPU, forward only, and so do the layers before it, whose outputs it needs.
+`layer_costs` counts operations, for an even split of the layers over stages, from forwards and backwards without data.
+A layer whose control flow depends on values runs for real, on the CPU, forward only, and so do the layers before it,
+whose outputs it needs.
 """
 
 import logging

@@ -1,13 +1,11 @@
 """Reading of the task's data by step and microbatch, in the background while the worker computes.
 
-Several processes that read a task's data at once.
-
-A reader holds nothing that matters: it may be killed, and another one reads its batch. Each ends with the worker,
-however that ends, and holds none of the worker's connections open.
-
 There is no reading ahead if the dataset draws from torch's generator: the background would draw from the one that
-layers draw from. The first batch, read in the foreground, shows whether it does. A `Prefetched` dataset has several
-readers.
+layers draw from. The first batch, read in the foreground, shows whether it does.
+
+A `Prefetched` dataset has several processes that read (`Readers`). A reader holds nothing that matters: it may be
+killed, and another one reads its batch. Each ends with the worker, however that ends, and holds none of the worker's
+connections open.
 """
 
 import contextlib

@@ -1,12 +1,10 @@
-"""Tied parameters: several names, one value. Those that a task names, and those that its layers share without saying
-so.
+"""Tied parameters: several names, one value. `tie` applies `Task.tied`; `Search` finds others that layers share.
 
-Parameters that layers share without an entry in `Task.tied`: they become tied too, or the task is refused.
-
-In one process, layers that share a parameter train one object. Spread over workers, each would train its own, so
-sharing must be known before the layers are placed: every worker searches for it at its start, in the same way. The
-search builds one layer after the other without initial values, which takes hardly any time, and in a child process, so
-that no factory remembers such a layer. If a factory needs the values, layers are built with them.
+Shared parameters become tied, too, or the task is refused. In one process, layers that share a parameter train one
+object. Spread over workers, each would train its own, so sharing must be known before the layers are placed: every
+worker searches for it at its start, in the same way. The search builds one layer after the other without initial
+values, which takes hardly any time, and in a child process, so that no factory remembers such a layer. If a factory
+needs the values, layers are built with them.
 """
 
 import logging

@@ -1,19 +1,15 @@
 """A link's two ends: one thread connects and sends, another authenticates the sender and reads straight into tensors.
 
-Large bodies, spread over a link's connections ("flows"), because clouds limit the rate of one.
+A link has several connections ("flows"), because clouds limit the rate of one. Every frame's header and meta, and small
+frames whole, travel on the link's first flow. The body of a large one is cut into equal parts, one for each flow. One
+thread sends on all flows and one reads from all: copying is not what limits a link on a fast network.
 
-Every frame's header and meta, and small frames whole, travel on the link's first flow. The body of a large one is cut
-into equal parts, one for each flow. One thread sends on all flows and one reads from all: copying is not what limits a
-link on a fast network.
+The sending end (`Outbound`): a writer thread connects, sends what is queued, and reconnects. The caller's own thread
+sends a small frame if the kernel takes it at once: waking the writer, which then waits for the interpreter's lock,
+takes longer than sending such a frame.
 
-The sending end of a link: a writer thread that connects, sends what is queued, and reconnects.
-
-The caller's own thread sends a small frame if the kernel takes it at once: waking the writer, which then waits for the
-interpreter's lock, takes longer than sending such a frame.
-
-The receiving end of a link: a reader thread that authenticates the sender, then reads straight into tensors.
-
-A connection that joins a link passes to that link's reader once its sender is proven, and its own thread ends.
+The receiving end (`Inbound`): a connection that joins a link passes to that link's reader once its sender is proven,
+and its own thread ends.
 """
 
 import contextlib

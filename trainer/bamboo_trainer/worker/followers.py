@@ -1,13 +1,10 @@
-"""Followers of the history: loggers and callbacks, each with a cursor and a thread of its own, so that it holds up no
-other.
-
-Calls a callback for the records of the history: each step, evaluation and event once, in order.
-
-The callback's state is saved together with its cursor, so a new root's callback continues from both: its
-state counts each call once. A root that is lost may have made calls that were not saved, at most AT_ONCE of them;
-these are repeated.
+"""Followers of the history: loggers and callbacks, each with its own cursor and thread, so that none delays others.
 
 Only the root's followers run. The cursor is saved with the history, so the followers of a new root continue from it.
+
+`CallbackCalls` calls a callback for the records of the history: each step, evaluation and event once, in order. The
+callback's state is saved together with its cursor, so it counts each call once. A root that is lost may have made calls
+that were not saved, at most AT_ONCE of them; these are repeated.
 """
 
 import hashlib

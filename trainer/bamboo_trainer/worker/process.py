@@ -1,15 +1,12 @@
 """One worker in this process: its agent, its log and its metrics.
 
-The log of a worker, and the output of its task.
-
 Each line of the log has time, worker, and step: the number of committed steps, so the next one is in progress. Local
 workers share one file, so there the task's output has these, too. A pod's log has one writer, and the task's output
 stays unchanged for other readers.
 
-A worker that asks before each forward and backward of chosen steps, so that it can be ended at a chosen place.
-
-`bamboo run --preempt at:STEP` strikes in the middle of a step, however fast the machine is: before an instruction the
-worker asks the launcher and waits, and the local runner lets it proceed or ends it right there.
+`StrikeGate` lets `bamboo run --preempt at:STEP` end a worker in the middle of a step, however fast the machine is:
+before each forward and backward of chosen steps the worker asks the launcher and waits, and the local runner lets it
+proceed or ends it right there.
 """
 
 import faulthandler

@@ -1,15 +1,13 @@
 """Spans of a worker's time, as a trace and in torch.profiler, and a clock of its work.
 
-A clock that stands still while its thread waits for a processor.
+`WorkClock` stands still while its thread waits for a processor. Workers' times for layers are compared. On a machine
+with more processes than processors, a process sometimes waits longer than a small layer takes, which tells nothing
+about the worker's speed: a replacement would wait as long. Sleeping, waiting for data or for a device, and a slow
+processor count as usual.
 
-Workers' times for layers are compared. On a machine with more processes than processors, a process sometimes waits
-longer than a small layer takes, which tells nothing about the worker's speed: a replacement would wait as long.
-Sleeping, waiting for data or for a device, and a slow processor count as usual.
-
-torch.profiler in chosen steps of a local run's workers (`bamboo run --profile`), with instructions as spans.
-
-Each step has its own file, `WORKER.STEP.pt.trace.json.gz`, written between two steps: TensorBoard's plugin reads the
-folder, and Perfetto opens a file. A lost worker loses the step in progress.
+`StepProfiler` runs torch.profiler in chosen steps of a local run's workers (`bamboo run --profile`), with instructions
+as spans. Each step has its own file, `WORKER.STEP.pt.trace.json.gz`, written between two steps: TensorBoard's plugin
+reads the folder, and Perfetto opens a file. A lost worker loses the step in progress.
 """
 
 import json
