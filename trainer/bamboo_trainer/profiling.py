@@ -310,8 +310,8 @@ def _rows(kernels: Counter[Kernel]) -> tuple[Row, ...]:
 
 
 class FusedOperations(TorchFunctionMode):
-    """Replaces operations that are one on a GPU and several on a CPU by one: attention, with any mask and dropout, and
-    dropout. The outputs have the same form.
+    """Replaces attention (with any mask and dropout) and dropout, each of them several operations on a CPU, by the one
+    that a GPU would run. The outputs have the same form.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

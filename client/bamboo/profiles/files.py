@@ -22,12 +22,12 @@ def shipped_names() -> tuple[str, ...]:
 
 
 def counted_names() -> tuple[str, ...]:
-    """Return the models with counted layers, each of which is a profile with @DEVICE behind it."""
+    """Return the models with counted layers: MODEL of the profiles MODEL@DEVICE."""
     return tuple(sorted(path.stem for path in COUNTS.glob("*.json")))
 
 
 def read_profile(name: str, count: Callable[[], TaskCounts] | None = None) -> ModelProfile:
-    """Return the profile of a file, of Bamboo by its name, or computed for MODEL@DEVICE or @DEVICE.
+    """Return a profile: from a file, one of Bamboo's by its name, or one computed for MODEL@DEVICE or @DEVICE.
 
     count: counts the job's own layers, for @DEVICE. Raises ProfileError, which names the profile.
     """

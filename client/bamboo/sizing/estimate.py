@@ -97,10 +97,10 @@ def estimate(world: World, candidate: Candidate, seconds: float, traffic: float)
 
 
 def _speed(spec: JobSpec, one: Candidate, nodes: int) -> float:
-    """Return the speed with so many nodes, as a share of the whole grid's.
+    """Return the speed with `nodes` available nodes, as a share of the whole grid's.
 
-    A neighbour runs a lost stage, too, which halves its pipeline's speed; without replicas the pipeline is lost. A grid
-    that is chosen follows the nodes.
+    A lost stage's neighbour runs it in addition to its own, which halves the pipeline's speed; without replicas the
+    pipeline is lost. If the coordinator chooses the grid, the speed is proportional to the nodes.
     """
     cells = one.stages * one.pipelines
     missing = max(0, cells - nodes)

@@ -87,7 +87,7 @@ def counts(job: JobView) -> str:
 
 
 def checkpoint(job: JobView, now: datetime) -> str:
-    """Return the newest checkpoint and the number of restores; "" if the job keeps none."""
+    """Return the newest checkpoint and the number of restores, in words; "" if the job keeps no checkpoints."""
     if job.live is not None and job.live.checkpoint is not None:
         return checkpoint_of_run(job.live.checkpoint)
     if job.spec.checkpoint is None:

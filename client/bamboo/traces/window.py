@@ -8,7 +8,7 @@ MOST_ROUNDS = 1000
 
 
 def window(trace: Trace, start: float, seconds: float) -> Trace:
-    """Return a recording of so many seconds that begins at `start` of this one, with the nodes of that moment.
+    """Return the `seconds` of a recording from `start` on; it begins with the nodes present at `start`.
 
     At its end the recording continues from its beginning. An empty recording stays empty.
     """

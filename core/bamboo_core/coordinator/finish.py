@@ -1,9 +1,9 @@
 """The completion of a job that has done all its steps.
 
-A complete job has its last state in the store: in that of its checkpoints, or in one for the last state alone. Usually
-the commit of the last step is marked as that of any other checkpoint. That cannot be if the one before is still being
-written two steps before the end, or if the root hears the request too late, and such a checkpoint may be abandoned.
-Then the coordinator asks the workers that have finished the stages, and keep them until they are told to leave.
+A complete job has its last state in a store: the store of its checkpoints, or one for the last state alone. Usually
+the root marks the commit of the last step, as for any other checkpoint. It cannot if the checkpoint before is still
+being written two steps before the end, or if the request reaches it too late; and a marked checkpoint may be abandoned.
+Then the coordinator asks the workers that finished the stages, which keep them until the coordinator releases them.
 """
 
 from hashlib import sha256

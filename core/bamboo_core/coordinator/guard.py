@@ -1,8 +1,8 @@
-"""The guard against wrong numbers: of a worker's processor or memory, or of a task that is not deterministic.
+"""The guard against wrong numbers, from a worker's processor or memory or from a task that is not deterministic.
 
-All who hold a stage tell sums of its state, now and then and at each version that a checkpoint is taken of, and these
-have to be equal. Spot checks compute a microbatch again, and have to come to the same bits. At the first difference the
-job goes back to a checkpoint from before, at the second it ends. See docs/design/determinism.md.
+All holders of a stage report checksums of its state, at intervals and for each checkpoint's version; these have to be
+equal. Spot checks compute a microbatch again and have to come to the same bits. After the first difference the job goes
+back to an earlier checkpoint, after the second it ends. See docs/design/determinism.md.
 """
 
 from collections.abc import Callable, Mapping

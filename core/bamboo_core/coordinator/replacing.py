@@ -1,8 +1,8 @@
-"""A new value of a frozen record as `dataclasses.replace` makes it, but the same value if no field changes.
+"""Replacement of fields of a frozen record, like `dataclasses.replace`, but with the same object if no field changes.
 
-So a decision that changes nothing leaves the coordinator's state as it is, and does not have to compare before. Every
-message of a thousand workers makes new values of records with twenty fields, of which one or two change: of a dataclass
-without slots a new value is made in a third of the time.
+So a decision that changes nothing leaves the coordinator's state as it is, and need not compare first. Every message
+of a thousand workers changes one or two of twenty fields of some record; a new value of a dataclass without slots takes
+a third of the time.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
-"""The coordinator's memory, and the turn in which an event changes it.
+"""The coordinator's state (`CoordinatorState`), and the turn in which an event changes it (`Turn`).
 
-What it knows of a single subject is a frozen record. Whoever decides something puts the record's new value in its place
-by `Turn.put`; a method of the record makes it where that takes more than `replace`.
+The state has a frozen record for each subject. A decision replaces a record with a new value by `Turn.put`; the value
+comes from `replace`, or from a method of the record if that is not enough.
 """
 
 from dataclasses import dataclass, field
@@ -128,7 +128,10 @@ _FIELDS = {kind: name for name, kind in get_type_hints(CoordinatorState).items()
 
 
 class Turn:
-    """The state and commands of one step. All changes of the state enter by `put`; nothing else assigns it."""
+    """One call of `coordinator.step`: the state, which the event's handlers change, and the commands for the shell.
+
+    All changes of the state enter by `put`; nothing else assigns it.
+    """
 
     def __init__(self, state: CoordinatorState, now: float) -> None:
         self.state, self.now = state, now
@@ -150,7 +153,7 @@ class Turn:
             self.state = replace(self.state, **changes)
 
     def enter(self, phase: Phase) -> None:
-        """Begin a phase, be it the same one anew."""
+        """Begin a phase now, even if it is the current one."""
         self.put(JobCourse(phase=phase, since=self.now))
 
     def do(self, *commands: Command) -> None:
@@ -160,6 +163,7 @@ class Turn:
         self.do(Send(worker, protocol.Refused(reason=reason, message=message)))
 
     def finish(self, outcome: Outcome, reason: str, message: str) -> None:
+        """End the job: stop and remove all workers, and drop copies of checkpoints that will not be complete."""
         self.enter("Over")
         stop = protocol.Stop(reason=reason, message=message)
         checkpoints = self.state.checkpoints

@@ -1,4 +1,4 @@
-"""Handlers of the workers' messages."""
+"""Handlers of the workers' messages to the coordinator: `received` finds the one for a message's type."""
 
 import re
 from collections.abc import Callable

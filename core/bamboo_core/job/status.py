@@ -15,7 +15,7 @@ EARLY_STOPPED = "EarlyStopped"  # the reason of a job that is complete before it
 
 
 def _schema(**keywords: Any) -> msgspec.Meta:
-    """Return what the CRD says of a field in addition to its type."""
+    """Return an annotation with keywords for a field's schema in the CRD, in addition to its type."""
     return msgspec.Meta(extra_json_schema=keywords)
 
 

@@ -183,7 +183,7 @@ class TrainingSpec:
 
     @property
     def most_pipelines(self) -> int:
-        """Return the most pipelines, each of which needs a microbatch, or a group of them."""
+        """Return the largest number of pipelines: each needs a microbatch, or with equal bits a gradient group."""
         return (
             self.microbatches
             if not self.reproducible

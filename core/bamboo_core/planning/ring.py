@@ -254,8 +254,8 @@ def _are_met(goals: Sequence[Goal], holders: Sequence[WorkerId]) -> bool:
 def _spread(
     row: Sequence[WorkerId], count: int, goals: Sequence[Goal], leaving: Container[WorkerId]
 ) -> tuple[tuple[WorkerId, ...], ...] | None:
-    """Choose replicas so that each stage, with its owner, is in as many places as the goals ask; None if none are
-    found. Stages whose nearest predecessors suffice come first.
+    """Choose replicas so that each stage's holders, owner included, meet the goals; None if the search fails. Stages
+    whose nearest predecessors suffice come first.
     """
     load: Counter[WorkerId] = Counter()
     nearest = [tuple(islice(_staying(row, s, leaving), count)) for s in range(len(row))]

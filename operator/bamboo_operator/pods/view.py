@@ -32,6 +32,8 @@ PodsByName = dict[WorkerId, dict[str, Any]]
 
 
 class JobPods:
+    """The existing pods of one job, from the operator's watch, and their deletion."""
+
     def __init__(self, job: JobIdentity, cluster: ClusterIndices, api: KubeApi) -> None:
         self.job, self._cluster, self._api = job, cluster, api
         self._seen: PodsByName = {}

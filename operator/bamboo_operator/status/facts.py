@@ -53,7 +53,7 @@ class StatusFacts:
 
     @property
     def spent(self) -> bool:
-        """Return whether the job has cost as much as it may."""
+        """Return whether the job's cost has reached the money of its budget."""
         money = self.spec.budget.money if self.spec and self.spec.budget else None
         return money is not None and self.cost >= money
 

@@ -188,7 +188,7 @@ def _named(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """The opened weights. shown: where they are, for messages. adapters: how many are merged into them."""
+    """The opened weights. shown: their place, for messages. adapters: the number of adapters merged into them."""
 
     source: StateSource
     shown: str

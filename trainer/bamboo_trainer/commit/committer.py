@@ -1,4 +1,7 @@
-"""Committing steps: the root decides; a new root first collects the commits of the root before it."""
+"""Commits of steps: the root decides them; a new root first collects the commits of the root before it.
+
+`Committer` does both, and `CommitLog` keeps what is known. `Coordinator` and `History` are what it sends to.
+"""
 
 import logging
 import math
@@ -194,7 +197,10 @@ logger = logging.getLogger(__name__)
 
 
 class Committer:
-    """Commits steps as the root. log: the commits known here. step_seconds: of those that this root committed."""
+    """Decides the commits of steps while this worker is the root, and records the commits of any root.
+
+    log: the commits known here. step_seconds: durations of the steps that this worker committed.
+    """
 
     def __init__(
         self,

@@ -104,8 +104,9 @@ class ReplicaProgress:
 
 @dataclass(frozen=True, slots=True)
 class ArrivedState:
-    """Another worker's state of a cell's stage, of which layers arrive. wanted: how many it has. generation: of the
-    layout at its version.
+    """A stage's state that arrives from another worker, layer by layer.
+
+    wanted: the number of the stage's layers. generation: that of the layout at the state's version.
     """
 
     cell: Cell

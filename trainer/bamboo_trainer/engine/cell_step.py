@@ -146,7 +146,7 @@ def _length(piece: slice) -> int:
 
 
 class KeptSums:
-    """The kept frames of one step of each cell, none of which is part of another one."""
+    """The kept sums of one step of each cell, as frames; no sum is part of another one."""
 
     def __init__(self) -> None:
         self._frames: dict[Cell, list[Frame]] = {}

@@ -224,9 +224,10 @@ class LayerCopies:
         self._say(checkpoint, self.held[checkpoint])
 
     def has_room(self, checkpoint: CheckpointId, states: Collection[LayerState]) -> bool:
-        """Return whether these copies may stay, with room for as many of the next checkpoint; warn once if not.
+        """Return whether memory suffices to keep these copies and as many of the next checkpoint; warn once if not.
 
-        They exist already, to be written or for a stage that begins with them. Those of other checkpoints will go.
+        These copies exist already, to be written or for a stage that begins with them. Copies of other checkpoints do
+        not count, because they will be dropped.
         """
         memory = self._memory()
         if memory is None:

@@ -30,7 +30,7 @@ from bamboo_trainer.transport.wire import Lane
 
 
 class PortionSteps:
-    """Steps of portions, by cell and microbatches. A portion that has begun continues while the plan allows it.
+    """Work of this worker on portions, by cell and microbatches. A begun portion continues while the plan allows it.
 
     The new owner of a lost cell waits for the sums that the keeper gives it, and runs the rest alone: the frames of
     kept groups have reached the neighbouring stages. No worker runs a portion whose sum the owner has. If a

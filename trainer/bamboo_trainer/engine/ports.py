@@ -47,7 +47,7 @@ class Ports:
     new_id: makes the id of an attempt to write a checkpoint. host_memory: size and use of it. copies: of tensors to
     send, in host memory; each asynchronous one leads to a `Copied` event. clock: seconds. work_clock: without those in
     which the engine's thread waited for a processor. on_host: states kept only for others stay in host memory. policy:
-    for steps that are not finite. evaluations: which states are evaluated. history: is told of commits. spots: which
+    for steps that are not finite. evaluations: which states are evaluated. history: records commits. spots: which
     microbatches are checked; None: none. deterministic: see `training.deterministic`. devices: of the worker; each
     stage runs as that many parts.
     """

@@ -137,7 +137,7 @@ def pinned_size(size: int) -> int:
 
 
 class HandedOver:
-    """Events after which the tensors that devices of this worker have handed over are complete."""
+    """GPU events by tensor: a tensor that one device hands to another is complete after its event."""
 
     def __init__(self) -> None:
         self._made: WeakTensorKeyDictionary = WeakTensorKeyDictionary()

@@ -166,7 +166,7 @@ def _are_apart(together: Collection[tuple[Node, ...]], following: Mapping[Node, 
 
 
 def _walk(roots: dict[Node, None]) -> tuple[list[Node], dict[Node, list[Node]]]:
-    """Return all operations of the graph, each after its successors, which its gradients go to; and the successors."""
+    """Return all operations of the graph, successors first, and each one's successors, which receive its gradients."""
     following: dict[Node, list[Node]] = {}
     order: list[Node] = []
     for root in roots:

@@ -102,9 +102,7 @@ class JobRecord:
         self.moments.setdefault(what, []).append(at)
 
     def paid(self, now: float, nodes: int, usd_per_hour: float | None) -> None:
-        """Record the number of nodes paid for since the last call. usd_per_hour: of all of them; None if a price is
-        unknown.
-        """
+        """Record the nodes that were paid for since the last call. usd_per_hour: their total price; None if unknown."""
         if now > self._since:
             self.nodes.append((self._since, now, nodes * (now - self._since)))
             if usd_per_hour is None:
@@ -158,7 +156,7 @@ class JobRecord:
         return max(0.0, whole - sum(seconds for _, seconds in self.pauses))
 
     def stepped(self, since: float, until: float, steps: int, new: int) -> None:
-        """Record `steps` steps in that time, the last `new` of which are not repetitions."""
+        """Record the steps done from `since` to `until`; all but the last `new` repeat earlier ones."""
         self.steps.append((since, until, max(0, new)))
         self.redone += (until - since) * (steps - max(0, new)) / steps
 

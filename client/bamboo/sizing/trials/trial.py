@@ -18,7 +18,7 @@ SURE = 1.645  # standard deviations above the mean of a normal distribution, for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateTrial:
-    """A candidate to be simulated with these seeds, for so many seconds each."""
+    """A candidate to simulate, once with each seed. seconds: virtual time of each run."""
 
     candidate: Candidate
     seeds: tuple[int, ...]

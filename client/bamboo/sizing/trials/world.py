@@ -75,12 +75,13 @@ class Market:
         return self.generation.removal if self.generation else 0.0
 
     def losses_per_hour(self, workers: int) -> float:
-        """Return the approximate losses of so many nodes in an hour."""
+        """Return the approximate number of nodes lost in an hour by a job with `workers` nodes."""
         return workers * self._loss_rate
 
     def availability(self, workers: int, hours: float) -> tuple[tuple[float, int], ...]:
-        """Return (share of time, nodes) for a job of so many hours that wants so many nodes. All made-up nodes are
-        there at the beginning; the share of missing ones grows towards a limit.
+        """Return pairs of (share of the job's time, available nodes) for a job that wants `workers` nodes.
+
+        All generated nodes are available at the beginning; the share of missing ones grows towards a limit.
         """
         if self.recording is not None:
             return tuple((share, min(workers, nodes)) for share, nodes in self._nodes_recorded)

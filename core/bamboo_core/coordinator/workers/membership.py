@@ -225,7 +225,7 @@ def replace_worker(turn: Turn, worker: WorkerId) -> None:
 
 
 def keep_worker(turn: Turn, worker: WorkerId) -> None:
-    """Keep a worker of which no other one can take the place."""
+    """Keep a worker that was to be replaced, because no other one can take its place."""
     turn.put(turn.state.membership.not_leaving(worker))
 
 

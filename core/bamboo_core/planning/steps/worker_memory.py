@@ -246,7 +246,7 @@ class _Loads:
         return max(self.load(stage, *layers) for stage, layers in enumerate(split))
 
     def least(self) -> float:
-        """Return the largest load that some stage must have."""
+        """Return the smallest load limit within which a split exists, up to PRECISION."""
         low, high = 0.0, self.fixed[-1] + max(self.counts) * self.flying[-1]
         while high - low > PRECISION * high:
             middle = (low + high) / 2
