@@ -1,11 +1,4 @@
-"""Where the worker's main thread hears of what other threads have for it.
-
-Why a worker ends, as the coordinator and a person hear it.
-
-Where a task's code is, as another thread sees it: the layer, and the user's line.
-
-What a worker makes of what it is told, and how it ends.
-"""
+"""The worker's agent: events wake its main thread, it obeys messages, and it reports the reason for its end."""
 
 import errno
 import logging

@@ -1,9 +1,4 @@
-"""The order of forwards and backwards in a step.
-
-Sums of finished groups: which are kept, and when one is sent.
-
-A cell's work on one step: what it waits for, keeps and drops.
-"""
+"""A cell's work on one step: order of forwards and backwards, awaited and dropped frames, kept sums of groups."""
 
 import pytest
 import torch

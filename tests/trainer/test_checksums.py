@@ -1,9 +1,4 @@
-"""A tensor's bits as one number.
-
-Digests of a stage's state, computed once, and states that cannot be sent.
-
-What no forward may change is refused before the step is applied.
-"""
+"""Checksums of tensors and of a stage's state, and refusal of forwards that change constants."""
 
 from dataclasses import replace
 from functools import partial

@@ -1,9 +1,4 @@
-"""What becomes of a step whose loss or gradients are not finite.
-
-Which steps are committed, and what the root has heard of the step in progress.
-
-How a step is committed: what the root decides, whom it tells, and what a new root waits for.
-"""
+"""Commits of steps: which steps the root commits, steps that are not finite, and what a new root waits for."""
 
 import math
 from collections import deque

@@ -1,7 +1,4 @@
-"""Data in an object store: read through blocks on this machine, right whatever others do to the folder.
-
-Where the files of a data set are.
-"""
+"""Files of a dataset, here or in an object store, and a cache of blocks that survives other processes' changes."""
 
 import multiprocessing
 import os

@@ -1,11 +1,4 @@
-"""Names of the Hub where a path is expected.
-
-Arrays that are held in memory.
-
-Several datasets in one training: whose sample is which, and the same bits whatever the grid.
-
-A dataset that is read ahead: how many readers it may have, and that it is the same dataset.
-"""
+"""Datasets: in memory, of the Hub, several in one training, and read ahead, with the same bits on any grid."""
 
 import io
 from collections import Counter

@@ -1,7 +1,4 @@
-"""Who holds other bits, and in which parameter.
-
-What is not deterministic ends a job by name, at once or soon; what is deterministic never does.
-"""
+"""The determinism guard: which holder has other bits, and that tasks that are not deterministic, and no others, end."""
 
 import random
 import re

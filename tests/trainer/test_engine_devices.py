@@ -1,7 +1,6 @@
-"""What workers with several devices say and hear: of stages to the coordinator, of device stages to the engine.
+"""Workers with several devices: their messages about stages, and the bits, which are those of one device.
 
-Workers with several devices, in one process with the real coordinator and stages: the bits are those of one device,
-undisturbed and when a worker is lost at any instruction.
+The jobs run in one process with the real coordinator and stages, undisturbed and with a worker lost at any instruction.
 """
 
 from functools import cache

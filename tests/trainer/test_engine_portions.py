@@ -1,7 +1,4 @@
-"""The portions of cells that a worker runs beside its own: begun, gone on with, and dropped.
-
-What a worker runs of the stages that it holds replicas of, while it has nothing else to do.
-"""
+"""Portions of other workers' cells, begun, continued and dropped; and rehearsals of replicated stages."""
 
 from collections import deque
 from typing import Any

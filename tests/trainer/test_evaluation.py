@@ -1,7 +1,4 @@
-"""Metrics and evaluations are called once before a job runs, with what they will be called with.
-
-The decisions of a task are asked and checked; what is wrong becomes one sentence.
-"""
+"""Evaluation, metrics and decisions of a task: the trial before a job runs, and the sentence for each mistake."""
 
 import math
 from dataclasses import replace

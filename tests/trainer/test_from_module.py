@@ -1,7 +1,4 @@
-"""A plain module becomes layers.
-
-A plain module is split into layers that compute what it computes, and is refused with a reason if it cannot be.
-"""
+"""A plain module is split into layers that compute the same, or is refused with a reason."""
 
 from collections.abc import Callable
 from copy import deepcopy

@@ -1,7 +1,4 @@
-"""A backward whose weight gradients follow later: the same bits as a whole one, and no product is computed twice.
-
-The sum of a cell's gradients: the same bits for any number of pipelines and stages, in few buffers.
-"""
+"""Backwards in two parts and the sum of a cell's gradients: the same bits as whole backwards, for any grid."""
 
 import math
 import random

@@ -1,9 +1,4 @@
-"""What is taken of other weights, and which sentence says what is wrong.
-
-Weights in every form in which they may be, and what is said where there are none.
-
-Training begins with other weights, the same ones on any grid and whoever is lost.
-"""
+"""Training that begins with other weights: their forms, which are used, each refusal, the same bits on any grid."""
 
 import json
 from collections.abc import Mapping

@@ -1,11 +1,4 @@
-"""Layers that are built only to be looked at get no first values.
-
-What layers cost: counted without computing them, and for real only where that cannot be.
-
-Random numbers that nobody seeds are recorded.
-
-A loss that takes the first sample of a microbatch for the whole of it is refused, and no other one.
-"""
+"""Inspection of a task's layers without data: costs, random numbers that nobody seeds, and losses of one sample."""
 
 import cProfile
 import functools

@@ -1,7 +1,4 @@
-"""What a worker imports when it starts.
-
-The fork server ends no job when its workers end.
-"""
+"""The fork server: what a worker imports when it starts, and that no job ends when its workers end."""
 
 import gc
 import json

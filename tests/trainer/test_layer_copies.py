@@ -1,7 +1,4 @@
-"""Copies of layers: when they are made, which are held, which are given up, and what is said of them.
-
-Layers that are split anew over fewer or more workers while the job trains: the same bits, whoever is lost.
-"""
+"""Copies of layers in memory: made, held and given up, and new splits of the layers with the same bits after losses."""
 
 import weakref
 from collections.abc import Callable, Collection, Mapping

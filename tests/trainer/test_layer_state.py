@@ -1,7 +1,4 @@
-"""A state that is kept layer by layer goes on in stages of any split, with the same bits.
-
-Copies that are made while the next step is run.
-"""
+"""A stage's state layer by layer: stages of any split continue with the same bits; copies made during the next step."""
 
 from dataclasses import replace
 

@@ -1,9 +1,4 @@
-"""What the control groups allow this process, in both of their versions and in any namespace.
-
-How much memory is left.
-
-Where a worker computes, and replicas in host memory: the same bits, whatever lives where.
-"""
+"""Memory limits of control groups, free memory, and the same bits wherever stages and replicas are."""
 
 import os
 from contextlib import nullcontext

@@ -1,7 +1,4 @@
-"""Numbers of parameter groups that change from step to step.
-
-An optimizer that depends on its other parameters, or on what it keeps elsewhere, ends a job; no other one does.
-"""
+"""Changing numbers of parameter groups, and the refusal of optimizers that depend on other parameters."""
 
 from collections.abc import Iterable
 from functools import partial

@@ -1,7 +1,4 @@
-"""Where a parameter's gradient lives in the stage's flat one, whatever its shape and wherever that begins.
-
-Parameters as views of one flat buffer, rounded or not.
-"""
+"""Parameters as views of one flat buffer: the place of each gradient, whatever its shape, rounded or not."""
 
 from dataclasses import replace
 

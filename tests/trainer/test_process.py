@@ -1,7 +1,4 @@
-"""A gated worker asks before the forwards and backwards of its steps.
-
-What the trainer does for a command.
-"""
+"""A worker's process: a gated worker asks before forwards and backwards, and the trainer serves a command."""
 
 import socket
 import threading

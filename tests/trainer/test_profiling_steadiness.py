@@ -1,7 +1,4 @@
-"""Until when something is measured again.
-
-What a GPU would run for each layer, counted without one.
-"""
+"""Measurements for `bamboo profile` repeat until they are steady; a GPU's operations are counted without one."""
 
 import functools
 import math

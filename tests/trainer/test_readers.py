@@ -1,7 +1,4 @@
-"""Several readers: the same batches in the same order, whatever becomes of the processes that read them.
-
-Reading ahead: the same batches, one call at a time, errors where the batch is asked for.
-"""
+"""Batches read ahead by one or several readers: the same ones in the same order, whatever happens to readers."""
 
 import os
 import signal

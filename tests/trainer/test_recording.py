@@ -1,7 +1,4 @@
-"""What blocks pass to each other.
-
-What a module's forward does around and between its blocks.
-"""
+"""Recording of what a model's forward passes between its blocks and does around them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

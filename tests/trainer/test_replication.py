@@ -1,9 +1,4 @@
-"""When an owner waits for a replica, and what it owes it.
-
-Replicas: what the owner of a cell sends them, and when it waits for them.
-
-Owners that repeat a committed step: whom they ask, and when nobody can help.
-"""
+"""Replicas: what a cell's owner sends them, when it waits for them, and whom owners ask when they repeat a step."""
 
 from collections import deque
 

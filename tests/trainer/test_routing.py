@@ -1,9 +1,4 @@
-"""What the message log holds.
-
-Which plan a worker obeys, and which one waits for its step boundary.
-
-To whom a worker sends what, and what it sends again.
-"""
+"""The message log, the plan that a worker obeys, and the receivers of what it sends and sends again."""
 
 from collections import deque
 from collections.abc import Iterable

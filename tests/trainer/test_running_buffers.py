@@ -1,7 +1,4 @@
-"""What the modules of a layer leave in a forward beside its outputs.
-
-Buffers that forwards update are as in plain PyTorch, and their bits depend on no grid, kill or repetition.
-"""
+"""Running statistics are as in plain PyTorch, and their bits depend on no grid, kill or repetition."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,4 @@
-"""Evaluation: what plain PyTorch measures, on any grid, and whoever is lost in the middle of it.
-
-A chain of stages in one process against plain PyTorch; the bits of repeated work; what a layer may not do.
-"""
+"""A stage's computations against plain PyTorch: repeated work, evaluation, and what a layer may not do."""
 
 from collections.abc import Mapping
 from dataclasses import replace

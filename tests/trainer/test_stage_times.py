@@ -1,7 +1,4 @@
-"""What a worker says that it takes for its layers; and jobs in which one is slow, with the real engine and torch.
-
-Devices that run ahead of their host: what each takes, and when it is done.
-"""
+"""Times of stages and devices: what a worker reports, also for queued devices, and jobs with a slow worker."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,4 @@
-"""Sums that do not depend on the order.
-
-What a step came to, over all microbatches.
-"""
+"""Reports of a step from all cells, combined in sums that do not depend on the order."""
 
 import math
 import random

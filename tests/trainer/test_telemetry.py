@@ -1,9 +1,4 @@
-"""A thread that waits for a processor does not age; one that sleeps or computes does.
-
-What a worker spends its time on.
-
-torch.profiler in chosen steps: its files, its spans, and that training is the same.
-"""
+"""The clock of work, spans of a worker's time, and torch.profiler in chosen steps."""
 
 import gzip
 import json

@@ -1,7 +1,4 @@
-"""Tied parameters: which names may be tied, and that they are one object on each stage.
-
-Layers that share parameters train as in plain PyTorch on any grid, though `Task.tied` says nothing of it.
-"""
+"""Tied parameters: valid names, one object on each stage, and layers that share parameters without `Task.tied`."""
 
 import os
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""How far a command is: one line that changes on a terminal, elsewhere a line now and then.
-
-From texts to files of tokens.
-"""
+"""From texts to files of tokens, with progress on a terminal and elsewhere."""
 
 import os
 import signal
