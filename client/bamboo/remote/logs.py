@@ -87,6 +87,8 @@ class PresentWorkers:
 
 
 class LogReader:
+    """Prints the logs of a job's workers, once or as they grow."""
+
     def __init__(self, session: Session, job_reader: JobReader, query: dict[str, str], printer: Printer) -> None:
         self._session, self._job_reader, self._query, self._printer = session, job_reader, query, printer
         self._ended_at: dict[str, datetime] = {}  # when a followed log ended, by the worker's uid

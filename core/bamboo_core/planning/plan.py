@@ -140,7 +140,7 @@ def owner_spread(rows: Sequence[Sequence[WorkerId]], peers: Mapping[WorkerId, Pe
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
-    """The assignments and layouts of one epoch."""
+    """The plan of one epoch: the owner and replicas of each cell, and the layouts that may be in force."""
 
     epoch: int
     stages: tuple[tuple[int, int], ...]  # the half-open layer range of each stage

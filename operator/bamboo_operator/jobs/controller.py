@@ -29,7 +29,7 @@ RESTART_SECONDS = 5.0
 
 
 class JobController:
-    """Starts, wakes and ends the jobs' reconcilers."""
+    """Starts, wakes and ends one `JobReconciler` for each job, as watch events come."""
 
     def __init__(self, shared: SharedResources) -> None:
         self._shared = shared

@@ -37,13 +37,12 @@ class PipelineDamage:
 
 @dataclass(frozen=True, slots=True)
 class RuleInput:
-    """The input of the rules for conditions."""
+    """What the rules for conditions read: the coordinator's status, the operator's facts, the conditions before."""
 
     status: Status | None  # None while the coordinator does not know the job's plan
     facts: StatusFacts
     previous: Mapping[str, ConditionResult]  # the conditions written before
-    # how many workers were to be there then, with those on standby, where the coordinator says how many are; None if it
-    # has not
+    # the number of workers in the status before, of a job that gives workers back; None if there is none
     desired: int | None = None
 
     def was(self, condition: str) -> bool:

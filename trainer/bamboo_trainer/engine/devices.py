@@ -162,6 +162,8 @@ def make_engine(ports: Ports, devices: int) -> Engine:
 
 
 class DividedEngine(Engine):
+    """An engine of device stages, which speaks with the coordinator about stages."""
+
     def __init__(self, ports: Ports, devices: int) -> None:
         self._devices, self._folding, self._coordinator = devices, Folding(devices), ports.coordinator
         super().__init__(replace(ports, coordinator=self, devices=devices))

@@ -425,7 +425,7 @@ Place = tuple[Cell, int, int]  # cell, step and microbatch
 
 
 class Rehearsals:
-    """The rehearsals of replicated stages."""
+    """Decides which replicated stage an idle worker runs as a rehearsal, and when it does so."""
 
     def __init__(self, shared: EngineContext) -> None:
         self._plan, self._log, self._states = shared.plan, shared.outbox.log, shared.states

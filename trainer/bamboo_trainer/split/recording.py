@@ -252,7 +252,7 @@ def record(
 
 
 class _Recorder(TorchFunctionMode):
-    """Sees every function that the model calls."""
+    """Records every torch function that the model calls, and the calls of its blocks, during one forward."""
 
     def __init__(
         self,

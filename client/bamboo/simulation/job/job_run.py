@@ -104,6 +104,8 @@ class _SimulatedWorker:
 
 
 class _Simulation:
+    """One run in virtual time: feeds events to the coordinator, and executes its commands."""
+
     def __init__(self, run: JobRun, model: StepModel, say: Callable[[str], None] | None) -> None:
         self._run, self._spec, self._model, self._say = run, run.spec, model, say
         self._clock = VirtualClock()

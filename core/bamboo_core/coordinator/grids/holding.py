@@ -136,7 +136,7 @@ def fewest_to_begin(state: CoordinatorState) -> int:
 
 
 class Worth:
-    """Expected speed and price of numbers of workers."""
+    """The expected speed and hourly price of each possible number of workers, given the price and losses of workers."""
 
     def __init__(self, state: CoordinatorState, rates: GridRates, now: float) -> None:
         self._state, self._rates = state, rates

@@ -237,6 +237,8 @@ class _Worker:
 
 
 class _Execution:
+    """One step of a group of pipelines that share workers, executed frame by frame. losses: of workers in this step."""
+
     def __init__(self, group: Group, losses: Sequence[StepLoss]) -> None:
         self._group, self._losses = group, losses
         self._stages = len(group.forward)
