@@ -58,8 +58,8 @@ def test_a_line_without_end_does_not_fill_the_memory() -> None:
 
 PROGRAM = """
 import logging, sys
-from bamboo_trainer.worker import process as logs
-logs.begin("w1", lambda: 7, shared={shared})
+from bamboo_trainer.worker import process
+process.begin_log("w1", lambda: 7, shared={shared})
 logging.getLogger("theirs").info("information")
 logging.getLogger("bamboo_trainer.x").info("chatter")
 logging.basicConfig(level=logging.DEBUG)  # as users do: it changes nothing

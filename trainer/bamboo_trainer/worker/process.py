@@ -35,7 +35,7 @@ LONGEST_LINE = 1 << 16  # characters after which a line break is inserted
 Step = Callable[[], int | None]
 
 
-def begin(worker: str, step: Step, *, shared: bool) -> None:
+def begin_log(worker: str, step: Step, *, shared: bool) -> None:
     """Set up this process's log for the worker. step: returns the newest committed step; None before training.
 
     shared: other workers write to the same file.
@@ -53,7 +53,7 @@ def begin(worker: str, step: Step, *, shared: bool) -> None:
         sys.stderr = Printed(sys.stderr, worker, step)
 
 
-def end() -> None:
+def end_log() -> None:
     """Write incomplete lines, because this process ends soon."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, Printed):
@@ -201,7 +201,7 @@ def main(
         followers.append(TraceFile(Path(trace), worker, os.getpid()))
     newest = partial(_read_token, token) if isinstance(token, Path) else lambda: str(token)
     agent = WorkerAgent(worker, url, newest, zone, Spans(*followers), settings)
-    begin(worker, lambda: agent.engine.step if agent.engine else None, shared=not settings.pod)
+    begin_log(worker, lambda: agent.engine.step if agent.engine else None, shared=not settings.pod)
     try:
         if settings.metrics_port:
             from bamboo_trainer.worker.metrics import serve  # imported only if needed
@@ -209,4 +209,4 @@ def main(
             serve(agent, settings.host, settings.metrics_port)
         return agent.run()
     finally:
-        end()
+        end_log()
