@@ -270,7 +270,7 @@ class JobReconciler:
     def _begin(self, spec: JobSpec) -> tuple[CoordinatorRunner, PodController]:
         shared, status = self._shared, self._status
         resumed = status.plan is not None  # not by the epoch, which a suspended job keeps
-        record = status.written.plan_record
+        before = status.written.plan_record
         status.begin()
         self._unattended = False
         run = TrainingRun(
@@ -278,8 +278,8 @@ class JobReconciler:
             spec=spec,
             manifest=self._spec.begin(resumed=resumed),
             resumed=resumed,
-            known_lost=(record.lost or frozenset()) | self._pods.deleted(),
-            counted=record.counted or frozenset(),
+            known_lost=(before.lost or frozenset()) | self._pods.deleted(),
+            counted=before.counted or frozenset(),
             meter=self.meter,
             marks=shared.marks,
             burst=shared.burst,
