@@ -42,7 +42,8 @@ class One:
     def __init__(self, plan: Plan, worker: str = ALONE.at(Cell(0, 0)).owner) -> None:
         self.plan, self.known, self.log, self.worker = PlanState(worker, plan), ALONE.target, CommitLog(0), worker
         self.states, self.steps, self.cells = states_of(worker, plan), 9, dict[Cell, CellStep]()
-        self.outbox = Outbox(self.plan, RecordingTransport(), deque())
+        self.transport = RecordingTransport()
+        self.outbox = Outbox(self.plan, self.transport, deque())
         shared: Any = self
         self.committer = self  # which knows layouts
         self.portions = PortionSteps(
@@ -113,7 +114,7 @@ def test_nothing_is_run_after_the_last_step_nor_while_the_layout_is_on_its_way()
 
 
 def test_a_new_owner_waits_for_the_keepers_sums_before_it_runs_the_first_portion() -> None:
-    """The other pipeline's owner of the last stage takes it over; whoever runs the first stage keeps its sums."""
+    """The other pipeline's owner of the last stage takes it over; the owner of the first stage keeps its sums."""
     plan = initial_plan([Peer(worker=f"w{i}", host="h", port=1) for i in range(4)], ((0, 2), (2, 3)), 2, SPEC, NONE)
     cell, first = Cell(1, 1), plan.target.split[1][0]
     heir, keeper, lost = plan.at(Cell(0, 1)).owner, plan.at(Cell(1, 0)).owner, plan.at(cell).owner
@@ -135,6 +136,22 @@ def test_a_new_owner_waits_for_the_keepers_sums_before_it_runs_the_first_portion
     again.plan.activate(beside)
     again.portions.await_kept(after, {Cell(1, 0)})
     assert again.refresh() == [(cell, (first, first + 4))], f"{keeper} is lost, too, and gives nothing"
+
+
+def test_a_keeper_gives_nothing_for_a_cell_that_the_plan_no_longer_has() -> None:
+    """The boundary plan that removed the cell has not taken effect here, only the plan after it."""
+    plan = initial_plan([Peer(worker=f"w{i}", host="h", port=1) for i in range(4)], ((0, 2), (2, 3)), 2, SPEC, NONE)
+    cell, heir, lost = Cell(1, 1), plan.at(Cell(0, 1)).owner, plan.at(Cell(1, 1)).owner
+    taken = Assignment(owner=heir, portions=(Portion(worker=heir, first=0, end=4),))
+    rows, left = (plan.pipelines[0], (plan.pipelines[1][0], taken)), [p for p in plan.workers if p.worker != lost]
+    after = msgspec.structs.replace(plan, epoch=2, pipelines=rows, workers=tuple(left))
+    giver = One(plan, plan.at(Cell(1, 0)).owner)
+    giver.plan.activate(after)
+    giver.portions.take_over(plan)
+    assert [frame.address for _, frame in giver.transport.take()] == [Address(FrameKind.KEPT_ALL, *cell, 0)]
+    giver.plan.activate(msgspec.structs.replace(after, epoch=4, pipelines=after.pipelines[:1]))
+    giver.portions.take_over(after)
+    assert not giver.transport.take()
 
 
 def test_a_portion_whose_sum_the_owner_has_is_not_run() -> None:

@@ -98,7 +98,9 @@ class PortionSteps:
         for cell in {*self._awaited, *self._gives} if plan.boundary else changed:
             self._awaited.pop(cell, None)
             self._gives.pop(cell, None)
-        self._awaited = {cell: one for cell, one in self._awaited.items() if one[1] in present}
+        # the boundary plan that removed a cell may never have taken effect here, but only the plan after it
+        self._awaited = {cell: one for cell, one in self._awaited.items() if one[1] in present and plan.has(cell)}
+        self._gives = {cell: step for cell, step in self._gives.items() if plan.has(cell)}
         self._summed = {one for one in self._summed if not plan.boundary and one[0] not in changed}
         self._wanted = {
             (c, other): wanted
