@@ -22,6 +22,7 @@ SEEDS: list[tuple[tuple[Kind, ...], int, int, int]] = [
     ((), 0, 10, 200),
     ((), 372, 1, 1),  # a root that joined after an evaluation, of which the first message is lost
     ((Kind.SIBLINGS,), 20_070, 1, 1),  # the same for a root whose channel breaks before the job ends
+    ((Kind.RESPLIT, Kind.REPLICAS), 30_147, 1, 1),  # two neighbours are lost while their heir still has the step before
     ((Kind.SIBLINGS,), 5088, 1, 1),  # a neighbour changes hands after a shared cell has its sum
     ((Kind.CHECKPOINTS,), 0, 0, 36),
     ((Kind.CHECKPOINTS,), 399, 2, 24),  # 400: a writer gives its stage away with the very commit that is kept

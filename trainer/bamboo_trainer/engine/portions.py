@@ -48,6 +48,7 @@ class PortionSteps:
         self._awaited: dict[Cell, tuple[int, WorkerId]] = {}
         self._gives: dict[Cell, int] = {}  # cells whose sums it gives to the new owner, and in which step
         self._wanted: dict[tuple[Cell, int], tuple[int, int]] = {}  # see `_want`
+        self._asks: dict[Cell, int] = {}  # owned cells that ask when they begin the step within which the plan came
         self._summed: set[tuple[Cell, int, Range]] = set()  # portions whose sum the owner has, by cell and step
         self._early: dict[Address, Frame] = {}  # boundary tensors of portions that have not begun
 
@@ -80,7 +81,10 @@ class PortionSteps:
         """Ask, wait for sums and give them as the plan in force has it. old: the plan before it."""
         changed = changed_cells(self._plan.current, old) if old and not self._plan.current.boundary else set()
         for one in self.cell_steps():
-            self._ask_beside(one, changed)
+            self._ask_beside(one, self._plan.current.cells() if one.cell in changed else changed)
+        if changed:
+            newest = self._shared.log.newest
+            self._asks = {cell: newest + 1 for cell, owned in self._cells.items() if owned.step <= newest}
         self.await_kept(old, changed)
         for owned in self._cells.values():
             owned.passed = {one for one in owned.passed if one[1].kind is not FrameKind.SUMMED}
@@ -409,6 +413,12 @@ class PortionSteps:
             self.accept(frame)
         for portion in begun:
             self._ask_beside(portion, plan.cells(), again=again)
+        for cell, step in list(self._asks.items()):
+            owned = self._cells.get(cell)
+            if owned is None or owned.step >= step:
+                del self._asks[cell]
+                if owned is not None:
+                    self._ask_beside(owned, plan.cells())
 
     def _begin(self, cell: Cell, microbatches: Range, layout: Layout, stage: Stage) -> CellStep:
         """Return the step of a portion, behind those of its first groups whose sums are here."""
