@@ -219,7 +219,7 @@ def test_ctrl_c_keeps_the_state_and_the_same_command_goes_on_with_it(tmp_path: P
             while step is None or int(step[1]) < 20:
                 line = run.stdout.readline()
                 assert line, "the run ended early"
-                step = re.search(r" step (\d+)/", line) or step
+                step = re.search(r"Running, step (\d+)/", line) or step
                 assert step is None or int(step[1]) >= kept
             said = ""
             for _ in range(presses):

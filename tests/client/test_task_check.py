@@ -49,7 +49,7 @@ def test_submit_tries_the_task_unless_told_not_to(tmp_path: Path, monkeypatch: p
         tried.append(folders)
         return task_check.Checked(problem="cannot import it")
 
-    monkeypatch.setattr(task_check, "check_task", trying)
+    monkeypatch.setattr("bamboo.jobs.here.check_task", trying)
     submit = ["submit", str(job), "--kubeconfig", "/no/such"]
     refused = CliRunner().invoke(app, submit)
     assert (refused.exit_code, tried) == (2, [(tmp_path.resolve(), Path.cwd())])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 import borrowed_worker
@@ -18,7 +19,7 @@ import faulty_worker
 import flow_cutting_worker
 import paced
 from bamboo.local.fork_server import ForkServer
-from bamboo.local.places import LocalPlaces
+from bamboo_core.control.protocol import WorkerJoined
 from bamboo_core.control.server import ControlServer, token_check
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import (
@@ -55,7 +56,8 @@ class Processes:
         self.pool: ForkServer | BorrowedPool = ForkServer(self.exited, log)
         if SHARED:
             self.pool = BorrowedPool(SHARED[0], self.exited, log)
-        self.places = LocalPlaces(parse_manifest(manifest).spread.workers_per_node)
+        self.per_node = parse_manifest(manifest).spread.workers_per_node
+        self.started = 0  # workers
         self.emitted: list[Emit] = []
         self.acted: list[str] = []
         self.frozen: set[str] = set()
@@ -120,15 +122,22 @@ class Processes:
         self.exits[worker] = code
         self.queue.put_nowait(WorkerLost(worker, f"exit code {code}", code))
 
+    def _located(self, event: Event) -> Event:
+        """Return the event with the node of a joining worker, unless each node has one."""
+        if not isinstance(event, WorkerJoined) or self.per_node == 1:
+            return event
+        node = f"node-{int(event.hello.worker[1:]) // self.per_node}"
+        return WorkerJoined(msgspec.structs.replace(event.hello, node=node))
+
     def _step(self, event: Event, server: ControlServer) -> None:
-        self.state, commands = coordinator.step(self.state, self.places.located(event), time.monotonic())
+        self.state, commands = coordinator.step(self.state, self._located(event), time.monotonic())
         for command in commands:
             match command:
                 case Send(worker, message):
                     server.send(worker, message)
                 case AddWorkers(count):
                     for _ in range(count):
-                        worker, _zone = self.places.next()
+                        worker, self.started = f"w{self.started}", self.started + 1
                         self.pool.start(worker, url=self.url, token=self.token, zone="", main=self.main)
                 case RemoveWorker(_):
                     pass  # it leaves by itself: that is a part of what is tested
