@@ -1,7 +1,6 @@
 """The second half of docs/tutorial.md on this machine: `make cluster`, the job of the page, a node that vanishes."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,17 +12,10 @@ from cluster import build
 from cluster.handle import Cluster
 from helm_kit import Missing, helm
 from operator_process import Job
+from tutorial_kit import shown
 
 ROOT = Path(__file__).parents[2]
-TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
-
-
-def page(name: str) -> str:
-    """Return the file of that name as the tutorial shows it."""
-    found = re.search(rf"`{re.escape(name)}`:\n\n```\w+\n(.*?)```", TUTORIAL, re.DOTALL)
-    assert found is not None, name
-    return found[1]
 
 
 def test_the_job_of_the_tutorial_trains_on_the_cluster_that_make_starts(tmp_path: Path) -> None:
@@ -34,13 +26,13 @@ def test_the_job_of_the_tutorial_trains_on_the_cluster_that_make_starts(tmp_path
         (cache / helm().parent.name).symlink_to(helm().parent)
     except (Missing, build.Unavailable) as missing:
         pytest.skip(str(missing))
-    model = {"first_model.py": page("first_model.py")}
+    model = {"first_model.py": shown("python", "first_model.py")}
     container = {
         "name": "trainer",
         "env": [{"name": "PYTHONPATH", "value": "/model"}],
         "volumeMounts": [{"name": "model", "mountPath": "/model"}],
     }
-    job = yaml.safe_load(page("first-spot-job.yaml"))
+    job = yaml.safe_load(shown("yaml", "first-spot-job.yaml"))
     job["spec"]["training"]["steps"] = 400
     volumes = [{"name": "model", "configMap": {"name": "model"}}]
     job["spec"]["worker"]["template"] = {"spec": {"containers": [container], "volumes": volumes}}
@@ -55,7 +47,7 @@ def test_the_job_of_the_tutorial_trains_on_the_cluster_that_make_starts(tmp_path
         cluster = Cluster.attach(folder / "admin.kubeconfig")
         found = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "model"}, "data": model}
         cluster.api.create(found, "default")
-        cluster.api.create(yaml.safe_load(page("weights.yaml")), "default")
+        cluster.api.create(yaml.safe_load(shown("yaml", "weights.yaml")), "default")
         training = Job(cluster.api, "default", job)
         training.step(50)
         make("fail", "spot-a")

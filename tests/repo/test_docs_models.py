@@ -25,10 +25,10 @@ from bamboo_trainer.__main__ import HELP
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.training import TrainingConfig
 from reference import train
+from tutorial_kit import TUTORIAL, shown
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "models.md").read_text()
-TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
 SETTABLE = {
     ENV_DEVICE: "a GPU",
     ENV_METRICS_PORT: f"`{METRICS_PORT}`",
@@ -55,13 +55,6 @@ def test_what_is_the_operators_own_is_named() -> None:
     text = section("The pod")
     for name in (*OWN_ENV, TOKEN_VOLUME, TOKEN_FOLDER, TRAINER_CONTAINER, "restartPolicy"):
         assert f"`{name}`" in text
-
-
-def shown(kind: str, name: str) -> str:
-    """The file of that name as the tutorial shows it."""
-    found = re.search(rf"`{re.escape(name)}`:\n\n```{kind}\n(.*?)```", TUTORIAL, re.DOTALL)
-    assert found is not None, name
-    return found[1]
 
 
 def test_the_first_model_of_the_tutorial_trains_and_its_weights_are_loaded(tmp_path: Path, monkeypatch: Any) -> None:

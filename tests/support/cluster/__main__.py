@@ -17,8 +17,8 @@ from cluster import build
 from cluster.handle import OLDEST_SUPPORTED, STOP_SECONDS, Cluster, ControlFailed, call
 from cluster.nodes import usual_nodes
 from helm_kit import HelmError, Missing
+from operator_process import SYSTEM
 
-SYSTEM = "bamboo-system"
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 Node = Annotated[str, typer.Argument(help="The node's name")]
 

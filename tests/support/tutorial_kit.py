@@ -1,0 +1,13 @@
+"""The files that docs/tutorial.md shows."""
+
+import re
+from pathlib import Path
+
+TUTORIAL = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
+
+
+def shown(kind: str, name: str) -> str:
+    """Return the file of that name as the tutorial shows it. kind: the language of its block."""
+    found = re.search(rf"`{re.escape(name)}`:\n\n```{kind}\n(.*?)```", TUTORIAL, re.DOTALL)
+    assert found is not None, name
+    return found[1]
