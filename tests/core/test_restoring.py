@@ -9,7 +9,7 @@ from bamboo_core.control import protocol
 from bamboo_core.control.protocol import Received
 from bamboo_core.coordinator.checkpointing.checkpoints import AGAIN_SECONDS
 from bamboo_core.coordinator.checkpointing.restoring import RESTORE_SECONDS
-from bamboo_core.coordinator.events import Outcome, Tick, WorkerLost
+from bamboo_core.coordinator.events import Outcome, PreemptionNotice, Tick, WorkerLost
 from bamboo_core.coordinator.job_status import status
 from bamboo_core.planning.plan import Cell
 from checkpoint_world import (
@@ -184,6 +184,23 @@ def test_a_store_that_does_not_tell_is_asked_again() -> None:
     silence(world, set(), AGAIN_SECONDS + 1)
     world.settle()
     assert world.plan.restore == STARTS["a"]
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_worker_that_is_to_go_does_not_stay_while_the_job_waits_for_others(wanted: bool) -> None:
+    """It could hold the quota for which its successor waits."""
+    world = made(3)
+    save(world)
+    world.away = 100
+    lose_stage(world)
+    for _ in range(60):
+        world.now += 0.3
+        world.deliver() if world.pending else world.tell(Tick())
+    assert world.state.phase == "Restoring"
+    (going, *_) = world.state.workers
+    world.tell(PreemptionNotice(going, 1e9, wanted=wanted))
+    assert world.state.workers[going].released
+    assert [stop.reason for stop in world.stops] == ["Drained"]
 
 
 def test_waiting_for_workers_to_go_back_is_no_stall_but_has_an_end() -> None:

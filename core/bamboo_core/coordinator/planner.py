@@ -41,6 +41,8 @@ def replan(turn: Turn) -> None:
     state = turn.state
     if state.plan is None or state.phase == "Restoring":
         _start(turn)
+        if turn.state.phase in ("Pending", "Restoring"):
+            _release(turn)
         return
     moving = resplit.is_moving(state)
     onward = resplit.next_plan(turn) if moving or resplit.is_cut(state) else resplit.last_plan(turn)
@@ -387,18 +389,22 @@ def _note_recovery(turn: Turn, plan: Plan, victims: list[tuple[Cell, WorkerId]])
 
 
 def _release(turn: Turn) -> None:
-    """Release workers under notice without a part, once their log is not needed and their share is written."""
+    """Release workers under notice without a part, once their log is not needed and their share is written.
+
+    While no plan is in force, nobody needs them. They may hold the very quota for which their successors wait.
+    """
     state = turn.state
+    trains = state.phase == "Running"
     for worker in state.noticed:
         notice = state.membership.leaving[worker]
-        needed = checkpoints.is_writing(turn, worker) or worker in state.current_plan.holders()
+        needed = trains and (checkpoints.is_writing(turn, worker) or worker in state.current_plan.holders())
         if state.workers[worker].released or needed:
             continue
-        if notice.free_since_step is None:
-            free = replace(notice, free_since_step=state.step)
-            turn.put(turn.state.membership.with_notice(worker, free))
-        elif state.step >= notice.free_since_step + DRAIN_COMMITS:
+        if not trains or (notice.free_since_step is not None and state.step >= notice.free_since_step + DRAIN_COMMITS):
             released = replace(state.workers[worker], released=True)
             turn.put(turn.state.workers.having(worker, released))
             stop = protocol.Stop(reason="Drained", message="no part is left; leave")
             turn.do(Send(worker, stop), RemoveWorker(worker))
+        elif notice.free_since_step is None:
+            free = replace(notice, free_since_step=state.step)
+            turn.put(turn.state.membership.with_notice(worker, free))
