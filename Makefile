@@ -124,7 +124,7 @@ bench: ## list the benchmarks
 	if [ -z "$$found" ]; then echo "there are no benchmarks yet"; \
 	else for f in $$found; do echo "$(BIN)/python $$f"; done; fi
 
-docs: $(STAMP) ## write anew what is made from others: the CRD, docs/api.md, docs/cli.md, docs/python-api.md, tables in docs/metrics.md and of notices, tests/journeys/journeys.md, dashboards
+docs: $(STAMP) ## write anew what is made from others: the CRD, docs/api.md, docs/cli.md, docs/python-api.md, tables in docs/metrics.md and of notices, dashboards
 	$(BIN)/python core/generate.py
 	$(BIN)/python crds/generate.py
 	$(BIN)/python docs/generate_api.py
@@ -132,7 +132,6 @@ docs: $(STAMP) ## write anew what is made from others: the CRD, docs/api.md, doc
 	$(BIN)/python docs/generate_python_api.py
 	$(BIN)/python docs/generate_metrics.py
 	$(BIN)/python docs/generate_notices.py
-	PYTHONPATH=tests/support $(BIN)/python tests/journeys/generate_journeys.py
 	$(BIN)/python dashboards/generate.py
 
 architectures: $(STAMP) ## compare models of transformers with themselves, and write the table in docs/huggingface.md
