@@ -1,20 +1,17 @@
 """Run a job with real worker processes from a test, with faults inside the workers or signals from outside."""
 
 import asyncio
-import contextlib
 import json
+import os
 import secrets
 import signal
-import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
-import pytest
 
-import borrowed_worker
 import faulty_worker
 import flow_cutting_worker
 import paced
@@ -38,8 +35,6 @@ from bamboo_core.planning.plan import Plan
 from folders import TASK_PATH
 
 TICK_SECONDS = 0.05
-CLOSE_SECONDS = 60.0  # for workers that have been killed
-T = TypeVar("T")
 Decide = Callable[["Processes"], None]
 
 
@@ -52,10 +47,7 @@ class Processes:
         self.manifest, self.folder, self.main, self.decide = dict(manifest), folder, main, decide
         self.queue: asyncio.Queue[Event] = asyncio.Queue()
         self.token, self.url = secrets.token_hex(8), ""
-        log = folder / "workers.log"
-        self.pool: ForkServer | BorrowedPool = ForkServer(self.exited, log)
-        if SHARED:
-            self.pool = BorrowedPool(SHARED[0], self.exited, log)
+        self.pool = ForkServer(self.exited, folder / "workers.log")
         self.per_node = parse_manifest(manifest).spread.workers_per_node
         self.started = 0  # workers
         self.emitted: list[Emit] = []
@@ -147,91 +139,10 @@ class Processes:
                     self.finish = command
 
 
-class SharedLauncher:
-    """A launcher for one job after the other. What it imports takes longer than a small job trains, and a launcher
-    forks the workers of a long job just so.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.on_exit: Callable[[str, int | None], None] = lambda worker, code: None
-        self.pool = ForkServer(lambda worker, code: self.on_exit(worker, code), folder / "launcher.log")
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="shared launcher", daemon=True)
-
-    def open(self) -> None:
-        self._thread.start()
-        self.run(self.pool.open())
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def close(self) -> None:
-        self.run(self.pool.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-SHARED: list[SharedLauncher] = []  # while there is one
-
-
-@contextlib.contextmanager
-def one_launcher(folder: Path) -> Iterator[None]:
-    """All jobs of processes that are run meanwhile have the same launcher. What it imports is not a job's own."""
-    shared = SharedLauncher(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", TASK_PATH)
-        patch.setenv(borrowed_worker.STARTS, str(folder))
-        shared.open()
-    SHARED.append(shared)
-    try:
-        yield
-    finally:
-        SHARED.clear()
-        shared.close()
-
-
-class BorrowedPool:
-    """What a job sees of the shared launcher: a pool whose workers are its own."""
-
-    def __init__(self, shared: SharedLauncher, on_exit: Callable[[str, int | None], None], log: Path) -> None:
-        self._shared, self._on_exit, self._log = shared, on_exit, log
-
-    async def open(self) -> None:
-        assert not self.alive, "the job before has left workers"
-        self._shared.on_exit = self._on_exit
-
-    @property
-    def alive(self) -> tuple[str, ...]:
-        return self._shared.pool.alive
-
-    def start(self, worker: str, *, url: str, token: str, zone: str, main: str | None) -> None:
-        borrowed_worker.describe(self._shared.folder, token, main=main, log=self._log)
-        self._shared.pool.start(worker, url=url, token=token, zone=zone, main="borrowed_worker:main")
-
-    def signal(self, worker: str, number: int) -> None:
-        self._shared.pool.signal(worker, number)
-
-    def tail(self, lines: int) -> str:
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:]) if self._log.exists() else ""
-
-    async def close(self) -> None:
-        for worker in self.alive:
-            self.signal(worker, signal.SIGKILL)
-        async with asyncio.timeout(CLOSE_SECONDS):
-            while self.alive:
-                await asyncio.sleep(0.005)
-
-
-def drive(job: Processes, seconds: float = 100.0) -> Processes:
-    return SHARED[0].run(job.run(seconds)) if SHARED else asyncio.run(job.run(seconds))
-
-
 def run(
     manifest: Mapping[str, Any], folder: Path, decide: Decide = lambda job: None, *, seconds: float = 100.0
 ) -> Processes:
-    return drive(Processes(manifest, folder, decide=decide), seconds)
+    return asyncio.run(Processes(manifest, folder, decide=decide).run(seconds))
 
 
 def run_slowly(
@@ -246,7 +157,7 @@ def run_slowly(
     """Trains slowly from that step on, until that is true: what `decide` does comes before the end on any machine."""
     mark = folder / "slow"
     mark.touch()
-    monkeypatch.setenv("PYTHONPATH", TASK_PATH)
+    monkeypatch.setenv("PYTHONPATH", TASK_PATH, prepend=os.pathsep)
 
     def decide_and_look(job: Processes) -> None:
         decide(job)
@@ -275,8 +186,8 @@ def run_with_faults(
             then(job)
 
     monkeypatch.setenv(faulty_worker.ENVIRONMENT, json.dumps({"marks": str(marks), "faults": faults}))
-    monkeypatch.setenv("PYTHONPATH", TASK_PATH)
-    job = drive(Processes(manifest, folder, main="faulty_worker:main", decide=decide), seconds)
+    monkeypatch.setenv("PYTHONPATH", TASK_PATH, prepend=os.pathsep)
+    job = asyncio.run(Processes(manifest, folder, main="faulty_worker:main", decide=decide).run(seconds))
     assert len(list(marks.iterdir())) == len(faults), "a fault did not strike"
     return job
 
@@ -287,7 +198,7 @@ def run_with_cut_flows(manifest: Mapping[str, Any], folder: Path, monkeypatch: A
     marks.mkdir()
     document = {"marks": str(marks), "seed": seed, "cuts": 3}
     monkeypatch.setenv(flow_cutting_worker.ENVIRONMENT, json.dumps(document))
-    monkeypatch.setenv("PYTHONPATH", TASK_PATH)
-    job = drive(Processes(manifest, folder, main="flow_cutting_worker:main"))
+    monkeypatch.setenv("PYTHONPATH", TASK_PATH, prepend=os.pathsep)
+    job = asyncio.run(Processes(manifest, folder, main="flow_cutting_worker:main").run())
     assert list(marks.iterdir()), "no connection was cut"
     return job

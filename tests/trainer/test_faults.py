@@ -1,22 +1,19 @@
 """Real processes and sockets: workers killed or frozen at chosen instructions, and at random; weights bit-equal."""
 
 import itertools
-import json
 import os
 import random
 import signal
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import borrowed_worker
 from bamboo_core.coordinator.events import Outcome
 from folders import TASK_PATH
 from manifest_kit import bamboojob, gpt_task, training
-from processes import Processes, one_launcher, run, run_slowly, run_with_cut_flows, run_with_faults
+from processes import Processes, run, run_slowly, run_with_cut_flows, run_with_faults
 
 pytestmark = pytest.mark.timeout(400)  # the first one runs the references, too
 STEPS = 12
@@ -39,28 +36,10 @@ def manifest(
     )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with one_launcher(tmp_path_factory.mktemp("launcher")):
-        yield
-
-
 @pytest.fixture(autouse=True)
 def _tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers find the tests' own."""
-    monkeypatch.setenv("PYTHONPATH", TASK_PATH)
-
-
-def test_what_a_worker_is_to_run_is_not_written_again_while_it_may_be_read(tmp_path: Path) -> None:
-    """Of two replacements, started one after the other, the first then found half of it, failed, and was restarted."""
-    log = tmp_path / "log"
-    borrowed_worker.describe(tmp_path, "token", main=None, log=log)
-    (written,) = tmp_path.iterdir()
-    os.utime(written, ns=(0, 0))
-    borrowed_worker.describe(tmp_path, "token", main=None, log=log)
-    assert list(tmp_path.iterdir()) == [written]
-    assert written.stat().st_mtime_ns == 0, "it was written again"
-    assert json.loads(written.read_text())["log"] == str(log)
+    monkeypatch.setenv("PYTHONPATH", TASK_PATH, prepend=os.pathsep)
 
 
 Shape = tuple[int, int, bool]
