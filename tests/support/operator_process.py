@@ -1,21 +1,16 @@
 """The real operator as a process of its own, under its own ServiceAccount, and the objects that it needs."""
 
-import atexit
 import contextlib
 import copy
-import json
 import os
 import secrets
-import select
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import yaml
 
@@ -23,7 +18,6 @@ from certificates import issue, trusting
 from cluster.client import ApiError, Client, Json
 from cluster.control_plane import free_ports
 from cluster.handle import OLDEST_SUPPORTED, Cluster
-from cluster.preloaded import PARENT
 from crd_kit import STATUS_VALIDATOR, strip_rules
 
 ROOT = Path(__file__).parents[2]
@@ -67,53 +61,6 @@ def allow_lease(cluster: Cluster, namespace: str) -> None:
             cluster.api.create(manifest)
 
 
-@cache
-def _parent() -> socket.socket:
-    """Forks operators until this process ends: importing what they import takes longer than most tests need them."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        process = subprocess.Popen([sys.executable, "-P", str(PARENT)], stdin=theirs)
-    atexit.register(process.wait)
-    atexit.register(ours.close)  # first; then the parent ends
-    return ours
-
-
-class Forked:
-    """A process that is as one of `python -m bamboo_operator` would be, and what tests use of a Popen."""
-
-    def __init__(self, arguments: list[str], env: Mapping[str, str], log: int) -> None:
-        start = {"arguments": ["bamboo_operator", *arguments], "env": dict(env), "folder": os.getcwd(), "enter": []}
-        told, tells = os.pipe()
-        try:
-            socket.send_fds(_parent(), [json.dumps(start).encode()], [log, tells])
-        finally:
-            os.close(tells)
-        self._told = os.fdopen(told, "rb", buffering=0)  # or the second line may be read with the first
-        self.pid = int(self._told.readline())
-        self._code: int | None = None
-
-    def poll(self) -> int | None:
-        if self._code is None and select.select([self._told], [], [], 0)[0]:
-            self._code = int(self._told.readline() or -signal.SIGKILL)
-            self._told.close()
-        return self._code
-
-    def wait(self, seconds: float = STOP_SECONDS) -> int:
-        deadline = time.monotonic() + seconds
-        while (code := self.poll()) is None:
-            if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired("bamboo_operator", seconds)
-            time.sleep(0.01)
-        return code
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-
 class Operator:
     """Started at once. kill() and start() again: as after a crash or an upgrade, with the same key and address.
 
@@ -121,7 +68,6 @@ class Operator:
     """
 
     identity = "operator"
-    more: tuple[str, ...] = ()  # options
 
     def __init__(self, cluster: Cluster, namespace: str, folder: Path) -> None:
         self._folder = folder
@@ -133,7 +79,7 @@ class Operator:
         self.trusting = trusting(folder)
         self.port, self.web_port = free_ports(2)
         self.log = folder / "operator.log"
-        self.process: subprocess.Popen[bytes] | Forked | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self.start()
 
     def another(self, identity: str) -> "Operator":
@@ -147,13 +93,13 @@ class Operator:
     def start(self) -> None:
         arguments = ["--listen", f"127.0.0.1:{self.port}", "--web-listen", f"127.0.0.1:{self.web_port}"]
         arguments += ["--namespace", self._namespace, "--key-file", str(self._folder / "key"), *self._tls]
-        arguments += ["--lease", f"{self._namespace}/{LEASE}", "--identity", self.identity, *self.more]
+        arguments += ["--lease", f"{self._namespace}/{LEASE}", "--identity", self.identity]
+        command = ["setpriv", "--pdeathsig", "KILL", "--", sys.executable, "-P", "-m", "bamboo_operator", *arguments]
+        env = {**os.environ, "KUBECONFIG": str(self._kubeconfig)}
         with self.log.open("ab") as log:
-            self.process = self.run(arguments, {**os.environ, "KUBECONFIG": str(self._kubeconfig)}, log)
-
-    def run(self, arguments: list[str], env: dict[str, str], log: BinaryIO) -> "subprocess.Popen[bytes] | Forked":
-        """How the operator is run."""
-        return Forked(arguments, env, log.fileno())
+            self.process = subprocess.Popen(
+                command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
 
     def kill(self, number: int = signal.SIGKILL) -> int:
         assert self.process is not None
@@ -163,11 +109,6 @@ class Operator:
         finally:
             self.process.kill()
             self.process.wait()
-
-    def wait(self, seconds: float = PATIENCE) -> int:
-        """Waits until the operator has ended by itself; returns its exit code."""
-        assert self.process is not None
-        return self.process.wait(seconds)
 
     @property
     def ports(self) -> set[int]:
@@ -179,15 +120,6 @@ class Operator:
                 held.add(os.readlink(entry))
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
         return {int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in held}
-
-    def hold(self, seconds: float) -> None:
-        """It stands still, as on a paused machine, and goes on."""
-        assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
-        try:
-            time.sleep(seconds)
-        finally:
-            self.process.send_signal(signal.SIGCONT)
 
     @property
     def alive(self) -> bool:

@@ -4,16 +4,15 @@ import re
 import time
 import urllib.error
 import urllib.request
-from typing import Any
 
 from cluster.handle import Cluster
 from operator_process import PATIENCE, Operator
 
 
-def stand_in(cluster: Cluster, namespace: str, name: str, **spec: Any) -> str:
-    """A pod of that name, for these operators have none; nothing runs it unless the spec says more. Its path."""
+def stand_in(cluster: Cluster, namespace: str, name: str) -> str:
+    """Create a pod of that name, which nothing runs, in place of the operator's pod, and return its path."""
     container = {"name": "operator", "image": "x", "command": ["sleep", "1000"]}
-    spec = {"schedulerName": "nobody", "containers": [container], **spec}
+    spec = {"schedulerName": "nobody", "containers": [container]}
     cluster.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}, namespace)
     return f"/api/v1/namespaces/{namespace}/pods/{name}"
 
