@@ -1,6 +1,5 @@
 """A job in which one bit flips at a chosen place, without any error; the real coordinator and the real engines."""
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -188,16 +187,3 @@ class FlippedJob(Job):
         values.struck = made.struck_final
         made.watch_last_layer()
         return made
-
-
-def drawn(place: Place, stage: int, owner: bool, steps: Sequence[int], microbatches: int, rng: random.Random) -> Flip:
-    """One bit of a mantissa, anywhere in what is there."""
-    return Flip(
-        place=place,
-        stage=stage,
-        owner=owner,
-        step=rng.choice(steps),
-        microbatch=rng.randrange(microbatches),
-        element=rng.randrange(1 << 20),
-        bit=rng.randrange(MANTISSA),
-    )

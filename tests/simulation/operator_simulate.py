@@ -20,20 +20,19 @@ if __name__ == "__main__" and os.environ.get("PYTHONHASHSEED") != "0":
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
 from opsim_scenario import REGRESSIONS, ClusterScenario, regression, scenario
-from opsim_simulation import OperatorSimulation, RunResult
-from sim_many import report, spare_the_collector
+from opsim_simulation import OperatorSimulation
+from sim_many import RunResult, command_line, report, seeds_of, spare_the_collector
 
 ALL, THEN = "all", "--then"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What is done with each seed; see the flags."""
+    """What the flags say of each seed: `regression` names a scenario that went wrong once."""
 
     regression: str | None
     grids: bool
@@ -49,22 +48,12 @@ class Trial:
         flags += " --grids" * self.grids + " --queues" * self.queues
         return f"python tests/simulation/operator_simulate.py --seed {seed}{flags} --verbose"
 
-
-def run_seed(trial: Trial, seed: int) -> RunResult:
-    torch.set_num_threads(1)
-    return OperatorSimulation(trial.scenario(seed)).run()
-
-
-def _alone(trial: Trial, seed: int) -> list[RunResult]:
-    return [run_seed(trial, seed)]
+    def run(self, seed: int) -> list[RunResult]:
+        torch.set_num_threads(1)
+        return [OperatorSimulation(self.scenario(seed)).run()]
 
 
-def _trial(arguments: argparse.Namespace, name: str | None) -> Trial:
-    return Trial(regression=name, grids=arguments.grids, queues=arguments.queues)
-
-
-def one(arguments: argparse.Namespace) -> int:
-    trial = _trial(arguments, arguments.regression)
+def one(trial: Trial, arguments: argparse.Namespace) -> int:
     wanted = trial.scenario(arguments.seed)
     print(wanted)
     for disturbance in wanted.disturbances:
@@ -76,13 +65,11 @@ def one(arguments: argparse.Namespace) -> int:
     return 1 if result.problem else 0
 
 
-def many(arguments: argparse.Namespace) -> int:
-    first, last = map(int, arguments.seeds.split(":"))
+def many(trials: Sequence[Trial], arguments: argparse.Namespace) -> int:
     wrong = 0
     with multiprocessing.Pool(arguments.processes) as pool:
-        for name in REGRESSIONS if arguments.regression == ALL else (arguments.regression,):
-            trial = _trial(arguments, name)
-            results = pool.imap_unordered(partial(_alone, trial), range(first, last))
+        for trial in trials:
+            results = pool.imap_unordered(trial.run, seeds_of(arguments))
             wrong |= report(results, trial.command, arguments.keep_going)
             if wrong and not arguments.keep_going:
                 break
@@ -90,24 +77,22 @@ def many(arguments: argparse.Namespace) -> int:
 
 
 def main(given: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--seeds", help="A:B, the half-open range")
+    parser = command_line(__doc__)
     parser.add_argument("--regression", choices=(*REGRESSIONS, ALL))
-    parser.add_argument("--verbose", action="store_true")
-    parser.add_argument("--keep-going", action="store_true")
     parser.add_argument("--grids", action="store_true", help="the coordinator chooses stages and pipelines")
     parser.add_argument("--queues", action="store_true", help="the job is in a queue of Kueue")
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
     arguments = parser.parse_args(given)
-    if (arguments.seed is None) == (arguments.seeds is None):
-        parser.error("give either --seed or --seeds")
-    if arguments.seed is not None and arguments.regression == ALL:
+    names = REGRESSIONS if arguments.regression == ALL else (arguments.regression,)
+    trials = [Trial(regression=name, grids=arguments.grids, queues=arguments.queues) for name in names]
+    if arguments.seeds is not None:
+        return many(trials, arguments)
+    if len(trials) > 1:
         parser.error("--regression all goes with --seeds")
-    return one(arguments) if arguments.seeds is None else many(arguments)
+    return one(trials[0], arguments)
 
 
 def one_after_the_other(given: Sequence[str]) -> int:
+    """Run the commands that THEN separates."""
     failed, rest = 0, list(given)
     while rest:
         here = rest.index(THEN) if THEN in rest else len(rest)

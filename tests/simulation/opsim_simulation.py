@@ -7,7 +7,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -37,6 +36,7 @@ from opsim_server import Object, Server, Watch
 from opsim_user import User
 from opsim_workers import SimChannels, Workers
 from sim_arithmetic import Oracle
+from sim_many import RunResult
 
 REST_SECONDS = 700.0  # from the last trouble until all must be as it should: longer than a silent worker is waited for
 END_SECONDS = 4000.0
@@ -46,16 +46,6 @@ ALONE_SECONDS = 40.0  # more than a watch is interrupted, an API server slow, or
 
 class Failure(AssertionError):
     """What the operator did not do."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunResult:
-    """The result of a simulated run."""
-
-    seed: int
-    kind: str  # how the job ended
-    problem: str | None  # what is wrong, or None
-    seconds: float  # virtual
 
 
 class OperatorSimulation:

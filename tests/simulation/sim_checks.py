@@ -1,7 +1,6 @@
 """What must hold during and after a simulated run, and a list of what everyone waits for when it does not."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bamboo_core.control.digests import add_digests
@@ -12,6 +11,7 @@ from bamboo_trainer.commit.committer import KEPT_STEPS
 from sim_arithmetic import Oracle
 from sim_history import kept_by, missing_of
 from sim_holders import holders, usable
+from sim_many import RunResult
 from sim_stage import Violation
 
 if TYPE_CHECKING:
@@ -19,17 +19,6 @@ if TYPE_CHECKING:
     from sim_worker import Node
 
 LOGGED_STEPS = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunResult:
-    """The result of a simulated run."""
-
-    seed: int
-    kind: str  # how the run ended, for statistics
-    problem: str | None  # what is wrong, or None
-    struck: int  # faults
-    seconds: float  # virtual
 
 
 class Checks:

@@ -33,13 +33,14 @@ from bamboo_core.names import ALONE_SECONDS
 from bamboo_core.planning.plan import Cell, Plan
 from bamboo_trainer.frames import Frame
 from sim_arithmetic import Oracle
-from sim_checks import Checks, RunResult, judge, waiting
+from sim_checks import Checks, judge, waiting
 from sim_clock import Clock
 from sim_control import Channel
 from sim_faults import ZONES, Scenario
 from sim_history import URL
 from sim_holders import newest_commit
 from sim_injector import FaultInjector
+from sim_many import RunResult
 from sim_network import Network
 from sim_stage import Violation
 from sim_store import SimStore
@@ -353,10 +354,6 @@ class Simulation:
     @property
     def commit(self) -> int:
         return newest_commit(self.nodes.values())
-
-    def without(self, *faults: int) -> Scenario:
-        kept = tuple(f for i, f in enumerate(self.scenario.faults) if i not in faults)
-        return replace(self.scenario, faults=kept)
 
 
 class _Alarm(logging.Handler):

@@ -1,21 +1,39 @@
 """Many simulated runs: what came of them, as they end."""
 
+import argparse
 import collections
 import gc
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 
-class RunResult(Protocol):
-    """problem: what is wrong, or None. kind: how the run ended, for statistics."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """The result of a simulated run."""
 
-    @property
-    def seed(self) -> int: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def problem(self) -> str | None: ...
+    seed: int
+    kind: str  # how the run ended, for statistics
+    problem: str | None  # what is wrong, or None
+    seconds: float  # virtual
+    struck: int = 0  # faults that happened
+
+
+def command_line(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options of both simulators."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--seed", type=int)
+    which.add_argument("--seeds", help="A:B, the half-open range")
+    parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--keep-going", action="store_true", help="go on after a run that failed")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    return parser
+
+
+def seeds_of(arguments: argparse.Namespace) -> range:
+    return range(*map(int, arguments.seeds.split(":")))
 
 
 def spare_the_collector() -> None:

@@ -5,37 +5,28 @@
     python tests/simulation/simulate.py --seeds 0:1000 --record FILE
 
 Each kind of scenario has a flag; any of them go together.
---record: a line per seed with a hash of its events (every frame that is sent, every instruction and message, with their
-times): a change that is to change no behaviour leaves the file as it was.
+--record: writes a line for each seed, with a hash of its events (every frame that is sent, every instruction and
+message, with their times): a change that is to change no behaviour leaves the file as it was.
 """
 
 import argparse
 import hashlib
 import multiprocessing
-import os
 import sys
 from dataclasses import replace
 
 import torch
 
-from sim_checks import RunResult
 from sim_faults import Scenario, scenario
 from sim_job import Simulation
 from sim_kinds import Kind, flags
-from sim_many import report, spare_the_collector
+from sim_many import RunResult, command_line, report, seeds_of, spare_the_collector
 
-BATCH = 20
-
-
-def run_scenario(job: Scenario) -> RunResult:
-    return Simulation(job).run()
-
-
-def run_seed(seed: int, *kinds: Kind) -> RunResult:
-    return run_scenario(scenario(seed, *kinds))
+BATCH = 20  # seeds that a process runs before it reports
 
 
 def command(seed: int, *kinds: Kind) -> str:
+    """Return the command that runs this seed again and shows its log."""
     return f"python tests/simulation/simulate.py --seed {seed}{flags(kinds)} --verbose"
 
 
@@ -50,25 +41,24 @@ def shrink(job: Scenario) -> Scenario:
         smaller = False
         for i in range(len(job.faults)):
             fewer = replace(job, faults=job.faults[:i] + job.faults[i + 1 :])
-            if run_scenario(fewer).problem:
+            if Simulation(fewer).run().problem:
                 job, smaller = fewer, True
                 break
     return job
 
 
 def one(arguments: argparse.Namespace) -> int:
-    job = scenario(arguments.seed, *kinds_of(arguments))
+    full = scenario(arguments.seed, *kinds_of(arguments))
+    job = full
     if arguments.faults is not None:
         kept = [int(i) for i in arguments.faults.split(",") if i]
         job = replace(job, faults=tuple(job.faults[i] for i in kept))
     if arguments.shrink:
         job = shrink(job)
-    full = scenario(arguments.seed, *kinds_of(arguments)).faults
     print(job)
     for fault in job.faults:
-        print(f"  fault {full.index(fault)}: {fault}")
-    simulation = Simulation(job, print if arguments.verbose else None)
-    result = simulation.run()
+        print(f"  fault {full.faults.index(fault)}: {fault}")
+    result = Simulation(job, print if arguments.verbose else None).run()
     print(f"{result.kind} after {result.seconds:.2f} virtual seconds, {result.struck} faults struck")
     if result.problem:
         print(f"PROBLEM: {result.problem}")
@@ -76,7 +66,7 @@ def one(arguments: argparse.Namespace) -> int:
 
 
 def events_hash(job: Scenario) -> str:
-    """A hash of everything that happens in that run, in order, and of what is wrong with it."""
+    """Return a hash of all events of the job's run, in order, and the run's problem if it has one."""
     told = hashlib.sha256()
     result = Simulation(job, lambda line: told.update(f"{line}\n".encode())).run()
     return told.hexdigest()[:16] + (f" PROBLEM: {result.problem}" if result.problem else "")
@@ -99,15 +89,14 @@ def record(arguments: argparse.Namespace) -> int:
 
 
 def batches(arguments: argparse.Namespace) -> list[tuple[range, tuple[Kind, ...]]]:
-    first, last = map(int, arguments.seeds.split(":"))
-    starts = range(first, last, BATCH)
-    return [(range(a, min(a + BATCH, last)), kinds_of(arguments)) for a in starts]
+    seeds, kinds = seeds_of(arguments), kinds_of(arguments)
+    return [(seeds[first : first + BATCH], kinds) for first in range(0, len(seeds), BATCH)]
 
 
 def _batch(task: tuple[range, tuple[Kind, ...]]) -> list[RunResult]:
     torch.set_num_threads(1)
     seeds, kinds = task
-    return [run_seed(seed, *kinds) for seed in seeds]
+    return [Simulation(scenario(seed, *kinds)).run() for seed in seeds]
 
 
 def many(arguments: argparse.Namespace) -> int:
@@ -119,21 +108,14 @@ def many(arguments: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--seeds", help="A:B, the half-open range")
-    parser.add_argument("--faults", help="only those of the seed's faults, by number")
-    parser.add_argument("--verbose", action="store_true")
+    parser = command_line(__doc__)
+    parser.add_argument("--faults", help="only these faults of the seed, by number")
     parser.add_argument("--shrink", action="store_true", help="drop faults while the run still fails")
-    parser.add_argument("--keep-going", action="store_true")
     parser.add_argument("--record", metavar="FILE", help="write a hash of each seed's events")
     for kind in Kind:
         parser.add_argument(f"--{kind}", action="store_true", help=kind.help)
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    if (arguments.seed is None) == (arguments.seeds is None):
-        parser.error("give either --seed or --seeds")
     if arguments.seeds is None:
         return one(arguments)
     return record(arguments) if arguments.record else many(arguments)
