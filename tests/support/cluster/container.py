@@ -1,20 +1,18 @@
-"""How a container's processes are started: the first one, and those of exec probes."""
+"""The start of a container's process: its command, environment, mounts and termination message."""
 
 import os
 import shutil
-import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cluster import children
 from cluster.api import Json
-from cluster.environment import Read, command, environment
+from cluster.environment import command, environment
 from cluster.nodes import Image
 from cluster.preloaded import Preloaded
 
-Begin = Callable[..., Awaitable[children.Child]]
 DEFAULT_MESSAGE_PATH = "/dev/termination-log"
 
 
@@ -37,22 +35,19 @@ class Start:
     env: Mapping[str, str]
     mounts: list[children.Mount]
     folder: Path  # for its private files, made when needed
-    _started: int = 0
 
     @classmethod
-    async def of(
+    def of(
         cls,
         pod: Json,
         container: Json,
         image: Image,
         extra: Mapping[str, str],
-        allocatable: Json,
-        read: Read,
         mounts: list[children.Mount],
         folder: Path,
     ) -> "Start":
-        """Raises downward.Unknown if something is not there yet, StartError if it will never work."""
-        env = await environment(pod, container, base_environment(pod, image, extra), allocatable, read)
+        """Raises Unknown if an object does not exist yet, StartError if the container can never start."""
+        env = environment(pod, container, base_environment(pod, image, extra))
         argv = command(container, image.entrypoint, env)
         if not argv:
             raise StartError(f"the pod gives no command, and nothing is known of the image {container['image']}")
@@ -69,14 +64,9 @@ class Start:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._message_file.write_text("")
             self.mounts.append(children.Mount(source=self._message_file, target=path))
-        return await self._start(preloaded.start, self.argv, log)
-
-    async def execute(self, argv: Sequence[str]) -> int:
-        child = await self._start(children.start, argv, Path(os.devnull))
-        try:
-            return await child.wait()
-        finally:
-            child.signal_group(signal.SIGKILL)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        workdir, scratch = self.container.get("workingDir", "/tmp"), self.folder / "scratch"
+        return await preloaded.start(self.argv, log, env=self.env, folder=workdir, mounts=self.mounts, scratch=scratch)
 
     def message(self, log: Path, code: int) -> str:
         """What the container left to be told in its status."""
@@ -88,10 +78,3 @@ class Start:
     @property
     def _message_file(self) -> Path:
         return self.folder / "message"
-
-    async def _start(self, begin: Begin, argv: Sequence[str], log: Path) -> children.Child:
-        self._started += 1
-        log.parent.mkdir(parents=True, exist_ok=True)
-        folder = self.container.get("workingDir", "/tmp")
-        scratch = self.folder / f"scratch-{self._started}"
-        return await begin(argv, log, env=self.env, folder=folder, mounts=self.mounts, scratch=scratch)

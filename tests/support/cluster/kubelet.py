@@ -148,7 +148,6 @@ class Kubelet:
             pod_ip=node.next_address(),
             host_ip=node.address,
             gpus=gpus,
-            allocatable=node.allocatable,
             env=self.env,
             image=self._image,
             preloaded=self.preloaded,

@@ -13,7 +13,7 @@ from typing import Any
 from cluster import children, pod_status, probes
 from cluster.api import STRATEGIC, Api, ApiError, Failure, Json
 from cluster.container import Start, StartError
-from cluster.downward import Unknown
+from cluster.environment import Unknown
 from cluster.nodes import Image
 from cluster.pod_status import Record
 from cluster.preloaded import Preloaded
@@ -32,7 +32,6 @@ class Place:
     pod_ip: str
     host_ip: str
     gpus: Sequence[int]
-    allocatable: Json
     env: Mapping[str, str]
     image: Callable[[str], Image | None]
     preloaded: Preloaded
@@ -52,9 +51,8 @@ class PodRunner:
             "hostIP": place.host_ip,
             "startTime": pod_status.now(),
         }
-        self._read = reader(api, pod["metadata"]["namespace"])
         self._volumes = Volumes(
-            api=api, read=self._read, pod=self._known(), folder=folder, allocatable=place.allocatable
+            api=api, read=reader(api, pod["metadata"]["namespace"]), pod=self._known(), folder=folder
         )
         self._init = _records(pod, "initContainers")
         self._records = _records(pod, "containers")
@@ -83,12 +81,9 @@ class PodRunner:
             self._volumes.remove()
 
     def update(self, pod: Json) -> None:
-        """Takes the pod's newest version: labels, annotations and the wish to end it."""
-        changed = any(pod["metadata"].get(k) != self.pod["metadata"].get(k) for k in ("labels", "annotations"))
+        """Take the pod's newest version, and stop the pod if it is being deleted."""
         self.pod = pod
         self._volumes.pod = self._known()
-        if changed:
-            self._help(self._refresh())
         if "deletionTimestamp" in pod["metadata"]:
             self.stop(pod["metadata"].get("deletionGracePeriodSeconds", 30))
 
@@ -108,16 +103,13 @@ class PodRunner:
             if child.process.returncode is None:
                 child.signal_group(signal.SIGKILL)
 
-    async def _refresh(self) -> None:
-        try:
-            await self._volumes.refresh()
-        except (Unknown, *Failure) as problem:
-            logger.warning("volumes of %s: %s", self.path, problem)
-
     async def _keep_fresh(self) -> None:
         while True:
             await asyncio.sleep(self._volumes.seconds_to_renewal())
-            await self._refresh()
+            try:
+                await self._volumes.refresh()
+            except (Unknown, *Failure) as problem:
+                logger.warning("volumes of %s: %s", self.path, problem)
 
     async def _kill_later(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -214,16 +206,8 @@ class PodRunner:
     async def _run_process(self, container: Json, record: Record, image: Image) -> int:
         folder = self.folder / container["name"]
         try:
-            start = await Start.of(
-                self._known(),
-                container,
-                image,
-                self._variables(),
-                self.place.allocatable,
-                self._read,
-                self._volumes.mounts(container),
-                folder,
-            )
+            mounts = self._volumes.mounts(container)
+            start = Start.of(self._known(), container, image, self._variables(), mounts, folder)
         except StartError as problem:
             record.end(128, "StartError", str(problem))
             self._changed.set()
@@ -246,7 +230,7 @@ class PodRunner:
 
         probing = None
         if "readinessProbe" in container:
-            watch = probes.watch_readiness(container, self.place.pod_ip, start.execute, ready)
+            watch = probes.watch_readiness(container, self.place.pod_ip, ready)
             probing = asyncio.create_task(watch)
         else:
             record.ready = True

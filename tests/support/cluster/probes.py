@@ -1,24 +1,23 @@
-"""Readiness probes: exec, httpGet and tcpSocket."""
+"""Readiness probes by HTTP."""
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
 
 Json = dict[str, Any]
-Execute = Callable[[Sequence[str]], Awaitable[int]]
 
 
-async def watch_readiness(container: Json, address: str, execute: Execute, tell: Callable[[bool], None]) -> None:
-    """Probes for ever; tell is called when the verdict changes."""
+async def watch_readiness(container: Json, address: str, tell: Callable[[bool], None]) -> None:
+    """Probe a container for ever, and call `tell` when it becomes ready or unready. address: of its pod."""
     probe = container["readinessProbe"]
     await asyncio.sleep(probe.get("initialDelaySeconds", 0))
     needed = {True: probe.get("successThreshold", 1), False: probe.get("failureThreshold", 3)}
     verdict, in_a_row, latest = False, 0, False
     while True:
-        good = await _attempt(probe, container, address, execute)
+        good = await _attempt(probe, container, address)
         in_a_row = in_a_row + 1 if good == latest else 1
         latest = good
         if good != verdict and in_a_row >= needed[good]:
@@ -27,30 +26,13 @@ async def watch_readiness(container: Json, address: str, execute: Execute, tell:
         await asyncio.sleep(probe.get("periodSeconds", 10))
 
 
-async def _attempt(probe: Json, container: Json, address: str, execute: Execute) -> bool:
+async def _attempt(probe: Json, container: Json, address: str) -> bool:
+    """Return whether a GET of the probe's path succeeds. Its port is a number or names a port of the container."""
+    target = probe["httpGet"]
+    named = {entry.get("name"): entry["containerPort"] for entry in container.get("ports", [])}
+    url = f"http://{address}:{named.get(target['port'], target['port'])}{target.get('path', '/')}"
     with contextlib.suppress(TimeoutError, OSError, aiohttp.ClientError):
-        async with asyncio.timeout(probe.get("timeoutSeconds", 1)):
-            if "exec" in probe:
-                return await execute(probe["exec"]["command"]) == 0
-            if "httpGet" in probe:
-                return await _http(probe["httpGet"], container, address)
-            target = probe["tcpSocket"]
-            _, writer = await asyncio.open_connection(target.get("host") or address, port(target["port"], container))
-            writer.close()
-            return True
+        timeout = aiohttp.ClientTimeout(total=probe.get("timeoutSeconds", 1))
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
+            return 200 <= response.status < 400
     return False
-
-
-async def _http(target: Json, container: Json, address: str) -> bool:
-    scheme = target.get("scheme", "HTTP").lower()
-    host = target.get("host") or address
-    url = f"{scheme}://{host}:{port(target['port'], container)}{target.get('path', '/')}"
-    headers = {header["name"]: header["value"] for header in target.get("httpHeaders", [])}
-    async with aiohttp.ClientSession() as session, session.get(url, headers=headers, ssl=False) as response:
-        return 200 <= response.status < 400
-
-
-def port(value: int | str, container: Json) -> int:
-    """A number, or the name of one of the container's ports."""
-    named = {entry.get("name"): int(entry["containerPort"]) for entry in container.get("ports", [])}
-    return named[value] if value in named else int(value)

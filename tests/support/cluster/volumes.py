@@ -8,15 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cluster import downward
 from cluster.api import Api
 from cluster.children import Mount
-from cluster.downward import Unknown
-from cluster.environment import Read, contents
+from cluster.environment import Read, Unknown, contents, pod_field
 
 Json = dict[str, Any]
 Files = dict[str, tuple[bytes, int]]  # content and mode by relative path
-FILES_OF = ("configMap", "secret", "downwardAPI", "projected")
+FILES_OF = ("configMap", "secret", "projected")
 TOKEN_SECONDS = 3600
 
 
@@ -28,7 +26,6 @@ class Volumes:
     read: Read
     pod: Json  # kept up to date by the owner
     folder: Path  # of this pod alone
-    allocatable: Json
     paths: dict[str, Path] = field(default_factory=dict)
     expiries: list[float] = field(default_factory=list)  # when tokens are to be renewed: at 80 % of their time
 
@@ -41,10 +38,10 @@ class Volumes:
                 raise Unknown(f'MountVolume.SetUp failed for volume "{volume["name"]}" : {problem}') from None
 
     async def refresh(self) -> None:
-        """Files made from the pod and from tokens are written anew."""
+        """Write the files of tokens anew."""
         self.expiries.clear()
         for volume in self.pod["spec"].get("volumes", []):
-            if volume["name"] in self.paths and ("downwardAPI" in volume or "projected" in volume):
+            if volume["name"] in self.paths and "projected" in volume:
                 await self._path(volume)
 
     def seconds_to_renewal(self) -> float:
@@ -52,14 +49,10 @@ class Volumes:
         return max(1.0, min(self.expiries, default=0) - time.time())
 
     def mounts(self, container: Json) -> list[Mount]:
-        found = []
-        for entry in container.get("volumeMounts", []):
-            source = self.paths[entry["name"]]
-            if sub := entry.get("subPath"):
-                source = source / sub
-                if not source.exists():
-                    source.mkdir(parents=True)
-            found.append(Mount(source=source, target=entry["mountPath"], read_only=entry.get("readOnly", False)))
+        found = [
+            Mount(source=self.paths[entry["name"]], target=entry["mountPath"], read_only=entry.get("readOnly", False))
+            for entry in container.get("volumeMounts", [])
+        ]
         return sorted(found, key=lambda mount: mount.target.count("/"))
 
     def remove(self) -> None:
@@ -99,20 +92,13 @@ class Volumes:
                     found |= await self._files(name, inner, mode)
             return found
         if kind == "downwardAPI":
-            return {item["path"]: (self._item(item).encode(), item.get("mode") or mode) for item in source["items"]}
+            return {item["path"]: (pod_field(self.pod, item).encode(), mode) for item in source["items"]}
         data = await contents("configmaps" if kind == "configMap" else "secrets", source, self.read)
         if "items" not in source:
             return {name: (content, mode) for name, content in data.items()}
         if missing := {item["key"] for item in source["items"]} - data.keys():
             raise Unknown(f"{kind} {source.get('name') or source['secretName']} has no {', '.join(sorted(missing))}")
         return {item["path"]: (data[item["key"]], item.get("mode") or mode) for item in source["items"]}
-
-    def _item(self, item: Json) -> str:
-        if "fieldRef" in item:
-            return downward.field(self.pod, item["fieldRef"]["fieldPath"])
-        reference = item["resourceFieldRef"]
-        (container,) = (c for c in self.pod["spec"]["containers"] if c["name"] == reference["containerName"])
-        return downward.resource(container, reference, self.allocatable)
 
     async def _token(self, source: Json) -> bytes:
         meta, account = self.pod["metadata"], self.pod["spec"].get("serviceAccountName", "default")
