@@ -39,8 +39,7 @@ class Release:
     ) -> None:
         self.cluster, self.api, self.namespace, self.name = cluster, cluster.api, namespace, name
         self.helm = Helm(folder, cluster.kubeconfig, major)
-        self._folder = folder
-        self.take_chart(chart)
+        self.chart = chart_for(cluster.minor, folder, chart)
         # Helm 4 applies on the server, which in 1.20 takes it less well
         old = major == "4" and cluster.minor < OLDEST_SUPPORTED
         self._flags = ("--namespace", namespace, *(("--server-side=false",) if old else ()))
@@ -53,10 +52,6 @@ class Release:
             "env": [POD_IP],
             "extraArgs": ["--web-listen=$(POD_IP):8080"],
         }
-
-    def take_chart(self, source: Path) -> None:
-        """What is installed from now on."""
-        self.chart = chart_for(self.cluster.minor, self._folder, source)
 
     def install(self, **values: Any) -> str:
         return self._apply("install", values)
@@ -102,14 +97,9 @@ class Release:
         selectors = (f"app.kubernetes.io/instance={self.name}", f"owner=helm,name={self.name}")
         return [found for selector in selectors for found in labelled(self.api, selector)]
 
-    @property
-    def kept_secrets(self) -> list[str]:
-        """Those that Helm leaves, for running jobs need them."""
-        return [f"{self.full_name}-{suffix}" for suffix in ("ca", "key")]
-
     def until_gone(self, allowed: Callable[[str], bool] = lambda _: False) -> None:
-        """Waits until nothing else of the release is left, but for those Secrets."""
-        kept = {f"Secret {self.namespace}/{name}" for name in self.kept_secrets}
+        """Wait until nothing of the release is left but allowed names and the Secrets that running jobs need."""
+        kept = {f"Secret {self.namespace}/{self.full_name}-{suffix}" for suffix in ("ca", "key")}
         until_none(lambda: [name for name in self.leftovers() if name not in kept and not allowed(name)])
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from cluster import children
 from cluster.api import Json
 from cluster.environment import command, environment
-from cluster.nodes import Image
 from cluster.preloaded import Preloaded
 
 DEFAULT_MESSAGE_PATH = "/dev/termination-log"
@@ -20,10 +19,10 @@ class StartError(Exception):
     """The command cannot be run."""
 
 
-def base_environment(pod: Json, image: Image, extra: Mapping[str, str]) -> dict[str, str]:
+def base_environment(pod: Json, extra: Mapping[str, str]) -> dict[str, str]:
     """Programs are found beside this Python and where the host finds them."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return {"PATH": path, "HOME": "/tmp", "LANG": "C.UTF-8", "HOSTNAME": pod["metadata"]["name"], **extra, **image.env}
+    return {"PATH": path, "HOME": "/tmp", "LANG": "C.UTF-8", "HOSTNAME": pod["metadata"]["name"], **extra}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,16 +40,15 @@ class Start:
         cls,
         pod: Json,
         container: Json,
-        image: Image,
         extra: Mapping[str, str],
         mounts: list[children.Mount],
         folder: Path,
     ) -> "Start":
         """Raises Unknown if an object does not exist yet, StartError if the container can never start."""
-        env = environment(pod, container, base_environment(pod, image, extra))
-        argv = command(container, image.entrypoint, env)
+        env = environment(pod, container, base_environment(pod, extra))
+        argv = command(container, env)
         if not argv:
-            raise StartError(f"the pod gives no command, and nothing is known of the image {container['image']}")
+            raise StartError("the pod names no command, and the test cluster knows no images")
         mounted = any(argv[0].startswith(mount.target + "/") for mount in mounts)
         if not mounted and shutil.which(argv[0], path=env["PATH"]) is None:
             raise StartError(f'exec: "{argv[0]}": executable file not found in $PATH')

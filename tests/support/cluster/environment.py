@@ -2,7 +2,7 @@
 
 import base64
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 Json = dict[str, Any]
@@ -52,7 +52,7 @@ def expand(text: str, values: Mapping[str, str]) -> str:
     return REFERENCE.sub(lambda m: "$" if m[1] == "$" else values.get(m[2], m[0]), text)
 
 
-def command(container: Json, entrypoint: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    """Return the words of a container's command: `command` replaces the image's entrypoint, `args` are appended."""
-    words = [*(container.get("command") or entrypoint), *container.get("args", [])]
+def command(container: Json, values: Mapping[str, str]) -> list[str]:
+    """Return the words of a container's command and arguments."""
+    words = [*container.get("command", []), *container.get("args", [])]
     return [expand(word, values) for word in words]

@@ -9,14 +9,14 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from cluster import build, kubeconfig
 from cluster.children import tail
 from cluster.client import Client, Json
-from cluster.nodes import Image, NodeSpec, usual_nodes
+from cluster.nodes import NodeSpec, usual_nodes
 
 OLDEST_SUPPORTED = 29  # minor version of Kubernetes that Bamboo supports; the one that is built here is older
 STOP_SECONDS = 30
@@ -54,19 +54,17 @@ class Cluster:
         cls,
         *,
         nodes: Sequence[NodeSpec] | None = None,
-        images: Mapping[str, Image | None] | None = None,
         folder: Path | None = None,
         owned: bool = True,
         report: build.Report = build.to_stderr,
     ) -> Self:
-        """Ends with this process if owned. images: by name without tag; None for one that cannot be pulled.
+        """Start a cluster of processes, which ends with this process if owned.
 
         Raises build.Unavailable or build.Broken, or RuntimeError with the components' logs.
         """
         config = {
             "programs": str(build.binaries(report)),
             "nodes": [spec.to_json() for spec in (usual_nodes() if nodes is None else nodes)],
-            "images": {name: image and image.to_json() for name, image in (images or {}).items()},
             "real": None,
         }
         return cls._start(config, folder, owned, report)

@@ -164,7 +164,7 @@ async def _start(stack: AsyncExitStack, folder: Path, config: Json, subnet: int)
         stack.push_async_callback(plane.stop)
         await plane.start()
         api = await stack.enter_async_context(Api(plane.kubeconfig("kubelet")))
-        nodes = ProcessNodes(api, folder, plane, subnet, config["images"])
+        nodes = ProcessNodes(api, folder, plane, subnet)
     else:
         switch = Switch(addresses.Addresses(subnet), folder)
         await switch.open()

@@ -1,10 +1,8 @@
-"""Kubeconfig files: written for the test cluster, read for any cluster."""
+"""Kubeconfig files: written for the test cluster, read for it and for kind."""
 
 import base64
 import json
-import os
 import ssl
-import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,19 +43,13 @@ def read(path: Path) -> Access:
     tls = ssl.create_default_context()
     if authority := _data(cluster, "certificate-authority", path):
         tls = ssl.create_default_context(cadata=authority)
-    if cluster.get("insecure-skip-tls-verify"):
-        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
     certificate, key = _data(user, "client-certificate", path), _data(user, "client-key", path)
-    token = user.get("token")
-    if "exec" in user:
-        status = _run_plugin(user["exec"])
-        token, certificate, key = (status.get(n) for n in ("token", "clientCertificateData", "clientKeyData"))
     if certificate and key:
         with tempfile.NamedTemporaryFile("w") as file:  # the ssl module reads certificates from files only
             file.write(certificate + "\n" + key)
             file.flush()
             tls.load_cert_chain(file.name)
-    return Access(server=cluster["server"].rstrip("/"), tls=tls, token=token)
+    return Access(server=cluster["server"].rstrip("/"), tls=tls, token=user.get("token"))
 
 
 def parts(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -81,18 +73,3 @@ def _data(section: dict[str, Any], name: str, path: Path) -> str | None:
     if f"{name}-data" in section:
         return base64.b64decode(section[f"{name}-data"]).decode()
     return (path.parent / section[name]).read_text() if name in section else None
-
-
-def _run_plugin(plugin: dict[str, Any]) -> dict[str, Any]:
-    """A cloud's credential plugin, as kubectl runs it."""
-    extra = {entry["name"]: entry["value"] for entry in plugin.get("env") or []}
-    info = {"apiVersion": plugin["apiVersion"], "kind": "ExecCredential", "spec": {"interactive": False}}
-    done = subprocess.run(
-        [plugin["command"], *(plugin.get("args") or [])],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={**os.environ, **extra, "KUBERNETES_EXEC_INFO": json.dumps(info)},
-    )
-    status: dict[str, Any] = json.loads(done.stdout)["status"]
-    return status

@@ -9,7 +9,6 @@ from typing import Any
 from cluster import pod_runner, pod_status
 from cluster.api import STRATEGIC, Api, Json
 from cluster.node import Mode, Node
-from cluster.nodes import Image
 from cluster.pod_runner import Place, PodRunner
 from cluster.preloaded import Preloaded
 
@@ -19,10 +18,10 @@ PODS = "/api/v1/pods"
 
 
 class Kubelet:
-    """folder: for volumes and logs. images: by name without tag; None for one that cannot be pulled."""
+    """The kubelet of all nodes. folder: for volumes and logs. env: variables of every container."""
 
-    def __init__(self, api: Api, folder: Path, images: Mapping[str, Image | None], env: Mapping[str, str]) -> None:
-        self.api, self.folder, self.images, self.env = api, folder, dict(images), dict(env)
+    def __init__(self, api: Api, folder: Path, env: Mapping[str, str]) -> None:
+        self.api, self.folder, self.env = api, folder, dict(env)
         self.preloaded = Preloaded(folder / "preloaded.log")
         self.nodes: dict[str, Node] = {}
         self.runners: dict[str, PodRunner] = {}
@@ -149,7 +148,6 @@ class Kubelet:
             host_ip=node.address,
             gpus=gpus,
             env=self.env,
-            image=self._image,
             preloaded=self.preloaded,
         )
         logs = self.folder / "logs" / f"{meta['namespace']}_{meta['name']}_{meta['uid']}"
@@ -157,14 +155,6 @@ class Kubelet:
         self.runners[meta["uid"]] = runner
         life = self._lives[meta["uid"]] = self._task(runner.run())
         life.add_done_callback(lambda _: node.gpus.update(gpus))
-
-    def _image(self, name: str) -> Image | None:
-        untagged = name.partition("@")[0]
-        if ":" in untagged.rpartition("/")[2]:
-            untagged = untagged.rpartition(":")[0]
-        if untagged.partition("/")[0].endswith(".invalid"):
-            return None
-        return self.images.get(untagged, Image())
 
     def _gone(self, pod: Json) -> None:
         """Deleted at once, without its kubelet's consent: nothing of it may go on."""

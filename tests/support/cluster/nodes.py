@@ -1,4 +1,4 @@
-"""What the test cluster's nodes and images are. Standard library only: tests and the host process both read it."""
+"""The nodes of the test cluster. Standard library only: tests and the host process both read it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -24,17 +24,6 @@ class NodeSpec:
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Self:
         return cls(**data)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Image:
-    """What a container of this image runs when the pod gives no command, and the variables that it starts with."""
-
-    entrypoint: Sequence[str] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def spot(name: str, zone: str, gpus: int = 8) -> NodeSpec:

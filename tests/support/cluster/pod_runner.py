@@ -5,7 +5,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from cluster import children, pod_status, probes
 from cluster.api import STRATEGIC, Api, ApiError, Failure, Json
 from cluster.container import Start, StartError
 from cluster.environment import Unknown
-from cluster.nodes import Image
 from cluster.pod_status import Record
 from cluster.preloaded import Preloaded
 from cluster.volumes import Volumes, reader
@@ -33,7 +32,6 @@ class Place:
     host_ip: str
     gpus: Sequence[int]
     env: Mapping[str, str]
-    image: Callable[[str], Image | None]
     preloaded: Preloaded
 
 
@@ -190,24 +188,20 @@ class PodRunner:
 
     async def _run_container(self, container: Json, record: Record) -> int:
         while not self._stopping.is_set():
-            image = self.place.image(container["image"])
-            if image is None:
-                record.wait("ErrImagePull", f"the image {container['image']} cannot be pulled")
-            else:
-                try:
-                    return await self._run_process(container, record, image)
-                except (Unknown, *Failure) as problem:
-                    record.wait("CreateContainerConfigError", str(problem))
+            try:
+                return await self._run_process(container, record)
+            except (Unknown, *Failure) as problem:
+                record.wait("CreateContainerConfigError", str(problem))
             self._changed.set()
             await self._pause(RETRY_SECONDS)
         record.end(137, "ContainerStatusUnknown", "the pod was ended before this container started")
         return 137
 
-    async def _run_process(self, container: Json, record: Record, image: Image) -> int:
+    async def _run_process(self, container: Json, record: Record) -> int:
         folder = self.folder / container["name"]
         try:
             mounts = self._volumes.mounts(container)
-            start = Start.of(self._known(), container, image, self._variables(), mounts, folder)
+            start = Start.of(self._known(), container, self._variables(), mounts, folder)
         except StartError as problem:
             record.end(128, "StartError", str(problem))
             self._changed.set()

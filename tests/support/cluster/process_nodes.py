@@ -7,25 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from cluster import storage
-from cluster.api import Api, Json
+from cluster.api import Api
 from cluster.control_plane import ControlPlane, free_ports
 from cluster.kubelet import Kubelet
 from cluster.logs import LogServer
 from cluster.node import Node
-from cluster.nodes import Image, NodeSpec
+from cluster.nodes import NodeSpec
 
 
 class ProcessNodes:
-    """subnet: which no other test cluster of this machine has. images: as in the configuration."""
+    """The nodes of a cluster of processes. subnet: a number that no other test cluster of this machine has."""
 
-    def __init__(self, api: Api, folder: Path, plane: ControlPlane, subnet: int, images: Json) -> None:
+    def __init__(self, api: Api, folder: Path, plane: ControlPlane, subnet: int) -> None:
         self.api, self.folder, self.subnet = api, folder, subnet
         self.log_port = free_ports(1)[0]
         address, port = plane.address
         env = {"KUBERNETES_SERVICE_HOST": address, "KUBERNETES_SERVICE_PORT": str(port)}
         env["BAMBOO_DEVICE"] = "cpu"  # nodes only claim to have GPUs
-        known = {name: image and Image(**image) for name, image in images.items()}
-        self.kubelet = Kubelet(api, folder, known, {**env, "KUBERNETES_SERVICE_PORT_HTTPS": str(port)})
+        self.kubelet = Kubelet(api, folder, {**env, "KUBERNETES_SERVICE_PORT_HTTPS": str(port)})
         self.logs = LogServer(self.kubelet.log, self.kubelet.address, plane.pki.server, self.log_port)
         self._version = ""
         self._indexes = iter(range(1, 250))
