@@ -125,7 +125,6 @@ bench: ## list the benchmarks
 	else for f in $$found; do echo "$(BIN)/python $$f"; done; fi
 
 docs: $(STAMP) ## write anew what is made from others: the CRD, docs/api.md, docs/cli.md, docs/python-api.md, tables in docs/metrics.md and of notices, dashboards
-	$(BIN)/python core/generate.py
 	$(BIN)/python crds/generate.py
 	$(BIN)/python docs/generate_api.py
 	$(BIN)/python docs/generate_cli.py

@@ -6,7 +6,6 @@ from typing import Any
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
-from bamboo_core.job.pod_templates import NEWEST_MINOR
 from bamboo_core.names import API_VERSION
 from remote_command_kit import MANIFEST, Fake, type_in
 from remote_kit import SPEC, Asked, condition, job
@@ -20,21 +19,6 @@ def test_a_manifests_mistakes_are_those_of_validate(tmp_path: Path) -> None:
     assert (found.exit_code, expected.exit_code) == (2, 2)
     assert found.stderr.splitlines() == expected.stderr.splitlines()
     assert len(found.stderr.splitlines()) >= 2
-
-
-def test_a_misspelt_field_of_the_template_is_refused_unless_the_cluster_is_newer_than_we_know(tmp_path: Path) -> None:
-    wrong = tmp_path / "wrong.yaml"
-    template = "{spec: {tolerations: [{operater: Exists}]}}"
-    wrong.write_text(MANIFEST.replace("status:", f"  worker: {{template: {template}}}\nstatus:"))
-    fake = Fake(job(), there=False)
-    code, _, complained, asked = type_in(tmp_path, fake, "submit", str(wrong))
-    path = "spec.worker.template.spec.tolerations[0].operater"
-    warning, said = complained.splitlines()
-    assert warning.startswith("warning: one pipeline: the job ends if")
-    assert (code, said) == (2, f"bamboo: {wrong}:9: {path}: unknown field, did you mean operator?")
-    assert all(one.method == "GET" for one in asked), "something was changed"
-    fake.minor = str(NEWEST_MINOR + 1)
-    assert type_in(tmp_path, fake, "submit", str(wrong))[0] == 0
 
 
 def test_a_job_is_applied_without_what_is_the_servers(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def run(
     if report.page is False and report.page_port is not None:
         usage("--page-port and --no-page: expected at most one of them")
     try:
-        source, options, warnings = prepared(job_of(job, pods=False), local)
+        source, options, warnings = prepared(job_of(job), local)
     except ValueError as error:
         usage(*str(error).split("\n"))
     for warning in warnings:

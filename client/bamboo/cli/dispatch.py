@@ -66,7 +66,7 @@ def on_cluster(
         usage("--force: expected together with --apply")
     if dry_run and watch:
         usage("--dry-run creates no job that could be watched; leave out one of --dry-run and --watch")
-    job = job_of(Path(file), pods=False)
+    job = job_of(Path(file))
     _look_over(job, load=load, quiet=cluster.quiet)
     run(
         cluster,
@@ -95,12 +95,12 @@ def _look_over(job: "JobSource", *, load: bool, quiet: bool) -> None:
         say(line)
 
 
-def job_of(path: Path, *, pods: bool = True) -> "JobSource":
+def job_of(path: Path) -> "JobSource":
     """Return the job of a manifest's file, as `source_of_file` does. A mistake in it ends the command."""
     from bamboo.job_source import source_of_file
     from bamboo_core.job.manifest import ManifestError
 
     try:
-        return source_of_file(str(path), pods=pods)
+        return source_of_file(str(path))
     except ManifestError as error:
         usage(*map(str, error.problems))

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from bamboo.jobs.errors import (
     ClusterError,
-    InvalidJob,
     InvalidRequest,
     JobError,
     JobFailed,
@@ -40,8 +39,6 @@ def api_errors(name: str = "") -> Iterator[None]:
         raise JobInterrupted(name, "Deleted", "the job was deleted") from None
     except WaitTimedOut as error:
         raise NotInTime(str(error)) from None
-    except operations.InvalidManifest as error:
-        raise InvalidJob(error.problems) from None
     except UsageError as error:
         raise InvalidRequest(str(error)) from None
     except RemoteError as error:

@@ -76,7 +76,7 @@ class Job:
     @classmethod
     def from_file(cls, path: str | Path) -> "Job":
         """Read a job from a manifest file. Raises InvalidJob, whose problems name file and line."""
-        return cls.from_source(_source(lambda: source_of_file(str(path), pods=False)))
+        return cls.from_source(_source(lambda: source_of_file(str(path))))
 
     @classmethod
     def from_source(cls, source: JobSource) -> "Job":
@@ -128,8 +128,7 @@ class Job:
 
         Raises BambooError if the task cannot be used.
         """
-        found = validated(self._source, load=load)
-        return replace(found, warnings=(*found.warnings, *map(str, self._source.unknown)))
+        return validated(self._source, load=load)
 
     def plan(
         self,

@@ -15,8 +15,9 @@ from bamboo.remote.operator_pods import arguments, operator_pods, running_operat
 from bamboo.remote.session import Session, Target, names_file
 from bamboo.terminal.output_format import OutputFormat
 from bamboo_core.job.fields import ManifestError
-from bamboo_core.job.manifest import parse_manifest, read_manifest
+from bamboo_core.job.manifest import parse_manifest, parse_source
 from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.yaml_file import read_manifest_source
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import ApiError, ClusterUnreachable, RemoteError, UsageError
 from bamboo_core.names import EXIT_FAILED, EXIT_OK, GROUP, KUEUE, PLURAL
@@ -114,9 +115,11 @@ def manifest_of_file(given: str | None) -> Object | None:
     if given is None or not names_file(given):
         return None
     try:
-        return read_manifest(given)[1]
+        source = read_manifest_source(given)
+        parse_source(source)
     except ManifestError as error:
         raise UsageError(str(error)) from None
+    return source.document
 
 
 def diagnosis(facts: ClusterFacts, now: datetime) -> tuple[Finding, ...]:

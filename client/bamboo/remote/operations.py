@@ -4,7 +4,7 @@ All may raise RemoteError.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 from bamboo.job_source import JobSource
@@ -12,8 +12,6 @@ from bamboo.remote.job_reader import JobReader
 from bamboo.remote.session import until
 from bamboo.terminal import phrases
 from bamboo.terminal.snapshot import RemoteWorker
-from bamboo_core.job.fields import Problem
-from bamboo_core.job.pod_templates import NEWEST_MINOR
 from bamboo_core.kube.api import KubeApi, Object
 from bamboo_core.kube.errors import ApiError, RemoteError, UsageError
 from bamboo_core.view.job_view import JobView, view_of
@@ -39,14 +37,6 @@ async def existing(api: KubeApi, namespace: str, name: str) -> JobView | None:
         return None
 
 
-class InvalidManifest(UsageError):
-    """The cluster's Kubernetes does not have fields of the manifest's pod template."""
-
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        super().__init__("\nbamboo: ".join(map(str, problems)))
-        self.problems = problems
-
-
 async def submit(
     api: KubeApi, job: JobSource, namespace: str | None, *, apply: bool, force: bool, dry_run: bool
 ) -> tuple[JobView | None, JobView]:
@@ -58,8 +48,6 @@ async def submit(
     document, named = job.document, job.document["metadata"].get("namespace")
     if named and namespace and named != namespace:
         raise UsageError(f"{job.name}: metadata.namespace is {named}, but namespace {namespace} was given")
-    if job.unknown and await api.minor_version() <= NEWEST_MINOR:  # else only the API server knows
-        raise InvalidManifest(job.unknown)
     namespace, name = str(named or namespace or api.access.namespace), document["metadata"]["name"]
     before = await existing(api, namespace, name)
     if before is not None and not apply:

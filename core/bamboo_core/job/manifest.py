@@ -3,8 +3,7 @@
 Unknown fields are errors; null means absent, as in Kubernetes. `status` and the server's metadata are ignored.
 """
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,10 @@ from bamboo_core.job.manifest_rules import check_rules
 from bamboo_core.job.model import ReadObject, places, read_object
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.text_patterns import DNS_LABEL, exactly
-from bamboo_core.job.yaml_file import ManifestSource, load_document, read_manifest_source
+from bamboo_core.job.yaml_file import ManifestSource, read_manifest_source
 from bamboo_core.names import API_VERSION, KIND
 
-__all__ = ["ManifestError", "Problem", "load_manifest", "parse_manifest", "parse_source", "read_job", "read_manifest"]
-
-Check = Callable[[JobSpec], Sequence[Problem]]
+__all__ = ["ManifestError", "Problem", "load_manifest", "parse_manifest", "parse_source"]
 
 ROOT = ("apiVersion", "kind", "metadata", "spec", "status")
 METADATA = (
@@ -36,43 +33,29 @@ METADATA = (
 
 
 def load_manifest(path: str | Path) -> JobSpec:
-    """Read one YAML or JSON file. Raises ManifestError for any mistake in it."""
-    return parse_manifest(load_document(str(path)))
+    """Read one YAML or JSON file. Raises ManifestError, whose problems name file and line."""
+    return parse_source(read_manifest_source(str(path)))
 
 
-def read_manifest(path: str) -> tuple[JobSpec, dict[str, Any]]:
-    """Return a file's job and document; - is standard input. Problems in a ManifestError name file and line."""
-    source, job = read_job(path)
-    return job, copy.deepcopy(source.document)
-
-
-def read_job(path: str, also: Check = lambda job: ()) -> tuple[ManifestSource, JobSpec]:
-    """Return a file's text and lines, and its job; see `read_manifest_source` and `parse_source`."""
-    source = read_manifest_source(path)
-    return source, parse_source(source, also)
-
-
-def parse_source(source: ManifestSource, also: Check = lambda job: ()) -> JobSpec:
+def parse_source(source: ManifestSource) -> JobSpec:
     """Return a file's job. Problems in a ManifestError name file and line."""
     try:
-        return parse_manifest(source.document, also)
+        return parse_manifest(source.document)
     except ManifestError as error:
         raise ManifestError(*map(source.place, error.problems)) from None
 
 
-def parse_manifest(document: Mapping[str, Any], also: Check = lambda job: ()) -> JobSpec:
+def parse_manifest(document: Mapping[str, Any]) -> JobSpec:
     """Return a document's job. Raises ManifestError with all problems, misspelt fields first, since they may explain
     others.
-
-    also: finds more problems in the job, in which harmless values replace wrong ones.
     """
     problems: list[Problem] = []
     objects: list[ReadObject] = []
     job = _root(document, problems, objects)
     problems, misspelt = causes_first(problems, fields_by_name(), document)
     check_rules(objects, problems, misspelt)
-    if found := [*problems, *also(job)]:
-        raise ManifestError(*found)
+    if problems:
+        raise ManifestError(*problems)
     return job
 
 

@@ -151,10 +151,7 @@ class ResourcesSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """The pods that workers run in.
-
-    template: see pod_fields for what is checked of it. devices: see docs/design/devices.md.
-    """
+    """The pods that workers run in. devices: see docs/design/devices.md."""
 
     image: Annotated[str | None, IMAGE] = None
     """The container image, with the task's module in it. By default the operator's."""

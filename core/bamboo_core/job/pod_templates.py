@@ -1,37 +1,20 @@
-"""The pod templates of a job: their fields, how they are merged, and the nodes that a pool's preset selects.
+"""The pod templates of a job: how they are merged, and the nodes that a pool's preset selects.
 
-Misspelt fields of `worker.template` and of the templates of node pools are found without an API server. The CRD takes
-any field there, because pods get new ones with every Kubernetes, and an API server drops those that it does not know.
-The names known here are those of Kubernetes' schemas, from the oldest version that Bamboo supports to NEWEST_MINOR; a
-newer one may have more.
+The CRD takes any field in a template, because every Kubernetes adds some. The operator has the API server check them.
 
 A user's template is merged over the operator's. Maps are merged key by key, and null removes a key. Lists whose items
 have a key are merged by it: containers are merged, other items replaced. Any other list is replaced.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import Any
 
-from bamboo_core.job.fields import Fields, Problem
 from bamboo_core.job.placement_spec import GPU_SUFFIX, Capacity, NodePool, Preset
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import TRAINER_CONTAINER
 
 PATH = "spec.worker.template"
-_ROOT = "PodTemplateSpec"
-_DATA: dict[str, Any] = json.loads(files("bamboo_core.job").joinpath("pod_fields.json").read_text())
-_KINDS: dict[str, dict[str, str]] = _DATA["kinds"]  # a field's kind by its name; "" if it has no fields of its own
-NEWEST_MINOR: int = _DATA["newest"]
-
-
-def unknown_fields(template: Mapping[str, Any], path: str = PATH) -> list[Problem]:
-    """Return a problem for each unknown field; the API server refuses values of a wrong type. path: of the template."""
-    problems: list[Problem] = []
-    _look(_ROOT, template, path, problems)
-    return problems
 
 
 def templates_of(job: JobSpec) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -44,25 +27,6 @@ def templates_of(job: JobSpec) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def pool_path(index: int) -> str:
     return f"spec.nodePools[{index}].template"
-
-
-def unknown_in_template(job: JobSpec) -> list[Problem]:
-    """Return unknown fields of all templates, for parse_manifest."""
-    return [problem for path, template in templates_of(job) for problem in unknown_fields(template, path)]
-
-
-def _look(kind: str, value: Mapping[str, Any], path: str, problems: list[Problem]) -> None:
-    known = _KINDS[kind]
-    fields = Fields(value, path, problems, list(known))
-    fields.close()
-    for name, inner in known.items():
-        found = value.get(name) if inner else None
-        if isinstance(found, Mapping):
-            _look(inner, found, fields.at(name), problems)
-        elif isinstance(found, list):
-            for index, item in enumerate(found):
-                if isinstance(item, Mapping):
-                    _look(inner, item, f"{fields.at(name)}[{index}]", problems)
 
 
 # The key of a list's items, by the list's name. Items of the first two are merged.

@@ -639,14 +639,6 @@ class KubeApi:
 
     # any kind
 
-    async def minor_version(self) -> int:
-        """Return the minor version of Kubernetes, 36 for 1.36."""
-        found = str((await self.call("GET", "/version")).get("minor"))
-        digits = re.match(r"\d{1,9}", found)  # some clouds write 36+
-        if digits is None:
-            raise RemoteError(f"the API server says its minor version is {found!r}")
-        return int(digits[0])
-
     async def metadata(self, path: str, labels: str = "") -> list[Object]:
         """Return the metadata of all objects with these labels in a list, as they are now."""
         query = {"labelSelector": labels, "limit": str(SMALL_PAGE)}

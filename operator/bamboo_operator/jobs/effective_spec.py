@@ -26,7 +26,6 @@ from bamboo_core.kube.errors import ApiError, JobGone, RemoteError
 from bamboo_core.names import API_VERSION, KIND, LABEL_JOB_NAME, LABEL_JOB_UID
 from bamboo_operator.kube.attempts import ApiAttempts, PodRefused
 from bamboo_operator.kube.objects import JobIdentity, JobKey
-from bamboo_operator.manifests.template import outside_the_spec, refusal
 from bamboo_operator.manifests.worker_pod import (
     WorkerPodSettings,
     owner,
@@ -275,9 +274,6 @@ class EffectiveSpec:
         """Accept the edits that running workers can follow, and return the resulting spec."""
         accepted = self.accepted.manifest or self._manifest()
         merged, followed = merge_followed(accepted, self._manifest())
-        if unseen := outside_the_spec(followed.spec):
-            kept = replace(parse_manifest(accepted), suspend=followed.spec.suspend)
-            merged, followed = accepted, FollowedSpec(spec=kept, problems=unseen)
         self.accepted.accept(merged, self._newest)
         self.generation, self.problems, self.refused = self._newest, followed.problems, followed.refused
         self.spec, self.surprises = followed.spec, tuple(manifest_warnings(followed.spec))
@@ -302,18 +298,18 @@ class EffectiveSpec:
 
     async def _dry_run(self, spec: JobSpec, settings: WorkerPodSettings) -> tuple[str, ...]:
         """Return the API server's objections to this job's pods."""
-        if unseen := outside_the_spec(spec):
-            return unseen
         pool = replace(spec.node_pools[0], template={}) if spec.node_pools else None
-        problems = await self._dry_run_of(worker_pod(spec, self._uid, 0, pool, settings), spec.worker.template, PATH)
+        problems = await self._dry_run_of(worker_pod(spec, self._uid, 0, pool, settings), PATH)
         for index, one in enumerate(spec.node_pools):
             if one.template and not problems:
                 pod = worker_pod(spec, self._uid, 0, one, settings)
-                problems = await self._dry_run_of(pod, one.template, pool_path(index))
+                problems = await self._dry_run_of(pod, pool_path(index))
         return problems
 
-    async def _dry_run_of(self, pod: dict[str, Any], template: Mapping[str, Any], path: str) -> tuple[str, ...]:
-        """Return its objections to a pod made of this template, whose other parts are valid."""
+    async def _dry_run_of(self, pod: dict[str, Any], path: str) -> tuple[str, ...]:
+        """Return the API server's objections to a pod. path: of the template in the manifest, its only unchecked
+        part.
+        """
         pod["metadata"]["name"] = f"{pod['metadata']['name'][:50].rstrip('-')}-dry-run"
         while True:
             self._attempts.heartbeat()
@@ -323,7 +319,7 @@ class EffectiveSpec:
                 if error.status == 404:
                     raise JobGone(str(error)) from None  # the namespace is gone, too
                 if error.status in (400, 422):
-                    return refusal(template, str(error), path)
+                    return (f"{path}: {error}",)
                 if error.status == 409 or PodRefused.of(error):  # such as a quota: reported when it matters
                     return ()
                 self._attempts.log_failure("check the pod template", error)

@@ -1,12 +1,11 @@
 """The user's part of a worker's pod: `worker.template` and its pool's template, merged into the operator's pod."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from bamboo_core.job.placement_spec import NodePool
-from bamboo_core.job.pod_templates import KEYED, PATH, placement, templates_of, unknown_fields
+from bamboo_core.job.pod_templates import KEYED, placement
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import (
     ENV_CA,
@@ -157,26 +156,3 @@ def _copy(value: Any, path: str, problems: list[str]) -> Any:
     if isinstance(value, list):
         return [_copy(item, f"{path}[{index}]", problems) for index, item in enumerate(value)]
     return value
-
-
-_UNKNOWN = re.compile(r'unknown field "([^"]+)"')
-
-
-def outside_the_spec(job: JobSpec) -> tuple[str, ...]:
-    """Return the unknown fields that the API server never sees: in the metadata, and next to metadata and spec."""
-    return tuple(
-        str(problem)
-        for path, template in templates_of(job)
-        for problem in unknown_fields(template, path)
-        if not problem.path.startswith(f"{path}.spec.")
-    )
-
-
-def refusal(template: Mapping[str, Any], message: str, path: str = PATH) -> tuple[str, ...]:
-    """Return the API server's objections to a pod made of this template, one sentence for each unknown field."""
-    paths = _UNKNOWN.findall(message)
-    names = {other.rpartition(".")[2] for other in paths}
-    problems = [problem for problem in unknown_fields(template, path) if problem.path.rpartition(".")[2] in names]
-    missing = names - {problem.path.rpartition(".")[2] for problem in problems}
-    ours = [f"{path}: unknown field {other} of a pod" for other in paths if other.rpartition(".")[2] in missing]
-    return (*map(str, problems), *ours) or (f"{path}: {message}",)
