@@ -57,8 +57,9 @@ def test_a_wrong_job_is_refused_with_all_that_is_wrong() -> None:
         "job quickstart: spec.training.stepz: unknown field, did you mean steps?",
         "job quickstart: spec.training.microBatchSize: expected an integer >= 1, got 0",
         "job quickstart: spec.topology.stages: expected an integer >= 1, got -1",
+        "job quickstart: spec.training: expected exactly one of steps, epochs and tokens",
     ]
-    assert len(told.value.problems) == 3
+    assert len(told.value.problems) == 4
     assert isinstance(told.value, ValueError | bamboo.BambooError)
 
 

@@ -5,7 +5,7 @@ mistakes.
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
@@ -23,20 +23,6 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}"
-
-
-@dataclass(frozen=True, slots=True)
-class UnknownField(Problem):
-    """A field that its object does not have. near: the field that was probably meant; known: all fields."""
-
-    key: str
-    near: str
-    known: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MissingField(Problem):
-    """A required field that is absent."""
 
 
 class ManifestError(ValueError):
@@ -69,12 +55,15 @@ def join(path: str, name: str) -> str:
 
 @dataclass(slots=True)
 class Fields:
-    """Reader of one object. It notes a wrong field once and continues with a harmless value."""
+    """Reader of one object. It notes a wrong field once and continues with a harmless value.
+
+    places: the paths of fields in the whole document by name, to suggest for an unknown field.
+    """
 
     values: Mapping[Any, Any]
     path: str
     problems: list[Problem]
-    known: list[str] = field(default_factory=list)
+    places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.values, Mapping):
@@ -92,21 +81,17 @@ class Fields:
     def get(self, name: str) -> Any:
         return self.values.get(name)
 
-    def has(self, name: str) -> bool:
-        self.known.append(name)
-        return self.get(name) is not None
-
-    def close(self) -> None:
-        """Note the unread fields as unknown."""
+    def refuse_unknown(self, known: Sequence[str]) -> None:
+        """Note the fields that are not known ones."""
         suggestions = MAX_SUGGESTIONS
         for key in self.values:
             if not isinstance(key, str):
                 self.problem("", f"expected field names to be strings, got {show(key)}")
-            elif key not in self.known:
+            elif key not in known:
                 suggestions -= 1
-                near = get_close_matches(key, self.known, n=1) if suggestions >= 0 and len(key) <= 80 else []
-                said = f"unknown field{f', did you mean {near[0]}?' if near else ''}"
-                self.problems.append(UnknownField(self.at(key), said, key, "".join(near), tuple(self.known)))
+                near = get_close_matches(key, known, n=1) if suggestions >= 0 and len(key) <= 80 else []
+                meant = " or ".join((*near, *self.places.get(key, ())))
+                self.problem(key, f"unknown field{f', did you mean {meant}?' if meant else ''}")
 
     def value(
         self,
@@ -121,9 +106,9 @@ class Fields:
 
         said: what is expected. shown: the text to show in place of a wrong value, which may be a secret.
         """
-        value = self.get(name) if self.has(name) else None
+        value = self.get(name)
         if value is None and required:
-            self.problems.append(MissingField(self.at(name), f"required, expected {said}"))
+            self.problem(name, f"required, expected {said}")
         elif value is not None and not fits(value):
             self.problem(
                 name, f"expected {said}, got {show(shown(value) if shown and isinstance(value, str) else value)}"
@@ -143,59 +128,14 @@ class Fields:
 
     def child(self, name: str) -> "Fields":
         """Return the reader of an inner object; an absent one reads as empty."""
-        return Fields(self.get(name) if self.has(name) else {}, self.at(name), self.problems)
+        value = self.get(name)
+        return Fields({} if value is None else value, self.at(name), self.problems, self.places)
 
 
 def list_fits(least: int, most: int) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list | tuple) and least <= len(value) <= most
 
 
-MOST_PLACES = 2  # that are worth naming
-
-
-def causes_first(
-    problems: Sequence[Problem], places: Mapping[str, tuple[str, ...]], document: Mapping[str, Any]
-) -> tuple[list[Problem], set[str]]:
-    """Return the problems to report, and the paths of absent fields that an unknown field probably stands for.
-
-    Unknown fields with a likely meaning come first; the absent fields that they stand for are left out. places: the
-    paths of the fields of each name.
-    """
-    read = [_placed(problem, places) if isinstance(problem, UnknownField) else problem for problem in problems]
-    guessed = {p.path: meant for p in read if isinstance(p, UnknownField) and (meant := _meant(p, places))}
-    absent = {place for meant in guessed.values() for place in meant if not _is_there(document, place)}
-    causes = [p for p in read if p.path in guessed and isinstance(p, UnknownField)]
-    others = [p for p in read if p not in causes and not (isinstance(p, MissingField) and is_within(p.path, absent))]
-    return causes + others, absent
-
-
 def is_within(path: str, others: Collection[str]) -> bool:
     """Return whether a field is one of the others, or in one of them."""
     return any(path == other or path.startswith(f"{other}.") for other in others)
-
-
-def _meant(problem: UnknownField, places: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the paths of the fields that were perhaps meant."""
-    above = problem.path.removesuffix(problem.key)
-    return (*([f"{above}{problem.near}"] if problem.near else []), *_elsewhere(problem, places))
-
-
-def _elsewhere(problem: UnknownField, places: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the paths closest to the top."""
-    found = sorted(places.get(problem.key, ()), key=lambda path: path.count("."))
-    return tuple(path for path in found if path.count(".") == found[0].count("."))[:MOST_PLACES]
-
-
-def _placed(problem: UnknownField, places: Mapping[str, tuple[str, ...]]) -> UnknownField:
-    elsewhere = _elsewhere(problem, places)
-    if not elsewhere:
-        return problem
-    said = " or ".join([*([problem.near] if problem.near else []), *elsewhere])
-    return replace(problem, message=f"unknown field, did you mean {said}?")
-
-
-def _is_there(document: Mapping[str, Any], path: str) -> bool:
-    found: Any = document
-    for name in path.split("."):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found is not None

@@ -6,7 +6,6 @@ A field's form is in its type's annotation, or follows from it: see `bamboo_core
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -258,17 +257,15 @@ class Quantities:
             slot.fields.problem(slot.name, f"expected at most {MAX_RESOURCES} resources")
             return {}
         read: dict[str, str | int] = {}
+        child.refuse_unknown([key for key in child.values if isinstance(key, str)])
         for key in filter(lambda k: isinstance(k, str), child.values):
             number = _is_int(child.get(key)) and 0 <= child.get(key) <= MAX_INT64
             if not RESOURCE.fits(key):
-                slot.fields.problem(slot.name, f"{RESOURCE_NAMES}, got {show(key)}{_meant(key)}")
-                child.known.append(key)
+                slot.fields.problem(slot.name, f"{RESOURCE_NAMES}, got {show(key)}")
             elif number:
                 read[key] = child.get(key)
             elif text := child.text(key, QUANTITY):
                 read[key] = text
-            child.known.append(key)
-        child.close()
         return read
 
     def schema(self) -> Schema:
@@ -289,15 +286,6 @@ class Quantities:
             "additionalProperties": quantity,
             VALIDATIONS: [names],
         }
-
-
-def _meant(name: str) -> str:
-    """Return the resource name that was probably meant, if one is close."""
-    lower = name.lower()
-    if "gpu" in lower or "nvidia" in lower:
-        return f", did you mean {'amd' if 'amd' in lower else 'nvidia'}.com/gpu?"
-    near = get_close_matches(lower[:80], ("cpu", "memory", "ephemeral-storage"), n=1, cutoff=0.5)
-    return f", did you mean {near[0]}?" if near else ""
 
 
 @dataclass(frozen=True, slots=True)

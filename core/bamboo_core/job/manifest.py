@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bamboo_core.job.fields import Fields, ManifestError, Problem, causes_first, join
+from bamboo_core.job.fields import Fields, ManifestError, Problem, join
 from bamboo_core.job.manifest_rules import check_rules
 from bamboo_core.job.model import ReadObject, places, read_object
 from bamboo_core.job.spec import JobSpec
@@ -18,6 +18,7 @@ from bamboo_core.names import API_VERSION, KIND
 
 __all__ = ["ManifestError", "Problem", "load_manifest", "parse_manifest", "parse_source"]
 
+MOST_PLACES = 2  # in a suggestion
 ROOT = ("apiVersion", "kind", "metadata", "spec", "status")
 METADATA = (
     *("name", "namespace", "labels", "annotations", "generateName", "finalizers", "ownerReferences", "uid"),
@@ -46,14 +47,11 @@ def parse_source(source: ManifestSource) -> JobSpec:
 
 
 def parse_manifest(document: Mapping[str, Any]) -> JobSpec:
-    """Return a document's job. Raises ManifestError with all problems, misspelt fields first, since they may explain
-    others.
-    """
+    """Return a document's job. Raises ManifestError with all problems."""
     problems: list[Problem] = []
     objects: list[ReadObject] = []
     job = _root(document, problems, objects)
-    problems, misspelt = causes_first(problems, fields_by_name(), document)
-    check_rules(objects, problems, misspelt)
+    check_rules(objects, problems)
     if problems:
         raise ManifestError(*problems)
     return job
@@ -68,24 +66,28 @@ def read_spec(document: Mapping[str, Any]) -> JobSpec:
 
 @cache
 def fields_by_name() -> dict[str, tuple[str, ...]]:
-    """Return the paths of the fields of each name, such as steps: spec.training.steps, without objects in lists."""
+    """Return the paths, closest to the top, of the fields of each name, such as steps: spec.training.steps, without
+    objects in lists. At most MOST_PLACES of a name.
+    """
     found: dict[str, set[str]] = {}
     frame = (*(("", name) for name in ROOT), *(("metadata", name) for name in METADATA))
     for name, path in (*((name, join(above, name)) for above, name in frame), *places(JobSpec, "spec")):
         found.setdefault(name, set()).add(path)
-    return {name: tuple(sorted(paths)) for name, paths in found.items()}
+    depths = {name: min(path.count(".") for path in paths) for name, paths in found.items()}
+    return {
+        name: tuple(sorted(path for path in paths if path.count(".") == depths[name]))[:MOST_PLACES]
+        for name, paths in found.items()
+    }
 
 
 def _root(document: Mapping[str, Any], problems: list[Problem], found: list[ReadObject]) -> JobSpec:
-    root = Fields(document, "", problems)
+    root = Fields(document, "", problems, fields_by_name())
+    root.refuse_unknown(ROOT)
     root.text("apiVersion", exactly(API_VERSION))
     root.text("kind", exactly(KIND))
-    root.known.extend(ROOT)
     metadata = root.child("metadata")
-    metadata.known.extend(METADATA)
+    metadata.refuse_unknown(METADATA)
     name = metadata.text("name", DNS_LABEL)
     namespace = metadata.optional_text("namespace", DNS_LABEL) or "default"
-    metadata.close()
     job: JobSpec = read_object(JobSpec, root.child("spec"), found, name=name, namespace=namespace)
-    root.close()
     return job

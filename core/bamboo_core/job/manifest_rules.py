@@ -6,7 +6,7 @@ expression of fields, constants, other such functions and properties, with `and`
 `... if ... else ...`, `len`, `str`, `endswith` and `all(... for n in ...)`.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -45,12 +45,9 @@ def rule(kind: type[T], path: str, expected: str) -> Callable[[Callable[[T], boo
     return register
 
 
-def check_rules(found: Sequence[ReadObject], problems: list[Problem], misspelt: Collection[str]) -> None:
-    """Add broken rules of these objects to the problems, except rules that read a wrong field.
-
-    misspelt: paths of fields written under another name.
-    """
-    wrong = {*misspelt, *(problem.path for problem in problems)}
+def check_rules(found: Sequence[ReadObject], problems: list[Problem]) -> None:
+    """Add broken rules of these objects to the problems, except rules that read a wrong field."""
+    wrong = {problem.path for problem in problems}
     objects = {one.path: one for one in found}
     for one in found:
         for rule in RULES.get(type(one.value), ()):

@@ -148,6 +148,7 @@ def read_object(
     found: collects this object and those in it. around: values of the enclosing object. known: values of its fields
     that the manifest's spec does not contain.
     """
+    fields.refuse_unknown([one.name for one in api_fields(kind)])
     values: Values = dict(known)
     for one in api_fields(kind):
         values[one.attribute] = _read(one, fields, found, values)
@@ -157,7 +158,6 @@ def read_object(
     for one in api_fields(kind):
         if values[one.attribute] is None:
             values[one.attribute] = one.default() if one.default else _harmless(one.form)
-    fields.close()
     value = kind(**values)
     found.append(ReadObject(fields.path, value, given))
     return value
@@ -166,7 +166,7 @@ def read_object(
 def _read(one: ApiField, fields: Fields, found: list[ReadObject], before: Values) -> Any:
     match one.form:
         case Object(kind, optional):
-            if optional and not fields.has(one.name):
+            if optional and fields.get(one.name) is None:
                 return None
             return read_object(kind, fields.child(one.name), found, before)
         case ObjectList(kind, most):
@@ -178,7 +178,9 @@ def _read(one: ApiField, fields: Fields, found: list[ReadObject], before: Values
 def _read_list(kind: type, most: int, name: str, fields: Fields, found: list[ReadObject]) -> tuple[Any, ...]:
     items = fields.value(name, f"a list of at most {most} objects", list_fits(0, most)) or ()
     path = fields.at(name)
-    read = [read_object(kind, Fields(v, f"{path}[{i}]", fields.problems), found) for i, v in enumerate(items)]
+    read = [
+        read_object(kind, Fields(v, f"{path}[{i}]", fields.problems, fields.places), found) for i, v in enumerate(items)
+    ]
     names: list[str] = [getattr(item, "name", "") for item in read]
     for i, used in enumerate(names):
         if used and names.index(used) < i:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from bamboo_core.job.fields import Fields, ManifestError, Problem, UnknownField
+from bamboo_core.job.fields import Fields, ManifestError, Problem
 from bamboo_core.job.forms import Number
 from bamboo_core.job.model import ListOf, ReadObject, read_object
 from bamboo_core.job.text_patterns import LABEL_KEY, TextPattern
@@ -93,9 +93,9 @@ def read_marks(path: Path) -> tuple[NodeMark, ...]:
     problems: list[Problem] = []
     read: list[ReadObject] = []
     file: _MarkFile = read_object(_MarkFile, Fields(load_document(str(path)), "", problems), read)
-    wrong = {p.path.removesuffix(f".{p.key}") if isinstance(p, UnknownField) else p.path for p in problems}
-    marks = (one for one in read if isinstance(one.value, _WrittenMark) and one.path not in wrong)
-    if mistakes := [*(mistake for mark in marks for mistake in _mistakes(mark)), *problems]:
+    marks = (one for one in read if isinstance(one.value, _WrittenMark))
+    sound = (mark for mark in marks if not any(problem.path.startswith(mark.path) for problem in problems))
+    if mistakes := [*(mistake for mark in sound for mistake in _mistakes(mark)), *problems]:
         raise ManifestError(*mistakes)
     return tuple(map(_mark, file.node_marks))
 
