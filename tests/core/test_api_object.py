@@ -1,11 +1,11 @@
-"""Objects of the API as frozen values: read leniently, and written as they were."""
+"""Objects of the API as frozen values: read, and written as they were."""
 
 from datetime import UTC, datetime
 
 import msgspec
 import pytest
 
-from bamboo_core.job.api_object import ApiPart, Time, read_leniently, written
+from bamboo_core.job.api_object import ApiPart, Time, read_api_part, written
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -35,7 +35,7 @@ FULL = {
 
 
 def test_an_object_is_written_as_it_was_read() -> None:
-    found = read_leniently(Outer, FULL)
+    found = read_api_part(Outer, FULL)
     assert found.other == Inner(so_far=3, at=NOON)
     assert written(found) == FULL
 
@@ -45,16 +45,12 @@ def test_what_is_none_and_a_part_that_says_nothing_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "found"),
+    ("document", "read"),
     [
         (None, Outer()),
-        ("x", Outer()),
-        ({"count": "many", "name": "a", "later": 1}, Outer(name="a")),
-        ({"count": None, "one": None, "other": None}, Outer()),
-        ({"one": {"soFar": 1, "at": "noon"}, "other": {"soFar": []}}, Outer(one=Inner(so_far=1), other=Inner())),
-        ({"one": 3, "names": "a", "numbers": ["x"]}, Outer()),
-        ({"names": ["a", 1], "numbers": {"x": "y", "z": 2}}, Outer(names=("a",), numbers={"z": 2})),
+        ({"name": "a", "later": 1, "count": None, "one": None, "other": None}, Outer(name="a")),
+        ({"name": "a", "count": "many"}, Outer()),
     ],
 )
-def test_what_is_unknown_null_or_of_another_type_counts_as_absent(said: object, found: Outer) -> None:
-    assert read_leniently(Outer, said) == found
+def test_unknown_and_null_fields_count_as_absent(document: object, read: Outer) -> None:
+    assert read_api_part(Outer, document) == read

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bamboo.terminal import phrases
-from bamboo_core.job.status import BambooJobStatus, TrainingProgress, WorkerCounts
+from bamboo_core.job.status import BambooJobStatus, WorkerCounts
 from bamboo_core.view.job_view import view_of, view_of_run
 from operator_kit import NOW, said
 from operator_kit import job as job_spec
@@ -28,14 +28,11 @@ def test_what_is_null_is_absent() -> None:
     assert found.status.cost.total is None
 
 
-def test_what_of_it_this_version_cannot_read_counts_as_absent() -> None:
-    """Another version, or somebody by hand, may have written it."""
+def test_fields_of_another_version_count_as_absent() -> None:
     spec = {**SPEC, "topology": {"stages": "some", "pipelines": 2, "shape": "torus"}, "later": {}}
-    workers = {"desired": "many", "ready": 3, "asleep": 1}
-    found = view_of(job(spec=spec, workers=workers, training=[1], conditions=[{"type": "Running"}], mood="good"))
+    found = view_of(job(spec=spec, workers={"ready": 3, "asleep": 1}, mood="good"))
     assert (found.spec.topology.pipelines, found.spec.task.entrypoint) == (2, SPEC["task"]["entrypoint"])
     assert found.status.workers == WorkerCounts(ready=3)
-    assert (found.status.training, found.status.conditions) == (TrainingProgress(), ())
 
 
 @pytest.mark.parametrize("body", [{}, {"metadata": 3, "spec": [], "status": "x"}, {"metadata": {"name": 1}}])

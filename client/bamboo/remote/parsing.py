@@ -7,7 +7,7 @@ from typing import Any
 
 from bamboo.terminal.snapshot import JobEvent, RemoteWorker
 from bamboo_core import names
-from bamboo_core.job.api_object import Metadata, read_leniently
+from bamboo_core.job.api_object import Metadata, read_api_part
 from bamboo_core.kube.resources import ContainerState, Event, Pod
 from bamboo_core.view.job_view import JobView
 
@@ -16,7 +16,7 @@ Json = Mapping[str, Any]
 
 def workers_of(job: JobView, pods: Iterable[Json], nodes: Mapping[str, Json] | None = None) -> tuple[RemoteWorker, ...]:
     """Return the job's workers by number. nodes: known nodes by name."""
-    mine = (pod for body in pods if _owner(pod := read_leniently(Pod, body)) == job.uid)
+    mine = (pod for body in pods if _owner(pod := read_api_part(Pod, body)) == job.uid)
     return tuple(sorted((_worker(job, pod, nodes or {}) for pod in mine), key=lambda w: (w.number, w.name)))
 
 
@@ -26,9 +26,9 @@ def events_of(job: JobView, of_job: Iterable[Json], of_pods: Iterable[Json], pod
     Events of an earlier job of the same name have another uid, but its pods' events cannot be distinguished.
     """
     known = set(pods)
-    mine = [event for body in of_job if (event := read_leniently(Event, body)).involved_object.uid in ("", job.uid)]
+    mine = [event for body in of_job if (event := read_api_part(Event, body)).involved_object.uid in ("", job.uid)]
     for body in of_pods:
-        name = (event := read_leniently(Event, body)).involved_object.name
+        name = (event := read_api_part(Event, body)).involved_object.name
         if name in known or is_worker_of(job.name, name):
             mine.append(event)
     events = [_event(event) for event in mine]
@@ -51,7 +51,7 @@ def _worker(job: JobView, pod: Pod, nodes: Mapping[str, Json]) -> RemoteWorker:
     state, detail = _state(job, pod)
     grace = pod.spec.termination_grace_period_seconds
     number = labels.get(names.LABEL_WORKER_INDEX, "")
-    placed = read_leniently(Metadata, nodes[node]["metadata"] if node in nodes else {})
+    placed = read_api_part(Metadata, nodes[node]["metadata"] if node in nodes else {})
     return RemoteWorker(
         name=name,
         uid=pod.metadata.uid,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from bamboo_core.job.api_object import ApiPart, Time, read_leniently
+from bamboo_core.job.api_object import ApiPart, Time, read_api_part
 from bamboo_core.job.fields import MAX_INT
 
 EARLY_STOPPED = "EarlyStopped"  # the reason of a job that is complete before its last step
@@ -212,4 +212,4 @@ class BambooJobStatus(ApiPart, frozen=True):
 
 def read_status(said: Any) -> BambooJobStatus:
     """Return the status of a BambooJob of any version; None is the status of a job that nobody has reconciled yet."""
-    return read_leniently(BambooJobStatus, said)
+    return read_api_part(BambooJobStatus, said)

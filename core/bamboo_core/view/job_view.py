@@ -12,7 +12,7 @@ import msgspec
 
 from bamboo_core.coordinator.events import Outcome, Status, WorkerState
 from bamboo_core.coordinator.protection import OFF, counts_nodes, protection
-from bamboo_core.job.api_object import Metadata, read_leniently, whole_seconds
+from bamboo_core.job.api_object import Metadata, read_api_part, whole_seconds
 from bamboo_core.job.fields import MAX_INT64
 from bamboo_core.job.manifest import read_spec
 from bamboo_core.job.spec import JobSpec
@@ -283,7 +283,7 @@ class JobView:
 
 def view_of(body: Mapping[str, Any]) -> JobView:
     """Return the view of a BambooJob from the API server. Fields that this version cannot read count as absent."""
-    metadata, status = read_leniently(Metadata, body.get("metadata")), read_status(body.get("status"))
+    metadata, status = read_api_part(Metadata, body.get("metadata")), read_status(body.get("status"))
     return JobView(metadata=metadata, spec=read_spec(body), status=status)
 
 

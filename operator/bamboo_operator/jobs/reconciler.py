@@ -15,7 +15,7 @@ from typing import Any
 
 from bamboo_core.control.protocol import Stop
 from bamboo_core.coordinator.events import SpecChanged, Status
-from bamboo_core.job.api_object import Metadata, read_leniently, written
+from bamboo_core.job.api_object import Metadata, read_api_part, written
 from bamboo_core.job.manifest import read_spec
 from bamboo_core.job.spec import JobSpec, gives_back
 from bamboo_core.kube.errors import JobGone, RemoteError
@@ -60,7 +60,7 @@ class JobReconciler:
         metadata, status = body["metadata"], body.get("status") or {}
         self.key: JobKey = (metadata["namespace"], metadata["name"])
         self.uid: str = metadata["uid"]
-        self._made = read_leniently(Metadata, metadata).creation_timestamp
+        self._made = read_api_part(Metadata, metadata).creation_timestamp
         self._job = JobIdentity(self.key, self.uid)
         self.meter = JobMeter(shared.counts)
         self._edited = asyncio.Event()
