@@ -21,40 +21,6 @@ class StoreUnavailable(StorageError):
 
 
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT}
-_PERMANENT: Final = {
-    errno.EINVAL,
-    errno.ENAMETOOLONG,
-    errno.ENOSYS,
-    errno.EOPNOTSUPP,
-    errno.EFBIG,
-    errno.EMSGSIZE,
-    errno.ELOOP,
-}
-_NO_CREDENTIALS: Final = {
-    "NoCredentialsError",
-    "PartialCredentialsError",
-    "CredentialRetrievalError",
-    "DefaultCredentialsError",
-    "ClientAuthenticationError",
-    "RefreshError",
-    "TokenRetrievalError",
-    "CredentialUnavailableError",
-}
-_UNREACHABLE: Final = {
-    "EndpointConnectionError",
-    "ConnectTimeoutError",
-    "ReadTimeoutError",
-    "ConnectionClosedError",
-    "HTTPClientError",
-    "ServiceRequestError",
-    "ServiceResponseError",
-    "ClientConnectionError",
-    "ClientPayloadError",
-    "TransportError",
-    "ServerDisconnectedError",
-    "IncompleteReadError",
-    "ResponseStreamingError",
-}
 _LONGEST: Final = 300
 
 
@@ -68,37 +34,22 @@ class Failure:
 
 
 def explain(error: BaseException) -> Failure:
-    """Explain an exception by its type, its errno or the response's status, in this order."""
+    """Explain an exception by its type, its errno or the response's status. Unknown failures may pass."""
     status = _status(error)
     if isinstance(error, FileNotFoundError) or status == 404:
         detail = f" ({_said(error)})" if error.args and "bucket" in str(error).lower() else ""
         return Failure(reason=f"it is not there{detail}", missing=True)
     if isinstance(error, PermissionError) or status in (401, 403):
         return Failure(reason=f"permission denied ({_said(error)})")
-    if names := {kind.__name__ for kind in type(error).__mro__}:
-        if names & _NO_CREDENTIALS:
-            return Failure(reason=f"no valid credentials in the environment ({_said(error)})", transient=True)
-        if names & _UNREACHABLE or isinstance(error, ConnectionError):
-            return Failure(reason=f"the store cannot be reached ({_said(error)})", transient=True)
     if isinstance(error, TimeoutError):
         return Failure(reason=f"the store did not answer in time ({_said(error)})", transient=True)
     if status is not None:
-        return Failure(
-            reason=f"the store answered {status} ({_said(error)})", transient=status in (408, 429) or status >= 500
-        )
-    if isinstance(error, OSError):
-        return _of_system(error)
-    return Failure(reason=_said(error))
-
-
-def _of_system(error: OSError) -> Failure:
-    if error.errno in _FULL:
+        passes = status in (408, 429) or status >= 500
+        return Failure(reason=f"the store answered {status} ({_said(error)})", transient=passes)
+    if isinstance(error, OSError) and error.errno in _FULL:
         return Failure(reason="no space left in the store")
-    if error.errno == errno.EROFS:
-        return Failure(reason="the file system is read-only")
-    if isinstance(error, NotADirectoryError | IsADirectoryError | FileExistsError) or error.errno in _PERMANENT:
-        return Failure(reason=_said(error))
-    return Failure(reason=_said(error), transient=True)
+    permanent = isinstance(error, NotADirectoryError | IsADirectoryError) or getattr(error, "errno", 0) == errno.EROFS
+    return Failure(reason=_said(error), transient=not permanent)
 
 
 def _status(error: BaseException) -> int | None:
