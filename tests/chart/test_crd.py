@@ -9,7 +9,6 @@ import kubernetes_validate
 import pytest
 from jsonschema import ValidationError
 
-from bamboo_core.job.manifest import METADATA
 from bamboo_operator.status.condition_rules import RULES as CONDITIONS
 from crd_kit import CRD, STATUS_VALIDATOR, VERSION, compiled, defaulted, nodes
 
@@ -23,13 +22,6 @@ CORE_CEL = {
 @pytest.mark.parametrize("version", [f"1.{minor}" for minor in range(29, 38)])
 def test_kubernetes_takes_it(version: str) -> None:
     assert kubernetes_validate.validate(CRD, version, strict=True) == version
-
-
-def test_the_parser_takes_the_metadata_that_kubernetes_has() -> None:
-    """managedFields and the like: what `kubectl get -o yaml` prints is a manifest."""
-    file = "kubernetes-json-schema/v1.37.0-local/objectmeta-meta-v1.json"
-    metadata = kubernetes_validate.utils.schema_contents(file, "1.37")
-    assert set(METADATA) == set(metadata["properties"])
 
 
 def test_it_fits_into_an_annotation_of_kubectl_apply() -> None:

@@ -29,7 +29,6 @@ def problems(**spec: Any) -> list[str]:
     [
         ({"topology": {"stages": 2, "elastic": {}}}, [f"spec.topology.elastic: {ELASTIC}"]),
         ({"steps": 3}, ["spec.steps: unknown field, did you mean spec.training.steps?"]),
-        ({"name": "x"}, ["spec.name: unknown field, did you mean metadata.name?"]),
         ({"workers": 1}, ["spec.workers: unknown field, did you mean worker or spec.standby.workers?"]),
         ({"xyz": 1}, ["spec.xyz: unknown field"]),
         (

@@ -54,7 +54,7 @@ class Bicycle:
 
 
 @completes(Bicycle)
-def _speed_follows_from_gears(values: Values, around: Mapping[str, Any]) -> None:
+def _speed_follows_from_gears(values: Values) -> None:
     values["speed"] = values["speed"] or (values["gears"] or 1) * 2
 
 

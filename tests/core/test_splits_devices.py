@@ -101,21 +101,6 @@ def test_a_heavy_layer_leaves_a_stage_a_layer_for_each_device() -> None:
     assert layer_ranges(costs, TopologySpec(stages=2), devices=2) == ((0, 2), (2, 5))
 
 
-@pytest.mark.parametrize(
-    ("topology", "said"),
-    [
-        (
-            TopologySpec(stages=3),
-            r"spec\.topology\.stages: .*spec\.worker\.devices \(2\).* 5 layers, got 6 \(3 times 2",
-        ),
-        (TopologySpec(stages=2, split=(4, 1)), r"spec\.topology\.split: .*at least 2 layers.*worker\.devices.*, got 1"),
-    ],
-)
-def test_more_devices_than_layers_are_refused_in_one_sentence(topology: TopologySpec, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        layer_ranges([1.0] * 5, topology, devices=2)
-
-
 def test_layers_are_balanced_over_the_devices_of_slow_workers() -> None:
     """The second worker takes three times as long, with all of its devices."""
     spec, plan = job(2, 2), planned([1.0] * 16, 2, 1, 1, 2)

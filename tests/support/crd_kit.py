@@ -13,7 +13,7 @@ from typing import Any
 import cel
 from jsonschema import Draft4Validator, ValidationError, validators
 
-from bamboo_core.job.manifest import METADATA, ManifestError, parse_manifest
+from bamboo_core.job.manifest import ManifestError, parse_manifest
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.yaml_file import load_document
 
@@ -153,7 +153,7 @@ def _strict(schema: Mapping[str, Any]) -> dict[str, Any]:
 def _strict_root(schema: Mapping[str, Any]) -> dict[str, Any]:
     root = _strict(schema)
     metadata = root["properties"]["metadata"]
-    metadata |= {"required": ["name"], "properties": {name: {} for name in METADATA} | metadata.get("properties", {})}
+    metadata |= {"required": ["name"], "additionalProperties": True}
     return root | {"required": ["metadata", "spec"], "properties": root["properties"] | {"metadata": metadata}}
 
 

@@ -13,10 +13,9 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 import torch
 
-from bamboo_core.checkpoint.layout import CheckpointId
+from bamboo_core.checkpoint.layout import MOST_LAYERS, CheckpointId
 from bamboo_core.control.evaluations import Course, EarlyStop
 from bamboo_core.control.protocol import MOST_METRICS, Evaluations
-from bamboo_core.job.spec import MOST_LAYERS
 from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_trainer.loss_scale import LossScale
 

@@ -9,7 +9,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
-from bamboo_core.job.spec import MOST_LAYERS, JobSpec
+from bamboo_core.checkpoint.layout import MOST_LAYERS
+from bamboo_core.job.spec import JobSpec
 from bamboo_core.text import count
 from bamboo_trainer.memory.estimate import checkpointed_layers
 from bamboo_trainer.task import Task, TrainingFacts

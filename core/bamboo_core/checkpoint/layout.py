@@ -13,7 +13,7 @@ import msgspec
 
 MANIFEST: Final = "manifest.json"
 LARGEST_STEP: Final = 10**12
-MOST_LAYERS: Final = 100_000
+MOST_LAYERS: Final = 10_000  # of a model
 ID_PATTERN: Final = r"^[a-z0-9]{1,32}$"
 _FOLDER: Final = re.compile(r"step-([0-9]{9,13})-([a-z0-9]{1,32})")
 

@@ -74,7 +74,7 @@ def difference(before: DataRecord, now: DataRecord) -> tuple[str, str] | None:
 
 
 FORMAT: Final = 1
-MOST_BYTES: Final = 32 << 20  # of a manifest; 100,000 layers take less
+MOST_BYTES: Final = 32 << 20  # of a manifest; MOST_LAYERS layers take less
 LARGEST_PART: Final = 1 << 44
 
 _Step = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_STEP)]
@@ -140,13 +140,6 @@ class _Envelope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     manifest: msgspec.Raw
 
 
-class _Format(msgspec.Struct, frozen=True):
-    """The part of a file that every format has."""
-
-    format: int
-
-
-_FORMAT_DECODER: Final = msgspec.json.Decoder(_Format)
 _ENVELOPE_DECODER: Final = msgspec.json.Decoder(_Envelope)
 _DECODER: Final = msgspec.json.Decoder(CheckpointManifest)
 
@@ -168,23 +161,20 @@ def decode(data: bytes) -> CheckpointManifest:
     if len(data) > MOST_BYTES:
         raise CheckpointDamaged(f"the manifest has more than {MOST_BYTES >> 20} MiB")
     try:
-        form = _FORMAT_DECODER.decode(data).format
-        if form > FORMAT:
-            raise CheckpointDamaged(f"the manifest has format {form}, and this version of Bamboo reads {FORMAT}")
         envelope = _ENVELOPE_DECODER.decode(data)
+        if envelope.format != FORMAT:
+            raise CheckpointDamaged(f"the manifest has format {envelope.format}, expected {FORMAT}")
         if hashlib.sha256(bytes(envelope.manifest)).hexdigest() != envelope.sha256:
             raise CheckpointDamaged("the manifest was changed: its checksum is another one")
         manifest = _DECODER.decode(envelope.manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointDamaged(f"the manifest cannot be read ({error})") from None
-    if problem := _problem(manifest, form):
+    if problem := _problem(manifest):
         raise CheckpointDamaged(f"the manifest {problem}")
     return manifest
 
 
-def _problem(manifest: CheckpointManifest, form: int) -> str:
-    if form != FORMAT:
-        return f"has format {form}, which never was"
+def _problem(manifest: CheckpointManifest) -> str:
     for number, part in enumerate(manifest.layers):
         if part.layer != number:
             return f"names layer {part.layer} where layer {number} belongs"

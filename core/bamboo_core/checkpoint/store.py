@@ -159,7 +159,7 @@ class CheckpointStore:
         if not any(entry.name == MANIFEST for entry in files):
             return result(state=FoundState.UNFINISHED, reason="it was never committed")
         try:
-            manifest = self._manifest(attempt)
+            manifest = self.manifest(attempt)
         except CheckpointDamaged as error:
             return result(state=FoundState.DAMAGED, reason=str(error))
         except StoreUnavailable as error:
@@ -170,9 +170,6 @@ class CheckpointStore:
 
     def manifest(self, attempt: CheckpointId) -> CheckpointManifest:
         """Return a checkpoint's manifest. Raises CheckpointDamaged if it is missing or damaged; StoreUnavailable."""
-        return self._manifest(attempt)
-
-    def _manifest(self, attempt: CheckpointId) -> CheckpointManifest:
         manifest = manifests.decode(self._read(attempt.manifest, 0, manifests.MOST_BYTES + 1))
         if manifest.place != attempt:
             raise CheckpointDamaged(f"the manifest is that of {manifest.place.folder}")

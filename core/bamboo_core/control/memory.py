@@ -1,11 +1,8 @@
 """A worker's memory and traffic, in bytes."""
 
-from typing import Annotated
-
 import msgspec
 
-MOST = 1 << 60
-Bytes = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+from bamboo_core.planning.profile import Bytes
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,13 +5,12 @@ from typing import Annotated, Any
 
 import msgspec
 
-from bamboo_core.checkpoint.layout import CheckpointId
+from bamboo_core.checkpoint.layout import MOST_LAYERS, CheckpointId
 from bamboo_core.checkpoint.manifest import CheckpointPart, DataRecord
 from bamboo_core.control.digests import Digest
 from bamboo_core.control.evaluations import EarlyStop
 from bamboo_core.control.memory import Memory, SentTraffic
 from bamboo_core.control.platform import Platform
-from bamboo_core.job.spec import MOST_LAYERS
 from bamboo_core.names import PROTOCOL_VERSION
 from bamboo_core.planning.plan import Cell, Plan, Port, Short, WorkerId
 from bamboo_core.planning.profile import LayerBytes

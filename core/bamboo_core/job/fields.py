@@ -98,8 +98,6 @@ class Fields:
         name: str,
         said: str,
         fits: Callable[[Any], bool],
-        *,
-        required: bool = False,
         shown: Callable[[str], str] | None = None,
     ) -> Any:
         """Return the field's value; None if it is absent or does not fit, which is noted.
@@ -107,24 +105,28 @@ class Fields:
         said: what is expected. shown: the text to show in place of a wrong value, which may be a secret.
         """
         value = self.get(name)
-        if value is None and required:
-            self.problem(name, f"required, expected {said}")
-        elif value is not None and not fits(value):
+        if value is not None and not fits(value):
             self.problem(
                 name, f"expected {said}, got {show(shown(value) if shown and isinstance(value, str) else value)}"
             )
             return None
         return value
 
-    def optional_text(self, name: str, form: TextPattern, *, required: bool = False) -> str | None:
+    def require(self, name: str, said: str) -> None:
+        """Note the field as missing if it is absent. said: what is expected."""
+        if self.get(name) is None:
+            self.problem(name, f"required, expected {said}")
+
+    def optional_text(self, name: str, form: TextPattern) -> str | None:
         def fits(value: object) -> bool:
             return isinstance(value, str) and form.fits(value)
 
-        read: str | None = self.value(name, form.said, fits, required=required)
+        read: str | None = self.value(name, form.said, fits)
         return read
 
     def text(self, name: str, form: TextPattern) -> str:
-        return self.optional_text(name, form, required=True) or ""
+        self.require(name, form.said)
+        return self.optional_text(name, form) or ""
 
     def child(self, name: str) -> "Fields":
         """Return the reader of an inner object; an absent one reads as empty."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from bamboo_core.job.fields import MAX_INT, MAX_INT64, Fields, Problem, join, list_fits, show
 from bamboo_core.job.text_patterns import QUANTITY, RESOURCE, TextPattern
@@ -30,20 +30,10 @@ def _fits(form: TextPattern) -> Schema:
     return {"rule": f"self.matches(r'^({form.pattern.pattern})$')", "message": f"expected {form.said}"}
 
 
-@dataclass(frozen=True, slots=True)
-class FieldSlot:
-    """A field of an object, as a form reads it. required: whether its absence is a problem."""
-
-    fields: Fields
-    name: str
-    required: bool = False
-
-    def value(self, said: str, fits: Callable[[Any], bool], shown: Callable[[str], str] | None = None) -> Any:
-        return self.fields.value(self.name, said, fits, required=self.required, shown=shown)
-
-
 class FieldForm(Protocol):
-    """The form of a field's values. harmless: the value that replaces a missing required one while reading
+    """The form of a field's values.
+
+    said: the expected value, for messages. harmless: the value that replaces a missing required one while reading
     continues.
     """
 
@@ -53,7 +43,7 @@ class FieldForm(Protocol):
     @property
     def harmless(self) -> Any: ...
 
-    def read(self, slot: FieldSlot) -> Any:
+    def read(self, fields: Fields, name: str) -> Any:
         """Return the value; None if it is absent or does not fit, which is noted."""
         ...
 
@@ -62,7 +52,7 @@ class FieldForm(Protocol):
         ...
 
 
-def _is_int(value: object) -> bool:
+def _is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -87,11 +77,15 @@ class Integer:
     def harmless(self) -> int:
         return self.least
 
-    def read(self, slot: FieldSlot) -> int | None:
-        value = slot.fields.get(slot.name)
-        above = _is_int(value) and value > self.most
-        said = f"an integer <= {self.most}" if above else self.said
-        read: int | None = slot.value(said, lambda v: _is_int(v) and self.least <= v <= self.most)
+    def fits(self, value: object) -> bool:
+        return _is_int(value) and self.least <= value <= self.most
+
+    def expected(self, value: object) -> str:
+        """Return what is expected instead of a wrong value."""
+        return f"an integer <= {self.most}" if _is_int(value) and value > self.most else self.said
+
+    def read(self, fields: Fields, name: str) -> int | None:
+        read: int | None = fields.value(name, self.expected(fields.get(name)), self.fits)
         return read
 
     def schema(self) -> Schema:
@@ -104,8 +98,8 @@ class Number:
     said = "a number > 0 and <= 1e9"
     harmless = 1.0
 
-    def read(self, slot: FieldSlot) -> float | None:
-        value = slot.value(self.said, _is_number)
+    def read(self, fields: Fields, name: str) -> float | None:
+        value = fields.value(name, self.said, _is_number)
         return None if value is None else float(value)
 
     def schema(self) -> Schema:
@@ -122,8 +116,8 @@ class Flag:
     said = "true or false"
     harmless = False
 
-    def read(self, slot: FieldSlot) -> bool | None:
-        read: bool | None = slot.value(self.said, lambda v: isinstance(v, bool))
+    def read(self, fields: Fields, name: str) -> bool | None:
+        read: bool | None = fields.value(name, self.said, lambda v: isinstance(v, bool))
         return read
 
     def schema(self) -> Schema:
@@ -144,8 +138,8 @@ class OneOf:
     def harmless(self) -> StrEnum:
         return next(iter(self.members))
 
-    def read(self, slot: FieldSlot) -> StrEnum | None:
-        value = slot.value(self.said, lambda v: isinstance(v, str) and v in list(self.members))
+    def read(self, fields: Fields, name: str) -> StrEnum | None:
+        value = fields.value(name, self.said, lambda v: isinstance(v, str) and v in list(self.members))
         return None if value is None else self.members(value)
 
     def schema(self) -> Schema:
@@ -168,77 +162,56 @@ class TextOf:
     def harmless(self) -> str:
         return ""
 
-    def read(self, slot: FieldSlot) -> Any:
-        value = slot.value(self.said, lambda v: isinstance(v, str) and self.pattern.fits(v), self.shown)
+    def fits(self, value: object) -> bool:
+        return isinstance(value, str) and self.pattern.fits(value)
+
+    def expected(self, value: object) -> str:
+        return self.said
+
+    def read(self, fields: Fields, name: str) -> Any:
+        value = fields.value(name, self.said, self.fits, self.shown)
         return None if value is None else self.made(value)
 
     def schema(self) -> Schema:
         return {"type": "string", "maxLength": self.pattern.most, VALIDATIONS: [_fits(self.pattern)]}
 
 
-@dataclass(frozen=True, slots=True)
-class Integers:
-    """A list of 1 to `most` integers from 1 to `highest`. of: what they are. each: one of them, for the CRD."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Items:
+    """A list of `least` to `most` values of one form. of: what they are. each: one of them, for the CRD."""
 
+    form: Integer | TextOf
     of: str
     each: str
-    most: int
-    highest: int
-
-    @property
-    def said(self) -> str:
-        return f"a list of 1 to {self.most} {self.of}"
-
-    @property
-    def harmless(self) -> tuple[int, ...]:
-        return ()
-
-    def read(self, slot: FieldSlot) -> tuple[int, ...] | None:
-        numbers = slot.value(self.said, list_fits(1, self.most))
-        for i, number in enumerate(numbers or ()):
-            if not _is_int(number) or not 1 <= number <= self.highest:
-                told = f"expected an integer from 1 to {self.highest}, got {show(number)}"
-                slot.fields.problem(f"{slot.name}[{i}]", told)
-        if numbers is None:
-            return None
-        return tuple(n if _is_int(n) and 1 <= n <= self.highest else self.highest for n in numbers)
-
-    def schema(self) -> Schema:
-        items = {**_integers(1, self.highest), "description": self.each}
-        list_type = {"x-kubernetes-list-type": "atomic"}
-        return {"type": "array", "minItems": 1, "maxItems": self.most, **list_type, "items": items}
-
-
-@dataclass(frozen=True, slots=True)
-class TextList:
-    """A list of at most `most` texts of a pattern. of: what they are. each: one of them, for the CRD."""
-
-    pattern: TextPattern
-    of: str
-    each: str
+    least: int = 0
     most: int
 
     @property
     def said(self) -> str:
-        return f"a list of at most {self.most} {self.of}"
+        return f"a list of {f'{self.least} to' if self.least else 'at most'} {self.most} {self.of}"
 
     @property
-    def harmless(self) -> tuple[str, ...]:
+    def harmless(self) -> tuple[Any, ...]:
         return ()
 
-    def read(self, slot: FieldSlot) -> tuple[str, ...] | None:
-        texts = slot.value(self.said, list_fits(0, self.most))
-        if texts is None:
+    def read(self, fields: Fields, name: str) -> tuple[Any, ...] | None:
+        """Return the values that fit."""
+        values = fields.value(name, self.said, list_fits(self.least, self.most))
+        if values is None:
             return None
-        fits = [isinstance(text, str) and self.pattern.fits(text) for text in texts]
-        for i, text in enumerate(texts):
-            if not fits[i]:
-                slot.fields.problem(f"{slot.name}[{i}]", f"expected {self.pattern.said}, got {show(text)}")
-        return tuple(text for text, good in zip(texts, fits, strict=True) if good)
+        for i, value in enumerate(values):
+            if not self.form.fits(value):
+                fields.problem(f"{name}[{i}]", f"expected {self.form.expected(value)}, got {show(value)}")
+        return tuple(filter(self.form.fits, values))
 
     def schema(self) -> Schema:
-        items = {**TextOf(self.pattern).schema(), "description": self.each}
-        return {"type": "array", "maxItems": self.most, "x-kubernetes-list-type": "atomic", "items": items}
+        return {
+            "type": "array",
+            **({"minItems": self.least} if self.least else {}),
+            "maxItems": self.most,
+            "x-kubernetes-list-type": "atomic",
+            "items": {**self.form.schema(), "description": self.each},
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,17 +224,17 @@ class Quantities:
     def harmless(self) -> dict[str, str | int]:
         return {}
 
-    def read(self, slot: FieldSlot) -> dict[str, str | int]:
-        child = slot.fields.child(slot.name)
+    def read(self, fields: Fields, name: str) -> dict[str, str | int]:
+        child = fields.child(name)
         if len(child.values) > MAX_RESOURCES:
-            slot.fields.problem(slot.name, f"expected at most {MAX_RESOURCES} resources")
+            fields.problem(name, f"expected at most {MAX_RESOURCES} resources")
             return {}
         read: dict[str, str | int] = {}
         child.refuse_unknown([key for key in child.values if isinstance(key, str)])
         for key in filter(lambda k: isinstance(k, str), child.values):
             number = _is_int(child.get(key)) and 0 <= child.get(key) <= MAX_INT64
             if not RESOURCE.fits(key):
-                slot.fields.problem(slot.name, f"{RESOURCE_NAMES}, got {show(key)}")
+                fields.problem(name, f"{RESOURCE_NAMES}, got {show(key)}")
             elif number:
                 read[key] = child.get(key)
             elif text := child.text(key, QUANTITY):
@@ -298,8 +271,8 @@ class Tree:
     def harmless(self) -> dict[str, Any]:
         return {}
 
-    def read(self, slot: FieldSlot) -> dict[str, Any]:
-        child = slot.fields.child(slot.name)
+    def read(self, fields: Fields, name: str) -> dict[str, Any]:
+        child = fields.child(name)
         return _TreeCopy(child.problems).copy_object(child.values, child.path, 1)
 
     def schema(self) -> Schema:

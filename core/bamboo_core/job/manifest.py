@@ -1,6 +1,6 @@
 """The parser of BambooJob manifests: raw document -> `JobSpec`, or all of its problems at once.
 
-Unknown fields are errors; null means absent, as in Kubernetes. `status` and the server's metadata are ignored.
+Unknown fields are errors; null means absent, as in Kubernetes. `status` and metadata but the names are ignored.
 """
 
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bamboo_core.job.fields import Fields, ManifestError, Problem, join
+from bamboo_core.job.fields import Fields, ManifestError, Problem
 from bamboo_core.job.manifest_rules import check_rules
 from bamboo_core.job.model import ReadObject, places, read_object
 from bamboo_core.job.spec import JobSpec
@@ -20,17 +20,6 @@ __all__ = ["ManifestError", "Problem", "load_manifest", "parse_manifest", "parse
 
 MOST_PLACES = 2  # in a suggestion
 ROOT = ("apiVersion", "kind", "metadata", "spec", "status")
-METADATA = (
-    *("name", "namespace", "labels", "annotations", "generateName", "finalizers", "ownerReferences", "uid"),
-    *(
-        "resourceVersion",
-        "generation",
-        "creationTimestamp",
-        "deletionTimestamp",
-        "deletionGracePeriodSeconds",
-    ),
-    *("managedFields", "selfLink"),
-)
 
 
 def load_manifest(path: str | Path) -> JobSpec:
@@ -70,8 +59,7 @@ def fields_by_name() -> dict[str, tuple[str, ...]]:
     objects in lists. At most MOST_PLACES of a name.
     """
     found: dict[str, set[str]] = {}
-    frame = (*(("", name) for name in ROOT), *(("metadata", name) for name in METADATA))
-    for name, path in (*((name, join(above, name)) for above, name in frame), *places(JobSpec, "spec")):
+    for name, path in (*((name, name) for name in ROOT), *places(JobSpec, "spec")):
         found.setdefault(name, set()).add(path)
     depths = {name: min(path.count(".") for path in paths) for name, paths in found.items()}
     return {
@@ -86,7 +74,6 @@ def _root(document: Mapping[str, Any], problems: list[Problem], found: list[Read
     root.text("apiVersion", exactly(API_VERSION))
     root.text("kind", exactly(KIND))
     metadata = root.child("metadata")
-    metadata.refuse_unknown(METADATA)
     name = metadata.text("name", DNS_LABEL)
     namespace = metadata.optional_text("namespace", DNS_LABEL) or "default"
     job: JobSpec = read_object(JobSpec, root.child("spec"), found, name=name, namespace=namespace)

@@ -6,6 +6,7 @@ expression of fields, constants, other such functions and properties, with `and`
 `... if ... else ...`, `len`, `str`, `endswith` and `all(... for n in ...)`.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -47,7 +48,7 @@ def rule(kind: type[T], path: str, expected: str) -> Callable[[Callable[[T], boo
 
 def check_rules(found: Sequence[ReadObject], problems: list[Problem]) -> None:
     """Add broken rules of these objects to the problems, except rules that read a wrong field."""
-    wrong = {problem.path for problem in problems}
+    wrong = {re.sub(r"\[\d+\]$", "", problem.path) for problem in problems}  # of a list, if an item is wrong
     objects = {one.path: one for one in found}
     for one in found:
         for rule in RULES.get(type(one.value), ()):

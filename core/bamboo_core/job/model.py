@@ -6,7 +6,7 @@ are made from these; rules between fields are in `bamboo_core.job.manifest_rules
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from functools import cache
@@ -14,11 +14,11 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from bamboo_core.job.fields import Fields, Problem, join, list_fits, show
-from bamboo_core.job.forms import FieldForm, FieldSlot, Flag, OneOf, TextOf
+from bamboo_core.job.forms import FieldForm, Flag, OneOf, TextOf
 from bamboo_core.job.text_patterns import TextPattern
 
 Values = dict[str, Any]
-Completion = Callable[[Values, Mapping[str, Any]], None]
+Completion = Callable[[Values], None]
 
 
 class Mark(Enum):
@@ -129,8 +129,7 @@ _completions: dict[type, Completion] = {}
 def completes(kind: type) -> Callable[[Completion], Completion]:
     """Register a function that derives values of an object's fields from others, in place.
 
-    It receives the object's values, None for absent and wrong ones, and the values of the enclosing object's earlier
-    fields.
+    It receives the object's values, None for absent and wrong ones.
     """
 
     def register(completion: Completion) -> Completion:
@@ -140,21 +139,19 @@ def completes(kind: type) -> Callable[[Completion], Completion]:
     return register
 
 
-def read_object(
-    kind: type, fields: Fields, found: list[ReadObject], around: Mapping[str, Any] | None = None, **known: Any
-) -> Any:
+def read_object(kind: type, fields: Fields, found: list[ReadObject], **known: Any) -> Any:
     """Return an object of that type, with a harmless value in place of each wrong one, which is noted.
 
-    found: collects this object and those in it. around: values of the enclosing object. known: values of its fields
-    that the manifest's spec does not contain.
+    found: collects this object and the objects in it. known: values of its fields that the manifest's spec does not
+    contain.
     """
     fields.refuse_unknown([one.name for one in api_fields(kind)])
     values: Values = dict(known)
     for one in api_fields(kind):
-        values[one.attribute] = _read(one, fields, found, values)
+        values[one.attribute] = _read(one, fields, found)
     given = frozenset(one.name for one in api_fields(kind) if fields.get(one.name) is not None)
     if complete := _completions.get(kind):
-        complete(values, around or {})
+        complete(values)
     for one in api_fields(kind):
         if values[one.attribute] is None:
             values[one.attribute] = one.default() if one.default else _harmless(one.form)
@@ -163,16 +160,18 @@ def read_object(
     return value
 
 
-def _read(one: ApiField, fields: Fields, found: list[ReadObject], before: Values) -> Any:
+def _read(one: ApiField, fields: Fields, found: list[ReadObject]) -> Any:
     match one.form:
         case Object(kind, optional):
             if optional and fields.get(one.name) is None:
                 return None
-            return read_object(kind, fields.child(one.name), found, before)
+            return read_object(kind, fields.child(one.name), found)
         case ObjectList(kind, most):
             return _read_list(kind, most, one.name, fields, found)
         case form:
-            return form.read(FieldSlot(fields, one.name, one.required))
+            if one.required:
+                fields.require(one.name, form.said)
+            return form.read(fields, one.name)
 
 
 def _read_list(kind: type, most: int, name: str, fields: Fields, found: list[ReadObject]) -> tuple[Any, ...]:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
-from functools import partial
 from typing import Annotated, Any, Final
 
-from bamboo_core.job.forms import Integer, Integers, TextList, TextOf, Tree
+from bamboo_core.checkpoint.layout import MOST_LAYERS
+from bamboo_core.job.forms import Integer, Items, TextOf, Tree
 from bamboo_core.job.model import ListOf, Mark, Values, completes
 from bamboo_core.job.placement_spec import (
     NodePool,
@@ -34,7 +34,7 @@ from bamboo_core.job.training_spec import TrainingSpec
 from bamboo_core.names import STORAGE_FOLDER
 from bamboo_core.storage.url import shown_url
 
-MOST_LAYERS, MOST_REPLICAS = 10_000, 3  # of a model; of a stage's state
+MOST_REPLICAS = 3  # of a stage's state
 MOST_WORKERS, MOST_STAGES, MOST_PIPELINES, MOST_STANDBYS = 10_000, 1024, 1024, 1024
 USUAL_STABILIZATION = 120  # seconds
 
@@ -52,8 +52,8 @@ class ReplicaPlacement(StrEnum):
     HOST = "Host"
 
 
-_PATTERNS: Final = partial(
-    TextList, TENSORS, "names of tensors", 'A name, in which "*" stands for any characters.', 100
+_PATTERNS: Final = Items(
+    form=TextOf(TENSORS), of="names of tensors", each='A name, in which "*" stands for any characters.', most=100
 )
 
 
@@ -67,7 +67,7 @@ class InitialSpec:
     """
     step: Annotated[int | None, Integer(0)] = None
     """The step of the checkpoint to take. Required if url is a folder of checkpoints."""
-    drop: Annotated[tuple[str, ...], _PATTERNS()] = ()
+    drop: Annotated[tuple[str, ...], _PATTERNS] = ()
     """Names of the file's tensors to leave out, and of the model's tensors that begin anew."""
 
 
@@ -116,7 +116,13 @@ class TopologySpec:
     """
     split: Annotated[
         tuple[int, ...] | None,
-        Integers("layers of each stage", "Layers of a stage.", most=MOST_STAGES, highest=MOST_LAYERS),
+        Items(
+            form=Integer(1, MOST_LAYERS),
+            of="layers of each stage",
+            each="Layers of a stage.",
+            least=1,
+            most=MOST_STAGES,
+        ),
         Mark.FIXED,
     ] = None
     """The layers of each stage, such as [3, 4, 4, 2]. By default stages are balanced by cost. Cannot change."""
@@ -316,7 +322,7 @@ class JobSpec:
 
 
 @completes(TopologySpec)
-def _complete_stages(values: Values, around: Mapping[str, Any]) -> None:
+def _complete_stages(values: Values) -> None:
     """Set the number of stages to that of the split, if only the split is given."""
     values["chooses_stages"] = values["split"] is None and values["stages"] is None
     values["chooses_pipelines"] = values["pipelines"] is None
@@ -325,7 +331,7 @@ def _complete_stages(values: Values, around: Mapping[str, Any]) -> None:
 
 
 @completes(JobSpec)
-def _complete_job(values: Values, around: Mapping[str, Any]) -> None:
+def _complete_job(values: Values) -> None:
     """Give a fixed grid one pipeline if the manifest has no number."""
     if values["elastic"] is None:
         values["topology"] = replace(values["topology"], chooses_pipelines=False)

@@ -205,7 +205,7 @@ def _steps(amount: int, per_step: int) -> int:
 
 
 @completes(TrainingSpec)
-def _complete_steps(values: Values, around: Mapping[str, Any]) -> None:
+def _complete_steps(values: Values) -> None:
     """Derive the number of steps from epochs or tokens and the dataset."""
     if values["steps"] is None and (values["epochs"] is not None or values["tokens"] is not None):
         values["steps"] = UNKNOWN_STEPS

@@ -21,11 +21,10 @@ def split_layers(costs: Sequence[float], stages: int) -> tuple[tuple[int, int], 
 
     Among these splits the last stage gets as many layers as possible, then the one before it as many as possible
     without raising the remaining cost, and so on. Takes less than 20 ms for 10,000 layers on 64 stages, and a second on
-    1024. costs: of each layer, finite and not negative. Raises ValueError if there are fewer layers than stages.
+    1024. costs: of each layer, finite and not negative, at least as many as stages.
     """
     layers = len(costs)
-    if layers < stages:
-        raise ValueError(f"spec.topology.stages: expected at most the model's {layers} layers, got {stages}")
+    assert layers >= stages, (layers, stages)
     total = list(accumulate(costs, initial=0.0))
     bounds, worst = [layers], total[-1]
     for left in range(stages, 1, -1):
@@ -42,19 +41,14 @@ def layer_ranges(
     """Return the layers of each stage: the manifest's split, else the one that minimises the costliest stage.
 
     stages: their number if smaller than the manifest's, which then has no split. devices: of each worker; a stage has
-    at least as many layers, and costs what the busiest device runs. Raises ValueError naming the field if there are
-    fewer layers than stages or devices, or if the split does not add up to the model's layers.
+    at least as many layers, and costs what the busiest device runs. Raises ValueError naming the field if the model has
+    too few layers, or if the split does not add up to them.
     """
     if topology.split is None:
         count = stages or topology.stages
         if len(costs) < count * devices:
             raise ValueError(_too_many(len(costs), topology, count, devices))
         return grouped(split_layers(costs, count * devices), devices)
-    if min(topology.split) < devices:
-        raise ValueError(
-            f"spec.topology.split: expected at least {devices} layers for each stage, one for each device "
-            f"(spec.worker.devices), got {min(topology.split)}"
-        )
     bounds = list(accumulate(topology.split, initial=0))
     if bounds[-1] != len(costs):
         sizes = ", ".join(map(str, topology.split))

@@ -13,8 +13,8 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from bamboo_core.checkpoint.layout import CheckpointId
-from bamboo_core.job.spec import MOST_LAYERS, MOST_STAGES, MOST_WORKERS, JobSpec, PipelineSchedule, RedundancyMode
+from bamboo_core.checkpoint.layout import MOST_LAYERS, CheckpointId
+from bamboo_core.job.spec import MOST_STAGES, MOST_WORKERS, JobSpec, PipelineSchedule, RedundancyMode
 from bamboo_core.planning.gradient_groups import SumNode, are_bounds, group_bounds, share_of
 
 WorkerId = str

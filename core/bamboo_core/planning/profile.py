@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from bamboo_core.checkpoint.layout import MOST_LAYERS
 from bamboo_core.names import FLOWS_PER_LINK, LARGE_BODY
 
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
@@ -26,7 +27,6 @@ class LayerBytes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 FORMAT: Final = "bamboo-profile"
 VERSION: Final = 1
-MOST_LAYERS: Final = 10_000
 # the groups of numbers that need a source in every profile
 SOURCES: Final = ("layers.seconds", "layers.update", "layers.bytes", "network", "storage", "times", "memory")
 

@@ -16,7 +16,7 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from bamboo_core.job.spec import MOST_LAYERS
+from bamboo_core.checkpoint.layout import MOST_LAYERS
 from bamboo_core.planning.plan import WorkerId
 
 MOST_TIMES = 64  # stages in one worker's report
@@ -59,10 +59,8 @@ def uneven_split(costs: Sequence[float], slowness: Sequence[float], fixed: Seque
     costs: of each layer, finite and not negative. slowness: of each stage's worker, above 0; a stage takes the sum of
     its layers' costs times that. fixed: added to that sum for each stage. Among these splits it returns one whose
     stages differ least (least sum of squares). Exact: filling a slow stage last would not do, since it matters whether
-    it can hold the layer at its place. Raises ValueError if there are fewer layers than stages.
+    it can hold the layer at its place. There are at least as many layers as stages.
     """
-    if len(costs) < len(slowness):
-        raise ValueError(f"expected at least {len(slowness)} layers, got {len(costs)}")
     total = list(accumulate(costs, initial=0.0))
     stages = list(zip(slowness, fixed or [0.0] * len(slowness), strict=True))
     return _most_even(total, stages, _shortest(total, stages))
