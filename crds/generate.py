@@ -43,6 +43,7 @@ SCALARS: Final[dict[Any, Schema]] = {  # types of the status
     str: {"type": "string"},
     Any: ANYTHING,
 }
+CHANGES: Final = {Mark.FIXED: " Cannot change.", Mark.WHILE_SUSPENDED: " Can change only while the job is suspended."}
 COMES_AND_GOES = "can come or go only while the job is suspended"
 
 
@@ -85,7 +86,7 @@ def object_schema(kind: type) -> Schema:
 
 
 def _field_schema(kind: type, one: ApiField) -> Schema:
-    described = {"description": descriptions(kind)[one.attribute]}
+    described = {"description": descriptions(kind)[one.attribute] + _when_it_changes(one)}
     fixed = Mark.FIXED in one.marks and not _may_be_absent(one)
     rules = [{"rule": "self == oldSelf", "message": CANNOT_CHANGE}] if fixed else []
     match one.form:
@@ -102,6 +103,13 @@ def _field_schema(kind: type, one: ApiField) -> Schema:
             schema, default = form.schema(), {} if stored is None else {"default": stored}
     rules = [*schema.pop(VALIDATIONS, ()), *rules]
     return {**schema, **default, **described, **({VALIDATIONS: rules} if rules else {})}
+
+
+def _when_it_changes(one: ApiField) -> str:
+    """Return the end of a field's description; a rule says it of an object with fields that may change at any time."""
+    if isinstance(one.form, Object) and any(Mark.FREE in inner.marks for inner in api_fields(one.form.kind)):
+        return ""
+    return "".join(text for mark, text in CHANGES.items() if mark in one.marks)
 
 
 def _has_defaults(schema: Schema) -> bool:

@@ -161,5 +161,5 @@ class WorkerSpec:
     """Merged into the worker's PodTemplateSpec, whose container is called trainer; limited as task.config is."""
     devices: Annotated[int, Integer(1, MOST_DEVICES), Mark.WHILE_SUSPENDED] = 1
     """The number of GPUs of a worker (nvidia.com/gpu), each of which runs a part of its stage; a stage has at least as
-    many layers. Can change only while the job is suspended.
+    many layers.
     """

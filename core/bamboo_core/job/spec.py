@@ -103,12 +103,10 @@ class TopologySpec:
 
     stages: Annotated[int, Integer(1, MOST_STAGES), Mark.FOLLOWS, Mark.FIXED]
     """The number of stages into which the layers are split; a pipeline has one worker for each. Required without
-    elastic and split. Cannot change.
+    elastic and split.
     """
     pipelines: Annotated[int, Integer(1, MOST_PIPELINES), Mark.FOLLOWS, Mark.WHILE_SUSPENDED] = 1
-    """The number of pipelines, which share the batch. Without elastic 1 by default. Can change only while the job is
-    suspended.
-    """
+    """The number of pipelines, which share the batch. Without elastic 1 by default."""
     schedule: PipelineSchedule | None = None
     """The order of forwards and backwards; all give the same bits. ZBH1 computes weight gradients later, which leaves
     about a third of the bubbles; every stage then keeps as many activations as the first one. By default 1F1B, or with
@@ -125,7 +123,7 @@ class TopologySpec:
         ),
         Mark.FIXED,
     ] = None
-    """The layers of each stage, such as [3, 4, 4, 2]. By default stages are balanced by cost. Cannot change."""
+    """The layers of each stage, such as [3, 4, 4, 2]. By default stages are balanced by cost."""
     chooses_stages: Annotated[bool, Mark.NOT_IN_SPEC] = False
     chooses_pipelines: Annotated[bool, Mark.NOT_IN_SPEC] = False
 
@@ -284,9 +282,9 @@ class JobSpec:
     0 if it keeps none.
     """
     task: Annotated[TaskSpec, Mark.FIXED]
-    """What is trained. Cannot change."""
+    """What is trained."""
     training: Annotated[TrainingSpec, Mark.FIXED]
-    """How long to train, with which batch sizes and which precision. Cannot change."""
+    """How long to train, with which batch sizes and which precision."""
     topology: Annotated[TopologySpec, Mark.FOLLOWS]
     """The fixed part of the grid of workers."""
     elastic: Annotated[ElasticSpec | None, Mark.WHILE_SUSPENDED] = None
@@ -300,13 +298,13 @@ class JobSpec:
     node_pools: Annotated[tuple[NodePool, ...], ListOf(16)] = ()
     """Where workers may run; the pools are tried in this order. By default on any node that fits."""
     spread: Annotated[SpreadSpec, Mark.FIXED] = field(default_factory=SpreadSpec)
-    """How workers are spread over zones and nodes. Cannot change."""
+    """How workers are spread over zones and nodes."""
     checkpoint: Annotated[CheckpointSpec | None, Mark.FIXED] = None
-    """Where checkpoints are written, and how often. Cannot change."""
+    """Where checkpoints are written, and how often."""
     worker: WorkerSpec = field(default_factory=WorkerSpec)
     """The workers' pods. After a change the workers are replaced one by one."""
     queue: Annotated[QueueSpec | None, Mark.WHILE_SUSPENDED] = None
-    """The Kueue queue in which workers wait for quota. Can change only while the job is suspended."""
+    """The Kueue queue in which workers wait for quota."""
     budget: BudgetSpec | None = None
     """The most that the job may cost, by the prices of the node pools, and when it is to be done."""
     backoff_limit: Annotated[int, Integer(0)] = 6
