@@ -26,16 +26,29 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         with target.open("wb") as file:
             yield file
         return
+    with _partial_file(target) as file:
+        yield file
+        _sync_content(file)
+        os.replace(file.name, target)
+
+
+@contextmanager
+def _partial_file(target: Path) -> Iterator[BinaryIO]:
+    """Yield a new file next to the target, which the caller syncs and renames or links to the target. Afterwards make
+    its name durable.
+    """
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
     try:
         with partial.open("xb") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, target)
     finally:
         partial.unlink(missing_ok=True)
     sync_names(target.parent)
+
+
+def _sync_content(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def sync(path: Path) -> None:
@@ -72,21 +85,24 @@ class LocalFiles:
         self._root = Path(root)
 
     def write(self, path: str, chunks: Sequence[Buffer]) -> None:
-        target = self._root / path
-        with self._written(target, chunks) as partial:
-            os.replace(partial, target)
+        self._make((self._root / path).parent)
+        with whole_file(self._root / path) as file:
+            file.writelines(chunks)
 
     def create(self, path: str, data: bytes) -> None:
         target = self._root / path
-        with self._written(target, [data]) as partial:
+        self._make(target.parent)
+        with _partial_file(target) as file:
+            file.write(data)
+            _sync_content(file)
             try:
-                os.link(partial, target)
+                os.link(file.name, target)
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
                 if target.exists():  # a file system without hard links cannot tell concurrent writers apart
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
-                os.replace(partial, target)
+                os.replace(file.name, target)
 
     def read(self, path: str, start: int, end: int) -> bytes:
         with (self._root / path).open("rb") as file:
@@ -110,21 +126,6 @@ class LocalFiles:
                 target.unlink()
             sync_names(target.parent)
 
-    @contextlib.contextmanager
-    def _written(self, target: Path, chunks: Sequence[Buffer]) -> Iterator[Path]:
-        """Write the bytes to a synced file next to the target; afterwards make the caller's rename or link durable."""
-        self._make(target.parent)
-        partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
-        try:
-            with partial.open("xb", buffering=0) as file:
-                for chunk in chunks:
-                    _write_all(file.fileno(), memoryview(chunk).cast("B"))
-                os.fsync(file.fileno())
-            yield partial
-        finally:
-            partial.unlink(missing_ok=True)
-        sync_names(target.parent)
-
     def _make(self, folder: Path) -> None:
         """Create a folder and its parents, each durably."""
         missing = []
@@ -139,12 +140,6 @@ class LocalFiles:
             except FileExistsError:
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(one)) from None
             sync_names(one.parent)
-
-
-def _write_all(descriptor: int, data: memoryview) -> None:
-    """Write all data: one write moves at most 2 GiB, and less on a full disk."""
-    while data.nbytes:
-        data = data[os.write(descriptor, data) :]
 
 
 def _entry(found: "os.DirEntry[str]") -> FileEntry | None:
