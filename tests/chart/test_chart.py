@@ -104,15 +104,14 @@ def test_names_stay_valid_however_long_the_release_is_called(chart: Helm, releas
     assert "bamboo" in one(documents, "Deployment")["metadata"]["name"]
 
 
-def test_the_crd_is_the_repositorys(rendered: dict[str, list[Json]]) -> None:
+def test_the_crd_is_the_repositorys_and_kept_unless_the_values_say_otherwise(
+    rendered: dict[str, list[Json]], chart: Helm
+) -> None:
     crd = yaml.safe_load((ROOT / "crds" / "bamboojob.yaml").read_text())
     found = one(rendered["default"], "CustomResourceDefinition")
     assert found["spec"] == crd["spec"]
     assert (found["apiVersion"], found["metadata"]["name"]) == (crd["apiVersion"], crd["metadata"]["name"])
     assert found["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
-
-
-def test_the_crd_need_not_be_kept(chart: Helm) -> None:
     found = one(chart.template({"crds": {"keep": False}}), "CustomResourceDefinition")
     assert "annotations" not in found["metadata"]
 
@@ -194,12 +193,6 @@ def test_the_operator_holds_the_lease_under_its_pods_name(chart: Helm) -> None:
     assert found["env"].index(own) < found["env"].index({"name": "A", "value": "b"})
     named = [rule["resourceNames"][0] for rule in one(documents, "Role")["rules"] if "resourceNames" in rule]
     assert named == ["b-bamboo-operator"]
-
-
-def test_the_operator_has_no_right_on_config_maps(rendered: dict[str, list[Json]]) -> None:
-    roles = [one for one in rendered["default"] if one["kind"] in ("Role", "ClusterRole")]
-    rights = [rule for role in roles for rule in role["rules"]]
-    assert not [rule for rule in rights if "configmaps" in rule["resources"]]
 
 
 def test_an_operator_that_waits_for_the_lease_is_not_restarted_and_gets_no_workers(

@@ -69,11 +69,11 @@ def test_pages_are_looked_at_by_somebody_who_may_do_nothing_else(rendered: dict[
             assert binding["subjects"] == [account]
 
 
-def test_no_right_is_a_wildcard_or_reads_secrets(rendered: dict[str, list[Json]]) -> None:
+def test_no_right_is_a_wildcard_or_reads_secrets_and_config_maps(rendered: dict[str, list[Json]]) -> None:
     for documents in rendered.values():
         for rule in [*rules_of(documents, "ClusterRole"), *rules_of(documents, "Role")]:
             assert "*" not in {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
-            assert "secrets" not in rule["resources"]
+            assert not {"secrets", "configmaps"} & set(rule["resources"])
 
 
 def test_users_get_their_rights_with_the_clusters_own_roles(rendered: dict[str, list[Json]]) -> None:

@@ -7,11 +7,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo_core.checkpoint.found import DEAD_AFTER_SECONDS, FoundState, choose, find, newest_first, removable
+from bamboo_core.checkpoint.found import DEAD_AFTER_SECONDS, Found, FoundState, choose, find, newest_first, removable
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.manifest import CheckpointError
 from checkpoint_kit import DIGEST, EPOCH, complete
-from checkpoint_list_kit import damaged, torn, unfinished, unreadable
+
+
+def unfinished(step, id="u", modified=EPOCH):
+    return Found(
+        attempt=CheckpointId(step, id), state=FoundState.UNFINISHED, modified=modified, reason="it was never committed"
+    )
+
+
+def damaged(step, id="d", **options):
+    return replace(complete(step, id, **options), state=FoundState.DAMAGED, reason="layer-00001.safetensors is missing")
+
+
+def torn(step, id="t"):
+    return Found(
+        attempt=CheckpointId(step, id), state=FoundState.DAMAGED, reason="the manifest cannot be read", modified=EPOCH
+    )
+
+
+def unreadable(step, id="r"):
+    return Found(attempt=CheckpointId(step, id), state=FoundState.UNREADABLE, reason="permission denied")
 
 
 def test_a_person_gets_the_newest_or_that_of_a_step():

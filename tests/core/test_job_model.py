@@ -12,11 +12,9 @@ from bamboo_core.job.forms import Integer, Number, Tree
 from bamboo_core.job.model import (
     ListOf,
     Mark,
-    ReadObject,
     Values,
     api_fields,
     completes,
-    places,
     read_object,
 )
 from bamboo_core.job.spec import JobSpec
@@ -137,24 +135,6 @@ def test_all_problems_are_found_at_once_and_reading_goes_on() -> None:
 )
 def test_what_has_to_be_there_is_missed(document: Any, missing: list[str]) -> None:
     assert read(document)[1] == missing
-
-
-def test_objects_that_were_read_are_noted_with_what_was_said_of_them() -> None:
-    found: list[ReadObject] = []
-    document = {"gears": "x", "weightKg": 1, "rearLight": {"colour": "Red"}}
-    read_object(Bicycle, Fields(document, "bike", []), found, owner="me")
-    assert {one.path: one.given for one in found} == {
-        "bike.frontLight": frozenset(),
-        "bike.rearLight": {"colour"},
-        "bike": {"gears", "weightKg", "rearLight"},
-    }
-
-
-def test_every_field_has_a_place_but_those_in_lists() -> None:
-    found = dict(places(Bicycle, "bike"))
-    assert "owner" not in found
-    assert "spokes" not in found
-    assert (found["weightKg"], found["colour"]) == ("bike.weightKg", "bike.rearLight.colour")
 
 
 def test_marks_say_what_they_can_say() -> None:

@@ -1,15 +1,33 @@
 """What is wrong with a plan is named."""
 
+from typing import Any
+
 import msgspec
+import pytest
 
-from bamboo_core.job.spec import RedundancySpec
-from bamboo_core.planning.grid import initial_plan
-from bamboo_core.planning.plan import plan_problems
-from replica_kit import peer, training
+from bamboo_core.planning.plan import Assignment, Portion, plan_problems
+from replica_kit import peer, planned
 
 
-def test_problems_of_a_plan_are_named() -> None:
-    plan = initial_plan([peer("a"), peer("b")], ((0, 1), (1, 2)), 1, training(4), RedundancySpec())
-    assert plan_problems(plan) == []
-    broken = msgspec.structs.replace(plan, workers=(peer("a"),), stages=((0, 1), (2, 3)))
-    assert len(plan_problems(broken)) == 3
+def shared(*portions: tuple[str, int, int]) -> dict[str, Any]:
+    """The first of two pipelines of one stage, divided into portions."""
+    made = tuple(Portion(worker=worker, first=first, end=end) for worker, first, end in portions)
+    return {"pipelines": ((Assignment(owner="w0", portions=made),), (Assignment(owner="w1"),))}
+
+
+@pytest.mark.parametrize(
+    ("grid", "changes", "problems"),
+    [
+        ((2, 1), {}, []),
+        ((2, 1), {"workers": (peer("w0"),)}, ["w1, which is not a live worker"] * 2),
+        ((2, 1), {"stages": ((0, 1), (2, 3))}, ["stages are not a partition"]),
+        ((1, 2), shared(("w0", 1, 4)), ["not a partition"]),
+        ((1, 2), shared(("w0", 0, 2), ("w1", 3, 4)), ["not a partition"]),
+        ((1, 2), shared(("w0", 0, 2), ("w1", 2, 2)), ["not a partition"]),
+        ((1, 2), shared(("w0", 0, 2), ("w9", 2, 4)), ["owns no cell"]),
+    ],
+)
+def test_problems_of_a_plan_are_named(grid: tuple[int, int], changes: dict[str, Any], problems: list[str]) -> None:
+    found = plan_problems(msgspec.structs.replace(planned(*grid, 1, "a"), **changes))
+    assert len(found) == len(problems)
+    assert all(problem in text for problem, text in zip(problems, found, strict=True))

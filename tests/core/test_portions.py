@@ -156,19 +156,3 @@ def test_nobody_keeps_sums_of_a_stage_that_nobody_else_could_continue() -> None:
 
 def test_no_group_is_shared() -> None:
     assert not any(a.portions for row in after(planned(3, groups=0), "w0").pipelines for a in row)
-
-
-@pytest.mark.parametrize(
-    ("portions", "problem"),
-    [
-        ([("w0", 1, 4)], "not a partition"),
-        ([("w0", 0, 2), ("w1", 3, 4)], "not a partition"),
-        ([("w0", 0, 2), ("w1", 2, 2)], "not a partition"),
-        ([("w0", 0, 2), ("w9", 2, 4)], "owns no cell"),
-    ],
-)
-def test_portions_that_make_no_sense_are_found(portions: list[tuple[str, int, int]], problem: str) -> None:
-    plan = planned(2)
-    told = tuple(Portion(worker=w, first=first, end=end) for w, first, end in portions)
-    wrong = msgspec.structs.replace(plan, pipelines=((Assignment(owner="w0", portions=told),), plan.pipelines[1]))
-    assert any(problem in found for found in plan_problems(wrong))

@@ -47,16 +47,6 @@ def test_a_stage_that_nobody_holds_in_step_is_lost() -> None:
     assert after.at(Cell(0, 1)).owner == other, "it says that it has it"
 
 
-def test_copies_are_those_that_one_may_count_on() -> None:
-    plan = planned(2, 2, 1, "ab")
-    level = view(plan).synced
-    assert [copies(plan, level, c) for c in plan.cells()] == [2, 2, 2, 2]
-    assert [copies(plan, frozenset(), c) for c in plan.cells()] == [1, 1, 1, 1], "the other pipeline's owner"
-    alone = planned(2, 1, 1, "a")
-    assert copies(alone, frozenset(), Cell(0, 0)) == 0
-    assert copies(alone, view(alone).synced, Cell(0, 0)) > 0
-
-
 @given(st.integers(2, 4), st.data())
 def test_a_standby_heals_the_pipeline_in_the_end(stages: int, data: st.DataObject) -> None:
     plan = planned(stages, 1, 1, "ab")
@@ -216,13 +206,6 @@ def test_another_schedule_begins_at_a_boundary_with_the_same_cells() -> None:
     assert settled.message == "the job runs 2 pipelines by schedule ZBH1"
 
 
-def test_a_resize_takes_the_schedule_along() -> None:
-    plan = planned(2, 2, 1, "ab")
-    shrinking = resize(replace(resizing(plan, 1), schedule=PipelineSchedule.ZB_H1))
-    assert shrinking is not None
-    assert (shrinking.target.pipelines, shrinking.target.schedule) == (1, PipelineSchedule.ZB_H1)
-
-
 def test_a_job_grows_only_with_workers_that_hold_the_stages_already() -> None:
     plan = planned(2, 1, 1, "a")
     assert resize(resizing(plan, 2)) is None, "nobody has come"
@@ -238,8 +221,9 @@ def test_a_job_grows_only_with_workers_that_hold_the_stages_already() -> None:
 def test_a_job_shrinks_at_a_boundary_and_who_loses_a_pipeline_becomes_a_replica() -> None:
     plan = planned(2, 2, 1, "ab")
     last = [plan.at(Cell(1, s)).owner for s in range(2)]
-    smaller = resize(resizing(plan, 1, leaving=last[1]))
+    smaller = resize(replace(resizing(plan, 1, leaving=last[1]), schedule=PipelineSchedule.ZB_H1))
     assert smaller is not None
+    assert smaller.target.schedule is PipelineSchedule.ZB_H1
     assert plan_problems(smaller) == []
     assert (smaller.boundary, smaller.target.pipelines) == (True, 1)
     assert last[0] in smaller.at(Cell(0, 0)).holders
