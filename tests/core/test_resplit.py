@@ -37,11 +37,9 @@ LAYERS = 12
 CUT = CheckpointId(step=5, id="ab12")
 
 
-def job(stages: int, pipelines: int = 1, **spec: Any) -> JobSpec:
-    topology = {"stages": stages, "pipelines": pipelines, **spec.pop("topology", {})}
-    return parse_manifest(
-        bamboojob(task={"entrypoint": "a.b:c"}, training=training(20, 8, 1), topology=topology, **spec)
-    )
+def job(stages: int, pipelines: int = 1) -> JobSpec:
+    topology = {"stages": stages, "pipelines": pipelines}
+    return parse_manifest(bamboojob(task={"entrypoint": "a.b:c"}, training=training(20, 24, 1), topology=topology))
 
 
 def peers(count: int) -> list[Peer]:
@@ -243,17 +241,12 @@ def test_who_is_cut_off_for_a_moment_is_waited_for() -> None:
 SIZES = [1.0] * LAYERS
 
 
-def moving_job(stages: int, pipelines: int) -> JobSpec:
-    topology = {"stages": stages, "pipelines": pipelines}
-    return parse_manifest(bamboojob(task={"entrypoint": "a.b:c"}, training=training(20, 24, 1), topology=topology))
-
-
 def moving_peers(count: int, zones: int = 1) -> list[Peer]:
     return [Peer(worker=f"w{i}", host="h", port=1, zone=f"z{i % zones}", node=f"n{i}") for i in range(count)]
 
 
 def planned(stages: int, pipelines: int, workers: list[Peer]) -> Plan:
-    spec = moving_job(stages, pipelines)
+    spec = job(stages, pipelines)
     return initial_plan(workers, split_layers(SIZES, stages), pipelines, spec.training, spec.redundancy)
 
 
@@ -262,7 +255,7 @@ def held_by(plan: Plan) -> dict[str, frozenset[int]]:
 
 
 def onward(plan: Plan, grid: Grid, held: dict[str, frozenset[int]], staying: list[Peer]) -> Plan:
-    spec, work = moving_job(len(plan.stages), plan.target.pipelines), WorkEstimate(tuple(SIZES))
+    spec, work = job(len(plan.stages), plan.target.pipelines), WorkEstimate(tuple(SIZES))
     return resplit_plan(plan, grid, spec, work, staying, staying, Beginning(CUT, (), held=held, sizes=SIZES))
 
 
