@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote_to_bytes
@@ -104,11 +103,10 @@ def shown_url(url: str) -> str:
     return one_line(f"{scheme}://{shown if at else ''}{at}{host}{slash}{path.rstrip('/')}{hidden}")
 
 
-def without_secrets(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """Remove everything from the text that is, or looks like, a credential. environment: whose secrets to remove."""
-    environment = os.environ if environment is None else environment
+def without_secrets(text: str) -> str:
+    """Remove everything from the text that is a credential of the environment, or looks like one."""
     values = {
-        value for name, value in environment.items() if _SECRET_NAMES.search(name) and len(value) >= _SHORTEST_SECRET
+        value for name, value in os.environ.items() if _SECRET_NAMES.search(name) and len(value) >= _SHORTEST_SECRET
     }
     for value in sorted(values, key=len, reverse=True):
         text = text.replace(value, "...")
