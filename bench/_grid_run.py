@@ -16,7 +16,7 @@ import yaml
 from _common import HERE, busy_seconds, say
 from bamboo.traces.trace import Change, NodeChange, Trace, make_trace
 from bamboo_core.history.records import EventRecord, StepRecord
-from bamboo_core.planning.splits.resplit import Grid
+from bamboo_core.planning.splits.resplit_plans import Grid
 
 LAYERS, MICROBATCHES = 10, 12
 FORWARD_MS, BACKWARD_MS = 8.0, 16.0  # of a layer

@@ -28,7 +28,7 @@ from bamboo.simulation.job.job_run import JobRun, simulate_job
 from bamboo.traces.trace import Trace, make_trace
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.profile import ModelProfile
-from bamboo_core.planning.splits.resplit import Grid
+from bamboo_core.planning.splits.resplit_plans import Grid
 
 FIRST = 2  # counted from its commit on: earlier steps test determinism, and call everything once
 LIMIT_SECONDS = 400.0

@@ -15,7 +15,7 @@ from typing import Final
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE
 from bamboo.traces.trace import Trace, make_trace, unpriced
-from bamboo_core.planning.splits.resplit import Grid
+from bamboo_core.planning.splits.resplit_plans import Grid
 from strategies.costs import NOTHING, Costs
 from strategies.drive import StrategyResult, drive
 from strategies.fixed_grids import kept_seconds, standings

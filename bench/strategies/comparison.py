@@ -19,7 +19,7 @@ from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.placement_spec import SpreadPolicy
 from bamboo_core.job.spec import JobSpec, RedundancyMode, ReplicaPlacement, gives_back
 from bamboo_core.planning.profile import ModelProfile, for_microbatch
-from bamboo_core.planning.splits.resplit import Grid
+from bamboo_core.planning.splits.resplit_plans import Grid
 from bamboo_core.planning.steps.grid_rates import GridRates
 from strategies import choose
 from strategies.choose import ON_DEMAND, SPOT, Aim, Workplace

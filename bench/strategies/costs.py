@@ -13,7 +13,7 @@ from itertools import groupby
 from bamboo_core.job.spec import ElasticSpec, JobSpec, PipelineSchedule, RedundancyMode, schedules
 from bamboo_core.planning.profile import ModelFigures, ModelProfile, for_microbatch
 from bamboo_core.planning.schedule import StageOrder
-from bamboo_core.planning.splits.resplit import Grid
+from bamboo_core.planning.splits.resplit_plans import Grid
 from bamboo_core.planning.steps.grid_rates import GridRate, GridRates, bounded_grids
 from bamboo_core.planning.steps.pipelines import WEIGHT_SHARE, Group, execute
 from bamboo_core.planning.steps.step_times import ALMOST, Stages

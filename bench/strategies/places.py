@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bamboo_core.planning.splits.resplit import Grid
+from bamboo_core.planning.splits.resplit_plans import Grid
 from strategies.costs import NOTHING, Costs
 from strategies.policy import Reaction
 

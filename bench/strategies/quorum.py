@@ -8,7 +8,7 @@ back to its checkpoint.
 
 from dataclasses import dataclass
 
-from bamboo_core.planning.splits.resplit import Grid
+from bamboo_core.planning.splits.resplit_plans import Grid
 from strategies.costs import Costs
 from strategies.policy import Placement, Reaction, Saving, View
 

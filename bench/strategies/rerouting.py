@@ -9,7 +9,7 @@ node left, the job goes back to its checkpoint.
 
 from dataclasses import dataclass, replace
 
-from bamboo_core.planning.splits.resplit import Grid
+from bamboo_core.planning.splits.resplit_plans import Grid
 from strategies.costs import Costs
 from strategies.places import Places, begun, begun_again
 from strategies.policy import Placement, Reaction, Saving, View, in_rows

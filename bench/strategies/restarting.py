@@ -11,7 +11,7 @@ restart ("Membership Changes" in its documentation); with --nnodes=N training st
 
 from dataclasses import dataclass, replace
 
-from bamboo_core.planning.splits.resplit import Grid
+from bamboo_core.planning.splits.resplit_plans import Grid
 from strategies.costs import NOTHING, Costs
 from strategies.policy import Placement, Reaction, Saving, View, in_rows, pays
 

@@ -5,7 +5,7 @@ import pytest
 from bamboo.profiles.files import read_profile
 from bamboo_core.job.spec import PipelineSchedule
 from bamboo_core.planning.schedule import StageOrder
-from bamboo_core.planning.splits.resplit import Grid
+from bamboo_core.planning.splits.resplit_plans import Grid
 from bamboo_core.planning.steps.grid_rates import GridRates
 from strategies.comparison import published_job
 from strategies.costs import StrategyRates

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bamboo_core.planning.splits.resplit import Grid
+from bamboo_core.planning.splits.resplit_plans import Grid
 from strategies.costs import SNAPSHOT_BYTES
 from strategies.memory_checkpoints import OVERHEAD, MemoryCheckpoints
 from strategies.policy import Saving, View, blocking, pays, young_daly

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bamboo.traces.generate import Generation, generate
 from bamboo.traces.trace import Change, NodeChange, PriceChange, make_trace
-from bamboo_core.planning.splits.resplit import Grid
+from bamboo_core.planning.splits.resplit_plans import Grid
 from strategies.choose import SPOT, Setting
 from strategies.drive import drive
 from strategies.fixed_grids import Standing, kept_seconds, standings

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from bamboo_core.checkpoint.found import removable
+from bamboo_core.checkpoint.selection import removable
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.storage.bounded import StorageError, StoreLimits, StoreUnavailable
 from checkpoint_kit import layer_bytes, save

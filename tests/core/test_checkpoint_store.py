@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bamboo_core.checkpoint.found import FoundState
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.manifest import CheckpointDamaged, CheckpointExists
+from bamboo_core.checkpoint.selection import ListedState
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.storage.bounded import StoreUnavailable
 from bamboo_core.storage.local_files import LocalFiles
@@ -36,7 +36,7 @@ def test_what_is_committed_is_listed_and_read(place):
     manifests = [save(store, step, layers=3) for step in (20, 100, 40)]
     found = store.list()
     assert [one.manifest for one in found] == [manifests[1], manifests[2], manifests[0]]
-    assert all(one.state is FoundState.COMPLETE and one.bytes > one.manifest.bytes for one in found)
+    assert all(one.state is ListedState.COMPLETE and one.bytes > one.manifest.bytes for one in found)
     assert all(one.modified is not None and one.modified > 1e9 for one in found)
     for manifest in manifests:
         for layer in range(3):

@@ -19,7 +19,7 @@ from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import RedundancyMode, most_pipelines
 from bamboo_core.planning.plan import Plan
 from bamboo_core.planning.profile import LayerBytes
-from bamboo_core.planning.splits.resplit import Grid, grid_of
+from bamboo_core.planning.splits.resplit_plans import Grid, grid_of
 from bamboo_core.planning.steps.grid_rates import GridRates, bounded_grids, is_within_bounds
 from bamboo_core.planning.steps.worker_memory import most_bytes
 from job_simulation_kit import HOUR, job, manifest, nodes, profile, run

@@ -13,8 +13,8 @@ from bamboo_core.job.spec import JobSpec, RedundancyMode
 from bamboo_core.planning.grid import initial_plan
 from bamboo_core.planning.plan import Peer
 from bamboo_core.planning.profile import Layer, ModelFigures, Network
-from bamboo_core.planning.splits.devices import device_layers
-from bamboo_core.planning.splits.resplit import Grid
+from bamboo_core.planning.splits.device_stages import device_layers
+from bamboo_core.planning.splits.resplit_plans import Grid
 from bamboo_core.planning.steps.grid_rates import GridRate, GridRates, bounded_grids, is_within_bounds
 from bamboo_core.planning.steps.step_times import StepModel
 from bamboo_core.planning.steps.worker_memory import device_bytes

@@ -9,7 +9,7 @@ from bamboo_core.control import protocol
 from bamboo_core.coordinator.grids import noise
 from bamboo_core.planning.plan import Plan
 from bamboo_core.planning.profile import Layer, LayerBytes, ModelFigures, Network
-from bamboo_core.planning.splits.resplit import Grid, grid_of
+from bamboo_core.planning.splits.resplit_plans import Grid, grid_of
 from bamboo_core.planning.splits.speeds import StageTimes
 from bamboo_core.planning.steps.grid_rates import GridRates
 from job_simulation_kit import HOUR

@@ -15,7 +15,7 @@ from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.grid import initial_plan, layer_ranges, split_layers
 from bamboo_core.planning.plan import Cell, Peer, Plan, plan_misfits, plan_problems
-from bamboo_core.planning.splits.resplit import (
+from bamboo_core.planning.splits.resplit_plans import (
     Beginning,
     Grid,
     filled_before,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bamboo_core.checkpoint.found import FoundState, choose, removable
 from bamboo_core.checkpoint.manifest import CheckpointDamaged
+from bamboo_core.checkpoint.selection import ListedState, choose, removable
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.storage.bounded import StorageError, StoreUnavailable
 from checkpoint_kit import DIGEST, IMPATIENT, FaultyFileSystem, Killed, faulty_store, layer_bytes, save, states
@@ -80,7 +80,7 @@ def test_a_fault_that_stays_is_one_sentence_about_the_file(fault, message, tried
     assert e.value.__cause__ is None
     assert e.value.__context__ is None or "secret" not in str(e.value.__context__)
     filesystem.faults = {}
-    assert all(one.state is FoundState.UNFINISHED for one in store.list())
+    assert all(one.state is ListedState.UNFINISHED for one in store.list())
 
 
 def test_a_store_that_cannot_be_read_now_loses_nothing():
@@ -89,7 +89,7 @@ def test_a_store_that_cannot_be_read_now_loses_nothing():
     manifest = save(store, 20)
     filesystem.faults = lambda number, operation: "denies" if operation in ("read", "size") else None
     (found,) = store.list()
-    assert found.state is FoundState.UNREADABLE
+    assert found.state is ListedState.UNREADABLE
     assert found.reason.startswith(f"cannot read memory://run/{manifest.place.manifest}: permission denied")
     assert removable([found], 1, now=FOREVER) == ()
     with pytest.raises(StoreUnavailable):
@@ -135,7 +135,7 @@ def check_after_kill(store: CheckpointStore) -> None:
         store.delete(attempt)
     left = store.list()
     assert {one.attempt for one in left} <= {repeated.place, choice.manifest.place}
-    assert all(one.state is FoundState.COMPLETE for one in left)
+    assert all(one.state is ListedState.COMPLETE for one in left)
     assert [problem for _, problem in store.verify(left[0].manifest)] == ["", ""]
 
 
@@ -155,8 +155,8 @@ def test_a_removal_that_is_killed_leaves_no_torn_checkpoint(fault):
             killed = True
         filesystem.faults = {}
         for one in store.list():
-            assert one.attempt.step == 40 or one.state in (FoundState.COMPLETE, FoundState.UNFINISHED)
-            if one.state is FoundState.COMPLETE:
+            assert one.attempt.step == 40 or one.state in (ListedState.COMPLETE, ListedState.UNFINISHED)
+            if one.state is ListedState.COMPLETE:
                 assert [problem for _, problem in store.verify(one.manifest)] == ["", ""]
         for attempt in removable(store.list(), 1, now=FOREVER):
             store.delete(attempt)

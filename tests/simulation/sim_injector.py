@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from bamboo_core.coordinator.events import PreemptionNotice
 from bamboo_core.planning.plan import ROOT, Cell
-from bamboo_core.planning.splits.devices import expanded
+from bamboo_core.planning.splits.device_stages import expanded
 from bamboo_trainer.transport.wire import Lane
 from sim_faults import KILLS, ZONES, Fault, FaultKind
 from sim_holders import usable, would_orphan

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 
 from fsspec.implementations.memory import MemoryFileSystem
 
-from bamboo_core.checkpoint.found import Found, FoundState
 from bamboo_core.checkpoint.layout import CheckpointId, new_checkpoint, part_name
 from bamboo_core.checkpoint.manifest import CheckpointManifest, CheckpointPart, DataPosition, DataRecord, Versions
+from bamboo_core.checkpoint.selection import ListedCheckpoint, ListedState
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.storage.bounded import StoreLimits
 from bamboo_core.storage.object_store import ObjectFiles
@@ -59,10 +59,12 @@ def save(store: CheckpointStore, step: int, layers: int = 2, *, digest: str = DI
     return manifest
 
 
-def complete(step: int, id: str = "a", **options) -> Found:
+def complete(step: int, id: str = "a", **options) -> ListedCheckpoint:
     attempt = CheckpointId(step, id)
     manifest = make_manifest(attempt, **options)
-    return Found(attempt=attempt, state=FoundState.COMPLETE, manifest=manifest, modified=manifest.created.timestamp())
+    return ListedCheckpoint(
+        attempt=attempt, state=ListedState.COMPLETE, manifest=manifest, modified=manifest.created.timestamp()
+    )
 
 
 class Killed(BaseException):

@@ -12,7 +12,7 @@ from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.grid import initial_plan
 from bamboo_core.planning.plan import Peer, Plan
 from bamboo_core.planning.profile import Layer, ModelProfile, Network
-from bamboo_core.planning.splits.devices import device_layers
+from bamboo_core.planning.splits.device_stages import device_layers
 from profile_kit import parsed
 
 HOUR = 3600.0

@@ -18,7 +18,7 @@ from bamboo_core.control.protocol import CellFinished, LeftBehind, Message, Plan
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.planning.plan import Cell, Plan
 from bamboo_core.planning.shares import share
-from bamboo_core.planning.splits.devices import devices_of, expanded
+from bamboo_core.planning.splits.device_stages import devices_of, expanded
 from bamboo_core.planning.splits.speeds import StageTimes
 from bamboo_trainer.engine.devices import Folding
 from branching_job import BranchingJob, each_way

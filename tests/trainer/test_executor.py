@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from bamboo_core.job.spec import RedundancyMode
+from bamboo_core.planning.cell_portions import without_portions
 from bamboo_core.planning.plan import ROOT, Assignment, Cell, Plan
-from bamboo_core.planning.portions import without_portions
 from bamboo_trainer.frames import Announce, Commit, FrameKind
 from engine_kit import THREE, OneEngine
 from replica_kit import after_loss, in_two_parts

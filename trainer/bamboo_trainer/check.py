@@ -11,7 +11,7 @@ import torch
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import JobSpec, fewest_stages, in_force, most_stages
 from bamboo_core.planning.grid import layer_ranges
-from bamboo_core.planning.splits.devices import device_layers
+from bamboo_core.planning.splits.device_stages import device_layers
 from bamboo_core.text import one_line
 from bamboo_trainer.checkpoint.initial import begin_with
 from bamboo_trainer.loading import settled_task, task_of

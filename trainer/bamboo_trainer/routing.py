@@ -11,7 +11,7 @@ from torch import Tensor
 from bamboo_core.planning.heirs import heirs_may_differ
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
 from bamboo_core.planning.ring import share_nodes
-from bamboo_core.planning.splits.devices import cell_of, cell_parts
+from bamboo_core.planning.splits.device_stages import cell_of, cell_parts
 from bamboo_trainer.frames import BOUNDARY, Address, Frame, FrameFacts, FrameKind, PartialSum, is_of_microbatch
 from bamboo_trainer.memory.host_copies import AtOnce, Copy, HostCopies, Parts
 from bamboo_trainer.transport.base import Transport

@@ -17,7 +17,7 @@ from bamboo_core.complaints import complain
 from bamboo_core.names import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 
 if TYPE_CHECKING:
-    from bamboo_core.checkpoint.found import Found
+    from bamboo_core.checkpoint.selection import ListedCheckpoint
     from bamboo_core.checkpoint.store import CheckpointStore
 
 EXPORTER = "bamboo_trainer.checkpoint"
@@ -65,13 +65,13 @@ def checkpoints(
 
     Example: bamboo checkpoints s3://bucket/llama
     """
-    from bamboo_core.checkpoint.found import FoundState
+    from bamboo_core.checkpoint.selection import ListedState
 
     with _told():
         store = _open(url)
         found = [one for one in store.list() if step is None or one.attempt.step == step]
         if verify:
-            found = [one for one in found if one.state is not FoundState.UNFINISHED]
+            found = [one for one in found if one.state is not ListedState.UNFINISHED]
         bad = _verify(store, found, output) if verify else _list(found, output)
     if not found and output is OutputFormat.TEXT:
         typer.echo("no checkpoints" if step is None else f"no checkpoint of step {step}", err=True)
@@ -79,7 +79,7 @@ def checkpoints(
     raise typer.Exit(EXIT_FAILED if bad or missing else EXIT_OK)
 
 
-def _list(found: "list[Found]", output: OutputFormat) -> bool:
+def _list(found: "list[ListedCheckpoint]", output: OutputFormat) -> bool:
     """Print the checkpoints. Return False, since without reading contents none is known to be bad."""
     from rich.console import Console
 
@@ -93,7 +93,7 @@ def _list(found: "list[Found]", output: OutputFormat) -> bool:
     return False
 
 
-def _verify(store: "CheckpointStore", found: "list[Found]", output: OutputFormat) -> bool:
+def _verify(store: "CheckpointStore", found: "list[ListedCheckpoint]", output: OutputFormat) -> bool:
     """Read all checkpoints and print the mistakes of each. Return whether one is damaged or unreadable."""
     from bamboo.terminal.checkpoint_table import document
 
@@ -199,12 +199,12 @@ def _told() -> Iterator[None]:
         _end(str(error), EXIT_FAILED)
 
 
-def _problems(store: "CheckpointStore", one: "Found") -> list[str]:
+def _problems(store: "CheckpointStore", one: "ListedCheckpoint") -> list[str]:
     """Return the mistakes of a checkpoint, whose files are read if its manifest is sound."""
-    from bamboo_core.checkpoint.found import FoundState
+    from bamboo_core.checkpoint.selection import ListedState
     from bamboo_core.storage.bounded import StoreUnavailable
 
-    if one.manifest is None or one.state is FoundState.UNREADABLE:
+    if one.manifest is None or one.state is ListedState.UNREADABLE:
         return [one.reason]
     try:
         return [problem for part, problem in store.verify(one.manifest) if problem]
@@ -212,7 +212,7 @@ def _problems(store: "CheckpointStore", one: "Found") -> list[str]:
         return [str(error)]
 
 
-def _print_verified(one: "Found", problems: list[str]) -> None:
+def _print_verified(one: "ListedCheckpoint", problems: list[str]) -> None:
     from bamboo_core.text import count, printable, size
 
     if not problems:

@@ -16,7 +16,7 @@ from bamboo.jobs.errors import BambooError, InvalidRequest, NotInTime
 from bamboo.jobs.notebook import handle_html
 from bamboo.jobs.results import HistoryRows, JobProgress, Occurrence
 from bamboo.local.trainer_calls.trainer_process import missing_packages
-from bamboo_core.checkpoint.found import Found, FoundState, newest_first
+from bamboo_core.checkpoint.selection import ListedCheckpoint, ListedState, newest_first
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.history.files import find
 from bamboo_core.history.records import HistoryError
@@ -32,7 +32,7 @@ class StoredCheckpoint:
     """
 
     step: int
-    state: FoundState
+    state: ListedState
     bytes: int
     written: datetime | None
     reason: str = ""
@@ -47,7 +47,7 @@ async def checkpoints_at(url: str) -> list[StoredCheckpoint]:
     return [_checkpoint(one) for one in sorted(checkpoints, key=newest_first)]
 
 
-def _checkpoint(found: Found) -> StoredCheckpoint:
+def _checkpoint(found: ListedCheckpoint) -> StoredCheckpoint:
     return StoredCheckpoint(
         step=found.attempt.step,
         state=found.state,

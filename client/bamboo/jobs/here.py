@@ -17,7 +17,7 @@ from bamboo.local.runner import RunOptions
 from bamboo.local.trainer_calls.task_check import Checked, check_task
 from bamboo.preemption.scheduling import check as check_schedule
 from bamboo.preemption.scheduling import parse as parse_schedule
-from bamboo_core.checkpoint.found import choose
+from bamboo_core.checkpoint.selection import choose
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.job.budget_reach import past
 from bamboo_core.job.edits import numbers_digest

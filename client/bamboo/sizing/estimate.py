@@ -16,7 +16,7 @@ from bamboo_core.job.spec import JobSpec, pod_spread
 from bamboo_core.planning.grid import initial_plan, layer_ranges
 from bamboo_core.planning.plan import Peer, Plan
 from bamboo_core.planning.profile import ModelProfile, for_microbatch
-from bamboo_core.planning.splits.devices import device_layers
+from bamboo_core.planning.splits.device_stages import device_layers
 from bamboo_core.planning.splits.speeds import Ranges
 from bamboo_core.planning.steps.step_times import StepModel
 from bamboo_core.planning.steps.worker_memory import fitting_split, most_bytes

@@ -7,16 +7,16 @@ from rich.table import Table
 
 from bamboo.terminal.phrases import short_age
 from bamboo.terminal.tables import plain_table
-from bamboo_core.checkpoint.found import Found, FoundState
+from bamboo_core.checkpoint.selection import ListedCheckpoint, ListedState
 from bamboo_core.text import printable, size
 
 
-def table(found: Sequence[Found], now: float) -> Table:
+def table(found: Sequence[ListedCheckpoint], now: float) -> Table:
     """Return a table with one line per checkpoint. now: seconds since 1970."""
     shown = plain_table(">STEP", ">AGE", ">SIZE", ">LAYERS", "STATE", "JOB", "FOLDER")
     for one in found:
         manifest = one.manifest
-        state = one.state.value if one.state is FoundState.COMPLETE else f"{one.state.value}: {printable(one.reason)}"
+        state = one.state.value if one.state is ListedState.COMPLETE else f"{one.state.value}: {printable(one.reason)}"
         shown.add_row(
             str(one.attempt.step),
             "" if one.written is None else short_age(now - one.written),
@@ -29,7 +29,7 @@ def table(found: Sequence[Found], now: float) -> Table:
     return shown
 
 
-def document(one: Found) -> dict[str, Any]:
+def document(one: ListedCheckpoint) -> dict[str, Any]:
     """Return a checkpoint as JSON values."""
     known: dict[str, Any] = {
         "folder": one.attempt.folder,

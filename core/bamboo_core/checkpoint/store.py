@@ -1,5 +1,5 @@
 """A store of checkpoints at a path or URL: write, commit, list, read and remove. A StorageError names the file and the
-reason in one sentence. Decisions are in `found`.
+reason in one sentence. Decisions are in `selection`.
 """
 
 import contextlib
@@ -9,9 +9,9 @@ from functools import partial
 from typing import Final
 
 from bamboo_core.checkpoint import manifest as manifests
-from bamboo_core.checkpoint.found import Found, FoundState, newest_first
 from bamboo_core.checkpoint.layout import MANIFEST, CheckpointId, checkpoint_in, new_checkpoint, part_name
 from bamboo_core.checkpoint.manifest import CheckpointDamaged, CheckpointExists, CheckpointManifest, CheckpointPart
+from bamboo_core.checkpoint.selection import ListedCheckpoint, ListedState, newest_first
 from bamboo_core.storage.bounded import BoundedCalls, MissingFile, StorageError, StoreLimits, StoreUnavailable, at_once
 from bamboo_core.storage.files import Buffer, FileEntry, Files, total
 from bamboo_core.storage.local_files import LocalFiles
@@ -92,7 +92,7 @@ class CheckpointStore:
             self._delete(attempt.manifest)  # it is torn, so no reader accepts it
         raise StoreUnavailable(f"{self._shown(attempt.manifest)} does not stay as it is written")
 
-    def list(self) -> tuple[Found, ...]:
+    def list(self) -> tuple[ListedCheckpoint, ...]:
         """Return the attempts in the store, newest first; empty if the folder does not exist yet. Other files are
         ignored. Raises StoreUnavailable if the folder itself cannot be listed.
         """
@@ -139,17 +139,17 @@ class CheckpointStore:
         if not any(entry.name == MANIFEST for entry in self._entries(attempt.folder)):
             self._delete(attempt.folder)
 
-    def _look(self, folder: FileEntry) -> Found | None:
+    def _look(self, folder: FileEntry) -> ListedCheckpoint | None:
         """Return what an attempt's folder holds; None if it has just been removed."""
         attempt = checkpoint_in(folder.name)
         assert attempt is not None
         try:
             entries = self._entries(attempt.folder)
         except StoreUnavailable as error:
-            return Found(attempt=attempt, state=FoundState.UNREADABLE, reason=str(error))
+            return ListedCheckpoint(attempt=attempt, state=ListedState.UNREADABLE, reason=str(error))
         files = [entry for entry in entries if entry.size is not None]
         result = partial(
-            Found,
+            ListedCheckpoint,
             attempt=attempt,
             bytes=sum(entry.size or 0 for entry in files),
             modified=max((entry.modified for entry in files if entry.modified is not None), default=folder.modified),
@@ -157,16 +157,16 @@ class CheckpointStore:
         if not files and folder.modified is None:
             return None  # an object store's folder exists only through its files
         if not any(entry.name == MANIFEST for entry in files):
-            return result(state=FoundState.UNFINISHED, reason="it was never committed")
+            return result(state=ListedState.UNFINISHED, reason="it was never committed")
         try:
             manifest = self.manifest(attempt)
         except CheckpointDamaged as error:
-            return result(state=FoundState.DAMAGED, reason=str(error))
+            return result(state=ListedState.DAMAGED, reason=str(error))
         except StoreUnavailable as error:
-            return result(state=FoundState.UNREADABLE, reason=str(error))
+            return result(state=ListedState.UNREADABLE, reason=str(error))
         if problem := _missing_part(manifest, files):
-            return result(state=FoundState.DAMAGED, manifest=manifest, reason=problem)
-        return result(state=FoundState.COMPLETE, manifest=manifest)
+            return result(state=ListedState.DAMAGED, manifest=manifest, reason=problem)
+        return result(state=ListedState.COMPLETE, manifest=manifest)
 
     def manifest(self, attempt: CheckpointId) -> CheckpointManifest:
         """Return a checkpoint's manifest. Raises CheckpointDamaged if it is missing or damaged; StoreUnavailable."""

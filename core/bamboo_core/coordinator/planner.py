@@ -20,8 +20,8 @@ from bamboo_core.job.spec import RedundancyMode, schedules, stabilization_second
 from bamboo_core.planning.desired import PlanningView, Urgency
 from bamboo_core.planning.grid import initial_plan, layer_ranges
 from bamboo_core.planning.plan import Cell, Plan, WorkerId, plan_problems
-from bamboo_core.planning.splits.devices import device_layers
-from bamboo_core.planning.splits.resplit import Grid, grid_of, in_places
+from bamboo_core.planning.splits.device_stages import device_layers
+from bamboo_core.planning.splits.resplit_plans import Grid, grid_of, in_places
 from bamboo_core.planning.transitions import StageLost, drain, drop_old_layouts, improve, resize, switch_mode, takeover
 
 ASKING_SECONDS = 1.0

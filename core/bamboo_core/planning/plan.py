@@ -56,7 +56,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     owner: WorkerId
     replicas: tuple[WorkerId, ...] = ()
-    # which worker runs which of its microbatches (see `portions`); empty: the owner runs them all
+    # which worker runs which of its microbatches (see `cell_portions`); empty: the owner runs them all
     portions: tuple[Portion, ...] = ()
 
     @property
@@ -157,7 +157,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     # for each layer, the workers with a copy in memory of the state `restore`, until all have begun with it. A
     # checkpoint's layers without one are read from the store
     sources: tuple[tuple[WorkerId, ...], ...] = ()
-    # the layers that each device runs, for all stages in order, if workers have several devices (`splits.devices`)
+    # the layers that each device runs, for all stages in order, if workers have several devices (`device_stages`)
     device_layers: tuple[tuple[int, int], ...] = ()
     boundary: bool = False  # takes effect at the step boundary that the root picks; else at once
     reason: str = ""

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Final, Self, assert_never
 
 from bamboo_core.job.spec import PipelineSchedule, TopologySpec
+from bamboo_core.planning.cell_portions import Range
 from bamboo_core.planning.plan import Cell, Layout
-from bamboo_core.planning.portions import Range
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ from typing import Final
 import msgspec
 
 from bamboo_core import text
+from bamboo_core.planning.cell_portions import Cells, is_settled, kept_by, share_out
 from bamboo_core.planning.desired import PlanningView, Urgency, desired_holders, owners_of_new_rows, replacement_owners
 from bamboo_core.planning.grid import make_layout
 from bamboo_core.planning.heirs import heirs_of, lost_runs, siblings
 from bamboo_core.planning.plan import Assignment, Cell, Layout, Plan, WorkerId
-from bamboo_core.planning.portions import Cells, is_settled, kept_by, share_out
 
 LEAST_SECONDS: Final = 1.0  # of a step that must remain for a move within it
 

@@ -18,7 +18,6 @@ from typing import Final
 import msgspec
 import torch
 
-from bamboo_core.checkpoint.found import DEAD_AFTER_SECONDS, GIVEN_UP_SECONDS, FoundState, choose, removable
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.manifest import (
     CheckpointDamaged,
@@ -29,6 +28,7 @@ from bamboo_core.checkpoint.manifest import (
     Versions,
     difference,
 )
+from bamboo_core.checkpoint.selection import DEAD_AFTER_SECONDS, GIVEN_UP_SECONDS, ListedState, choose, removable
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.control.protocol import (
     MOST_TEXT,
@@ -325,7 +325,7 @@ class Checkpointing:
         newest = choice.manifest.step if choice.manifest else -1
         for one in stored:
             if (
-                one.state is FoundState.UNREADABLE
+                one.state is ListedState.UNREADABLE
                 and newest < one.attempt.step <= steps
                 and one.attempt not in attempts
             ):

@@ -13,8 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bamboo_core.checkpoint.found import find
 from bamboo_core.checkpoint.manifest import CheckpointDamaged, CheckpointError, CheckpointManifest
+from bamboo_core.checkpoint.selection import find
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.complaints import complain, said_by
 from bamboo_core.storage.bounded import StorageError

@@ -17,9 +17,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from bamboo_core.planning.cell_portions import Range, ranges
 from bamboo_core.planning.gradient_groups import nodes_of, share_of
 from bamboo_core.planning.plan import Cell, Layout, Portion, WorkerId
-from bamboo_core.planning.portions import Range, ranges
 from bamboo_core.planning.schedule import (
     AddPartialSums,
     Backward,

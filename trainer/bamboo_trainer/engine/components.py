@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control.protocol import KeepLastState, PeerDown, PlanApplied, ReplicaSynced, Report
+from bamboo_core.planning.cell_portions import changed_cells, runner
 from bamboo_core.planning.plan import ROOT, Cell, Plan, WorkerId
-from bamboo_core.planning.portions import changed_cells, runner
 from bamboo_core.planning.schedule import Computed, Evaluate, ReportReady
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.replication import ArrivedState, RepeatedSteps, Replicator

@@ -2,7 +2,7 @@
 
 Only this module translates the coordinator's messages about stages into messages about device stages, and back.
 `Folding` is pure, except that it holds a message until those of the stage's other device stages have come. See
-`bamboo_core.planning.splits.devices` and docs/design/devices.md.
+`bamboo_core.planning.splits.device_stages` and docs/design/devices.md.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -26,7 +26,15 @@ from bamboo_core.control.protocol import (
 )
 from bamboo_core.planning.grid import grouped
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
-from bamboo_core.planning.splits.devices import cell_of, device_of, devices_of, expanded, folded, parts_of, stage_of
+from bamboo_core.planning.splits.device_stages import (
+    cell_of,
+    device_of,
+    devices_of,
+    expanded,
+    folded,
+    parts_of,
+    stage_of,
+)
 from bamboo_core.planning.splits.speeds import StageTimes
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.ports import Ports

@@ -1,6 +1,6 @@
 """Work on cells that are not this worker's own: portions of lost cells, and rehearsals of stages that it replicates.
 
-`PortionSteps` run this worker's share of cells that several workers run together (`bamboo_core.planning.portions`).
+`PortionSteps` run this worker's share of cells that several workers run together: `planning.cell_portions`.
 Only it knows of portions, of the sums that keepers keep, and of neighbouring stages that lack frames.
 
 `Rehearsals` run a replicated stage while the worker has nothing else to do. The first is a forward and a backward,
@@ -16,8 +16,8 @@ from collections.abc import Container, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Final
 
+from bamboo_core.planning.cell_portions import Range, changed_cells, keeper, kept_by, ranges
 from bamboo_core.planning.plan import Cell, Layout, Plan, WorkerId
-from bamboo_core.planning.portions import Range, changed_cells, keeper, kept_by, ranges
 from bamboo_core.planning.schedule import Backward, Forward, SendPartialSum
 from bamboo_trainer.commit.replication import Replicator
 from bamboo_trainer.engine.cell_step import CellStep, KeptSums, Pace, check_sum

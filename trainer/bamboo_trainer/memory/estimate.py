@@ -18,7 +18,7 @@ from bamboo_core.job.spec import JobSpec, in_force
 from bamboo_core.planning.gradient_groups import most_microbatches
 from bamboo_core.planning.grid import Roles, worker_roles
 from bamboo_core.planning.profile import LayerBytes
-from bamboo_core.planning.splits.devices import device_roles
+from bamboo_core.planning.splits.device_stages import device_roles
 from bamboo_core.planning.steps.worker_memory import StageBytes, device_peak, stage_bytes
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.inspection import Walk, first_batch, forward, look, require_all_samples

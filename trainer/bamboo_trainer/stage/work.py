@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from bamboo_core.planning.cell_portions import Range
 from bamboo_core.planning.gradient_groups import SumNode
-from bamboo_core.planning.portions import Range
 from bamboo_trainer.frames import Frame, PartialSum
 from bamboo_trainer.stage.forwarding import Forwarding, Metrics
 from bamboo_trainer.stage.gradients import GradientSum, WeightGradients

@@ -12,7 +12,7 @@ from bamboo_core.checkpoint.manifest import DataRecord, LookedAt
 from bamboo_core.control.protocol import Profile, WorkerReady
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.planning.splits.devices import device_of
+from bamboo_core.planning.splits.device_stages import device_of
 from bamboo_trainer.checkpoint.initial import FirstTask
 from bamboo_trainer.data.order import pure_seed, sample_numbers
 from bamboo_trainer.loading import settled_task

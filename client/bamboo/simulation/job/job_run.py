@@ -47,7 +47,7 @@ from bamboo_core.names import worker_name
 from bamboo_core.planning.grid import initial_plan, layer_ranges
 from bamboo_core.planning.plan import Peer, Plan, WorkerId
 from bamboo_core.planning.profile import LayerBytes, ModelProfile, for_microbatch
-from bamboo_core.planning.splits.devices import device_layers
+from bamboo_core.planning.splits.device_stages import device_layers
 from bamboo_core.planning.steps.grid_rates import GridRates
 from bamboo_core.planning.steps.step_times import StepModel
 

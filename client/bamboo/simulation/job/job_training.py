@@ -19,7 +19,7 @@ from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.plan import ROOT, Cell, Plan, WorkerId
 from bamboo_core.planning.profile import ModelProfile
 from bamboo_core.planning.shares import kept_share, share
-from bamboo_core.planning.splits.resplit import needed
+from bamboo_core.planning.splits.resplit_plans import needed
 from bamboo_core.planning.splits.speeds import StageTimes
 from bamboo_core.planning.steps.step_times import StepModel
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from bamboo_core.planning.cell_portions import keeper, ranges
 from bamboo_core.planning.gradient_groups import nodes_of, share_of
 from bamboo_core.planning.plan import Cell, Layout, Plan, WorkerId
-from bamboo_core.planning.portions import keeper, ranges
 from bamboo_core.planning.profile import ModelProfile
 
 GB: Final = 1e9

@@ -13,7 +13,7 @@ from bamboo_core.coordinator.records.checkpoints import MOST_COPIED
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.planning.plan import Peer, WorkerId
-from bamboo_core.planning.splits.resplit import Sources, holders_of
+from bamboo_core.planning.splits.resplit_plans import Sources, holders_of
 
 
 def copies_held(turn: Turn, worker: WorkerId, message: protocol.CopiesHeld) -> None:

@@ -17,11 +17,11 @@ from bamboo_core.coordinator.records.grids import StepTime
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.job.spec import JobSpec, RedundancyMode, RedundancySpec, stabilization_seconds
+from bamboo_core.planning.cell_portions import groups_of, without_portions
 from bamboo_core.planning.plan import Plan
-from bamboo_core.planning.portions import groups_of, without_portions
 from bamboo_core.planning.profile import Layer, LayerBytes, ModelFigures, Network
 from bamboo_core.planning.ring import are_apart
-from bamboo_core.planning.splits.resplit import Grid, grid_of
+from bamboo_core.planning.splits.resplit_plans import Grid, grid_of
 from bamboo_core.planning.splits.speeds import Ranges
 from bamboo_core.planning.steps.grid_rates import ALIKE, GridRate, GridRates, may_do_without
 

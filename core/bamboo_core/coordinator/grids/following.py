@@ -11,7 +11,7 @@ from bamboo_core.coordinator.splits.worker_speeds import estimate, measurements
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.job.spec import RedundancyMode, gives_back, schedules, whole_workers
 from bamboo_core.planning.gradient_groups import most_microbatches
-from bamboo_core.planning.splits.resplit import Grid, grid_of
+from bamboo_core.planning.splits.resplit_plans import Grid, grid_of
 from bamboo_core.planning.splits.speeds import MOST_MICROBATCHES, Ranges, speeds
 from bamboo_core.planning.steps.grid_rates import (
     ALIKE,

@@ -18,7 +18,7 @@ from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.job.spec import fewest_workers, gives_back, stabilization_seconds, wanted_workers, whole_workers
 from bamboo_core.planning.plan import Peer, WorkerId
-from bamboo_core.planning.splits.resplit import Grid, grid_of
+from bamboo_core.planning.splits.resplit_plans import Grid, grid_of
 from bamboo_core.planning.steps.grid_rates import GridRates
 from bamboo_core.text import count
 

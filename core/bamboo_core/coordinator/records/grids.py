@@ -9,7 +9,7 @@ from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.coordinator.grids import noise
 from bamboo_core.coordinator.replacing import Record, replace
 from bamboo_core.planning.plan import Cell, WorkerId
-from bamboo_core.planning.splits.resplit import Grid
+from bamboo_core.planning.splits.resplit_plans import Grid
 from bamboo_core.planning.splits.speeds import Ranges
 from bamboo_core.planning.steps.grid_rates import GridRate, GridRates
 

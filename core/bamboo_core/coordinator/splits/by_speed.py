@@ -18,7 +18,7 @@ from bamboo_core.coordinator.splits.worker_speeds import owned_times
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.job.spec import stabilization_seconds
 from bamboo_core.planning.plan import Cell, WorkerId
-from bamboo_core.planning.splits.resplit import balanced, grid_of, keeps_its_seats
+from bamboo_core.planning.splits.resplit_plans import balanced, grid_of, keeps_its_seats
 from bamboo_core.planning.splits.speeds import Ranges, WorkEstimate, step_seconds
 
 LEAST_STEPS: Final = 10  # for which a difference must have lasted, in addition to stabilizationSeconds

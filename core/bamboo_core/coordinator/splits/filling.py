@@ -15,7 +15,7 @@ from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.splits import resplit
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.planning.plan import Cell, WorkerId
-from bamboo_core.planning.splits.resplit import Beginning, filled_before, resplit_plan
+from bamboo_core.planning.splits.resplit_plans import Beginning, filled_before, resplit_plan
 from bamboo_core.planning.steps.worker_memory import spare_bytes
 
 

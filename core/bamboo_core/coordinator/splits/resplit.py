@@ -20,7 +20,7 @@ from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.splits.by_speed import places
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.planning.plan import ROOT, Plan, WorkerId
-from bamboo_core.planning.splits.resplit import Beginning, Sources, moved_plan, resplit_plan, sources_of
+from bamboo_core.planning.splits.resplit_plans import Beginning, Sources, moved_plan, resplit_plan, sources_of
 from bamboo_core.planning.splits.speeds import WorkEstimate
 
 AHEAD_STEPS: Final = 1  # from the last commit to the earliest one that may carry a cut

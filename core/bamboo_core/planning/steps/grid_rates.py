@@ -27,8 +27,8 @@ from bamboo_core.planning.grid import assignments, layer_ranges
 from bamboo_core.planning.plan import Layout, Plan
 from bamboo_core.planning.profile import ModelFigures
 from bamboo_core.planning.schedule import StageOrder
-from bamboo_core.planning.splits.devices import device_layers
-from bamboo_core.planning.splits.resplit import Grid
+from bamboo_core.planning.splits.device_stages import device_layers
+from bamboo_core.planning.splits.resplit_plans import Grid
 from bamboo_core.planning.splits.speeds import Ranges
 from bamboo_core.planning.steps.step_times import AlikePipelines, StepModel
 from bamboo_core.planning.steps.worker_memory import fitting_split, most_bytes

@@ -13,12 +13,12 @@ from typing import Final
 import msgspec
 
 from bamboo_core.job.spec import JobSpec
+from bamboo_core.planning.cell_portions import kept_by, ranges
 from bamboo_core.planning.gradient_groups import nodes_of
 from bamboo_core.planning.plan import Assignment, Cell, Layout, Plan, WorkerId
-from bamboo_core.planning.portions import kept_by, ranges
 from bamboo_core.planning.profile import Layer, ModelFigures
 from bamboo_core.planning.schedule import StageOrder, postpones_weights
-from bamboo_core.planning.splits.devices import cell_of, device_of, devices_of, expanded
+from bamboo_core.planning.splits.device_stages import cell_of, device_of, devices_of, expanded
 from bamboo_core.planning.steps.pipelines import WEIGHT_SHARE, Group, GroupTimes, Place, Run, StepLoss, execute
 
 _BETWEEN = "/"  # between a worker's name and its device's number; no worker's name has it

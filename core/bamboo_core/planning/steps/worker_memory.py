@@ -22,7 +22,7 @@ from bamboo_core.planning.gradient_groups import most_microbatches
 from bamboo_core.planning.grid import Roles, layer_ranges, worker_roles
 from bamboo_core.planning.profile import Layer, LayerBytes, ModelFigures, ModelProfile
 from bamboo_core.planning.schedule import StageOrder
-from bamboo_core.planning.splits.devices import device_layers, device_roles
+from bamboo_core.planning.splits.device_stages import device_layers, device_roles
 from bamboo_core.planning.splits.speeds import Ranges
 
 

@@ -9,7 +9,7 @@ from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.manifest import CheckpointError, CheckpointManifest
 
 
-class FoundState(StrEnum):
+class ListedState(StrEnum):
     """The state of a folder in a store. Complete: the manifest is sound, and every file has its size; their content is
     not read. Damaged: it was complete once. Unreadable: the store failed this time. Unfinished: it has no manifest.
     """
@@ -21,11 +21,11 @@ class FoundState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ListedCheckpoint:
     """The folder of an attempt."""
 
     attempt: CheckpointId
-    state: FoundState
+    state: ListedState
     manifest: CheckpointManifest | None = None  # if it is sound
     reason: str = ""  # why it is not Complete
     bytes: int = 0
@@ -38,7 +38,7 @@ class Found:
         return self.manifest.created.timestamp() if self.manifest else self.modified
 
 
-def newest_first(found: Found) -> tuple[int, float, str]:
+def newest_first(found: ListedCheckpoint) -> tuple[int, float, str]:
     """Return a sort key: highest step first, and the newest first among equal steps."""
     return (-found.attempt.step, -(found.written or 0.0), found.attempt.id)
 
@@ -46,7 +46,9 @@ def newest_first(found: Found) -> tuple[int, float, str]:
 MOST_NAMED: Final = 5
 
 
-def find(found: Sequence[Found], shown: str, step: int | None = None) -> tuple[CheckpointManifest, tuple[str, ...]]:
+def find(
+    found: Sequence[ListedCheckpoint], shown: str, step: int | None = None
+) -> tuple[CheckpointManifest, tuple[str, ...]]:
     """Return the newest complete checkpoint, or the newest one of the step, and a sentence for each newer damaged one.
 
     found: newest first. Raises CheckpointError with a sentence if there is none.
@@ -55,14 +57,14 @@ def find(found: Sequence[Found], shown: str, step: int | None = None) -> tuple[C
     for one in found:
         if step is not None and one.attempt.step != step:
             continue
-        if one.state is FoundState.COMPLETE and one.manifest is not None:
+        if one.state is ListedState.COMPLETE and one.manifest is not None:
             return one.manifest, tuple(passed)
-        if one.state is not FoundState.UNFINISHED:
+        if one.state is not ListedState.UNFINISHED:
             passed.append(f"{one.attempt.folder} is passed over: {one.reason}")
     problem = f"; {passed[0]}" if passed else ""
     if step is None:
         raise CheckpointError(f"{shown} has no complete checkpoint{problem}")
-    complete = list(dict.fromkeys(str(one.attempt.step) for one in found if one.state is FoundState.COMPLETE))
+    complete = list(dict.fromkeys(str(one.attempt.step) for one in found if one.state is ListedState.COMPLETE))
     more = f" and {len(complete) - MOST_NAMED} more" if len(complete) > MOST_NAMED else ""
     steps = f"steps {', '.join(complete[:MOST_NAMED])}{more}" if complete else "none"
     raise CheckpointError(f"{shown} has no complete checkpoint of step {step}{problem}; complete: {steps}")
@@ -77,7 +79,7 @@ class Choice:
 
 
 def choose(
-    found: Iterable[Found],
+    found: Iterable[ListedCheckpoint],
     digest: str,
     *,
     layers: int | None = None,
@@ -92,7 +94,7 @@ def choose(
     """
     passed: list[tuple[CheckpointId, str]] = []
     for one in sorted(found, key=newest_first):
-        if one.state is FoundState.UNFINISHED:
+        if one.state is ListedState.UNFINISHED:
             continue
         reason = _unfit(one, digest, layers, bad)
         if not reason and steps is not None and one.attempt.step > steps:
@@ -103,9 +105,9 @@ def choose(
     return Choice(manifest=None, passed=tuple(passed))
 
 
-def _unfit(one: Found, digest: str, layers: int | None, bad: Collection[CheckpointId]) -> str:
+def _unfit(one: ListedCheckpoint, digest: str, layers: int | None, bad: Collection[CheckpointId]) -> str:
     """Return why it cannot be used; "" if it can."""
-    if one.manifest is None or one.state is not FoundState.COMPLETE:
+    if one.manifest is None or one.state is not ListedState.COMPLETE:
         return one.reason
     if one.attempt in bad:
         return "a file of it is damaged, or what it was made of was wrong"
@@ -121,7 +123,7 @@ GIVEN_UP_SECONDS: Final = 3600.0  # twice the limit for writing a checkpoint: a 
 
 
 def removable(
-    found: Iterable[Found],
+    found: Iterable[ListedCheckpoint],
     keep: int,
     *,
     now: float,
@@ -136,7 +138,7 @@ def removable(
     checkpoint of its step or a later one was written since.
     """
     everything = sorted(found, key=newest_first)
-    complete = [one for one in everything if one.state is FoundState.COMPLETE and _ours(one, digest)]
+    complete = [one for one in everything if one.state is ListedState.COMPLETE and _ours(one, digest)]
     kept = {one.attempt for one in complete[: max(1, keep)]}
     if complete:
         kept.add(max(complete, key=lambda one: one.written or 0.0).attempt)
@@ -151,19 +153,19 @@ def removable(
     )
 
 
-def _is_over(one: Found, complete: list[Found], dead: float, *, ours: bool) -> bool:
+def _is_over(one: ListedCheckpoint, complete: list[ListedCheckpoint], dead: float, *, ours: bool) -> bool:
     """Return whether it may be removed: there are newer ones, it is damaged, or its write was interrupted."""
     match one.state:
-        case FoundState.COMPLETE:
+        case ListedState.COMPLETE:
             return ours
-        case FoundState.DAMAGED:
+        case ListedState.DAMAGED:
             return ours and bool(complete) and one.attempt.step <= complete[0].attempt.step
-        case FoundState.UNFINISHED if one.modified is not None:
+        case ListedState.UNFINISHED if one.modified is not None:
             return one.modified < dead or any(_overtook(other, one) for other in complete)
     return False
 
 
-def _overtook(complete: Found, unfinished: Found) -> bool:
+def _overtook(complete: ListedCheckpoint, unfinished: ListedCheckpoint) -> bool:
     """Return whether a later checkpoint shows that the unfinished attempt was abandoned: its step or a later one was
     written since.
     """
@@ -172,7 +174,7 @@ def _overtook(complete: Found, unfinished: Found) -> bool:
     return complete.attempt.step >= unfinished.attempt.step and written is not None and written > unfinished.modified
 
 
-def _ours(one: Found, digest: str | None) -> bool:
+def _ours(one: ListedCheckpoint, digest: str | None) -> bool:
     """Return whether it belongs to this training, which is assumed if its manifest is damaged."""
     if one.manifest is None:
         return True

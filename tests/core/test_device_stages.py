@@ -13,13 +13,13 @@ from bamboo_core.job.spec import JobSpec, RedundancySpec, TopologySpec, Training
 from bamboo_core.planning.grid import initial_plan, layer_ranges, split_layers
 from bamboo_core.planning.heirs import heirs_may_differ
 from bamboo_core.planning.plan import Cell, Peer, Plan, plan_misfits, plan_problems
-from bamboo_core.planning.splits.devices import (
+from bamboo_core.planning.splits.device_stages import (
     device_layers,
     devices_of,
     expanded,
     folded,
 )
-from bamboo_core.planning.splits.resplit import balanced
+from bamboo_core.planning.splits.resplit_plans import balanced
 from bamboo_core.planning.splits.speeds import WorkEstimate, step_seconds
 from manifest_kit import bamboojob, gpt_task
 from replica_kit import after_loss

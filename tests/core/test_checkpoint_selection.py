@@ -7,30 +7,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo_core.checkpoint.found import DEAD_AFTER_SECONDS, Found, FoundState, choose, find, newest_first, removable
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.manifest import CheckpointError
+from bamboo_core.checkpoint.selection import (
+    DEAD_AFTER_SECONDS,
+    ListedCheckpoint,
+    ListedState,
+    choose,
+    find,
+    newest_first,
+    removable,
+)
 from checkpoint_kit import DIGEST, EPOCH, complete
 
 
 def unfinished(step, id="u", modified=EPOCH):
-    return Found(
-        attempt=CheckpointId(step, id), state=FoundState.UNFINISHED, modified=modified, reason="it was never committed"
+    return ListedCheckpoint(
+        attempt=CheckpointId(step, id), state=ListedState.UNFINISHED, modified=modified, reason="it was never committed"
     )
 
 
 def damaged(step, id="d", **options):
-    return replace(complete(step, id, **options), state=FoundState.DAMAGED, reason="layer-00001.safetensors is missing")
+    return replace(
+        complete(step, id, **options), state=ListedState.DAMAGED, reason="layer-00001.safetensors is missing"
+    )
 
 
 def torn(step, id="t"):
-    return Found(
-        attempt=CheckpointId(step, id), state=FoundState.DAMAGED, reason="the manifest cannot be read", modified=EPOCH
+    return ListedCheckpoint(
+        attempt=CheckpointId(step, id), state=ListedState.DAMAGED, reason="the manifest cannot be read", modified=EPOCH
     )
 
 
 def unreadable(step, id="r"):
-    return Found(attempt=CheckpointId(step, id), state=FoundState.UNREADABLE, reason="permission denied")
+    return ListedCheckpoint(attempt=CheckpointId(step, id), state=ListedState.UNREADABLE, reason="permission denied")
 
 
 def test_a_person_gets_the_newest_or_that_of_a_step():
@@ -125,10 +135,10 @@ def test_a_removal_never_touches_what_a_job_would_resume_from(found, keep):
     gone = set(removable(found, keep, now=NOW))
     before, after = choose(found, DIGEST), choose([one for one in found if one.attempt not in gone], DIGEST)
     assert after.manifest == before.manifest
-    sound = sum(one.state is FoundState.COMPLETE for one in found)
-    left = sum(one.state is FoundState.COMPLETE and one.attempt not in gone for one in found)
+    sound = sum(one.state is ListedState.COMPLETE for one in found)
+    left = sum(one.state is ListedState.COMPLETE and one.attempt not in gone for one in found)
     assert left >= min(sound, max(1, keep))
-    assert not any(one.state is FoundState.UNREADABLE for one in found if one.attempt in gone)
+    assert not any(one.state is ListedState.UNREADABLE for one in found if one.attempt in gone)
     assert removable([one for one in found if one.attempt not in gone], keep, now=NOW) == ()
 
 

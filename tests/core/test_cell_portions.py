@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from bamboo_core.job.spec import RedundancyMode, RedundancySpec
 from bamboo_core.job.training_spec import TrainingSpec
+from bamboo_core.planning.cell_portions import is_settled, keeper, ranges
 from bamboo_core.planning.desired import Urgency
 from bamboo_core.planning.grid import initial_plan
 from bamboo_core.planning.plan import Assignment, Cell, Peer, Plan, Portion, plan_problems
-from bamboo_core.planning.portions import is_settled, keeper, ranges
 from bamboo_core.planning.transitions import improve, takeover
 from replica_kit import view
 

@@ -19,7 +19,7 @@ from bamboo_core.job.spec import JobSpec, PipelineSchedule
 from bamboo_core.planning.grid import grouped, initial_plan, layer_ranges
 from bamboo_core.planning.plan import Assignment, Cell, Peer, Plan, WorkerId
 from bamboo_core.planning.ring import share_nodes
-from bamboo_core.planning.splits.devices import device_layers
+from bamboo_core.planning.splits.device_stages import device_layers
 from bamboo_core.planning.splits.speeds import MOST_WEIGHED_LAYERS, Ranges, WorkEstimate, uneven_split
 from bamboo_core.text import count
 
