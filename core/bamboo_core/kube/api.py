@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -387,6 +387,18 @@ def _only(uid: str, grace_seconds: int | None = None, propagation: str | None = 
     return body
 
 
+@contextlib.contextmanager
+def _absence(codes: Collection[int] = (404,)) -> Iterator[list[ApiError]]:
+    """Go on after a refusal with one of these codes; yield a list that then holds it."""
+    refusals: list[ApiError] = []
+    try:
+        yield refusals
+    except ApiError as error:
+        if error.status not in codes:
+            raise
+        refusals.append(error)
+
+
 # Calls by kind
 
 
@@ -412,10 +424,7 @@ class KubeApi:
     # jobs
 
     async def job(self, namespace: str, name: str) -> Object:
-        try:
-            return await self.call("GET", job_path(namespace, name))
-        except ApiError as error:
-            raise await self._explained(error, namespace, name) from None
+        return await self._call_job("GET", namespace, name)
 
     async def jobs(self, namespace: str | None) -> list[Object]:
         """Return the BambooJobs of the namespace; None: of all namespaces."""
@@ -426,23 +435,27 @@ class KubeApi:
 
     async def apply_job(self, namespace: str, document: Object, *, force: bool, dry_run: bool = False) -> Object:
         """Create the job, or merge the document into the existing one."""
-        name = document["metadata"]["name"]
         query = {"fieldManager": MANAGER, "force": str(force).lower()} | ({"dryRun": "All"} if dry_run else {})
-        try:
-            return await self.call("PATCH", job_path(namespace, name), document, query, APPLY)
-        except ApiError as error:
-            raise await self._explained(error, namespace, name) from None
+        return await self._call_job("PATCH", namespace, document["metadata"]["name"], document, query, APPLY)
 
     async def patch_job(self, namespace: str, name: str, body: Object) -> Object:
-        try:
-            return await self.call("PATCH", job_path(namespace, name), body, {"fieldManager": MANAGER}, MERGE)
-        except ApiError as error:
-            raise await self._explained(error, namespace, name) from None
+        return await self._call_job("PATCH", namespace, name, body, {"fieldManager": MANAGER}, MERGE)
 
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:
         """Delete the job with that UID, and in the background everything it owns."""
+        await self._call_job("DELETE", namespace, name, _only(uid, propagation="Background"))
+
+    async def _call_job(
+        self,
+        verb: str,
+        namespace: str,
+        name: str,
+        body: Object | None = None,
+        query: Mapping[str, str] | None = None,
+        kind: str = JSON,
+    ) -> Object:
         try:
-            await self.call("DELETE", job_path(namespace, name), _only(uid, propagation="Background"))
+            return await self.call(verb, job_path(namespace, name), body, query, kind)
         except ApiError as error:
             raise await self._explained(error, namespace, name) from None
 
@@ -515,16 +528,8 @@ class KubeApi:
 
     async def nodes(self, names: set[str]) -> dict[str, Object]:
         """Return the existing nodes of these names, by name; none if the user may not read nodes."""
-        answers = await asyncio.gather(*(self._node(name) for name in sorted(names)))
+        answers = await asyncio.gather(*(self.find(node_path(name), (403, 404)) for name in sorted(names)))
         return {node["metadata"]["name"]: node for node in answers if node}
-
-    async def _node(self, name: str) -> Object | None:
-        try:
-            return await self.call("GET", node_path(name))
-        except ApiError as error:
-            if error.status in (403, 404):
-                return None
-            raise
 
     async def log(self, namespace: str, pod: str, query: Mapping[str, str]) -> AsyncGenerator[str, None]:
         async with contextlib.aclosing(self._connection.lines(f"{pod_path(namespace, pod)}/log", query)) as lines:
@@ -552,13 +557,9 @@ class KubeApi:
     async def count_event(self, namespace: str, name: str, count: int, last: str) -> bool:
         """Update an event's count and last time. Return False if the event is gone."""
         body = {"count": count, "lastTimestamp": last}
-        try:
+        with _absence() as gone:
             await self.call("PATCH", f"{_events(namespace)}/{name}", body, kind=MERGE)
-        except ApiError as error:
-            if error.status == 404:
-                return False
-            raise
-        return True
+        return not gone
 
     # objects that belong to a job
 
@@ -656,26 +657,20 @@ class KubeApi:
                 return items
             asked["continue"] = following
 
-    async def find(self, path: str) -> Object | None:
-        """Return the object at that path; None if there is none."""
-        try:
+    async def find(self, path: str, absent: Collection[int] = (404,)) -> Object | None:
+        """Return the object at that path; None if there is none. absent: the codes of answers that say so."""
+        with _absence(absent):
             return await self.call("GET", path)
-        except ApiError as error:
-            if error.status == 404:
-                return None
-            raise
+        return None
 
     async def uid_of(self, path: str) -> str | None:
         """Return the UID of the object at that path; None if there is none. Lists that object alone: the watches need
         permission to list anyway, but not to get.
         """
         collection, _, name = path.rpartition("/")
-        try:
+        found: Object = {}
+        with _absence():  # of the whole kind
             found = await self.call("GET", collection, query={"fieldSelector": f"metadata.name={name}"})
-        except ApiError as error:
-            if error.status == 404:  # the kind does not exist
-                return None
-            raise
         uids = (str((item.get("metadata") or {}).get("uid")) for item in found.get("items") or ())
         return next(uids, None)
 
@@ -685,8 +680,5 @@ class KubeApi:
 
     async def _delete(self, path: str) -> None:
         """Delete the object at that path, if it exists."""
-        try:
+        with _absence():
             await self.call("DELETE", path)
-        except ApiError as error:
-            if error.status != 404:
-                raise
