@@ -1,4 +1,4 @@
-"""Writes the CRD in this folder: `make docs`. A test fails if the committed file is stale.
+"""Generator of the CRD in this folder, run by `make docs`. A test fails if the committed file is stale.
 
 The spec's schema is made from `bamboo_core.job.spec.JobSpec`: forms, bounds and defaults are in its annotations,
 descriptions below its fields, rules in `bamboo_core.job.manifest_rules`, whose functions become CEL. The status's is
@@ -48,7 +48,7 @@ COMES_AND_GOES = "can come or go only while the job is suspended"
 
 
 def crd(frame: dict[str, Any]) -> dict[str, Any]:
-    """The frame with the schemas of spec and status."""
+    """Return the frame with the schemas of spec and status."""
     (version,) = frame["spec"]["versions"]
     spec = object_schema(JobSpec)
     spec[VALIDATIONS] += [*_suspended_rules(JobSpec, "")]
@@ -61,7 +61,7 @@ def crd(frame: dict[str, Any]) -> dict[str, Any]:
 
 
 def text(document: dict[str, Any]) -> str:
-    """Return what crds/bamboojob.yaml has to say."""
+    """Return the text of crds/bamboojob.yaml."""
     return HEAD + yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
 
 
@@ -73,7 +73,7 @@ def stored_default(one: ApiField) -> Any:
 
 
 def object_schema(kind: type) -> Schema:
-    """The schema of such an object, but for its description, which is the field's that it is in."""
+    """Return the schema of an object of that type, without a description: the field that holds it has one."""
     fields = api_fields(kind)
     required = [one.name for one in fields if one.required]
     rules = [*_rules(kind), *_kept_if_absent(fields)]
@@ -117,7 +117,7 @@ def _has_defaults(schema: Schema) -> bool:
 
 
 def _may_be_absent(one: ApiField) -> bool:
-    """Can an object be stored without it? Then a rule of its own would not see that it comes or goes."""
+    """Return whether objects may be stored without the field. A rule of the field would not see it come or go."""
     if isinstance(one.form, Object):
         return one.form.optional
     return not one.required and stored_default(one) is None
@@ -133,7 +133,7 @@ def _rules(kind: type) -> Iterator[Schema]:
 
 
 def _kept_if_absent(fields: tuple[ApiField, ...]) -> Iterator[Schema]:
-    """Those by which what may be absent cannot change."""
+    """Yield the rules that keep fixed fields that may be absent."""
     for one in fields:
         if Mark.FIXED in one.marks and _may_be_absent(one):
             yield {"rule": _same(one, one.name), "fieldPath": f".{one.name}", "message": CANNOT_CHANGE}
@@ -146,7 +146,9 @@ def _same(one: ApiField, path: str) -> str:
 
 
 def _suspended_rules(kind: type, above: str) -> Iterator[Schema]:
-    """Those of what can change only while the job is suspended; of the whole spec, which says whether it is."""
+    """Yield the rules for fields that can change only while the job is suspended. They belong to the whole
+    spec, because it has `suspend`.
+    """
     for one in api_fields(kind):
         path = f"{above}{one.name}"
         inside = api_fields(one.form.kind) if isinstance(one.form, Object) else ()
@@ -178,19 +180,19 @@ OPERATORS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """An expression in CEL. kind: of an object of the API, or of the objects in a list."""
+    """An expression in CEL. kind: the type of the object, or of the objects in the list, that it denotes."""
 
     text: str
     kind: type | None = None
     binds: int = PRIMARY
 
     def within(self, binds: int) -> str:
-        """The text, in parentheses where it binds less tightly."""
+        """Return the text, in parentheses if it binds less tightly."""
         return self.text if self.binds >= binds else f"({self.text})"
 
 
 def cel(function: Callable[..., Any], *arguments: Term) -> Term:
-    """What a function of `manifest_rules`, or a property, returns for these arguments."""
+    """Return the CEL of a function of `manifest_rules`, or of a property, for these arguments."""
     (definition,) = ast.parse(dedent(inspect.getsource(function))).body
     assert isinstance(definition, ast.FunctionDef)
     *_, last = definition.body
@@ -202,7 +204,7 @@ def cel(function: Callable[..., Any], *arguments: Term) -> Term:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """Translates the expressions of a function. outside: its module's names. names: its arguments."""
+    """Translator of a function's expressions. outside: its module's names. names: its arguments."""
 
     outside: Mapping[str, Any]
     names: Mapping[str, Term]
@@ -247,7 +249,7 @@ class Translation:
 
 
 def field_of(term: Term, attribute: str) -> Term:
-    """A field of an object of the API, or what a property of its type comes to."""
+    """Return the CEL of an object's field, or of a property of its type."""
     assert term.kind is not None
     for one in api_fields(term.kind):
         if one.attribute == attribute:
@@ -264,7 +266,7 @@ def literal(value: str | int) -> Term:
 
 
 def status_schema(hint: Any) -> Schema:
-    """The schema of a type annotation of the status."""
+    """Return the schema of a type annotation of the status."""
     kind, inside = get_origin(hint) or hint, get_args(hint)
     if kind in SCALARS:
         return dict(SCALARS[kind])
@@ -292,7 +294,7 @@ def status_schema(hint: Any) -> Schema:
 
 @cache
 def descriptions(kind: type) -> dict[str, str]:
-    """The texts below the type's fields."""
+    """Return the texts below a type's fields."""
     (tree,) = ast.parse(inspect.getsource(kind)).body
     assert isinstance(tree, ast.ClassDef)
     found = {}
@@ -304,12 +306,12 @@ def descriptions(kind: type) -> dict[str, str]:
 
 
 def class_description(kind: type) -> str:
-    """The first paragraph of its docstring."""
+    """Return the first paragraph of a type's docstring."""
     return " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes long texts folded, and all else as PyYAML does."""
+    """YAML writer that folds long texts."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

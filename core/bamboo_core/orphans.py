@@ -1,8 +1,8 @@
-"""Orphans: processes whose parent died first, which process adopts them, and how they are ended. Linux only.
+"""Orphans, processes whose parent died first: who adopts them, and how they are ended. Linux only.
 
-A task's processes may start others in sessions and groups of their own and detach them; and a killed parent's children
-are not told. But every process has a parent, and an orphan's is the nearest living ancestor that adopts. So a process
-that must end all descendants of its children adopts orphans, and looks at its own children.
+A task's processes may start others in sessions and groups of their own, and a killed parent's children get no signal.
+But every process has a parent; an orphan's parent is the nearest living ancestor that adopts. So a process that must
+end all descendants of its children adopts orphans, and looks at its own children.
 """
 
 import contextlib

@@ -93,7 +93,7 @@ def _shown(error: UnicodeError) -> tuple[bytes, int]:
 
 
 def give_up(stream: TextIO | io.FileIO) -> None:
-    """Discard everything written to the stream from now on, and what is buffered, without errors."""
+    """Discard the buffer of a stream, and everything written to it from now on, without errors."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

@@ -78,7 +78,7 @@ def size(number: float) -> str:
 
 
 def printable(text: str, *, colours: bool = False) -> str:
-    """Remove what a terminal would obey, so foreign text cannot move the cursor. colours: keep colour codes."""
+    """Remove control characters, so that foreign text cannot move the terminal's cursor. colours: keep colour codes."""
     parts = _COLOUR.split(text)
     kept = _COLOUR.findall(text) if colours else [""] * (len(parts) - 1)
     clean = ["".join(c if c.isprintable() or c == "\t" else " " for c in part) for part in parts]

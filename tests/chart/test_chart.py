@@ -1,4 +1,4 @@
-"""What the chart renders, and that it is what the rest of the repository says."""
+"""The objects that the chart renders, compared with the rest of the repository."""
 
 import json
 import re
@@ -185,7 +185,7 @@ def test_the_operators_flags_follow_the_values(rendered: dict[str, list[Json]]) 
 
 
 def test_the_operator_holds_the_lease_under_its_pods_name(chart: Helm) -> None:
-    """On a host's network the host's name is not the pod's."""
+    """The host's name is no identity: on a host's network it differs from the pod's."""
     documents = chart.template({"env": [{"name": "A", "value": "b"}]}, release="b")
     found = container(documents)
     assert "--lease=bamboo-system/b-bamboo-operator" in found["args"]
@@ -270,7 +270,7 @@ def test_monitors_find_what_they_measure(rendered: dict[str, list[Json]]) -> Non
 
 
 def test_rules_and_dashboards_arrive_as_they_are(rendered: dict[str, list[Json]]) -> None:
-    """Prometheus' own braces, too."""
+    """Helm must not take Prometheus' braces for its own."""
     documents = rendered["everything"]
     rules = [document["spec"] for document in documents if document["kind"] == "PrometheusRule"]
     assert rules == [yaml.safe_load((LINKED / "alerts.yaml").read_text())]

@@ -1,4 +1,4 @@
-"""Who may do what with the chart installed: rights, the pod's bounds, the network, keys and certificates."""
+"""Security of the chart: rights, the pod's bounds, the network, keys and certificates."""
 
 import base64
 import json
@@ -89,7 +89,7 @@ def test_users_get_their_rights_with_the_clusters_own_roles(rendered: dict[str, 
 
 
 def test_the_pod_is_restricted(rendered: dict[str, list[Json]]) -> None:
-    """The Pod Security Standard of that name, and more."""
+    """The operator's pod meets the Pod Security Standard *restricted*, and more."""
     for name, documents in rendered.items():
         pod = one(documents, "Deployment")["spec"]["template"]["spec"]
         own = pod["containers"][0]["securityContext"]
@@ -151,7 +151,7 @@ def test_the_key_is_long_and_another_one_each_time(chart: Helm, rendered: dict[s
 
 
 def test_what_running_jobs_need_outlives_the_release(rendered: dict[str, list[Json]]) -> None:
-    """The certificate need not: another one is made with the authority."""
+    """The certificate may go, because Helm makes another one with the authority."""
     secrets = {
         document["metadata"]["name"]: document["metadata"]
         for document in rendered["default"]
@@ -197,7 +197,7 @@ def test_workers_trust_the_certificate_under_its_names_only(
 
 
 def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> str:
-    """Why the client does not trust the server; empty if it does."""
+    """Return why the client does not trust the server; "" if it does."""
     here, there = socket.socketpair()
     for end in (here, there):
         end.settimeout(10)
@@ -221,7 +221,7 @@ def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> st
 
 
 def test_the_certificates_authority_is_no_ones_but_helms(rendered: dict[str, list[Json]]) -> None:
-    """No pod mounts it."""
+    """No pod mounts the authority's key."""
     pod = one(rendered["default"], "Deployment")["spec"]["template"]["spec"]
     mounted = [volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume]
     assert mounted == ["bamboo-operator-key", "bamboo-operator-tls"]

@@ -1,4 +1,4 @@
-"""The chart's values: each one documented, and what is wrong with them is said."""
+"""The chart's values: their documentation, and the messages about wrong ones."""
 
 import json
 import re
@@ -24,7 +24,7 @@ KEY = re.compile(r"( *)([A-Za-z]\w*):")
 
 
 def comments(text: str) -> Iterator[tuple[str, str]]:
-    """The path of each value that has a comment right above it, and the comment."""
+    """Yield the path and the comment of each value that has a comment right above it."""
     stack: list[tuple[int, str]] = []
     comment: list[str] = []
     for line in text.splitlines():
@@ -58,7 +58,7 @@ UNDOCUMENTED = {
 
 
 def sections(schema: Json, path: str = "") -> Iterator[tuple[str, Json]]:
-    """The objects of the schema whose fields are named, by their paths."""
+    """Yield the path and the properties of each object in the schema."""
     if "properties" in schema:
         assert schema["additionalProperties"] is False, path
         yield path, schema["properties"]

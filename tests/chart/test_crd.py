@@ -1,4 +1,4 @@
-"""The CRD by itself: every Kubernetes takes it, every field is documented and bounded."""
+"""The CRD by itself: every version of Kubernetes accepts it, every field is documented and bounded."""
 
 import json
 import re
@@ -25,14 +25,15 @@ def test_kubernetes_takes_it(version: str) -> None:
 
 
 def test_it_fits_into_an_annotation_of_kubectl_apply() -> None:
-    """As JSON, and half of it to spare."""
+    """The CRD as JSON fills at most half of the annotation."""
     assert len(json.dumps(CRD, separators=(",", ":"))) < 262_144 / 2
 
 
 def test_a_server_refuses_what_a_spec_says_with_a_sentence() -> None:
-    """Of a pattern it says nothing but the pattern, and of anyOf that no schema fits; a rule has a message.
+    """An API server's message about a pattern has only the pattern, and about anyOf only that no schema fits. So texts
+    have rules, with messages.
 
-    A quantity keeps its pattern: the server ignores how long it may be, and would refuse the CRD for a rule's cost.
+    A quantity keeps its pattern: the server ignores its maximum length, and would refuse the CRD for a rule's cost.
     """
     for path, node in NODES.items():
         assert "anyOf" not in node, path
@@ -41,7 +42,7 @@ def test_a_server_refuses_what_a_spec_says_with_a_sentence() -> None:
 
 
 def json_path(path: str) -> Mapping[str, Any]:
-    """A filter on conditions has to name one that there is."""
+    """Return the schema at a column's path. Fails if a filter names an unknown condition."""
     for condition in re.findall(r'\[\?\(@\.type=="(\w+)"\)\]', path):
         assert condition in CONDITIONS
     return NODES[re.sub(r"\[\?.*?\)\]", "[]", path).removeprefix(".")]

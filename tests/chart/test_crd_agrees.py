@@ -1,4 +1,4 @@
-"""What the parser takes the API server takes, and the other way round."""
+"""Agreement of parser and CRD: both accept the same manifests."""
 
 import re
 from typing import Any
@@ -64,7 +64,7 @@ def test_any_good_manifest_is_good_for_both_with_and_without_defaults(document: 
 
 
 def places(value: Any, path: Path) -> list[Path]:
-    """Every place in the value, outermost first."""
+    """Return every path in the value, outermost first."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(place for name, held in inner for place in places(held, (*path, name)))]
 

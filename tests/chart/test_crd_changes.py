@@ -1,4 +1,4 @@
-"""What of a job may change after it was created, and what only while it is suspended."""
+"""Edits of a BambooJob: fields that may change, some of them only while the job is suspended."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from manifest_kit import minimal
 
 @pytest.mark.parametrize(("path", "value", "refusal"), EDITS)
 def test_a_running_job_changes_only_where_it_may(path: str, value: Any, refusal: str) -> None:
-    """Whether the field comes up or goes; the parser agrees, as on a server that judges no rules."""
+    """Setting and removing a field are judged alike, by the CRD's rules and by `edits`."""
     old, new = minimal(), put(minimal(), ("spec", *path.split(".")), value)
     assert refusals(new) == []
     assert refusals(new, old) == refusals(old, new) == ([refusal] if refusal else [])
@@ -25,7 +25,7 @@ def test_a_running_job_changes_only_where_it_may(path: str, value: Any, refusal:
 
 @pytest.mark.parametrize(("path", "value", "refusal"), [edit for edit in EDITS if edit[2]])
 def test_a_suspended_job_keeps_what_needs_a_new_job(path: str, value: Any, refusal: str) -> None:
-    """Already suspended, or suspended by the same change, or started by it."""
+    """The job is suspended before the edit, or by it, or the edit starts it."""
     old, new = minimal(), put(minimal(), ("spec", *path.split(".")), value)
     expected = [] if SUSPENDED in refusal else [refusal]
     assert refusals(suspended(new), suspended(old)) == expected

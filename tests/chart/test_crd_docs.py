@@ -1,4 +1,4 @@
-"""The CRD is what the types of a BambooJob say now, and docs/api.md what the CRD says."""
+"""The CRD and docs/api.md are as their generators write them now."""
 
 import re
 import runpy

@@ -1,4 +1,4 @@
-"""Dashboards and alerts as files: not stale, complete, about metrics that exist; and the alerts under promtool."""
+"""Dashboards and alerts: files as generated, metrics that exist, and the alerts under promtool."""
 
 import contextlib
 import json
@@ -33,7 +33,7 @@ def dashboard(name: str) -> dict[str, Any]:
 
 
 def panels(name: str) -> Iterator[dict[str, Any]]:
-    """The panels of a dashboard without the rows' headings."""
+    """Yield the panels of a dashboard without the rows' headings."""
     yield from (panel for panel in dashboard(name)["panels"] if panel["type"] != "row")
 
 
@@ -80,7 +80,7 @@ def _fetch(cache: Path) -> None:
 
 
 def promtool(*arguments: str, stdin: str | None = None) -> str:
-    """What it says. Fails the test if it does not like what it is given."""
+    """Return promtool's output. Fails the test if promtool refuses its input."""
     done = subprocess.run(
         [binary("promtool"), *arguments], input=stdin, capture_output=True, text=True, timeout=60, check=False
     )
@@ -98,7 +98,7 @@ def test_the_committed_dashboards_are_not_stale(tmp_path: Path) -> None:
 
 
 def _metrics(expr: str) -> list[tuple[Metric, set[str]]]:
-    """The metrics in a query, and the labels by which it chooses."""
+    """Return the metrics in a query, and the labels by which it selects."""
     known = {name: metric for metric in EVERY_METRIC for name in _series(metric)}
     found = []
     for name, selector in re.findall(r"\b(bamboo_\w+)(?:{([^}]*)})?", expr):

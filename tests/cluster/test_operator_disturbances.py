@@ -105,8 +105,9 @@ def test_the_operator_is_killed_at_eleven_places_of_a_jobs_life(
 
     def until_replaced(victim: str) -> None:
         job.wait(
-            lambda s: victim not in json.loads(s["plan"])["pipelines"][0]
-            and condition(s, "Degraded")["status"] == "False"
+            lambda s: (
+                victim not in json.loads(s["plan"])["pipelines"][0] and condition(s, "Degraded")["status"] == "False"
+            )
         )
 
     job = Job(installed.api, namespace, paced)

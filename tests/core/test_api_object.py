@@ -1,4 +1,4 @@
-"""Objects of the API as frozen values: read, and written as they were."""
+"""Objects of the Kubernetes API, read and written."""
 
 from datetime import UTC, datetime
 

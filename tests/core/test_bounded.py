@@ -1,4 +1,4 @@
-"""How long a store is waited for."""
+"""Time limits and retries of calls to a store, and secrets in their errors."""
 
 import threading
 import time
@@ -35,7 +35,7 @@ def test_a_store_that_hangs_is_left_after_a_while():
 
 
 def test_a_call_that_returns_leaves_no_thread():
-    """Not even one that is about to end: what it has to leave behind itself takes a while here."""
+    """Also if the thread's locals take a while to be removed."""
     kept = threading.local()
 
     class Slow:

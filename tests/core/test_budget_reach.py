@@ -1,4 +1,4 @@
-"""How far a budget gets, and what is said of it."""
+"""The reach of a budget: sentences about its money and its date."""
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -67,7 +67,7 @@ def test_a_date_in_the_past_is_a_warning() -> None:
 
 
 def test_a_manifest_says_for_how_long_its_money_lasts(tmp_path: Path) -> None:
-    """Two workers of 2 an hour."""
+    """The job has two workers, each for 2 an hour."""
     spec = minimal()["spec"] | {
         "nodePools": [{"name": "spot", "pricePerHour": "2"}, {"name": "b", "pricePerHour": "9"}]
     }

@@ -1,4 +1,4 @@
-"""Pipelines of one stage: whose workers run which microbatches of one that is lost."""
+"""Portions: the workers that share the microbatches of a lost cell."""
 
 from collections import Counter
 from dataclasses import replace
@@ -45,7 +45,7 @@ def after(plan: Plan, *dead: str, leaving: tuple[str, ...] = ()) -> Plan:
 
 
 def run_by(plan: Plan) -> dict[int, str]:
-    """Who runs each microbatch of a step."""
+    """Return the worker of each microbatch of a step."""
     found: dict[int, str] = {}
     for cell in plan.cells():
         assignment = plan.at(cell)
@@ -61,7 +61,7 @@ def run_by(plan: Plan) -> dict[int, str]:
 def test_every_microbatch_has_somebody_and_nobody_has_much_more(
     pipelines: int, groups: int, data: st.DataObject
 ) -> None:
-    """Whoever is lost, one after the other; what a living worker runs, it goes on with."""
+    """Workers are lost one after the other, in any order; living workers keep their microbatches."""
     plan = planned(pipelines, microbatches=groups, groups=groups)
     order = data.draw(st.permutations(sorted(plan.worker_ids())))
     for dead in order[:-1]:

@@ -1,4 +1,4 @@
-"""Manifests of checkpoints: what was written is read, and nothing else is."""
+"""Manifests of checkpoints: sound files are read, all others are refused."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ MANIFEST = make_manifest(CheckpointId(200, "5f0c"))
 
 
 def sealed(document: dict, form: int = 1) -> bytes:
-    """With the right checksum, whatever it says."""
+    """Return a manifest's file with a right checksum, for any content."""
     inner = json.dumps(document).encode()
     head = json.dumps({"format": form, "sha256": hashlib.sha256(inner).hexdigest()})
     return head[:-1].encode() + b', "manifest": ' + inner + b"}"

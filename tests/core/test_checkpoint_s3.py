@@ -1,4 +1,4 @@
-"""Checkpoints in an S3 server: a real one of the protocol, on the loopback interface, asked by the real client."""
+"""Checkpoints in a server of the S3 protocol on the loopback interface, by the real client."""
 
 import logging
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ def endpoint():
 
 @pytest.fixture
 def client(endpoint, monkeypatch, tmp_path):
-    """Of an empty server. What this machine knows of AWS is not used."""
+    """A client of an empty server. AWS settings of this machine are not used."""
     for name, value in {
         "AWS_ACCESS_KEY_ID": "anybody",
         "AWS_SECRET_ACCESS_KEY": SECRET,

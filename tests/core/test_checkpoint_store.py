@@ -1,4 +1,4 @@
-"""Checkpoints are written, committed, listed, read and removed: in a folder, and in a store that has objects."""
+"""The checkpoint store in a folder and in an object store: write, commit, list, read, remove."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ from checkpoint_kit import IMPATIENT, FaultyFileSystem, faulty_store, layer_byte
 
 @pytest.fixture(params=["folder", "objects"])
 def place(request, tmp_path):
-    """The store, and its files for what a test does behind its back."""
+    """A store, and its files, which tests change without the store."""
     if request.param == "folder":
         return CheckpointStore(str(tmp_path / "a" / "run"), IMPATIENT), LocalFiles(str(tmp_path / "a" / "run"))
     filesystem = FaultyFileSystem()

@@ -1,4 +1,4 @@
-"""What is said of errors: always something."""
+"""Error messages are never empty."""
 
 import os
 

@@ -36,7 +36,7 @@ async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
 
 
 class Channel:
-    """A server and what it heard."""
+    """A control server that keeps its events."""
 
     def __init__(self, token: str = "right", heartbeat: float = 5.0) -> None:
         self.events: list[ChannelEvent] = []

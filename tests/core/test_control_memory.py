@@ -1,4 +1,4 @@
-"""What workers say of their memory: on its way to the coordinator, and there."""
+"""Workers' reports of memory, at the coordinator."""
 
 from bamboo_core.control.memory import Memory
 from bamboo_core.control.protocol import Heartbeat, Received

@@ -1,4 +1,4 @@
-"""Plans for workers with several devices: what each device runs, and that nothing else about a plan changes."""
+"""Plans for workers with several devices: the layers of each device; the rest of the plan stays."""
 
 from dataclasses import replace
 
@@ -102,7 +102,7 @@ def test_a_heavy_layer_leaves_a_stage_a_layer_for_each_device() -> None:
 
 
 def test_layers_are_balanced_over_the_devices_of_slow_workers() -> None:
-    """The second worker takes three times as long, with all of its devices."""
+    """All devices of the second worker take three times as long."""
     spec, plan = job(2, 2), planned([1.0] * 16, 2, 1, 1, 2)
     work = WorkEstimate((1.0,) * 16, {plan.at(Cell(0, 1)).owner: 3.0})
     assert balanced(plan, spec, work) == ((0, 12), (12, 16))

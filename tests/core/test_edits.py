@@ -1,4 +1,4 @@
-"""What of an edited spec a running job takes over, and which jobs have the same numbers."""
+"""Edits that a running job follows, and the digest of a training's numbers."""
 
 from typing import Any
 
@@ -60,7 +60,7 @@ ALL_BF16 = dict.fromkeys(("precision", "parameterPrecision", "boundaryPrecision"
     ],
 )
 def test_checkpoints_that_are_there_keep_their_digest(training: dict[str, Any], digest: str) -> None:
-    """No change of the types may change it: a job would not find its checkpoints again."""
+    """A change of the types must not change the digest: a job would not find its checkpoints again."""
     document = minimal()
     document["spec"]["training"] |= training
     assert numbers_digest(parse_manifest(document)) == digest
@@ -96,7 +96,7 @@ def test_a_running_job_takes_over_what_changes_no_numbers_and_names_the_rest(
 
 @pytest.mark.parametrize("stages", [1, 4])
 def test_a_number_of_stages_for_stages_that_are_chosen_is_refused_by_its_name(stages: int) -> None:
-    """And the other way round."""
+    """An edit in the other direction is refused by the same name."""
     chosen, fixed = (
         parse_manifest(edited(topology=topology, elastic={"maxWorkers": 8})) for topology in ({}, {"stages": stages})
     )

@@ -1,4 +1,4 @@
-"""What evaluations say of a training."""
+"""Evaluations: the best state, and the evaluations since it."""
 
 import pytest
 

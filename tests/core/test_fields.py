@@ -1,4 +1,4 @@
-"""Fields that are misspelt or at the wrong level: what was probably meant, and in which line."""
+"""Fields that are misspelt or at the wrong level: suggestions and line numbers."""
 
 import re
 from typing import Any
@@ -16,7 +16,7 @@ ELASTIC = "unknown field, did you mean spec.elastic?"
 
 
 def problems(**spec: Any) -> list[str]:
-    """Of the minimal job with these fields; None takes one away."""
+    """Return the problems of the minimal job with these fields; None removes a field."""
     document = yaml.safe_load(MINIMAL)
     document["spec"] = {key: value for key, value in {**document["spec"], **spec}.items() if value is not None}
     with pytest.raises(ManifestError) as caught:

@@ -1,4 +1,4 @@
-"""The order of a step's sum of gradients: the same for any number of pipelines."""
+"""The order in which a step's gradients are summed, equal for any number of pipelines."""
 
 from itertools import pairwise
 
@@ -12,14 +12,14 @@ from bamboo_core.planning.grid import make_layout
 
 
 class Term(str):
-    """Shows in which order it was summed."""
+    """A summand that shows the order of its sum."""
 
     def __add__(self, other: str) -> "Term":
         return Term(f"({self}+{other})")
 
 
 def summed(groups: int, share: SumNode) -> dict[SumNode, Term]:
-    """What a pipeline is left with that adds up its groups one after the other, and whatever then is one node."""
+    """Return a pipeline's sums, after it has added its groups in order and merged all whole nodes."""
     done: list[tuple[SumNode, Term]] = []
     for group in range(share.first, share.end):
         done.append((SumNode(group, group + 1), Term(group)))
@@ -31,7 +31,7 @@ def summed(groups: int, share: SumNode) -> dict[SumNode, Term]:
 
 @st.composite
 def layouts(draw: st.DrawFn) -> tuple[int, int, int]:
-    """Microbatches, groups, pipelines."""
+    """Draw numbers of microbatches, groups and pipelines."""
     microbatches = draw(st.integers(1, 70))
     groups = draw(st.integers(1, microbatches))
     return microbatches, groups, draw(st.integers(1, groups))

@@ -1,4 +1,4 @@
-"""Where things go at the start: layers to stages, microbatches to pipelines, workers to cells."""
+"""Initial assignments: layers to stages, microbatches to pipelines, roles of workers."""
 
 import itertools
 import re
@@ -72,7 +72,7 @@ def test_a_split_that_the_manifest_gives_is_kept_whatever_the_layers_cost() -> N
 
 
 def by_definition(costs: list[float], stages: int) -> tuple[tuple[int, int], ...]:
-    """Every place for every cut: the cheapest worst stage, and of those that have it the earliest last cut."""
+    """Return the split by trying every cut: least costliest stage, then the earliest last cut."""
     total = [0.0, *itertools.accumulate(costs)]
     best = {(0, 0): 0.0}
     cut: dict[tuple[int, int], int] = {}
@@ -99,7 +99,7 @@ def test_the_split_is_the_one_of_the_definition_to_the_last_cut(costs: list[floa
 
 @pytest.mark.parametrize("kind", ["equal", "random", "steep", "nothing"])
 def test_a_model_of_ten_thousand_layers_is_split_at_once(kind: str) -> None:
-    """In the loop that all jobs of an operator share. It takes less than 20 ms; the limit is for a busy machine."""
+    """All jobs of an operator share one loop. A split takes less than 20 ms; the limit is for a busy machine."""
     random = Random(0)
     cost = {"equal": lambda: 1.0, "random": random.random, "nothing": lambda: 0.0}
     steep = [10.0 ** random.randint(-300, 20) for _ in range(10_000)]

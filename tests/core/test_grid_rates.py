@@ -1,4 +1,4 @@
-"""Which grids workers can run, and which of them is the fastest."""
+"""Grid rates: the grids that workers can run, and the fastest of them."""
 
 from dataclasses import replace
 from typing import Any
@@ -26,7 +26,7 @@ def elastic_job(workers: int, microbatches: int, stages: int | None = None, **el
 
 
 def figures_of(seconds: list[float], rate: float) -> ModelFigures:
-    """Layers whose forwards take that long, and a network of so many bytes a second."""
+    """Return figures of layers with these seconds per forward. rate: bytes per second of a connection."""
     layers = tuple(
         Layer(forward=one, backward=2 * one, parameters=400, optimizer=800, gradients=400, boundary=100)
         for one in seconds
@@ -54,7 +54,7 @@ def test_the_fastest_of_each_number_of_stages_are_those_of_all_grids(
     scale: float,
     measured: list[tuple[int, float]],
 ) -> None:
-    """Although most steps are not executed, and whatever was measured."""
+    """Although GridRates executes few steps, and with any measured seconds."""
     spec = elastic_job(9, microbatches)
     figures = figures_of(seconds, rate)
     model = GridRates(figures, spec, memory)
@@ -144,7 +144,7 @@ def test_a_grid_whose_workers_lack_memory_is_none(mode: str) -> None:
 def test_a_step_is_that_of_a_whole_plan_to_the_last_digit(
     mode: str, seconds: list[float], workers: int, microbatches: int, rate: float, devices: int, reproducible: bool
 ) -> None:
-    """Of pipelines that are all alike only one of each number of microbatches is looked at."""
+    """GridRates executes one pipeline of each number of microbatches, StepModel all of a plan."""
     spec = parse_manifest(
         manifest(None, None, microbatches, mode, elastic={"maxWorkers": 9}, worker={"devices": devices})
     )
@@ -165,8 +165,8 @@ def test_a_step_is_that_of_a_whole_plan_to_the_last_digit(
 
 
 def test_grids_share_a_split_only_if_their_workers_need_the_same_memory() -> None:
-    """Of 30 microbatches in 20 groups one of 16 pipelines runs up to 4, and each of 20 no more than 2; even shares of
-    both are 2, rounded up.
+    """With 30 microbatches in 20 groups, a pipeline runs up to 4 of them on 16 pipelines and up to 2 on 20. Even shares
+    of both would be 2.
     """
     document = manifest(4, None, 30, elastic={"maxWorkers": 80})
     document["spec"]["training"]["gradientGroups"] = 20

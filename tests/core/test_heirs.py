@@ -1,4 +1,4 @@
-"""Who goes on with the stages of workers that are lost at the same time."""
+"""Heirs of stages whose workers are lost at the same time."""
 
 import itertools
 

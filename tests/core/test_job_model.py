@@ -1,4 +1,4 @@
-"""A type of the API is read by what its annotations say, and by nothing else."""
+"""The generic reader of the API's types, by their annotations."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -138,7 +138,7 @@ def test_what_has_to_be_there_is_missed(document: Any, missing: list[str]) -> No
 
 
 def test_marks_say_what_they_can_say() -> None:
-    """FREE is of fields whose object is not; what is FIXED is not also one that changes while the job is suspended."""
+    """FREE marks fields of an object that is not free itself; no field is both FIXED and WHILE_SUSPENDED."""
     for one in api_fields(JobSpec):
         inside = api_fields(one.form.kind) if hasattr(one.form, "kind") else ()
         assert not one.marks >= {Mark.FIXED, Mark.WHILE_SUSPENDED}

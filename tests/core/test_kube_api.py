@@ -1,4 +1,4 @@
-"""The way to an API server: who asks, limits and counts of calls, and what is said of refusals."""
+"""The Kubernetes client: credentials, limits and counts of calls, and messages about refusals."""
 
 import asyncio
 import base64
@@ -30,7 +30,7 @@ print(json.dumps({"apiVersion": os.environ["SPOKEN"], "kind": "ExecCredential", 
 
 
 def plugin(folder: Path, body: str = PLUGIN, spoken: str = V1, **status: str) -> dict[str, Any]:
-    """Return a user whose credentials a program gives."""
+    """Return a kubeconfig's user with a credential plugin. body: the plugin's code."""
     path = folder / "plugin"
     path.write_text(f"#!{sys.executable}\nimport json, os, sys\n{body}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -212,7 +212,7 @@ def test_no_proxy_stands_between_this_machine_and_itself(tmp_path: Path, monkeyp
 
 
 def asked(answer: Answer, script: Callable[[Connection], Awaitable[Any]], **options: Any) -> tuple[list[Asked], Any]:
-    """Return what the server has seen, and by verb, path and code the calls that were counted."""
+    """Return the requests that the server got, and verb, path and code of each counted call."""
     ended: list[tuple[str, str, str]] = []
     with server(answer) as (url, seen):
         connected(url, script, ended=lambda verb, path, code, _: ended.append((verb, path, code)), **options)
@@ -354,7 +354,7 @@ TAKEN, MISSING = ApiError(409, "Conflict", "taken"), ApiError(404, "NotFound", "
 
 
 class Scripted:
-    """A connection that answers in turn, by method; what is an error is raised."""
+    """A connection that gives its answers in turn, by method, and raises errors among them."""
 
     def __init__(self, **answers: list[Any]) -> None:
         self._answers = answers
@@ -371,7 +371,7 @@ class Scripted:
 
 
 def uid(value: str | None) -> dict[str, Any]:
-    """The list of the object of that name; None: there is none."""
+    """Return the list with the one object of that UID; an empty list for None."""
     return {"items": [] if value is None else [{"metadata": {"uid": value}}]}
 
 
@@ -403,7 +403,7 @@ async def test_an_object_that_is_gone_or_has_a_namesake_was_deleted_before(refus
 
 
 async def test_a_conflict_over_the_very_object_is_an_error() -> None:
-    """So may an admission webhook answer; the object is still there."""
+    """An admission webhook may also answer 409; the object is still there."""
     server = Scripted(DELETE=[TAKEN], PATCH=[TAKEN], GET=[uid("u1")] * 2)
     with pytest.raises(ApiError, match="taken"):
         await KubeApi(server).delete_pod("team", "job-w0", "u1")

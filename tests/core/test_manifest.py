@@ -1,4 +1,4 @@
-"""Manifests: what a good one means, and which sentence a bad one gets."""
+"""The parser of manifests: specs of valid ones, and messages about wrong ones."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a manifest is warned of."""
+"""Warnings about valid manifests."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def gpus(**resources: Any) -> dict[str, Any]:
 
 
 def pool_asks(number: Any) -> dict[str, Any]:
-    """The second pool's template asks for that many GPUs, and a worker for one."""
+    """Return a job whose workers request one GPU, and whose second pool's template requests another number."""
     trainer = {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": number}}}
     template = {"spec": {"containers": [trainer]}}
     return {"worker": gpus(), "nodePools": [{"name": "a"}, {"name": "l4", "template": template}]}
@@ -89,7 +89,7 @@ def test_what_may_surprise_is_warned_of(spec: dict[str, Any], about: str, told: 
 
 @pytest.mark.parametrize("name", ["trianer", "Trainer", "trainers", "traner"])
 def test_a_container_that_was_to_be_the_workers_is_warned_of(name: str) -> None:
-    """It would run beside the worker's, which gets nothing of what it says."""
+    """It would run beside the worker's container, which gets none of its fields."""
     document = manifest()
     containers = [{"name": "logs", "image": "x"}, {"name": name, "env": []}]
     document["spec"]["worker"] = {"template": {"spec": {"containers": containers}}}

@@ -1,4 +1,4 @@
-"""Who is a child of this process, and how what is left behind is ended."""
+"""Children of this process, and the end of orphans."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(); i
 
 
 def process(code: str, **variables: str) -> subprocess.Popen[bytes]:
-    """One that has begun."""
+    """Return a process that has begun to run the code."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     started = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **variables}, process_group=0, **pipes)
     assert started.stdout is not None

@@ -1,4 +1,4 @@
-"""Forwards and backwards of a step in virtual time: against formulas of 1F1B worked out by hand."""
+"""Forwards and backwards of a step in virtual time, compared with formulas of 1F1B."""
 
 import itertools
 from dataclasses import replace
@@ -17,7 +17,7 @@ FAST = Network(flow=1e15, machine=1e15, latency=0.0)
 
 
 def group(stages: int, microbatches: int, **changes: Any) -> Group:
-    """Forward 1 s, backward 2 s, and nothing to send, unless the changes say so."""
+    """Return a pipeline with forwards of 1 s, backwards of 2 s and empty tensors. changes: other fields."""
     made = Group(
         forward=(1.0,) * stages,
         backward=(2.0,) * stages,
@@ -39,13 +39,13 @@ def test_a_balanced_pipeline_only_fills_and_drains(stages: int, microbatches: in
 
 
 def test_one_microbatch_ahead_hides_the_way_to_the_neighbour() -> None:
-    """4 stages, 8 microbatches, half a second on the way: only fill and drain wait for it."""
+    """A transfer takes half a second, and only fill and drain of the pipeline wait for it."""
     slow = Network(flow=1e15, machine=1e15, latency=0.5)
     assert execute(group(4, 8, network=slow)).end == pytest.approx(11 * 3 + 6 * 0.5)
 
 
 def test_the_longest_stage_sets_the_pace() -> None:
-    """Stage 1 takes 6 s a microbatch, and waits for nothing but the first forward before it; one backward follows."""
+    """Stage 1 takes 6 s for a microbatch, and waits only for the first forward; one backward follows."""
     times = execute(group(3, 10, forward=(1.0, 2.0, 1.0), backward=(2.0, 4.0, 2.0)))
     assert times.end == 1 + 10 * 6 + 2
 
@@ -58,7 +58,7 @@ def test_a_small_connection_sends_one_tensor_after_the_other() -> None:
 
 
 def test_the_work_of_a_lost_worker_is_done_again() -> None:
-    """Of 8 microbatches on 4 stages, the third worker is lost at 10 s, its neighbour knows at 11 s."""
+    """The third of four workers is lost at 10 s, and its neighbour knows at 11 s."""
     calm = execute(group(4, 8)).end
     lost = StepLoss(lost=((2, 10.0),), planned=11.0, runs=(((0, 2), ((0, 8, 1),)),))
     disturbed = execute(group(4, 8), lost)
@@ -77,14 +77,14 @@ ZBH1 = PipelineSchedule.ZB_H1
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 5), (4, 8), (2, 2), (8, 16)])
 def test_split_backwards_leave_a_third_of_the_bubble(stages: int, microbatches: int) -> None:
-    """Of (P-1)(F+B+W), where the three take equally long, (P-1)(F+B-W) is left."""
+    """The bubble of (P-1)(F+B+W) shrinks to (P-1)(F+B-W), where F, B and W take equally long."""
     times = execute(group(stages, microbatches, order=StageOrder(ZBH1)))
     assert times.end == 3 * microbatches + stages - 1
     assert times.work == (3.0 * microbatches,) * stages
 
 
 def test_an_heir_repeats_weight_gradients_last() -> None:
-    """The job is sooner done than if its own backwards were whole, and the same work is done."""
+    """The step ends earlier than with whole backwards, after the same work."""
     lost = StepLoss(lost=((2, 10.0),), planned=11.0, runs=(((0, 2), ((0, 8, 1),)),))
     whole, split = execute(group(4, 8), lost), execute(group(4, 8, order=StageOrder(ZBH1)), lost)
     assert split.work[1] == whole.work[1]
@@ -92,13 +92,13 @@ def test_an_heir_repeats_weight_gradients_last() -> None:
 
 
 def four_pipelines(microbatches: int) -> Group:
-    """Four pipelines of four stages; the owners of a stage are a column."""
+    """Return four pipelines of four stages, each cell with a worker of its own."""
     owners = tuple(tuple(range(4 * d, 4 * d + 4)) for d in range(4))
     return replace(group(4, microbatches, owners=owners, busy=(0.0,) * 16), microbatches=(microbatches,) * 4)
 
 
 def test_the_owners_of_a_stage_share_what_a_lost_one_ran() -> None:
-    """Of each quarter of the lost cell's microbatches one runs all forwards and backwards: a quarter of a step more."""
+    """Each of four workers runs a quarter of the lost cell's microbatches, which takes a quarter of a step."""
     one = four_pipelines(32)
     calm, extra = execute(one).end, list[float]()
     for stage, tenth in itertools.product(range(4), range(10)):
@@ -112,7 +112,7 @@ def test_the_owners_of_a_stage_share_what_a_lost_one_ran() -> None:
 
 @pytest.mark.parametrize("pipelines", [1, 4])
 def test_a_keeper_does_not_repeat_finished_groups(pipelines: int) -> None:
-    """Half as much is repeated on the average; a loss at the end of the step costs least."""
+    """On average half as much is repeated, and a loss at the end of the step costs least."""
     one = four_pipelines(32) if pipelines == 4 else group(4, 32)
     calm, extra = execute(one).end, list[float]()
     for stage, tenth in itertools.product(range(4), range(10)):
@@ -128,7 +128,7 @@ def test_a_keeper_does_not_repeat_finished_groups(pipelines: int) -> None:
 
 
 def test_nobody_runs_a_portion_whose_sum_the_owner_has() -> None:
-    """Worker 4 is lost when it has run its portion."""
+    """Worker 4 is lost after it has run its portion."""
     one = group(3, 8, busy=(0.0,) * 6)
     shared = ((0, 4, 0), (4, 6, 4), (6, 8, 3))
     first = StepLoss(lost=((1, 1.0),), planned=1.0, runs=(((0, 1), shared),))
@@ -140,7 +140,7 @@ def test_nobody_runs_a_portion_whose_sum_the_owner_has() -> None:
 
 
 def test_what_a_keeper_gave_is_run_after_all_when_the_stage_behind_is_lost() -> None:
-    """Also if others of the microbatches of the stage change hands with it."""
+    """Also if other microbatches of the stage get another worker at the same time."""
     first = StepLoss(
         lost=((1, 20.0),), planned=20.0, runs=(((0, 1), ((0, 4, 0), (4, 8, 3))),), kept=(((0, 1), (0, (2,), 0.0)),)
     )
@@ -152,7 +152,7 @@ def test_what_a_keeper_gave_is_run_after_all_when_the_stage_behind_is_lost() -> 
 
 @given(st.data())
 def test_whoever_runs_which_microbatches_the_step_ends(data: st.DataObject) -> None:
-    """Contiguous ranges of several cells, of any lengths: no order of 1F1B waits for one that waits for it."""
+    """With any contiguous ranges of several cells, no two orders wait for each other."""
     draw, microbatches = data.draw, data.draw(st.integers(1, 12))
     one = four_pipelines(microbatches)
     runs = []
@@ -173,7 +173,7 @@ seconds = st.sampled_from([0.0, 1.0, 1.0, 2.0]) | st.floats(0.0, 2.0)
 
 @given(st.data())
 def test_a_pipeline_by_itself_takes_as_long_to_the_last_digit_as_one_that_is_watched(data: st.DataObject) -> None:
-    """Of a step in which somebody may be lost every frame is kept in logs; without that nobody has to."""
+    """An execution with losses keeps every frame in logs; one without takes a shorter way."""
     stages, draw = data.draw(st.integers(1, 6)), data.draw
     flow = draw(st.sampled_from([1e3, 1e5, 1e9]))
     one = group(

@@ -1,4 +1,4 @@
-"""What is wrong with a plan is named."""
+"""Problems of plans."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from replica_kit import peer, planned
 
 
 def shared(*portions: tuple[str, int, int]) -> dict[str, Any]:
-    """The first of two pipelines of one stage, divided into portions."""
+    """Return two pipelines of one stage, the first of them divided into portions."""
     made = tuple(Portion(worker=worker, first=first, end=end) for worker, first, end in portions)
     return {"pipelines": ((Assignment(owner="w0", portions=made),), (Assignment(owner="w1"),))}
 

@@ -1,4 +1,4 @@
-"""Profiles of models on machines: what is read, what is refused, and those that come with Bamboo."""
+"""Profiles of models on machines: read, refused, scaled, and shipped with Bamboo."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which microbatches are computed again, and by whom."""
+"""Spot checks: the recomputed microbatches, and the workers that recompute them."""
 
 from itertools import pairwise
 
@@ -14,7 +14,7 @@ def layout(pipelines: int, microbatches: int) -> Layout:
 
 
 def plan(*pipelines: list[tuple[str, ...]]) -> Plan:
-    """Each cell's holders, the owner first."""
+    """Return a plan. pipelines: the holders of each cell, the owner first."""
     rows = tuple(tuple(Assignment(owner=h[0], replicas=h[1:]) for h in row) for row in pipelines)
     workers = tuple(Peer(worker=w, host="h", port=1) for w in sorted({w for row in pipelines for h in row for w in h}))
     stages = tuple((s, s + 1) for s in range(len(pipelines[0])))

@@ -1,4 +1,4 @@
-"""Which grid the workers fill, and the plan that goes on from a cut with it."""
+"""Re-splits: the plan that continues on another grid, and the coordinator's way to it."""
 
 from collections import Counter
 from typing import Any
@@ -270,7 +270,9 @@ def onward(plan: Plan, grid: Grid, held: dict[str, frozenset[int]], staying: lis
 def test_places_go_to_who_has_most_of_what_they_need(
     before: tuple[int, int], after: tuple[int, int], in_order: tuple[int, int], by_layers: tuple[int, int]
 ) -> None:
-    """Layers that the worker lacks that lacks most, and all together: in the order of their stages, and by layers."""
+    """in_order, by_layers: the layers that the neediest worker lacks, and that all workers lack, if workers are placed
+    in the order of their stages, or by their layers.
+    """
     there = moving_peers(before[0] * before[1])
     first = planned(*before, there)
     for known, expected in (({}, in_order), (held_by(first), by_layers)):
@@ -305,7 +307,7 @@ def test_never_more_moves_than_in_order_and_zones_stay(
 
 
 def test_newcomers_become_replicas_of_the_stages_that_they_will_mostly_need() -> None:
-    """Two pipelines of two stages, and two workers more: one pipeline of six, or three of two."""
+    """Two pipelines of two stages and two idle workers become one pipeline of six stages."""
     there = moving_peers(6)
     first = planned(2, 2, there[:4])
     held = held_by(first)

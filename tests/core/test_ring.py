@@ -1,4 +1,4 @@
-"""Pipelines as rings of workers: who follows whom, and who keeps whose replicas."""
+"""Pipelines as rings of workers: their order, and the holders of replicas."""
 
 import itertools
 from collections import Counter
@@ -34,7 +34,7 @@ def test_the_shadow_is_the_nearest_other_predecessor() -> None:
 
 
 def test_the_ends_of_a_pipeline_are_neighbours_too() -> None:
-    """Workers in zones b, c, a, c, b: b, c, b, a keeps all neighbours apart, b, c, a, b does not."""
+    """Of workers in zones b, c, a, c and b, the row b, c, b, a keeps all neighbours apart; b, c, a, b does not."""
     peers = [Peer(worker=f"w{i}", host="h", port=1, zone=zone) for i, zone in enumerate("bcacb")]
     plan = initial_plan(peers, ((0, 1), (1, 2), (2, 3), (3, 4)), 1, training(8), RedundancySpec())
     zone = {p.worker: p.zone for p in peers}
@@ -70,12 +70,12 @@ def on_nodes(nodes: Sequence[str], zones: str = "z") -> list[Peer]:
 
 
 def together(row: Sequence[str]) -> int:
-    """Of a pipeline on these nodes: how many stages are where the stage before is. The ends meet."""
+    """Return the number of stages of a ring that are on the node of the stage before."""
     return sum(row[s - 1] == node for s, node in enumerate(row)) if len(row) > 1 else 0
 
 
 def fewest_together(nodes: Sequence[str], depth: int, pipelines: int) -> int:
-    """Of all rows that can be made of them."""
+    """Return the least `together` of all rows that these nodes allow."""
     return min(
         sum(together(order[d * depth : (d + 1) * depth]) for d in range(pipelines))
         for order in set(itertools.permutations(nodes, depth * pipelines))
@@ -91,7 +91,7 @@ def fewest_together(nodes: Sequence[str], depth: int, pipelines: int) -> int:
 def test_neighbours_share_a_node_only_where_no_ring_is_better(
     grid: tuple[int, int], nodes: list[str], spare: int, zones: str
 ) -> None:
-    """Of as many workers as are needed, or one more."""
+    """With as many workers as cells, or one more."""
     depth, pipelines = grid
     peers = on_nodes(nodes[: depth * pipelines + spare], zones)
     where = {p.worker: p.node for p in peers}
@@ -109,7 +109,7 @@ def test_neighbours_share_a_node_only_where_no_ring_is_better(
     st.randoms(use_true_random=False),
 )
 def test_any_node_of_even_ones_may_be_lost(grid: tuple[int, int], per_node: int, replicas: int, order: object) -> None:
-    """With all its workers, in whatever order they joined; whoever goes on has what neighbours sent to each other."""
+    """Workers join in any order; a node is lost with all its workers."""
     depth, pipelines = grid
     assume(per_node <= pipelines * (depth // 2))
     peers = on_nodes([chr(97 + i // per_node) for i in range(depth * pipelines)])
@@ -128,7 +128,7 @@ def node_of(plan: Plan) -> dict[str, str]:
 
 
 def test_the_replica_of_a_stage_beside_its_neighbours_node_is_kept_farther_away() -> None:
-    """Five stages on two nodes: one has three workers, of which two are neighbours."""
+    """Five stages are on two nodes, so two neighbours share a node."""
     peers = on_nodes("aaabb")
     plan = initial_plan(peers, tuple((s, s + 1) for s in range(5)), 1, training(8), RedundancySpec())
     nodes, row = node_of(plan), plan.pipelines[0]

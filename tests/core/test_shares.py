@@ -1,4 +1,4 @@
-"""How the layers of a stage are dealt to those who write them: each to one, and nobody gets many more than others."""
+"""Shares of a stage's layers among the workers that write them."""
 
 from hypothesis import given
 from hypothesis import strategies as st

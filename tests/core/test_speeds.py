@@ -1,4 +1,4 @@
-"""What workers and layers take, told apart."""
+"""Speeds of workers and costs of layers from measured times, and uneven splits."""
 
 import random
 from itertools import combinations, pairwise
@@ -24,7 +24,7 @@ def test_side_by_side_the_slow_one_is_found_whatever_the_layers_take() -> None:
     seed=st.integers(0, 99),
 )
 def test_in_a_ring_each_ones_slowness_comes_out(slowness: list[float], data: st.DataObject, seed: int) -> None:
-    """Each runs a stage, and times the next one's layers, too."""
+    """Each worker runs a stage, and also times the next stage's layers."""
     size = len(slowness)
     work = data.draw(st.lists(st.floats(0.1, 10), min_size=size, max_size=size))
     measured = [
@@ -81,7 +81,7 @@ def test_no_other_split_has_a_shorter_longest_stage(costs: list[float], workers:
 
 
 def test_a_heavy_layer_does_not_go_to_a_slow_worker_however_the_others_are_filled() -> None:
-    """Filled greedily the first stage would take two layers, and the slow one could not hold the third."""
+    """A greedy split would give the first stage two layers, and the slow worker the heavy one."""
     assert uneven_split([1, 1, 10, 1], [1, 10, 1]) == ((0, 1), (1, 2), (2, 4))
 
 

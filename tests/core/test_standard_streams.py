@@ -1,4 +1,4 @@
-"""What is printed while nobody reads it, to a full disk, to a closed stream, and in letters that the locale lacks."""
+"""Standard streams without a reader, on a full disk, closed, or in a locale that lacks letters."""
 
 import io
 import os

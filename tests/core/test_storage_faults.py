@@ -1,4 +1,4 @@
-"""A store that is slow, fails, forgets, tears, runs full, returns wrong bytes, hangs; and writers killed anywhere."""
+"""Faults of a store, such as errors, torn files and wrong bytes; and writers that are killed."""
 
 import os
 from itertools import count
@@ -17,7 +17,7 @@ FOREVER = 1e12  # a time at which everything that was interrupted is dead
 
 @pytest.mark.parametrize("fault", ["fails", "answer lost", "forgets", "tears", "wrong bytes"])
 def test_a_fault_that_passes_is_not_noticed_or_leaves_nothing_behind(fault):
-    """At each operation once: the checkpoint is there and right, or the writer was told that it is not."""
+    """The fault happens at each operation in turn. Either the checkpoint is right, or the writer gets an error."""
     for number in count():
         filesystem = FaultyFileSystem({})
         store = faulty_store(filesystem)
@@ -122,7 +122,7 @@ def test_a_writer_killed_at_any_operation_leaves_no_torn_checkpoint(fault):
 
 
 def check_after_kill(store: CheckpointStore) -> None:
-    """After whatever happened to the writer of step 40, with 20 committed before it."""
+    """Check a store whose writer of step 40 was killed after step 20 had been committed."""
     choice = choose(store.list(), DIGEST)
     assert choice.manifest is not None
     assert choice.manifest.step in (20, 40)
@@ -167,7 +167,7 @@ def test_a_removal_that_is_killed_leaves_no_torn_checkpoint(fault):
 
 
 def test_a_process_killed_at_any_system_call_leaves_no_torn_checkpoint(tmp_path):
-    """A real process ends at the nth of all that it asks of the file system."""
+    """A real process ends at its nth system call on the file system."""
     for number in count():
         folder = tmp_path / str(number)
         save(CheckpointStore(str(folder), IMPATIENT), 20)
@@ -183,7 +183,7 @@ def test_a_process_killed_at_any_system_call_leaves_no_torn_checkpoint(tmp_path)
 
 
 def run_and_end_at(number: int, folder: Path) -> bool:
-    """Writes the checkpoint of step 40 in a child, which ends at that call; did it?"""
+    """Write the checkpoint of step 40 in a child that ends at that call; return whether it did."""
     pid = os.fork()
     if pid == 0:
         try:

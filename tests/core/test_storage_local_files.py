@@ -1,4 +1,4 @@
-"""A file that somebody will read is there in whole, or as it was before."""
+"""Files that are written whole or not at all."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which package a URL of an object store needs."""
+"""The packages for object stores."""
 
 import pytest
 

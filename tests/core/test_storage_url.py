@@ -1,4 +1,4 @@
-"""URLs of checkpoints: which ones there are, and that no text ever shows a credential."""
+"""URLs of checkpoint stores: valid ones, and texts without credentials."""
 
 import os
 from typing import Any
@@ -79,7 +79,7 @@ def keeping(url: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("url", [*REFUSED, "S3://bucket/run", "pvc://", "/run", "s3://b c"])
 def test_a_manifest_with_a_url_that_no_store_has_is_refused_without_showing_a_secret(url: str) -> None:
-    """At once, and not when the workers are there. What is shown is no URL that would be accepted."""
+    """The parser refuses it, so no worker starts. The URL in the message is hidden, or would not be accepted either."""
     with pytest.raises(ManifestError) as caught:
         parse_manifest(keeping(url))
     (problem,) = caught.value.problems

@@ -1,4 +1,4 @@
-"""From the plan in force to the next one: whatever is lost, leaves or comes, it is sound and reaches its target."""
+"""Transitions: the next plan after a loss, a notice, new workers or another target."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def owners(plan: Plan) -> dict[Cell, str]:
 
 
 def settled(found: PlanningView) -> PlanningView:
-    """After all improvements, each with its replicas filled; bounded, since each has to get on."""
+    """Return the view after all improvements, with all replicas in step after each."""
     for _ in range(20):
         after = improve(found)
         if after is None:
@@ -90,7 +90,7 @@ def test_with_time_it_waits_for_a_spare_worker_to_be_filled() -> None:
     ("stages", "pipelines", "spare", "held"), [(2, 1, 1, 2), (2, 1, 0, 1), (1, 3, 0, 2), (1, 2, 1, 2)]
 )
 def test_spare_workers_hold_what_too_short_a_ring_cannot(stages: int, pipelines: int, spare: int, held: int) -> None:
-    """Two replicas of each state are wanted: from other stages, other pipelines' owners, or workers that stand by."""
+    """The job wants two replicas of each state: on other stages' workers, other pipelines' owners, or spare workers."""
     seen = view(planned(stages, pipelines, 2, "a"), more=spare, redundancy=RedundancySpec(replicas=2).on(pipelines))
     final = settled(seen)
     assert {copies(final.plan, final.synced, cell) for cell in final.plan.cells()} == {held}
@@ -113,7 +113,7 @@ def placed(**where: str) -> dict[str, Peer]:
 
 
 def four_stages(*replicas: tuple[str, ...]) -> Plan:
-    """Of w0 to w3, on nodes a and b in turn. replicas: of each stage, if they are not its predecessor."""
+    """Return a plan of w0 to w3, on nodes a and b in turn. replicas: of each stage; by default on its predecessor."""
     peers = placed(w0="a", w1="b", w2="a", w3="b")
     plan = initial_plan(list(peers.values()), tuple((s, s + 1) for s in range(4)), 1, TRAINING, RedundancySpec())
     held = replicas or tuple((f"w{(s - 1) % 4}",) for s in range(4))
@@ -122,13 +122,13 @@ def four_stages(*replicas: tuple[str, ...]) -> Plan:
 
 
 def looking(plan: Plan, live: dict[str, Peer], leaving: dict[str, Urgency] | None = None) -> PlanningView:
-    """With all replicas in step."""
+    """Return the view of a plan with these workers, with all replicas in step."""
     plan = msgspec.structs.replace(plan, workers=tuple({**{p.worker: p for p in plan.workers}, **live}.values()))
     return view(plan, live=live, leaving=leaving or {})
 
 
 def test_who_heals_a_pipeline_is_on_another_node_than_the_owners_around() -> None:
-    """w3 runs stages 3 and 0, since w0 is gone: x would be beside w1 and w3, y is not."""
+    """w3 runs stages 3 and 0, since w0 is lost. x is on the node of w1 and w3, y is not."""
     row = (Assignment(owner="w3", replicas=("w2",)), *four_stages().pipelines[0][1:])
     plan = msgspec.structs.replace(four_stages(), pipelines=(row,))
     live = placed(w1="b", w2="a", w3="b", x="b", y="c")
@@ -163,7 +163,7 @@ def test_an_idle_copy_of_another_pipeline_inherits_before_an_owner_there() -> No
 
 
 def test_stages_whose_holders_are_all_on_one_node_get_a_replica_on_a_spare_one() -> None:
-    """It has room for one more than usual, so of three such stages it takes two."""
+    """The spare worker has room for one more than usual, so it takes two of the three stages."""
     here = placed(w0="a", w1="a", w2="a")
     plan = initial_plan(list(here.values()), tuple((s, s + 1) for s in range(3)), 1, TRAINING, RedundancySpec())
     assert improve(looking(plan, here)) is None
@@ -176,7 +176,9 @@ def test_stages_whose_holders_are_all_on_one_node_get_a_replica_on_a_spare_one()
 
 
 def resizing(plan: Plan, pipelines: int, more: int = 0, filled: bool = True, leaving: str = "") -> PlanningView:
-    """filled: are the workers that stand by, and that the plan has made replicas, in step?"""
+    """Return the view of a plan that is to get another number of pipelines. filled: whether the replicas on spare
+    workers are in step.
+    """
     made = replica_kit.view(plan, more=more, pipelines=pipelines, leaving={leaving: Urgency.NONE} if leaving else {})
     synced = frozenset((Cell(0, cell.stage), worker) for cell, worker in owners_of_new_rows(made).items())
     return replace(made, synced=made.synced | synced) if filled else made

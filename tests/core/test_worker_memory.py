@@ -1,4 +1,4 @@
-"""How much memory a simulated job's workers need."""
+"""The memory that workers need, and splits that fit into it."""
 
 from dataclasses import replace
 from itertools import combinations, pairwise
@@ -20,9 +20,9 @@ from job_simulation_kit import NETWORK, job, manifest
 
 
 def test_a_machine_that_is_too_small_is_told() -> None:
-    """Two stages' parameters and what AdamW remembers; a sum of gradients, and the replica's final one.
+    """A worker has the parameters and AdamW's state of two stages, a sum of gradients and the replica's final gradient.
 
-    While a worker runs two stages, what AdamW remembers of them is on the device for one, in its update.
+    While it runs two stages, it has AdamW's state on the device only for the stage that it updates.
     """
     one = job(3, 2)
     assert device_bytes(one.profile.figures, one.spec, taken_over=False) == 2 * 300 + 2 * 100
@@ -34,7 +34,7 @@ def test_a_machine_that_is_too_small_is_told() -> None:
 
 
 def test_memory_is_counted_for_a_device() -> None:
-    """One layer each, with its replica."""
+    """Each device has one layer and its replica."""
     two = job(2, 1, devices=2)
     assert device_bytes(two.profile.figures, two.spec, taken_over=False) == 2 * 300 + 2 * 100
     small = msgspec.structs.replace(two.profile, machine=Machine(memory=100))
@@ -48,7 +48,7 @@ def test_memory_is_counted_for_a_device() -> None:
 def test_a_worker_that_runs_a_stage_for_two_pipelines_has_its_state_once(
     training: dict[str, float], calm: int, helping: int
 ) -> None:
-    """And a sum for each; in an update one final gradient, and a copy if that is clipped."""
+    """It has a gradient sum for each pipeline; in an update one final gradient, and a copy if that is clipped."""
     one = job(3, 2, redundancy={"mode": "None"})
     spec = replace(one.spec, training=replace(one.spec.training, max_gradient_norm=training.get("maxGradientNorm")))
     assert device_bytes(one.profile.figures, spec, taken_over=False) == calm
@@ -56,7 +56,7 @@ def test_a_worker_that_runs_a_stage_for_two_pipelines_has_its_state_once(
 
 
 def test_casts_of_parameters_count_while_products_are_in_half_precision() -> None:
-    """And a layer's gradient that is cast back. A layer that keeps nothing has no casts, and its output is not kept."""
+    """So does a layer's gradient that is cast back. A layer without activations has no casts, and keeps no output."""
     one = job(2, 1, redundancy={"mode": "None"})
     spec = replace(one.spec, training=replace(one.spec.training, precision=Precision.BF16))
     assert device_bytes(one.profile.figures, spec, taken_over=False) == 300 + 100 + 100
@@ -76,7 +76,7 @@ def fitted_job(stages: int, mode: str, schedule: str = "1F1B") -> JobSpec:
 
 
 def figures(layers: list[tuple[float, int, int]]) -> ModelFigures:
-    """Seconds, bytes of parameters and of what a microbatch in flight keeps."""
+    """Return figures of layers. layers: seconds, bytes of parameters, bytes of activations."""
     made = tuple(
         Layer(
             forward=seconds / 3,
@@ -157,7 +157,9 @@ def test_thousands_of_layers_are_split_at_once() -> None:
 
 
 def test_groups_of_gradients_count_as_the_longest_share_of_them() -> None:
-    """Three groups of 10 microbatches on two pipelines: 7 and 3. As of 14, the first stages keep more in flight."""
+    """With 10 microbatches in three groups, the two pipelines run 7 and 3. So the first stages keep as many in flight
+    as with 14 microbatches.
+    """
 
     def split(microbatches: int, memory: int, **training: int) -> Ranges | None:
         document = manifest(8, 2, microbatches)

@@ -1,4 +1,4 @@
-"""Files that hold no manifest, and the sentence each gets."""
+"""Files without a manifest, and the message about each."""
 
 from pathlib import Path
 

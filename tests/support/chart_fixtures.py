@@ -1,4 +1,4 @@
-"""pytest plugin: Helm, and the chart as it renders. Put pytest_plugins = ["chart_fixtures"] into a test module."""
+"""pytest plugin: Helm, and the rendered chart. Put pytest_plugins = ["chart_fixtures"] into a test module."""
 
 from pathlib import Path
 
@@ -25,5 +25,5 @@ def chart(homes: Path) -> Helm:
 
 @pytest.fixture(scope="session")
 def rendered(chart: Helm) -> dict[str, list[Json]]:
-    """What each of the SETS gives."""
+    """The rendered objects of each of the SETS."""
     return {name: chart.template(values, apis=FOREIGN) for name, values in SETS.items()}

@@ -1,4 +1,4 @@
-"""Sets of values for the chart, and what tests look for in what it renders."""
+"""Sets of values for the chart, and lookups in the rendered objects."""
 
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings, worker_pod

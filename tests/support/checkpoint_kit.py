@@ -1,4 +1,4 @@
-"""Checkpoints of made-up layers, and a store that does to them what stores do."""
+"""Checkpoints of made-up layers, and a store with faults."""
 
 import errno
 import hashlib
@@ -51,7 +51,7 @@ def made_up_parts(step: int, layers: int = 2) -> list[CheckpointPart]:
 
 
 def save(store: CheckpointStore, step: int, layers: int = 2, *, digest: str = DIGEST) -> CheckpointManifest:
-    """A whole checkpoint, as workers write it."""
+    """Write a whole checkpoint as workers do; return its manifest."""
     attempt = new_checkpoint(step)
     parts = [store.write_part(attempt, layer, [layer_bytes(step, layer)]) for layer in range(layers)]
     manifest = make_manifest(attempt, parts, digest=digest)
@@ -68,13 +68,11 @@ def complete(step: int, id: str = "a", **options) -> ListedCheckpoint:
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """The end of the writer's process."""
 
 
 class FaultyFileSystem(MemoryFileSystem):
-    """A file system of the tests, with files in memory. `faults` says what happens at the operation of that number,
-    from 0.
-    """
+    """A file system in memory with faults. faults: by the number of the operation, from 0."""
 
     cachable = False
 

@@ -1,4 +1,4 @@
-"""Manifests on which parser and CRD have to agree: rules between fields, edits of a running job, any valid one."""
+"""Manifests on which parser and CRD must agree: rules between fields, edits, and any valid manifest."""
 
 import re
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def put(document: Mapping[str, Any], path: Path, value: Any) -> dict[str, Any]:
 
 
 def whole() -> dict[str, Any]:
-    """Every field but one of the two storages, and a number of pipelines, which are chosen."""
+    """Return a manifest with every field but a URL and a number of pipelines."""
     document = deepcopy(_WHOLE)
     document["spec"]["worker"]["resources"]["requests"] = {"cpu": "500m"}
     return document
@@ -223,7 +223,7 @@ RESOURCES = st.sampled_from(["cpu", "memory", "nvidia.com/gpu", "example.com/A_b
 
 
 def values(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
-    """What fits the schema of one field; rules between fields are not looked at."""
+    """Return a strategy of values that fit one field's schema, whatever the rules between fields."""
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
     if "x-kubernetes-preserve-unknown-fields" in schema:
@@ -264,7 +264,7 @@ LENGTHS = {name: values(SPEC["properties"]["training"]["properties"][name]) for 
 
 @st.composite
 def manifests(draw: st.DrawFn) -> dict[str, Any]:
-    """Any valid one: fields that fit, made to keep the rules between them."""
+    """Draw a valid manifest: values that fit, changed to keep the rules between fields."""
     spec = draw(SPECS)
     spec.pop("budget", None)  # it needs the price of each pool
     training, topology = spec["training"], spec.get("topology") or {}
@@ -298,7 +298,7 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def _fit_grid(draw: st.DrawFn, spec: dict[str, Any], topology: dict[str, Any], most: int) -> None:
-    """Makes what is fixed of the grid and what is chosen keep the rules. most: pipelines."""
+    """Make the fixed and the chosen parts of the grid keep the rules. most: of pipelines."""
     if topology.get("split") is not None:
         topology["stages"] = draw(st.sampled_from([len(topology["split"]), None]))
     stages = len(topology.get("split") or ()) or topology.get("stages")
@@ -320,7 +320,7 @@ def _fit_grid(draw: st.DrawFn, spec: dict[str, Any], topology: dict[str, Any], m
 
 
 def _fit_devices(worker: dict[str, Any], topology: dict[str, Any]) -> None:
-    """Makes them keep the rules of a worker's devices."""
+    """Make a spec keep the rules of a worker's devices."""
     if worker.get("devices") in (None, 1):
         return
     fewest = min(topology.get("split") or (worker["devices"],))

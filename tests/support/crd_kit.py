@@ -35,7 +35,7 @@ ANYTHING = {"x-kubernetes-preserve-unknown-fields": True, "nullable": True}
 
 
 def _read(schema: Any) -> Any:
-    """A map of anything is what it means: an object with any fields."""
+    """Return the schema with maps of anything as objects with any fields."""
     if isinstance(schema, list):
         return [_read(item) for item in schema]
     if not isinstance(schema, dict):
@@ -50,7 +50,7 @@ SCHEMA: dict[str, Any] = _read(VERSION["schema"]["openAPIV3Schema"])
 
 
 def nodes(schema: Mapping[str, Any] = SCHEMA, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every schema in the schema with its path; a list's items are at [], a map's values at {}."""
+    """Yield every inner schema with its path; a list's items are at [], a map's values at {}."""
     yield path, schema
     for name, inner in schema.get("properties", {}).items():
         yield from nodes(inner, f"{path}.{name}" if path else name)
@@ -61,7 +61,7 @@ def nodes(schema: Mapping[str, Any] = SCHEMA, path: str = "") -> Iterator[tuple[
 
 
 def strip_rules(value: Any) -> None:
-    """Takes the rules out of a CRD, for an API server that is too old to know them."""
+    """Return a CRD without rules, for an API server that is too old for them."""
     if isinstance(value, dict):
         value.pop("x-kubernetes-validations", None)
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
@@ -77,14 +77,14 @@ _KNOWN: dict[str, tuple[dict[str, Any], list[str]]] = {}  # by a document's text
 
 
 def defaulted(document: Mapping[str, Any]) -> dict[str, Any]:
-    """What a server stores when a user creates this: no status, null is absent, defaults are filled in."""
+    """Return the document as a server stores it: without status and nulls, with defaults."""
     stored: dict[str, Any] = deepcopy({k: v for k, v in document.items() if k != "status"})
     _default(SCHEMA, stored)
     return stored
 
 
 def refusals(document: Mapping[str, Any], old: Mapping[str, Any] | None = None) -> list[str]:
-    """Why it cannot be created, or put in the place of the old one; empty if it can."""
+    """Return why a server refuses to create the document, or to replace the old one by it."""
     new, wrong = _stored(document)
     if (new.get("apiVersion"), new.get("kind")) != _HEAD:
         return [f"expected {_HEAD}"]
@@ -93,7 +93,7 @@ def refusals(document: Mapping[str, Any], old: Mapping[str, Any] | None = None) 
 
 
 def _stored(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What is stored, and what the schema refuses of it. A test asks again and again about the same documents."""
+    """Return the stored document, and the schema's refusals. Cached: tests ask about the same documents again."""
     text = repr(document)
     if text not in _KNOWN:
         if len(_KNOWN) == KNOWN:
@@ -119,7 +119,7 @@ def _default(schema: Mapping[str, Any], value: Any) -> None:
 
 
 def parsed(document: Mapping[str, Any]) -> JobSpec | None:
-    """None if the parser refuses it."""
+    """Return the parser's job; None if it refuses the document."""
     try:
         return parse_manifest(document)
     except ManifestError:
@@ -130,7 +130,7 @@ def parsed(document: Mapping[str, Any]) -> JobSpec | None:
 
 
 def text_pattern(schema: Mapping[str, Any]) -> str | None:
-    """The regular expression of a text, from its rule or, of the name, from its pattern; None if there is none."""
+    """Return the regular expression of a text, from its rule or its pattern; None if it has none."""
     rules = (rule["rule"].partition("self.matches(r'^") for rule in schema.get("x-kubernetes-validations", ()))
     ruled = next((end.removesuffix("$')") for _, found, end in rules if found), None)
     return ruled or schema.get("pattern", "")[1:-1] or None
@@ -162,7 +162,7 @@ def _is_integer(_: Any, value: Any) -> bool:
 
 
 def _pattern(_: Any, pattern: str, value: Any, __: Any) -> Iterator[ValidationError]:
-    """Checks a pattern as RE2 reads it: $ is the very end. That each pattern is ^...$ is tested."""
+    """Check a pattern as RE2 reads it: $ is the very end. Another test shows that each pattern is ^...$."""
     if isinstance(value, str) and not re.fullmatch(pattern[1:-1], value, re.ASCII):
         yield ValidationError(f"{value!r} does not match {pattern}")
 
@@ -198,7 +198,7 @@ def _holds(rule: str, value: Any, old: Any) -> bool:
 
 
 def broken(schema: Mapping[str, Any], value: Any, old: Any, path: str) -> Iterator[str]:
-    """Rules that do not hold. One that reads oldSelf is for what was there before and is there now."""
+    """Yield the rules that do not hold. A rule that reads oldSelf is for objects that existed before."""
     if rules := schema.get("x-kubernetes-validations", ()):
         alone, changed = repr(value), repr((value, old))  # nearly all of it was judged before
         for rule in rules:

@@ -1,4 +1,4 @@
-"""Jobs in virtual time, and what decides their steps: manifests, profiles and plans of a few lines."""
+"""Small manifests, profiles and plans for jobs in virtual time."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def spec(stages: int, pipelines: int, microbatches: int, mode: str = "Replicas",
 def manifest(
     stages: int | None, pipelines: int | None, microbatches: int, mode: str = "Replicas", **more: Any
 ) -> dict[str, Any]:
-    """stages, pipelines: None where the coordinator chooses."""
+    """Return a manifest. stages, pipelines: None if the coordinator chooses."""
     return {
         "apiVersion": "bamboo.dev/v1alpha1",
         "kind": "BambooJob",
@@ -69,7 +69,7 @@ def job(stages: int = 3, pipelines: int | None = 1, devices: int = 1, **more: An
 
 
 def nodes(count: int, *changes: tuple[float, str, str], duration: float = HOUR, notice: float | None = None) -> Trace:
-    """Nodes n0, n1 ... from the beginning on; changes: (second, "add" or "remove", node)."""
+    """Return a trace with nodes n0, n1 and so on. changes: (second, "add" or "remove", node)."""
     first = [NodeChange(at=0.0, change=Change.ADD, node=f"n{i}") for i in range(count)]
     later = [NodeChange(at=at, change=Change(what), node=node, notice=notice) for at, what, node in changes]
     return make_trace([*first, *later], duration=duration)

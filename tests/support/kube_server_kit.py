@@ -1,4 +1,4 @@
-"""An API server that a test plays, and the way to it."""
+"""Access and calls to an API server that a test plays."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,14 +8,14 @@ from bamboo_core.kube.api import Access, Connection, KubeApi, log_in, new_config
 
 
 def access_to(url: str) -> Access:
-    """Return the access to a server that does not ask who somebody is."""
+    """Return the access to a server without authentication."""
     found = new_configuration()
     found.host = url
     return Access(context="c", namespace="team", configuration=found)
 
 
 def ask(kubeconfig: object, call: Callable[[KubeApi], Awaitable[Any]], context: str | None = None) -> Any:
-    """Return what the call gives, made as a command makes it."""
+    """Return the result of a call that logs in as a command does."""
 
     async def run() -> Any:
         async with KubeApi(Connection(await log_in(str(kubeconfig), context))) as api:
@@ -25,7 +25,7 @@ def ask(kubeconfig: object, call: Callable[[KubeApi], Awaitable[Any]], context: 
 
 
 def connected(url: str, script: Callable[[Connection], Awaitable[Any]], **options: Any) -> Any:
-    """Return what the script gives, with a connection to that server."""
+    """Return the result of a script that gets a connection to the server."""
 
     async def run() -> Any:
         connection = Connection(access_to(url), **options)

@@ -1,4 +1,4 @@
-"""Manifests for tests: a builder, and two that the tests of the parser start from, the smallest and the whole one."""
+"""Manifests for tests: builders, the smallest manifest and one with every field."""
 
 from copy import deepcopy
 from typing import Any
@@ -59,24 +59,24 @@ status: {step: 3}
 
 
 def bamboojob(name: str = "test", *, namespace: str | None = None, **spec: Any) -> dict[str, Any]:
-    """A BambooJob. spec: its fields, as a manifest names them."""
+    """Return a BambooJob's document. spec: its fields, as in a manifest."""
     metadata = {"name": name} if namespace is None else {"name": name, "namespace": namespace}
     return {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": metadata, "spec": spec}
 
 
 def training(steps: int, batch: int, micro: int, **more: Any) -> dict[str, Any]:
-    """batch, micro: samples of a step and of a microbatch."""
+    """Return a training section. batch, micro: samples of a step and of a microbatch."""
     return {"steps": steps, "globalBatchSize": batch, "microBatchSize": micro, **more}
 
 
 def gpt_task(**config: Any) -> dict[str, Any]:
-    """A small GPT with dropout, on a text that every machine has."""
+    """Return the task of a small GPT with dropout, on a text that every machine has."""
     usual = {"dModel": 32, "heads": 2, "blocks": 3, "context": 16, "dropout": 0.1, "text": TEXT}
     return {"entrypoint": "bamboo_trainer.models.gpt:build", "config": usual | config}
 
 
 def mlp_task(**config: Any) -> dict[str, Any]:
-    """A small model of linear layers."""
+    """Return the task of a small model of linear layers."""
     usual = {"width": 16, "blocks": 2, "samples": 32}
     return {"entrypoint": "bamboo_trainer.models.mlp:build", "config": usual | config}
 
@@ -87,7 +87,7 @@ def minimal() -> dict[str, Any]:
 
 
 def gpu_pools(*gpus: int | None) -> list[dict[str, Any]]:
-    """Node pools a, b and so on. gpus: how many each pool's template asks for; None: it has no template."""
+    """Return node pools a, b and so on. gpus: the number that each pool's template requests; None: no template."""
     pools: list[dict[str, Any]] = []
     for name, number in zip("abc", gpus, strict=False):
         trainer = {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": number}}}
@@ -106,7 +106,7 @@ ABSENT = object()
 
 
 def changed(changes: dict[str, Any]) -> dict[str, Any]:
-    """The minimal manifest with values set at dotted paths."""
+    """Return the minimal manifest with values set at dotted paths."""
     document = minimal()
     for path, value in changes.items():
         *parents, last = path.split(".")

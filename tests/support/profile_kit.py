@@ -1,4 +1,4 @@
-"""A small profile of a model on a machine, as a document and as what is read of it."""
+"""A small profile of a model on a machine, as a document and parsed."""
 
 import json
 from typing import Any

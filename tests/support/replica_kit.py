@@ -1,4 +1,4 @@
-"""Plans, and what a coordinator sees when it makes the next one."""
+"""Plans, and views for the next plan."""
 
 from collections.abc import Collection
 from typing import Any
@@ -17,14 +17,14 @@ TRAINING = TrainingSpec(steps=1, global_batch_size=8, micro_batch_size=1)
 
 
 def planned(stages: int, pipelines: int, replicas: int, zones: str) -> Plan:
-    """The first plan of a job with workers in these zones in turn."""
+    """Return the first plan of a job with workers in these zones in turn."""
     peers = [Peer(worker=f"w{i}", host="h", port=1, zone=zones[i % len(zones)]) for i in range(stages * pipelines)]
     layers = tuple((s, s + 1) for s in range(stages))
     return initial_plan(peers, layers, pipelines, TRAINING, RedundancySpec(replicas=replicas))
 
 
 def in_two_parts() -> Plan:
-    """One stage of three layers on w0, as its engine has it on two devices, or as two stages; its replica is on w1."""
+    """Return a plan in which w0 runs two stages, as its engine does with two devices; w1 keeps their replicas."""
     return msgspec.structs.replace(
         planned(1, 1, 1, "a"),
         stages=((0, 1), (1, 3)),
@@ -34,9 +34,9 @@ def in_two_parts() -> Plan:
 
 
 def view(plan: Plan, *, dead: Collection[str] = (), more: int = 0, synced: bool = True, **given: Any) -> PlanningView:
-    """Return what a coordinator sees that runs this plan.
+    """Return a coordinator's view of the plan in force.
 
-    more: workers that stand by, n0 and following ones. synced: all replicas are in step. given: other fields.
+    more: the number of spare workers, n0, n1 and so on. synced: whether all replicas are in step. given: other fields.
     """
     live = {p.worker: p for p in plan.workers if p.worker not in dead}
     live |= {f"n{i}": peer(f"n{i}") for i in range(more)}
@@ -52,12 +52,12 @@ def view(plan: Plan, *, dead: Collection[str] = (), more: int = 0, synced: bool 
 
 
 def after_loss(plan: Plan, dead: set[str]) -> Any:
-    """Return what follows when all of these are lost at once, with all replicas in step."""
+    """Return the takeover after the loss of all these workers at once, with all replicas in step."""
     return takeover(view(plan, dead=dead, redundancy=RedundancySpec(replicas=3).on(1)))
 
 
 def adjacent_heirs_differ(plan: Plan, after: Plan) -> bool:
-    """Do two stages next to each other that were lost at once have two new owners?"""
+    """Return whether adjacent stages that were lost at once have different new owners."""
     lost = [c for c in plan.cells() if after.at(c).owner != plan.at(c).owner]
     return any(len({after.at(c).owner for c in run}) > 1 for run in lost_runs(plan, lost))
 
@@ -71,12 +71,12 @@ def training(microbatches: int) -> TrainingSpec:
 
 
 def level_holders(plan: Plan, synced: Synced, cell: Cell) -> set[WorkerId]:
-    """The workers that have the cell's state in step: its owner, replicas, other pipelines' owners."""
+    """Return the workers that have the cell's state in step: its owner, replicas, other pipelines' owners."""
     others = (plan.at(Cell(d, cell.stage)).owner for d in range(plan.target.pipelines))
     replicas = (w for w in plan.at(cell).replicas if (cell, w) in synced)
     return {plan.at(cell).owner, *others, *replicas}
 
 
 def copies(plan: Plan, synced: Synced, cell: Cell) -> int:
-    """How many workers may be lost at once, whichever they are, without losing the cell's state."""
+    """Return how many workers may be lost at once without losing the cell's state."""
     return len(level_holders(plan, synced, cell)) - 1

@@ -3,8 +3,8 @@
 The file is JSON, {"format": 1, "sha256": of the manifest's bytes, "manifest": {...}}, so torn or changed files are
 detected. No byte of it is trusted.
 
-A data record has the properties of a job's data that decide its bits, as far as they are cheap to read. A checkpoint
-has that of the data it was trained with, and a worker compares its own. The seed and the batch sizes are in the digest
+A data record has the properties of a job's data that decide its bits, as far as they are cheap to read. A worker
+compares the record in the checkpoint with its own. The seed and the batch sizes are in the digest
 of the job's numbers (`edits.numbers_digest`), as is the task's config, but not the content of files that it names.
 """
 
@@ -126,7 +126,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     @property
     def place(self) -> CheckpointId:
-        """The attempt of the checkpoint, which names its folder."""
+        """The attempt that this manifest completes, which names the folder."""
         return CheckpointId(self.step, self.attempt)
 
     @property

@@ -34,7 +34,7 @@ class ListedCheckpoint:
 
     @property
     def written(self) -> float | None:
-        """When it was committed, or its newest file was written, by the writer's clock, in seconds since 1970."""
+        """The time of the commit, or of the newest file, by the writer's clock, in seconds since 1970."""
         return self.manifest.created.timestamp() if self.manifest else self.modified
 
 

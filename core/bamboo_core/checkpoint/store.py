@@ -140,7 +140,7 @@ class CheckpointStore:
             self._delete(attempt.folder)
 
     def _look(self, folder: FileEntry) -> ListedCheckpoint | None:
-        """Return what an attempt's folder holds; None if it has just been removed."""
+        """Return the listed checkpoint of an attempt's folder; None if it has just been removed."""
         attempt = checkpoint_in(folder.name)
         assert attempt is not None
         try:

@@ -26,7 +26,7 @@ LAST_BACKOFF_SECONDS = 2.0
 PING_SECONDS = 5.0
 CONNECT_SECONDS = 3.0
 HANDSHAKE_SECONDS = 10.0
-CLOSE_SECONDS = 0.02  # lets what the session has closed end, in a few turns of the loop
+CLOSE_SECONDS = 0.02  # lets the closed session's connections end, in a few turns of the loop
 
 
 class Control:

@@ -15,7 +15,7 @@ MOST_NAMES: Final = 64  # in a processor's instructions, or in settings
 MOST_NAMED: Final = 6  # in a sentence
 Names = Annotated[tuple[Short, ...], msgspec.Meta(max_length=MOST_NAMES)]
 
-_SAID = {
+_LABELS = {
     "data_plane": "data plane version",
     "numerics": "numerics version of Bamboo",
     "torch": "torch",
@@ -47,15 +47,15 @@ class Platform(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def deciding(platform: Platform, *, compiled: bool) -> Platform:
-    """Return the platform without what cannot change bits in the job. compiled: the job compiles layers, so the
-    compiler counts.
+    """Return the platform without properties that cannot change the job's bits. compiled: whether the job compiles
+    layers; else the compiler does not count.
     """
     return platform if compiled or not platform.compiler else msgspec.structs.replace(platform, compiler="")
 
 
 def conflicts(platform: Platform, others: Platform) -> str:
     """Return why a worker of that platform cannot join a job whose workers have the other one; "" if it can."""
-    pairs = ((what, getattr(platform, name), getattr(others, name)) for name, what in _SAID.items())
+    pairs = ((what, getattr(platform, name), getattr(others, name)) for name, what in _LABELS.items())
     return ", ".join(_difference(*pair) for pair in pairs if pair[1] != pair[2])
 
 

@@ -61,8 +61,8 @@ def _without_nulls(value: Any) -> Any:
 
 def written(part: ApiPart) -> dict[str, Any]:
     """Return the part as the API has it, without fields that are None and without empty parts."""
-    told = {one.encode_name: _written(getattr(part, one.name)) for one in msgspec.structs.fields(part)}
-    return {name: value for name, value in told.items() if value is not None}
+    fields = {one.encode_name: _written(getattr(part, one.name)) for one in msgspec.structs.fields(part)}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _written(value: Any) -> Any:

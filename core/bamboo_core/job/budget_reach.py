@@ -11,7 +11,7 @@ from bamboo_core.job.spec import JobSpec, wanted_workers
 from bamboo_core.text import count
 
 HOUR: Final = 3600.0
-DAYS: Final = 48 * HOUR  # seconds, from which on a time is told in days
+DAYS: Final = 48 * HOUR  # seconds; longer durations are given in days
 
 
 # money
@@ -23,7 +23,7 @@ def hours_left(money: Decimal, spent: Decimal, per_hour: Decimal | None) -> floa
 
 
 def spent(money: Decimal, *, keeps: bool) -> str:
-    """Return why a job ends that has spent its budget, and what helps. keeps: whether it has a checkpoint store."""
+    """Return why a job that has spent its budget ends, and the remedy. keeps: whether it has a checkpoint store."""
     on = "goes on from its newest checkpoint" if keeps else "begins anew, since it keeps no checkpoints"
     return f"the budget of {money} is spent; with a larger spec.budget.money the job {on}"
 

@@ -11,8 +11,8 @@ from bamboo_core.job.model import ApiField, Mark, Object, api_fields
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.training_spec import TrainingSpec
 
-# Of the training's fields those that are in the digest of its numbers whatever their values. Another one is left out as
-# long as it has its default, so that a checkpoint from before there was such a field fits the same job.
+# The fields of the training that are always in the digest of its numbers. Other fields are left out while they have
+# their default, so that a new field does not change the digest of an older checkpoint.
 _ALWAYS_IN_NUMBERS = ("global_batch_size", "micro_batch_size", "seed", "precision", "max_gradient_norm")
 MOST_NAMED = 10  # fields in one sentence
 
@@ -24,7 +24,7 @@ def apply_edit(old: JobSpec, wanted: JobSpec) -> JobSpec:
 
 
 def apply_edit_to_manifest(old: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the manifest in force after an edit of `old`. If both are valid, its spec is that of `apply_edit`."""
+    """Return the manifest in force after an edit of `old`. If both are valid, `apply_edit` returns the same spec."""
     spec = _edited_manifest(JobSpec, old["spec"], wanted.get("spec") or {}, stays=False)
     return {**deepcopy(dict(old)), "spec": deepcopy(spec)}
 
@@ -115,5 +115,5 @@ def _differences(one: Any, other: Any, path: str) -> Iterator[str]:
 
 def _spelled(kind: type, attribute: str) -> str:
     """Return a field's name in a manifest."""
-    said = attribute.removeprefix("chooses_")  # where a manifest does not say that field
-    return next((one.name for one in api_fields(kind) if one.attribute == said), said)
+    field = attribute.removeprefix("chooses_")  # an attribute of ours, for a field that the manifest leaves out
+    return next((one.name for one in api_fields(kind) if one.attribute == field), field)

@@ -68,7 +68,7 @@ class Fields:
     def __post_init__(self) -> None:
         if not isinstance(self.values, Mapping):
             self.problem("", f"expected an object, got {show(self.values)}")
-            self.values, self.problems = {}, []  # what is missing inside is not worth a word
+            self.values, self.problems = {}, []  # fields missing in it are not reported
 
     def at(self, name: str) -> str:
         if not name:
@@ -96,36 +96,37 @@ class Fields:
     def value(
         self,
         name: str,
-        said: str,
+        expected: str,
         fits: Callable[[Any], bool],
         shown: Callable[[str], str] | None = None,
     ) -> Any:
         """Return the field's value; None if it is absent or does not fit, which is noted.
 
-        said: what is expected. shown: the text to show in place of a wrong value, which may be a secret.
+        expected: description of a right value. shown: returns the text to show for a wrong value, which may be a
+        secret.
         """
         value = self.get(name)
         if value is not None and not fits(value):
             self.problem(
-                name, f"expected {said}, got {show(shown(value) if shown and isinstance(value, str) else value)}"
+                name, f"expected {expected}, got {show(shown(value) if shown and isinstance(value, str) else value)}"
             )
             return None
         return value
 
-    def require(self, name: str, said: str) -> None:
-        """Note the field as missing if it is absent. said: what is expected."""
+    def require(self, name: str, expected: str) -> None:
+        """Note the field as missing if it is absent. expected: description of its values."""
         if self.get(name) is None:
-            self.problem(name, f"required, expected {said}")
+            self.problem(name, f"required, expected {expected}")
 
     def optional_text(self, name: str, form: TextPattern) -> str | None:
         def fits(value: object) -> bool:
             return isinstance(value, str) and form.fits(value)
 
-        read: str | None = self.value(name, form.said, fits)
+        read: str | None = self.value(name, form.description, fits)
         return read
 
     def text(self, name: str, form: TextPattern) -> str:
-        self.require(name, form.said)
+        self.require(name, form.description)
         return self.optional_text(name, form) or ""
 
     def child(self, name: str) -> "Fields":

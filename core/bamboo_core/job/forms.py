@@ -27,18 +27,18 @@ VALIDATIONS = "x-kubernetes-validations"
 
 def _fits(form: TextPattern) -> Schema:
     """Return a rule that checks a text's form; the API server's message would show only a schema's pattern."""
-    return {"rule": f"self.matches(r'^({form.pattern.pattern})$')", "message": f"expected {form.said}"}
+    return {"rule": f"self.matches(r'^({form.pattern.pattern})$')", "message": f"expected {form.description}"}
 
 
 class FieldForm(Protocol):
     """The form of a field's values.
 
-    said: the expected value, for messages. harmless: the value that replaces a missing required one while reading
+    description: of a right value, for messages. harmless: the value that replaces a missing required one while reading
     continues.
     """
 
     @property
-    def said(self) -> str: ...
+    def description(self) -> str: ...
 
     @property
     def harmless(self) -> Any: ...
@@ -70,7 +70,7 @@ class Integer:
     most: int = MAX_INT
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         return f"an integer >= {self.least}"
 
     @property
@@ -81,8 +81,8 @@ class Integer:
         return _is_int(value) and self.least <= value <= self.most
 
     def expected(self, value: object) -> str:
-        """Return what is expected instead of a wrong value."""
-        return f"an integer <= {self.most}" if _is_int(value) and value > self.most else self.said
+        """Return the description of a right value, for a message about a wrong one."""
+        return f"an integer <= {self.most}" if _is_int(value) and value > self.most else self.description
 
     def read(self, fields: Fields, name: str) -> int | None:
         read: int | None = fields.value(name, self.expected(fields.get(name)), self.fits)
@@ -95,11 +95,11 @@ class Integer:
 class Number:
     """A number above 0, at most 1e9."""
 
-    said = "a number > 0 and <= 1e9"
+    description = "a number > 0 and <= 1e9"
     harmless = 1.0
 
     def read(self, fields: Fields, name: str) -> float | None:
-        value = fields.value(name, self.said, _is_number)
+        value = fields.value(name, self.description, _is_number)
         return None if value is None else float(value)
 
     def schema(self) -> Schema:
@@ -113,11 +113,11 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    said = "true or false"
+    description = "true or false"
     harmless = False
 
     def read(self, fields: Fields, name: str) -> bool | None:
-        read: bool | None = fields.value(name, self.said, lambda v: isinstance(v, bool))
+        read: bool | None = fields.value(name, self.description, lambda v: isinstance(v, bool))
         return read
 
     def schema(self) -> Schema:
@@ -131,7 +131,7 @@ class OneOf:
     members: type[StrEnum]
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         return f"one of {', '.join(self.members)}"
 
     @property
@@ -139,7 +139,7 @@ class OneOf:
         return next(iter(self.members))
 
     def read(self, fields: Fields, name: str) -> StrEnum | None:
-        value = fields.value(name, self.said, lambda v: isinstance(v, str) and v in list(self.members))
+        value = fields.value(name, self.description, lambda v: isinstance(v, str) and v in list(self.members))
         return None if value is None else self.members(value)
 
     def schema(self) -> Schema:
@@ -155,8 +155,8 @@ class TextOf:
     shown: Callable[[str], str] | None = None
 
     @property
-    def said(self) -> str:
-        return self.pattern.said
+    def description(self) -> str:
+        return self.pattern.description
 
     @property
     def harmless(self) -> str:
@@ -166,10 +166,10 @@ class TextOf:
         return isinstance(value, str) and self.pattern.fits(value)
 
     def expected(self, value: object) -> str:
-        return self.said
+        return self.description
 
     def read(self, fields: Fields, name: str) -> Any:
-        value = fields.value(name, self.said, self.fits, self.shown)
+        value = fields.value(name, self.description, self.fits, self.shown)
         return None if value is None else self.made(value)
 
     def schema(self) -> Schema:
@@ -178,7 +178,9 @@ class TextOf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Items:
-    """A list of `least` to `most` values of one form. of: what they are. each: one of them, for the CRD."""
+    """A list of `least` to `most` values of one form. of: their name in messages. each: the description of
+    one, for the CRD.
+    """
 
     form: Integer | TextOf
     of: str
@@ -187,7 +189,7 @@ class Items:
     most: int
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         return f"a list of {f'{self.least} to' if self.least else 'at most'} {self.most} {self.of}"
 
     @property
@@ -196,7 +198,7 @@ class Items:
 
     def read(self, fields: Fields, name: str) -> tuple[Any, ...] | None:
         """Return the values that fit."""
-        values = fields.value(name, self.said, list_fits(self.least, self.most))
+        values = fields.value(name, self.description, list_fits(self.least, self.most))
         if values is None:
             return None
         for i, value in enumerate(values):
@@ -218,7 +220,7 @@ class Items:
 class Quantities:
     """Kubernetes quantities by the names of resources."""
 
-    said = "an object"
+    description = "an object"
 
     @property
     def harmless(self) -> dict[str, str | int]:
@@ -242,7 +244,7 @@ class Quantities:
         return read
 
     def schema(self) -> Schema:
-        quantity = {  # no rule: an API server ignores maxLength here, and refuses what may cost so much
+        quantity = {  # no rule: an API server ignores maxLength here, and would refuse the rule for its cost
             "x-kubernetes-int-or-string": True,
             "minimum": 0,
             "maxLength": QUANTITY.most,
@@ -265,7 +267,7 @@ class Quantities:
 class Tree:
     """A free object of JSON values, copied; bounded, because YAML aliases can make a small file vast."""
 
-    said = "an object"
+    description = "an object"
 
     @property
     def harmless(self) -> dict[str, Any]:
@@ -276,7 +278,9 @@ class Tree:
         return _TreeCopy(child.problems).copy_object(child.values, child.path, 1)
 
     def schema(self) -> Schema:
-        """A map of anything, and no object whose unknown fields are kept: a rule would not see a key renamed in it."""
+        """Return the schema of a map of anything. In an object that keeps unknown fields a rule would not see a renamed
+        key.
+        """
         return {"type": "object", "maxProperties": MAX_TREE_VALUES, "additionalProperties": dict(ANYTHING)}
 
 

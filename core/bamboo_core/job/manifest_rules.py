@@ -154,7 +154,7 @@ def _pipelines_have_microbatches(job: JobSpec) -> bool:
     )
 
 
-# Of the grid: what topology fixes, and elastic opens
+# Of the grid: topology fixes parts of it, and elastic lets the coordinator choose the others
 
 
 @rule(TopologySpec, "split", "expected a number of layers for each of the stages")
@@ -232,7 +232,7 @@ def _devices_have_layers(job: JobSpec) -> bool:
     return job.topology.split is None or all(n >= job.worker.devices for n in job.topology.split)
 
 
-# Of checkpoints, and of the budget: what has no price cannot be counted
+# Of checkpoints, and of the budget, which needs prices
 
 
 @rule(JobSpec, "checkpoint.keepBest", "expected only with spec.training.evaluation")

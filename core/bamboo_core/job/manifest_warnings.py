@@ -77,8 +77,8 @@ def _nodes(spec: JobSpec) -> str:
         return f"spec.spread.workersPerNode {room}: all {workers} workers are on one node, with whose loss {ends}"
     stages, pipelines = spec.topology.stages, spec.topology.pipelines
     if spec.redundancy.on(pipelines).kept and stages > 1 and room > pipelines * (stages // 2):
-        told = f"a node with {room} workers has neighbours in a pipeline of {count(stages, 'stage')}"
-        return f"spec.spread.workersPerNode {room}: {told}, whose stages one worker repeats if they are lost"
+        neighbours = f"a node with {room} workers has neighbours in a pipeline of {count(stages, 'stage')}"
+        return f"spec.spread.workersPerNode {room}: {neighbours}, whose stages one worker repeats if they are lost"
     return ""
 
 

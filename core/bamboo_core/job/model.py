@@ -28,8 +28,8 @@ class Mark(Enum):
     WHILE_SUSPENDED = auto()  # it can change only while the job is suspended, but for the fields in it that are FREE
     FREE = auto()  # it can change at any time, though its object cannot
     FOLLOWS = auto()  # where it is absent, its value follows from other fields'
-    NOT_IN_SPEC = auto()  # its value is not said in the manifest's spec
-    NO_NUMBERS = auto()  # what is trained does not depend on it
+    NOT_IN_SPEC = auto()  # the manifest's spec does not contain it
+    NO_NUMBERS = auto()  # the trained weights do not depend on it
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +88,13 @@ def api_fields(kind: type) -> tuple[ApiField, ...]:
 
 
 def _api_field(one: "dataclasses.Field[Any]", hint: Any) -> ApiField | None:
-    hint, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    marks = frozenset(mark for mark in said if isinstance(mark, Mark))
+    hint, *annotations = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    marks = frozenset(mark for mark in annotations if isinstance(mark, Mark))
     if Mark.NOT_IN_SPEC in marks:
         return None
     first, *rest = one.name.split("_")
     name = first + "".join(part.capitalize() for part in rest)
-    return ApiField(one.name, name, _form(hint, said), marks, _default(one))
+    return ApiField(one.name, name, _form(hint, annotations), marks, _default(one))
 
 
 def _default(one: "dataclasses.Field[Any]") -> Callable[[], Any] | None:
@@ -104,10 +104,10 @@ def _default(one: "dataclasses.Field[Any]") -> Callable[[], Any] | None:
     return None if value is dataclasses.MISSING else lambda: value
 
 
-def _form(hint: Any, said: list[Any]) -> FieldForm | Object | ObjectList:
+def _form(hint: Any, annotations: list[Any]) -> FieldForm | Object | ObjectList:
     members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     kind: type = next(member for member in members if member is not NoneType)
-    for one in said:
+    for one in annotations:
         if isinstance(one, ListOf):
             return ObjectList(get_args(kind)[0], one.most)
         if isinstance(one, TextPattern):
@@ -170,7 +170,7 @@ def _read(one: ApiField, fields: Fields, found: list[ReadObject]) -> Any:
             return _read_list(kind, most, one.name, fields, found)
         case form:
             if one.required:
-                fields.require(one.name, form.said)
+                fields.require(one.name, form.description)
             return form.read(fields, one.name)
 
 
@@ -183,8 +183,8 @@ def _read_list(kind: type, most: int, name: str, fields: Fields, found: list[Rea
     names: list[str] = [getattr(item, "name", "") for item in read]
     for i, used in enumerate(names):
         if used and names.index(used) < i:
-            told = f"{show(used)} is already used by {path}[{names.index(used)}].name"
-            fields.problems.append(Problem(f"{path}[{i}].name", told))
+            message = f"{show(used)} is already used by {path}[{names.index(used)}].name"
+            fields.problems.append(Problem(f"{path}[{i}].name", message))
     return tuple(read)
 
 

@@ -130,8 +130,8 @@ def worker_resources(job: JobSpec, pool: NodePool | None) -> dict[str, Any]:
     spec = _spec_of(pool.template if pool is not None else {})
     containers = (one for one in spec.get("containers") or () if isinstance(one, Mapping))
     trainer = next((one for one in containers if one.get("name") == TRAINER_CONTAINER), {})
-    said = trainer.get("resources")
-    of_pool: Mapping[str, Any] = said if isinstance(said, Mapping) else {}
+    own_resources = trainer.get("resources")
+    of_pool: Mapping[str, Any] = own_resources if isinstance(own_resources, Mapping) else {}
     found: dict[str, Any] = {}
     for kind, of_all in (("limits", job.worker.resources.limits), ("requests", job.worker.resources.requests)):
         own = of_pool.get(kind)

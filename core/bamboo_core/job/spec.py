@@ -89,7 +89,7 @@ class PipelineSchedule(StrEnum):
     """In which order a stage's forwards and backwards run; see docs/design/engine.md."""
 
     ONE_F_ONE_B = "1F1B"
-    ZB_H1 = "ZBH1"  # weight gradients by themselves, later than those that the stage before waits for
+    ZB_H1 = "ZBH1"  # weight gradients later than input gradients, for which the stage before waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,7 +321,7 @@ class JobSpec:
 
 @completes(TopologySpec)
 def _complete_stages(values: Values) -> None:
-    """Set the number of stages to that of the split, if only the split is given."""
+    """Set the number of stages to the length of the split, if only the split is given."""
     values["chooses_stages"] = values["split"] is None and values["stages"] is None
     values["chooses_pipelines"] = values["pipelines"] is None
     if values["stages"] is None and values["split"] is not None:
@@ -356,7 +356,7 @@ def stabilization_seconds(spec: JobSpec) -> float:
 
 
 def gives_back(spec: JobSpec) -> bool:
-    """Whether the job may hold fewer workers than it could have."""
+    """Return whether the job may hold fewer workers than it could have."""
     return spec.elastic is not None and spec.elastic.objective is Objective.VALUE
 
 

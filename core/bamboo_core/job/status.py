@@ -48,7 +48,7 @@ class ReportedCondition(ApiPart, frozen=True):
         return self.status == "True"
 
 
-_REQUIRED = ["type", "status", "lastTransitionTime", "reason", "message"]  # of what is written
+_REQUIRED = ["type", "status", "lastTransitionTime", "reason", "message"]  # in every written condition
 Condition = Annotated[ReportedCondition, _schema(required=_REQUIRED, description="One condition.")]
 
 
@@ -210,6 +210,6 @@ class BambooJobStatus(ApiPart, frozen=True):
             return PlanRecord()
 
 
-def read_status(said: Any) -> BambooJobStatus:
-    """Return the status of a BambooJob of any version; None is the status of a job that nobody has reconciled yet."""
-    return read_api_part(BambooJobStatus, said)
+def read_status(document: Any) -> BambooJobStatus:
+    """Return the status in a BambooJob's document. None: the operator has not written one yet."""
+    return read_api_part(BambooJobStatus, document)

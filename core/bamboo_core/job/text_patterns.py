@@ -12,7 +12,7 @@ from dataclasses import dataclass
 class TextPattern:
     """A pattern of texts, and its description for people."""
 
-    said: str
+    description: str
     pattern: re.Pattern[str]
     most: int = 253
 
@@ -20,8 +20,8 @@ class TextPattern:
         return len(text) <= self.most and self.pattern.fullmatch(text) is not None
 
 
-def _form(said: str, pattern: str, most: int = 253) -> TextPattern:
-    return TextPattern(said=said, pattern=re.compile(pattern), most=most)
+def _form(description: str, pattern: str, most: int = 253) -> TextPattern:
+    return TextPattern(description=description, pattern=re.compile(pattern), most=most)
 
 
 def exactly(text: str) -> TextPattern:
@@ -62,7 +62,7 @@ WEIGHTS = _form(
 TENSORS = _form('the name of a tensor, in which "*" stands for any characters', r"[!-,.-~][!-~]*")
 IMAGE = _form("a container image", r"[^- \t\n\v\f\r][^ \t\n\v\f\r]*", 1024)
 DECIMAL = _form('a decimal number in quotes such as "0.91"', r"[0-9]{1,9}(\.[0-9]{1,9})?", 19)
-# As exact as the cost in the status, so that what is spent is spent after a restart of the operator, too.
+# As many decimals as the cost in the status, so that a restart of the operator does not change what was spent.
 MONEY = _form('a decimal number in quotes with at most 4 decimals such as "99.95"', r"[0-9]{1,9}(\.[0-9]{1,4})?", 14)
 _DAY = (
     r"20([0-9]{2}-(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|[0-9]{2}-(0[469]|11)-(0[1-9]|[12][0-9]|30)"

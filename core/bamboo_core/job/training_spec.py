@@ -22,7 +22,7 @@ class Precision(StrEnum):
 
 
 class ParameterPrecision(StrEnum):
-    """The number format of parameters and of what is remembered of them, and of what layers pass on."""
+    """The number format of parameters and the optimizer's state, or of the tensors between layers."""
 
     FP32 = "fp32"
     BF16 = "bf16"

@@ -46,7 +46,7 @@ PAGE = 500  # objects in one answer to a list
 SMALL_PAGE = 100  # the same where reading an answer must hold up nothing else
 POD_EVENTS = 100  # events that are read of one pod; the kubelet counts repetitions, and begins at most 25 in a row
 LARGEST_LINE = 1 << 20  # bytes of a line of a log; a longer one is cut into several
-MANAGER = "bamboo"  # the field manager of what users apply
+MANAGER = "bamboo"  # the field manager of manifests that users apply
 APPLIED = {"fieldManager": "bamboo-operator", "force": "true"}
 
 
@@ -213,8 +213,8 @@ class Connection:
         query: Mapping[str, str] | None = None,
         kind: str = JSON,
     ) -> Object:
-        """Return what the server answers, if that is an object, else {}. kind: the media type of the body; of a GET,
-        which has none, of the answer.
+        """Return the server's answer; {} if that is no object. kind: the media type of the body, or of the answer to a
+        GET.
         """
         for left in reversed(range(self._tries)):
             begun, code = time.monotonic(), "error"
@@ -389,7 +389,7 @@ def _only(uid: str, grace_seconds: int | None = None, propagation: str | None = 
 
 @contextlib.contextmanager
 def _absence(codes: Collection[int] = (404,)) -> Iterator[list[ApiError]]:
-    """Go on after a refusal with one of these codes; yield a list that then holds it."""
+    """Suppress a refusal with one of these codes. Yield a list to which it is added."""
     refusals: list[ApiError] = []
     try:
         yield refusals

@@ -26,7 +26,7 @@ class Urgency(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningView:
-    """What decides the next plan: the plan in force, the workers, their replicas in step, and the desired grid."""
+    """The inputs of the next plan: the plan in force, the workers, their replicas in step, and the desired grid."""
 
     plan: Plan
     live: Mapping[WorkerId, Peer]  # in order of joining

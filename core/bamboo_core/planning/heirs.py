@@ -1,9 +1,9 @@
 """Heirs: which workers hold a stage's state, and which go on with the stages of workers lost together. Pure.
 
-What two adjacent stages had sent to each other is lost if both owners are lost. So one new owner must not have to
-repeat a step that the other has already left behind. A worker applies the steps of all its replicas together, so one
-heir of both stages has them at the same version. If a plan does not ensure that one worker can inherit all, no step is
-committed before all replicas can reach the version after it (`heirs_may_differ`).
+The tensors that two adjacent stages have sent to each other are lost if both owners are lost. So one new owner must not
+have to repeat a step that the other has already left behind. A worker applies the steps of all its replicas together,
+so one heir of both stages has them at the same version. If a plan does not ensure that one worker can inherit all, no
+step is committed before all replicas can reach the version after it (`heirs_may_differ`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set

@@ -54,7 +54,7 @@ class Layer(_Part, frozen=True, kw_only=True):
     forward: Seconds
     backward: Seconds
     update: Seconds = 0.0  # of the optimizer's step
-    parameters: Bytes  # what the layer holds, buffers included
+    parameters: Bytes  # of the layer, buffers included
     optimizer: Bytes  # the optimizer's state for it
     gradients: Bytes  # of the parameters that are trained
     activations: Bytes = 0  # kept for a microbatch from its forward to its backward

@@ -8,7 +8,7 @@ computed: a transfer of up to half a forward and backward costs nothing.
 
 ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism, 2024) has the same order of forwards and backwards, but computes the
 weights' gradients, which no other stage waits for, later. A stage then has work at the end of the step, while the
-stages before it still run their backwards, and all of those begin earlier.
+stages before it still run their backwards, which all begin earlier.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -135,7 +135,7 @@ Instruction = (
 def one_f_one_b(stage: int, stages: int, microbatches: Sequence[int]) -> list[Forward | Backward]:
     """Return warm-up forwards, then backward and forward in turn, then the remaining backwards.
 
-    The first stage keeps the activations of `2 * stages - 1` microbatches, the last stage those of one.
+    The first stage keeps the activations of `2 * stages - 1` microbatches, the last stage keeps one.
     """
     after = stages - 1 - stage
     warmup = min(len(microbatches), 1 + after * AHEAD)
@@ -174,8 +174,8 @@ def zb_h1(stage: int, stages: int, microbatches: Sequence[int]) -> list[Computed
 def with_late_weights(program: Sequence[Computed]) -> list[Computed]:
     """Return the program with each whole backward's weight gradients after the next backward's input gradients.
 
-    For a cell that is taken over in the middle of a step: other workers wait for what it repeats, but for no weight
-    gradient. One more microbatch is in flight, with its weight gradients, than without.
+    For a cell that is taken over in the middle of a step: other workers wait for its repeated tensors, but for no
+    weight gradient. One more microbatch is in flight, with its weight gradients.
     """
     reordered: list[Computed] = []
     waiting: list[Computed] = []
@@ -247,7 +247,7 @@ def evaluation(cell: Cell, layout: Layout, batches: int) -> list[Instruction]:
 def portion_program(
     stage: int, stages: int, portion: Range, order: StageOrder, left: int, again: Collection[int] = ()
 ) -> list[Computed]:
-    """Return what one of the workers that share a cell runs of its microbatches.
+    """Return the program of one of the workers that share a cell.
 
     left: the first microbatch left to run. again: earlier microbatches that are repeated for the neighbouring stages,
     though their gradients are already summed. The order is the whole cell's from the first of these on, so the stages

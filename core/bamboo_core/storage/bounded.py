@@ -13,7 +13,7 @@ from bamboo_core.storage.url import without_secrets
 
 
 class StorageError(Exception):
-    """Error of a store that cannot do what was asked, or whose content is unusable."""
+    """Error of a store that cannot fulfil a call, or whose content is unusable."""
 
 
 class StoreUnavailable(StorageError):

@@ -19,11 +19,11 @@ from bamboo_operator.signals.cloud_marks import DisruptionMark
 
 MOST_MARKS = 100
 REASON = TextPattern(
-    said="a word in CamelCase such as RackMaintenance, of at most 63 letters and digits",
+    description="a word in CamelCase such as RackMaintenance, of at most 63 letters and digits",
     pattern=re.compile(r"[A-Z][A-Za-z0-9]*", re.ASCII),
     most=63,
 )
-VALUE = TextPattern(said="a text of at most 253 characters", pattern=re.compile(r".*", re.DOTALL))
+VALUE = TextPattern(description="a text of at most 253 characters", pattern=re.compile(r".*", re.DOTALL))
 
 
 class MarkField(StrEnum):

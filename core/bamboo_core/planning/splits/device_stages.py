@@ -80,7 +80,7 @@ def folded(plan: Plan, devices: int) -> Plan:
 
 
 def device_roles(roles: Roles, number: int, devices: int) -> Roles:
-    """Return what one device holds of its worker's roles, in device stages. number: the device's index."""
+    """Return the roles of one device of a worker, in device stages. number: the device's index."""
 
     def parts(stages: Iterable[int]) -> tuple[int, ...]:
         return tuple(parts_of(stage, devices)[number] for stage in stages)

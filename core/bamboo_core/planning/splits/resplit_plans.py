@@ -106,9 +106,9 @@ def filled_before(
 ) -> dict[Cell, tuple[WorkerId, ...]]:
     """Return the idle workers that become replicas of the plan's cells before the job goes on with `onward`, by cell.
 
-    spare: workers that run nothing now. Each gets the stages whose layers it will mostly need, or the one it needs most
-    of, as far as it has room for them in addition to what it keeps. Pipelines take turns, so no owner fills all of
-    them.
+    spare: workers that run nothing now. Each gets the stages of which it will need most layers, or else the stage of
+    which it needs most, as far as it has room for them in addition to its replicas. Pipelines take turns, so no owner
+    fills all of them.
     """
     replicas: dict[Cell, tuple[WorkerId, ...]] = {}
     for number, worker in enumerate(w for w in spare if w in onward.holders()):

@@ -1,4 +1,4 @@
-"""Speeds: which workers are slow, separated from which layers are much work. Pure.
+"""Speeds of workers, separated from the costs of layers. Pure.
 
 The model: a worker takes (its slowness) x (the seconds of its layers) for a microbatch. Two workers that ran the same
 layers differ by their slowness, whatever the layers are. One worker that ran different layers shows by how much these
@@ -86,7 +86,7 @@ def _shortest(total: Sequence[float], workers: Stages) -> float:
 
 
 def _most_even(total: Sequence[float], workers: Stages, limit: float) -> Ranges:
-    """Return the split with the least sum of squares among those whose stages all stay within the limit."""
+    """Return the split with the least sum of squares among the splits in which no stage exceeds the limit."""
     layers, stages = len(total) - 1, len(workers)
     unit = limit or 1.0  # avoids infinite squares of large numbers
     best = [0.0] + [inf] * layers

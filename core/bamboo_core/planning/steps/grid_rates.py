@@ -107,7 +107,7 @@ class GridRates:
         layers = [layer.forward + layer.backward for layer in figures.layers]
         self._whole, self._longest = sum(layers), max(layers)  # seconds of a microbatch
         self._seconds: dict[Grid, float] = {}
-        self._splits: dict[object, Ranges | None] = {}  # by what needs the same memory
+        self._splits: dict[object, Ranges | None] = {}  # by `_alike_in_memory`
         self._ranges: dict[int, Ranges] = {}
         self._ranked: tuple[object, dict[tuple[int, int], tuple[GridRate, ...]]] = None, {}  # by the known seconds
         self._of_plan: tuple[Plan | None, Layout | None, float] = None, None, 0.0  # for the newest plan and layout

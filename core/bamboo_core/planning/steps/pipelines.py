@@ -387,7 +387,9 @@ class _Execution:
         self._workers[number].alive = False
 
     def _take_over(self, loss: StepLoss, now: float) -> None:
-        """Apply a loss: senders repeat frames that new runners may lack, and rerun what is in no log."""
+        """Apply a loss: senders repeat frames that new runners may lack, and rerun microbatches whose frames are
+        in no log.
+        """
         kept = dict(loss.kept)
         for place, runs in loss.runs:
             before = {cell.run: cell for cell in self._cells[place]}

@@ -1,7 +1,7 @@
 """Step times under a plan: the schedule of its pipelines, the reduction over them, replicas, the commit. Pure.
 
-Times are cached by what decides them (which cells share a worker, not which worker that is), so thousands of steps cost
-as much as the first one.
+Times are cached by their inputs (which cells share a worker, whatever its name), so thousands of steps cost as much as
+the first one.
 """
 
 from collections import Counter, defaultdict
@@ -155,7 +155,7 @@ class StepModel:
         lost: Mapping[WorkerId, float],
         planned: float,
     ) -> StepLoss | None:
-        """Return what other workers of a group take over with a plan; None if nothing."""
+        """Return the cells of a group that other workers take over with a plan; None if there are none."""
         moved = {cell: place for cell, place in part.cells().items() if _is_moved(before, plan, cell, lost)}
         if not moved:
             return None
@@ -211,7 +211,7 @@ class StepModel:
 
     def least_alike(self, alike: AlikePipelines) -> float:
         """Return a lower bound of a step's seconds with any schedule: a stage's initial wait, all its computing, and
-        what others do afterwards.
+        the other stages' work afterwards.
         """
         plan = on_devices(alike.plan)
         if len(plan.stages) == 1:

@@ -254,7 +254,7 @@ class _Loads:
         return high
 
     def fastest(self, share: float) -> Ranges | None:
-        """Return the split with the shortest longest stage among those in which no stage exceeds the load."""
+        """Return the split with the shortest longest stage among the splits in which no stage exceeds the load."""
         best = self._filled(self.costs[-1], share)
         low, high = 0.0, self.costs[-1]
         while best is not None and high - low > PRECISION * high:
