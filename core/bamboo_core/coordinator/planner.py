@@ -52,7 +52,7 @@ def replan(turn: Turn) -> None:
     if moving:
         _look_for_layers(turn)
         return
-    if state.roster.lost(state.plan):
+    if state.lost(state.plan):
         plan = takeover(planning_view(state, turn.now))
         if isinstance(plan, StageLost):
             _ask_around(turn, plan)
@@ -119,7 +119,7 @@ def planning_view(state: CoordinatorState, now: float) -> PlanningView:
     elapsed = (now - state.progress.last_at) / usual if usual else 0.0
     return PlanningView(
         plan=plan,
-        live=state.roster.live(plan),
+        live=state.live(plan),
         leaving={w: _urgency(state, state.membership.leaving[w], now) for w in state.noticed},
         synced=state.plans.synced,
         redundancy=choosing.redundancy(state, plan),

@@ -18,7 +18,6 @@ from bamboo_core.coordinator.records.workers import (
     GuardState,
     Liveness,
     Membership,
-    Roster,
     StragglerState,
     WorkerEnds,
     WorkerRecord,
@@ -26,7 +25,7 @@ from bamboo_core.coordinator.records.workers import (
 )
 from bamboo_core.coordinator.replacing import Record, replace
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.planning.plan import Cell, Plan, WorkerId
+from bamboo_core.planning.plan import Cell, Peer, Plan, WorkerId
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
@@ -86,11 +85,6 @@ class CoordinatorState:
         return self.progress.usual_step
 
     @property
-    def roster(self) -> Roster:
-        """Return summaries over all workers."""
-        return self.workers.roster
-
-    @property
     def noticed(self) -> tuple[WorkerId, ...]:
         """The workers that have joined and have a notice, in the order of the notices."""
         return tuple(w for w in self.membership.leaving if w in self.workers)
@@ -98,7 +92,7 @@ class CoordinatorState:
     @property
     def staying(self) -> int:
         """The number of ready workers without a notice."""
-        return len(self.roster.ready) - sum(1 for w in self.noticed if self.workers[w].ready)
+        return sum(1 for worker in self.ready if self.stays(worker))
 
     def stays(self, worker: WorkerId) -> bool:
         """Return whether the worker has no notice."""
@@ -106,8 +100,17 @@ class CoordinatorState:
 
     @property
     def ready(self) -> dict[WorkerId, WorkerRecord]:
-        """Return the workers usable in plans."""
-        return {w: self.workers[w] for w in self.roster.ready}
+        """Return the workers usable in plans, in order of joining."""
+        return {w: r for w, r in self.workers.items() if r.ready}
+
+    def live(self, plan: Plan) -> dict[WorkerId, Peer]:
+        """Return the workers that a successor of this plan may name, in order of joining."""
+        named = plan.worker_ids()
+        return {w: r.peer for w, r in self.workers.items() if r.ready or w in named}
+
+    def lost(self, plan: Plan) -> frozenset[WorkerId]:
+        """Return the plan's workers that are not connected."""
+        return plan.worker_ids() - self.workers.keys()
 
     def certain_holders(self, plan: Plan) -> list[list[WorkerId]]:
         """Return all workers that certainly hold each stage's state, owners first."""

@@ -29,7 +29,8 @@ def received(turn: Turn, worker: WorkerId, message: protocol.Message) -> None:
     if isinstance(message, protocol.Heartbeat):
         _heartbeat(turn, worker, message)
         return
-    turn.put(turn.state.workers.heard(worker, turn.now))
+    workers = turn.state.workers
+    turn.put(workers.having(worker, replace(workers[worker], seen=turn.now)))
     handler = _HANDLERS.get(type(message))
     if handler and not (isinstance(message, _OF_STATES) and _is_of_the_past(turn, worker)):
         handler(turn, worker, message)
@@ -72,7 +73,8 @@ def _profile(turn: Turn, worker: WorkerId, message: protocol.Profile) -> None:
 def _plan_applied(turn: Turn, worker: WorkerId, message: protocol.PlanApplied) -> None:
     plan = turn.state.plan
     if plan and message.epoch >= plan.origin:
-        turn.put(turn.state.workers.obeying(worker, plan.origin))
+        workers = turn.state.workers
+        turn.put(workers.having(worker, replace(workers[worker], origin=plan.origin)))
     plans = turn.state.plans
     if plan and message.epoch == plan.epoch and worker not in plans.applied:
         turn.put(replace(plans, applied=plans.applied | {worker}, in_force=None))

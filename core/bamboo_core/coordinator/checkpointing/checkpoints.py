@@ -71,7 +71,7 @@ def look_after(turn: Turn) -> None:
     state = turn.state
     c = state.checkpoints
     if not c.writers:
-        if state.roster.lost(state.current_plan):
+        if state.lost(state.current_plan):
             return  # first a new plan replaces the lost workers
         at = next_one(state)
         if at is not None and state.step + AHEAD_STEPS >= at:

@@ -22,7 +22,7 @@ from bamboo_core.planning.plan import Plan
 from bamboo_core.planning.profile import Layer, LayerBytes, ModelFigures, Network
 from bamboo_core.planning.ring import are_apart
 from bamboo_core.planning.splits.resplit_plans import Grid, grid_of
-from bamboo_core.planning.splits.speeds import Ranges
+from bamboo_core.planning.splits.speeds import Ranges, forward_share
 from bamboo_core.planning.steps.grid_rates import ALIKE, GridRate, GridRates, may_do_without
 
 SECONDS_PER_OPERATION: Final = 1e-13  # of a device, until layers are measured
@@ -132,7 +132,7 @@ def _figures(state: CoordinatorState, network: float) -> ModelFigures | None:
     if not costs:
         return None
     sizes = state.profile.layers if len(state.profile.layers) == len(costs) else (UNKNOWN_BYTES,) * len(costs)
-    share = state.workers.times.forward_share
+    share = forward_share(times for record in state.workers.values() for times in record.times)
     return _figures_of(tuple(costs), tuple(sizes), FORWARD_SHARE if share is None else share, network)
 
 
@@ -169,7 +169,7 @@ def measured(state: CoordinatorState) -> float | None:
 def is_short(state: CoordinatorState) -> bool:
     """Return whether a worker runs several stages or an owner is lost or under notice."""
     plan = state.current_plan
-    absent = state.roster.lost(plan).union(state.noticed)
+    absent = state.lost(plan).union(state.noticed)
     return plan.is_doubled or not absent.isdisjoint(plan.target_owners)
 
 

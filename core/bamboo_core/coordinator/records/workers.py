@@ -3,8 +3,6 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from types import MappingProxyType
 from typing import Final
 
 from bamboo_core.control import protocol
@@ -12,8 +10,8 @@ from bamboo_core.control.memory import Memory, SentTraffic
 from bamboo_core.control.platform import Platform
 from bamboo_core.coordinator.records.grids import OwnPace
 from bamboo_core.coordinator.replacing import Record, replace
-from bamboo_core.planning.plan import Cell, Peer, Plan, WorkerId
-from bamboo_core.planning.splits.speeds import Layers, StageTimes, WorkEstimate, forward_share
+from bamboo_core.planning.plan import Cell, Peer, WorkerId
+from bamboo_core.planning.splits.speeds import Layers, StageTimes, WorkEstimate
 
 MOST_WAIT_SECONDS: Final = 60.0  # before the next request for a worker after many refusals
 
@@ -48,74 +46,16 @@ class WorkerEnd:
     disrupted: bool
 
 
-class Roster:
-    """Facts about all workers that decisions need after every event, apart from what workers report all the time.
-
-    Each fact is computed on first use and is the same object from then on.
-    """
-
-    def __init__(self, workers: Mapping[WorkerId, WorkerRecord]) -> None:
-        self._workers = workers
-        self._live: tuple[Plan, dict[WorkerId, Peer]] | None = None
-        self._lost: tuple[Plan, frozenset[WorkerId]] | None = None
-
-    @cached_property
-    def ready(self) -> tuple[WorkerId, ...]:
-        """The workers usable in plans, in order of joining."""
-        return tuple(w for w, r in self._workers.items() if r.ready)
-
-    def live(self, plan: Plan) -> dict[WorkerId, Peer]:
-        """Return the workers that a successor of this plan may name, in order of joining."""
-        if self._live is None or self._live[0] is not plan:
-            named = plan.worker_ids()
-            self._live = plan, {w: r.peer for w, r in self._workers.items() if r.ready or w in named}
-        return self._live[1]
-
-    def lost(self, plan: Plan) -> frozenset[WorkerId]:
-        """Return the plan's workers that are not connected."""
-        if self._lost is None or self._lost[0] is not plan:
-            self._lost = plan, plan.worker_ids() - self._workers.keys()
-        return self._lost[1]
-
-
-class ReportedTimes:
-    """The stage times that all workers report, evaluated once until a report changes."""
-
-    def __init__(self, workers: Mapping[WorkerId, WorkerRecord]) -> None:
-        self._workers = workers
-
-    @cached_property
-    def forward_share(self) -> float | None:
-        """The forward's share of a microbatch's forward and backward time; None without a report."""
-        return forward_share(one for record in self._workers.values() for one in record.times)
-
-
 class Workers(dict[WorkerId, WorkerRecord], Record):
     """All present workers, in order of joining. Replaced, never written."""
-
-    def __init__(
-        self,
-        workers: Mapping[WorkerId, WorkerRecord] = MappingProxyType({}),
-        roster: Roster | None = None,
-        times: ReportedTimes | None = None,
-    ) -> None:
-        """Create the record. roster, times: taken over from an earlier record if none of their inputs has changed."""
-        super().__init__(workers)
-        self.roster = roster or Roster(self)
-        self.times = times or ReportedTimes(self)
 
     def joined(self, hello: protocol.Hello, peer: Peer, now: float) -> "Workers":
         """Add a worker whose channel was opened."""
         epoch = hello.plan.epoch if hello.plan else 0
-        record = WorkerRecord(peer=peer, seen=now, platform=hello.platform, epoch=epoch)
-        return Workers({**self, hello.worker: record})
+        return self.having(hello.worker, WorkerRecord(peer=peer, seen=now, platform=hello.platform, epoch=epoch))
 
     def without(self, gone: Collection[WorkerId]) -> "Workers":
         return Workers({w: r for w, r in self.items() if w not in gone})
-
-    def heard(self, worker: WorkerId, now: float) -> "Workers":
-        """Record that the worker has sent a message."""
-        return self._passing(worker, replace(self[worker], seen=now), self.times)
 
     def beating(self, worker: WorkerId, heartbeat: protocol.Heartbeat, now: float) -> "Workers":
         """Record a heartbeat, which contains only what has changed."""
@@ -132,27 +72,11 @@ class Workers(dict[WorkerId, WorkerRecord], Record):
             backwards=heartbeat.backwards,
             worked_at=known.worked_at if heartbeat.backwards == known.backwards else now,
         )
-        return self._passing(worker, new, None if heartbeat.times is not None else self.times)
-
-    def obeying(self, worker: WorkerId, origin: int) -> "Workers":
-        """Record the origin of the states on which the worker works."""
-        known = self[worker]
-        return self if known.origin == origin else self._passing(worker, replace(known, origin=origin), self.times)
+        return self.having(worker, new)
 
     def having(self, worker: WorkerId, new: WorkerRecord) -> "Workers":
-        """Replace a worker's record with a change that decisions about all workers depend on."""
-        return self._having(worker, new, None, self.times)
-
-    def _passing(self, worker: WorkerId, new: WorkerRecord, times: ReportedTimes | None) -> "Workers":
-        """Replace a worker's record with a frequent change that no decision about all workers depends on."""
-        return self._having(worker, new, self.roster, times)
-
-    def _having(
-        self, worker: WorkerId, new: WorkerRecord, roster: Roster | None, times: ReportedTimes | None
-    ) -> "Workers":
-        made = Workers(self, roster, times)
-        made[worker] = new
-        return made
+        """Add a worker's record, or replace it."""
+        return Workers({**self, worker: new})
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`

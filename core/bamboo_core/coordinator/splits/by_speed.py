@@ -94,7 +94,7 @@ def _faster(state: CoordinatorState, slow: Sequence[str], now: float) -> FasterS
 def _can_move(state: CoordinatorState) -> bool:
     """Return whether layers may move, each worker keeps its seat, and every owner has reported its times."""
     plan = state.current_plan
-    live = state.roster.live(plan)
+    live = state.live(plan)
     places, layers = len(plan.stages) * state.spec.worker.devices, plan.stages[-1][1]
     fixed = state.spec.topology.split is not None or len(plan.stages) == 1 or places == layers
     if fixed or not state.progress.step_seconds or not keeps_its_seats(plan, live, live, grid_of(plan)):

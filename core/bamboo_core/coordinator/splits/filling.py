@@ -60,7 +60,7 @@ def _decided(state: CoordinatorState, now: float) -> dict[Cell, tuple[WorkerId, 
             held.setdefault(worker, set()).update(range(*plan.stages[stage]))
     sizes = resplit.state_bytes(state)
     at_once = Beginning(CheckpointId(step=state.step, id="now"), (), held=held, sizes=sizes)
-    live, grid = tuple(state.roster.live(plan).values()), following.next_grid(state, len(staying))
+    live, grid = tuple(state.live(plan).values()), following.next_grid(state, len(staying))
     staying = holding.kept(state, staying, grid, now)
     may_be, instead = partial(following.has_room, state, grid), following.split_of(state, grid)
     onward = resplit_plan(plan, grid, choosing.spec_on(state, grid), work, staying, live, at_once, may_be, instead)

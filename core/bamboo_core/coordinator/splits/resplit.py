@@ -219,7 +219,7 @@ def last_plan(turn: Turn) -> Plan | None:
     stopped = turn.now - resplit.since if resplit else None
     evened = (places(state), turn.now) if resplit and resplit.stages else None
     turn.put(replace(state.splits, evened=evened, pause=stopped))
-    return moved_plan(plan, tuple(state.roster.live(plan).values()), stopped)
+    return moved_plan(plan, tuple(state.live(plan).values()), stopped)
 
 
 def is_lost(turn: Turn) -> bool:
@@ -259,7 +259,7 @@ def _switch(turn: Turn, plan: Plan) -> Plan | None:
     staying = [r.peer for w, r in state.ready.items() if state.stays(w)] or [r.peer for r in ready]
     if not staying or any(r.cut_since is not None for r in ready):
         return None  # a worker that is cut off returns soon or is declared lost
-    live = tuple(state.roster.live(plan).values())
+    live = tuple(state.live(plan).values())
     stages = resplit.stages if resplit and not plan.sources else None
     moved = plan.moved or not plan.sources
     beginning = Beginning(cut, sources, moved, stages, _held(state, plan), state_bytes(state))

@@ -347,13 +347,8 @@ def request_workers(turn: Turn) -> None:
         turn.do(AddWorkers(missing))
     plan, restoring = state.plan, state.phase == "Restoring"
     wanted = plan is None or restoring or state.grids.resize or state.splits.resplit or plan.sources
-    if (
-        (wanted or _may_choose(state))
-        and state.profile.costs is None
-        and state.profile.asked is None
-        and state.roster.ready
-    ):
-        first = state.roster.ready[0]
+    if (wanted or _may_choose(state)) and state.profile.costs is None and state.profile.asked is None and state.ready:
+        first = next(iter(state.ready))
         turn.put(replace(state.profile, asked=first))
         turn.do(Send(first, protocol.ProfileRequest()))
 
@@ -368,7 +363,7 @@ def _may_choose(state: CoordinatorState) -> bool:
         return False
     bare = plan.mode is RedundancyMode.NONE
     bare = bare and (plan.target.pipelines <= state.spec.redundancy.kept or not are_owners_apart(state, plan))
-    return bare or (state.spec.elastic is not None and len(state.roster.ready) != len(plan.owners()))
+    return bare or (state.spec.elastic is not None and len(state.ready) != len(plan.owners()))
 
 
 def surplus_requests(state: CoordinatorState) -> int:

@@ -24,11 +24,11 @@ def refuse_misfits(turn: Turn) -> None:
     """
     state, holders = turn.state, _holders(turn.state)
     begins = state.phase in ("Pending", "Restoring")
-    enough = len(state.roster.ready) >= whole_workers(state.spec)
+    enough = len(state.ready) >= whole_workers(state.spec)
     if not holders and not (begins and enough):
         return
     platforms = _platforms(state.workers, state)
-    like = {w: platforms[w] for w in (sorted(holders) if holders else state.roster.ready)}
+    like = {w: platforms[w] for w in (sorted(holders) if holders else state.ready)}
     common = most_common(like)
     unlike = _named(w for w, platform in like.items() if platform == common)
     for worker, platform in platforms.items():
