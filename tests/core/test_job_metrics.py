@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from bamboo_core.coordinator.checkpoint_counts import AbandonReason, RestoreCause
+from bamboo_core.coordinator.events import AbandonReason, RestoreCause
 from bamboo_core.metrics import catalog
 from bamboo_core.metrics.exposition import MetricsPage
 from bamboo_core.metrics.job_metrics import useful_seconds

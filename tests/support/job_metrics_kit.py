@@ -9,8 +9,14 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from bamboo_core.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
-from bamboo_core.coordinator.events import CheckpointSummary, Status
+from bamboo_core.coordinator.events import (
+    AbandonReason,
+    CheckpointCounts,
+    CheckpointSummary,
+    RestoreCause,
+    RestoreProblem,
+    Status,
+)
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.status import read_status
 from bamboo_core.metrics.exposition import Metric, MetricKind, MetricsPage

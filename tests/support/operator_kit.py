@@ -8,8 +8,14 @@ from typing import Any
 from kubernetes_validate import utils
 from referencing import Registry, Resource
 
-from bamboo_core.coordinator.checkpoint_counts import CheckpointCounts, RestoreCause
-from bamboo_core.coordinator.events import CheckpointSummary, Status, Takeover, WorkerState
+from bamboo_core.coordinator.events import (
+    CheckpointCounts,
+    CheckpointSummary,
+    RestoreCause,
+    Status,
+    Takeover,
+    WorkerState,
+)
 from bamboo_core.job.api_object import Metadata
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.placement_spec import Capacity, NodePool, Preset

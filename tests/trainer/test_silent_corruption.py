@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from bamboo_core.coordinator.checkpoint_counts import RestoreCause
-from bamboo_core.coordinator.events import Outcome
+from bamboo_core.coordinator.events import Outcome, RestoreCause
 from flipped_job import Flip, FlippedJob, Place
 from manifest_kit import bamboojob, mlp_task, training
 from training_job import Job

@@ -103,10 +103,10 @@ def checkpoint_of_run(kept: CheckpointSummary) -> str:
     if kept.writing:
         layers = count(kept.writing.layers, "layer")
         parts.append(f"writing step {kept.writing.step}, {kept.writing.written} of {layers}")
-    parts += _went_back(kept.restores)
-    if kept.repeated:
-        price = f" ({duration(kept.repeated_seconds)})" if kept.repeated_seconds else ""
-        parts.append(f"{count(kept.repeated, 'step')} repeated{price}")
+    parts += _went_back(kept.counts.restored)
+    if kept.counts.repeated:
+        price = f" ({duration(kept.counts.repeated_seconds)})" if kept.counts.repeated_seconds else ""
+        parts.append(f"{count(kept.counts.repeated, 'step')} repeated{price}")
     return "; ".join(parts)
 
 

@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from functools import partial
 
 from bamboo_core.control.memory import Memory, Traffic
 from bamboo_core.control.protocol import ChannelClosed, Message, Received, WorkerJoined
-from bamboo_core.coordinator.checkpoint_counts import CheckpointCounts
+from bamboo_core.coordinator.replacing import replace
+from bamboo_core.histogram import DURATIONS, STALLS, Histogram
 from bamboo_core.job.spec import JobSpec, RedundancyMode
 from bamboo_core.planning.plan import WorkerId
 
@@ -199,6 +201,73 @@ class WorkerState(StrEnum):
     LEAVING = "leaving"
 
 
+class AbandonReason(StrEnum):
+    """The reason why the coordinator abandons a checkpoint."""
+
+    WRITER_LOST = "WriterLost"  # before all parts were durable
+    STORE_FAILED = "StoreFailed"  # a worker could not write its part or the manifest
+    TOO_SLOW = "TooSlow"
+    TOO_LATE = "TooLate"  # the root heard of it after the last step
+    WENT_BACK = "WentBack"  # the job itself has gone back to an older one
+
+
+class RestoreCause(StrEnum):
+    """The cause for which a job goes back to a checkpoint; also the reason of its end if it has no checkpoint."""
+
+    STAGE_LOST = "StageLost"
+    WORKERS_GONE = "WorkersGone"
+    RESULTS_DIFFER = "ResultsDiffer"  # two workers computed different results, and one of them is wrong
+    SUSPENDED = "Suspended"  # the newest steps were not kept, or were lost before this coordinator existed
+
+
+class RestoreProblem(StrEnum):
+    """The reason why a worker could not start from a checkpoint."""
+
+    DAMAGED = "Damaged"
+    UNREADABLE = "Unreadable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCounts:
+    """Counts and durations of a job's checkpoints and restores.
+
+    durations: seconds from the commit of a checkpoint's step until its manifest was written, of saved checkpoints.
+    stalls: seconds for which training waited for a checkpoint, the longest of any worker. bytes: size of all durable
+    parts, whether or not their checkpoint was completed. repeated: steps committed before the job went back behind
+    them; repeated_seconds: the time that these steps usually take.
+    """
+
+    durations: Histogram = field(default_factory=partial(Histogram.of, DURATIONS))
+    stalls: Histogram = field(default_factory=partial(Histogram.of, STALLS))
+    bytes: int = 0
+    abandoned: Mapping[AbandonReason, int] = field(default_factory=dict)
+    restores: Mapping[RestoreCause, int] = field(default_factory=dict)
+    problems: Mapping[RestoreProblem, int] = field(default_factory=dict)
+    repeated: int = 0
+    repeated_seconds: float = 0.0
+
+    @property
+    def restored(self) -> int:
+        """Return the number of restores."""
+        return sum(self.restores.values())
+
+    def saved(self, seconds: float, stall: float) -> "CheckpointCounts":
+        return replace(self, durations=self.durations.having(seconds), stalls=self.stalls.having(stall))
+
+    def abandoning(self, reason: AbandonReason) -> "CheckpointCounts":
+        return replace(self, abandoned={**self.abandoned, reason: self.abandoned.get(reason, 0) + 1})
+
+    def restoring(self, cause: RestoreCause) -> "CheckpointCounts":
+        return replace(self, restores={**self.restores, cause: self.restores.get(cause, 0) + 1})
+
+    def unusable(self, problem: RestoreProblem) -> "CheckpointCounts":
+        return replace(self, problems={**self.problems, problem: self.problems.get(problem, 0) + 1})
+
+    def repeating(self, steps: int, step_seconds: float) -> "CheckpointCounts":
+        seconds = self.repeated_seconds + steps * step_seconds
+        return replace(self, repeated=self.repeated + steps, repeated_seconds=seconds)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointWrite:
     """A checkpoint in progress: its step, the seconds since it began, and how many of its layers are durable."""
@@ -215,8 +284,7 @@ class CheckpointSummary:
 
     step: step of the newest checkpoint; None if none is known. age: seconds since its commit; None if an earlier
     coordinator committed it. seconds, bytes: duration and size of the newest checkpoint. place: the storage, without
-    credentials. every_steps: steps between checkpoints. first: the step with which the job began. restores: number of
-    restores. repeated: steps done again after them; repeated_seconds: the time that these usually take.
+    credentials. every_steps: steps between checkpoints. first: the step with which the job began.
     """
 
     step: int | None
@@ -228,18 +296,6 @@ class CheckpointSummary:
     first: int = 0
     writing: CheckpointWrite | None = None
     counts: CheckpointCounts = field(default_factory=CheckpointCounts)
-
-    @property
-    def restores(self) -> int:
-        return sum(self.counts.restores.values())
-
-    @property
-    def repeated(self) -> int:
-        return self.counts.repeated
-
-    @property
-    def repeated_seconds(self) -> float:
-        return self.counts.repeated_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

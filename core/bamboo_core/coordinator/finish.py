@@ -10,10 +10,9 @@ from hashlib import sha256
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
-from bamboo_core.coordinator.checkpoint_counts import AbandonReason
 from bamboo_core.coordinator.checkpointing import checkpoints
 from bamboo_core.coordinator.checkpointing.checkpoints import AGAIN_SECONDS, MOST_WRITERS
-from bamboo_core.coordinator.events import Emit, Outcome, Send
+from bamboo_core.coordinator.events import AbandonReason, Emit, Outcome, Send
 from bamboo_core.coordinator.records.checkpoints import MOST_FAILURES
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState, Turn

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from bamboo_core.control.protocol import SpotCheckDiffers, StateSums
-from bamboo_core.coordinator.checkpoint_counts import RestoreCause
 from bamboo_core.coordinator.checkpointing import checkpoints, restoring
-from bamboo_core.coordinator.events import Emit, Outcome
+from bamboo_core.coordinator.events import Emit, Outcome, RestoreCause
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import Turn
 from bamboo_core.planning.plan import Plan, WorkerId

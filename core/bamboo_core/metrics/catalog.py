@@ -2,9 +2,8 @@
 
 from typing import Final
 
-from bamboo_core.coordinator.checkpoint_counts import DURATIONS, STALLS
-from bamboo_core.metrics.exposition import Buckets, Metric
-from bamboo_core.metrics.histogram import STEP_SECONDS
+from bamboo_core.histogram import DURATIONS, STALLS, STEP_SECONDS, Buckets
+from bamboo_core.metrics.exposition import Metric
 
 STATES = (
     "Pending",

@@ -12,17 +12,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from bamboo_core.coordinator.checkpoint_counts import Distribution
-from bamboo_core.metrics.histogram import Histogram, cumulative
+from bamboo_core.histogram import Buckets, Histogram
 
 
 class MetricKind(StrEnum):
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
-
-
-Buckets = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +39,7 @@ class Metric:
     def histogram(self, values: Iterable[float] = ()) -> Histogram:
         """Return a histogram of these values with this metric's buckets."""
         assert self.buckets, self.name
-        return Histogram(self.buckets, values)
+        return Histogram.of(self.buckets, values)
 
 
 Families = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
@@ -71,11 +67,11 @@ class MetricsPage:
         if value is not None:
             self.add(metric, value, *labels)
 
-    def add_histogram(self, metric: Metric, histogram: Histogram | Distribution, *labels: str) -> None:
+    def add_histogram(self, metric: Metric, histogram: Histogram, *labels: str) -> None:
         family = self._family(metric, labels)
         assert isinstance(family, HistogramMetricFamily), metric.name
         assert histogram.bounds == metric.buckets, metric.name
-        family.add_metric(labels, cumulative(histogram.bounds, histogram.counts), histogram.total)
+        family.add_metric(labels, histogram.cumulative(), histogram.total)
 
     def families(self) -> Iterable[Family]:
         return self._families.values()

@@ -3,8 +3,15 @@
 from collections import Counter
 
 from bamboo_core.control.memory import Traffic
-from bamboo_core.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
-from bamboo_core.coordinator.events import Status, Takeover, WorkerState
+from bamboo_core.coordinator.events import (
+    AbandonReason,
+    CheckpointCounts,
+    RestoreCause,
+    RestoreProblem,
+    Status,
+    Takeover,
+    WorkerState,
+)
 from bamboo_core.coordinator.job_status import trained_samples
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.job.spec import JobSpec

@@ -108,7 +108,7 @@ def run_status(live: Status, now: datetime) -> BambooJobStatus:
         workers=WorkerCounts(desired=live.wanted, ready=ready),
         preemptions=live.preemptions,
         takeovers=len(live.takeovers),
-        restores=kept.restores if kept else 0,
+        restores=kept.counts.restored if kept else 0,
         restarts=live.restarts,
         training=TrainingProgress(
             step=live.step,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from bamboo_core.coordinator.events import Event
 from bamboo_core.coordinator.state import CoordinatorState
+from bamboo_core.histogram import Histogram
 from bamboo_core.metrics.catalog import OPERATOR_RECONCILE_DURATION, OPERATOR_TICK_DELAY
-from bamboo_core.metrics.histogram import Histogram
 from bamboo_core.metrics.job_metrics import samples, useful_seconds
 
 
@@ -58,9 +58,9 @@ class JobMeter:
 
     def tick_delayed(self, seconds: float) -> None:
         """Count a tick that came late by this many seconds."""
-        self._counts.tick_delay.observe(max(0.0, seconds))
+        self._counts.tick_delay = self._counts.tick_delay.having(max(0.0, seconds))
 
     def reconciled(self, seconds: float, *, ok: bool) -> None:
         """Count a reconciliation."""
         self._counts.reconciles["ok" if ok else "failed"] += 1
-        self._counts.reconcile_seconds.observe(seconds)
+        self._counts.reconcile_seconds = self._counts.reconcile_seconds.having(seconds)

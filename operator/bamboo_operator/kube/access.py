@@ -7,10 +7,10 @@ import kopf
 from kubernetes.aio.config import ConfigException
 
 from bamboo_core.complaints import said_by
+from bamboo_core.histogram import Histogram
 from bamboo_core.kube.api import ACCOUNT, Access, Connection, in_cluster, log_in
 from bamboo_core.kube.errors import ClusterUnreachable
 from bamboo_core.metrics.catalog import OPERATOR_API_DURATION
-from bamboo_core.metrics.histogram import Histogram
 
 
 @dataclass(slots=True)
@@ -24,7 +24,8 @@ class ApiCallCounts:
         """Count a call. code: of the answer, or "error" without one."""
         resource = resource_of(path)
         self.requests[verb, resource, code] += 1
-        self.seconds.setdefault((verb, resource), OPERATOR_API_DURATION.histogram()).observe(seconds)
+        known = self.seconds.get((verb, resource)) or OPERATOR_API_DURATION.histogram()
+        self.seconds[verb, resource] = known.having(seconds)
 
 
 def resource_of(path: str) -> str:

@@ -22,8 +22,8 @@ from bamboo_core.control.protocol import (
     StepCommitted,
     TakeCheckpoint,
 )
+from bamboo_core.histogram import STEP_SECONDS, Histogram
 from bamboo_core.job.training_spec import NonFinite, Precision, TrainingSpec
-from bamboo_core.metrics.histogram import STEP_SECONDS, Histogram
 from bamboo_core.planning.plan import ROOT, Cell, Layout, Plan, WorkerId
 from bamboo_trainer.commit.step_report import combined
 from bamboo_trainer.frames import Address, CheckpointMark, Commit, Commits, FrameKind, HistoryMark, Ready
@@ -219,7 +219,7 @@ class Committer:
         self._plan, self._outbox, self._states, self._clock = plan, outbox, states, clock
         self._coordinator = coordinator
         self.log = CommitLog(plan.current.first_step, policy.loss_unit)
-        self.step_seconds = Histogram(STEP_SECONDS)
+        self.step_seconds = Histogram.of(STEP_SECONDS)
         self.awaited_reports: set[WorkerId] = set()  # workers that may know a commit of an earlier root
         self.cut: CheckpointId | None = None  # the state with which this split of the layers ends
         self._owes_report = False  # to the coordinator, once those are here
@@ -361,7 +361,7 @@ class Committer:
         now, before = self._clock(), self._committed_at
         self._committed_at = now
         if before is not None and commit.microbatches:
-            self.step_seconds.observe(now - before)
+            self.step_seconds = self.step_seconds.having(now - before)
         workers = self._plan.current.worker_ids() | self._plan.newest.worker_ids()
         self._send(FrameKind.COMMIT, step, commit, sorted(workers - {self._plan.worker}))
         self._tell_coordinator(step, commit, now - before if before is not None else 0.0)

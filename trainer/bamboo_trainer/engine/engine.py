@@ -22,7 +22,7 @@ from bamboo_core.control.protocol import (
     RestoreFailed,
     TakeCheckpoint,
 )
-from bamboo_core.metrics.histogram import STEP_SECONDS, Histogram
+from bamboo_core.histogram import STEP_SECONDS, Histogram
 from bamboo_core.planning.plan import Plan, WorkerId
 from bamboo_core.planning.shares import kept_share
 from bamboo_core.planning.splits.speeds import StageTimes
@@ -309,7 +309,7 @@ class Engine:
     @property
     def step_seconds(self) -> Histogram:
         """The seconds of the steps that this worker has committed as the root."""
-        return self.components.committer.step_seconds if self.components else Histogram(STEP_SECONDS)
+        return self.components.committer.step_seconds if self.components else Histogram.of(STEP_SECONDS)
 
     def times_due(self, now: float) -> tuple[StageTimes, ...] | None:
         """Return the times of stages here, if they are due; for any one thread."""

@@ -10,10 +10,9 @@ from typing import Final
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import evaluations, protocol
-from bamboo_core.coordinator.checkpoint_counts import AbandonReason
 from bamboo_core.coordinator.checkpointing import copies
 from bamboo_core.coordinator.checkpointing.intervals import interval
-from bamboo_core.coordinator.events import Emit, Outcome, Send
+from bamboo_core.coordinator.events import AbandonReason, Emit, Outcome, Send
 from bamboo_core.coordinator.records.checkpoints import MOST_KEPT, CheckpointState
 from bamboo_core.coordinator.records.job import Stopping
 from bamboo_core.coordinator.replacing import replace

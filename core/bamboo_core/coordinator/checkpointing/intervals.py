@@ -7,7 +7,7 @@ sqrt(2 x cost x time between losses that make a job go back), both as observed i
 from math import ceil, sqrt
 from typing import Final
 
-from bamboo_core.coordinator.checkpoint_counts import RestoreCause
+from bamboo_core.coordinator.events import RestoreCause
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.job.spec import USUAL_STEPS, CheckpointSpec
 from bamboo_core.planning.plan import Cell

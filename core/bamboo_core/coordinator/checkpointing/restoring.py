@@ -3,10 +3,9 @@
 from typing import Final
 
 from bamboo_core.control import protocol
-from bamboo_core.coordinator.checkpoint_counts import RestoreCause, RestoreProblem
 from bamboo_core.coordinator.checkpointing import copies
 from bamboo_core.coordinator.checkpointing.checkpoints import AGAIN_SECONDS
-from bamboo_core.coordinator.events import Emit, Outcome, Send
+from bamboo_core.coordinator.events import Emit, Outcome, RestoreCause, RestoreProblem, Send
 from bamboo_core.coordinator.progress import BEGINNING
 from bamboo_core.coordinator.records.checkpoints import MOST_KEPT, CheckpointState
 from bamboo_core.coordinator.replacing import replace

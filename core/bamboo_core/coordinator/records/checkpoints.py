@@ -1,4 +1,4 @@
-"""The coordinator's record of the job's checkpoints."""
+"""The coordinator's records of the job's checkpoints and restores."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.manifest import CheckpointPart
-from bamboo_core.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts
+from bamboo_core.coordinator.events import AbandonReason, CheckpointCounts
 from bamboo_core.coordinator.replacing import Record, replace
 from bamboo_core.planning.plan import WorkerId
 

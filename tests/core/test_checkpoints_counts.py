@@ -9,9 +9,15 @@ from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
 from bamboo_core.control.protocol import Received
 from bamboo_core.coordinator import coordinator
-from bamboo_core.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
 from bamboo_core.coordinator.checkpointing.checkpoints import WRITE_SECONDS
-from bamboo_core.coordinator.events import Interrupted, Tick
+from bamboo_core.coordinator.events import (
+    AbandonReason,
+    CheckpointCounts,
+    Interrupted,
+    RestoreCause,
+    RestoreProblem,
+    Tick,
+)
 from bamboo_core.coordinator.job_status import status, trained_samples
 from bamboo_core.coordinator.progress import EarlierProgress
 from bamboo_core.metrics.job_metrics import samples
