@@ -47,7 +47,7 @@ def test_a_lost_stage_takes_the_job_back_to_its_checkpoint() -> None:
     assert plan.origin > before.epoch
     restored = status(world.state, world.now).checkpoint
     assert restored is not None
-    assert (restored.restores, restored.repeated) == (1, 5)
+    assert (restored.counts.restored, restored.counts.repeated) == (1, 5)
     assert ("Restoring" in reasons(world), "Restored" in reasons(world)) == (True, True)
     assert world.finish is None
 
@@ -62,7 +62,7 @@ def test_before_its_first_checkpoint_the_job_begins_anew_and_says_what_is_repeat
     assert (world.plan.first_step, world.plan.restore) == (0, None)
     restored = status(world.state, world.now).checkpoint
     assert restored is not None
-    assert (restored.restores, restored.repeated) == (1, 6)
+    assert (restored.counts.restored, restored.counts.repeated) == (1, 6)
 
 
 def test_if_none_of_its_checkpoints_can_be_used_the_job_ends() -> None:
@@ -132,7 +132,7 @@ def test_a_job_begins_with_what_its_store_has() -> None:
     assert [r for r in reasons(world) if r != "WorkerJoined"][:2] == ["CheckpointUnusable", "Restored"]
     shown = status(world.state, world.now).checkpoint
     assert shown is not None
-    assert (shown.step, shown.restores, shown.repeated) == (6, 0, 0)
+    assert (shown.step, shown.counts.restored, shown.counts.repeated) == (6, 0, 0)
 
 
 def test_a_damaged_one_leads_to_an_older_one() -> None:

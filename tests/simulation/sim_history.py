@@ -21,7 +21,7 @@ class SimHistoryFiles(HistoryFiles):
         super().__init__(URL)
         self._data, self._strike = data, strike
 
-    def names(self, folder: str = "") -> Sequence[str]:
+    def names(self) -> Sequence[str]:
         return tuple(self._data)
 
     def read(self, file: HistoryFile) -> list[Record]:

@@ -18,7 +18,6 @@ from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.job.status import EARLY_STOPPED
 from bamboo_core.planning.plan import WorkerId
-from bamboo_core.planning.shares import share
 from bamboo_core.text import count
 
 
@@ -72,13 +71,7 @@ def begin(turn: Turn) -> bool:
         text = f"the state of step {steps} gets no checkpoint: stage {writers.index(())} ended on workers that are gone"
         turn.do(Emit("CheckpointAbandoned", text, True))
         return False
-    dealt = {
-        layer: worker
-        for stage, mine in enumerate(writers)
-        for worker in mine
-        for layer in share(mine, worker, plan.stages[stage])
-    }
-    wished = c.wished(steps, writers, dealt, turn.now)
+    wished = c.wished(steps, writers, plan, turn.now)
     attempt = sha256(f"{state.terms.secret} {wished.number} last".encode()).hexdigest()[:12]
     turn.put(replace(wished, parts={}, writing=CheckpointId(step=steps, id=attempt), final=True))
     _ask(turn)

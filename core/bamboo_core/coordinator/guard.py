@@ -5,8 +5,8 @@ equal. Spot checks compute a microbatch again and have to come to the same bits.
 back to an earlier checkpoint, after the second it ends. See docs/design/determinism.md.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 from bamboo_core.control.protocol import SpotCheckDiffers, StateSums
 from bamboo_core.coordinator.checkpointing import checkpoints, restoring
@@ -71,9 +71,3 @@ def _differs(turn: Turn, text: str, newest_good: int) -> None:
         turn.do(Emit("ResultsDiffer", text, True))
         checkpoints.never_restore(turn, newest_good)
         restoring.go_back(turn, RestoreCause.RESULTS_DIFFER, text)
-
-
-HANDLERS: Final[dict[type, Callable[[Turn, WorkerId, Any], None]]] = {
-    StateSums: state_sums,
-    SpotCheckDiffers: spot_check,
-}

@@ -54,7 +54,7 @@ def status(state: CoordinatorState, now: float) -> Status:
         preemptions=state.membership.preemptions,
         notices=state.membership.notices,
         takeovers=state.moves.takeovers,
-        replicating=tuple(map(_named, cells.replicating)),
+        replicating=tuple(cell_name(*cell) for cell in cells.replicating),
         replicas=cells.replicas,
         nodes=cells.nodes,
         crowded=_crowded(state),
@@ -171,10 +171,6 @@ def _slow(state: CoordinatorState) -> tuple[SlowWorker, ...]:
         if seen.found and plan is not None and worker in state.workers and plan.owned_by(worker)
     )
     return tuple(sorted(stragglers, key=lambda one: one.usual / one.seconds))
-
-
-def _named(cell: Cell) -> str:
-    return cell_name(cell.pipeline, cell.stage)
 
 
 def _grid(plan: Plan, cells: _Cells) -> tuple[tuple[tuple[WorkerId, bool], ...], ...]:

@@ -27,7 +27,7 @@ def received(turn: Turn, worker: WorkerId, message: protocol.Message) -> None:
     if worker not in turn.state.workers:
         return
     if isinstance(message, protocol.Heartbeat):
-        _heartbeat(turn, worker, message)
+        turn.put(turn.state.workers.beating(worker, message, turn.now))
         return
     workers = turn.state.workers
     turn.put(workers.having(worker, replace(workers[worker], seen=turn.now)))
@@ -50,10 +50,6 @@ def _ready(turn: Turn, worker: WorkerId, message: protocol.WorkerReady) -> None:
         turn.put(state.terms.with_steps(message.steps))
     ready = replace(state.workers[worker], ready=True)
     turn.put(state.admission.admitting(worker, message), state.workers.having(worker, ready))
-
-
-def _heartbeat(turn: Turn, worker: WorkerId, message: protocol.Heartbeat) -> None:
-    turn.put(turn.state.workers.beating(worker, message, turn.now))
 
 
 def _profile(turn: Turn, worker: WorkerId, message: protocol.Profile) -> None:
@@ -115,7 +111,7 @@ def _left_behind(turn: Turn, worker: WorkerId, message: protocol.LeftBehind) -> 
 
 def _checkpoint_begun(turn: Turn, worker: WorkerId, message: protocol.CheckpointBegun) -> None:
     """Record that a worker has begun its part of a checkpoint, or of a cut."""
-    checkpoints.checkpoint_begun(turn, worker, message)
+    checkpoints.carried(turn, message.number, message.checkpoint)
     resplit.carried(turn, message.number, message.checkpoint)
 
 
@@ -160,7 +156,7 @@ def _evaluated(turn: Turn, worker: WorkerId, message: protocol.Evaluated) -> Non
         turn.put(turn.state.progress.evaluated(step, values, turn.now))
         is_best = evaluations.best(spec, turn.state.progress.evaluations) == step
         turn.do(Emit("Evaluated", f"after step {step}: {metrics(values)}{' (the best so far)' * is_best}"))
-    checkpoints.evaluated(turn)
+    checkpoints.commit_if_written(turn)  # it may have waited for this evaluation
 
 
 def _stop_early(turn: Turn, last: int, stop: evaluations.EarlyStop) -> None:
@@ -234,21 +230,10 @@ def _worker_failed(turn: Turn, worker: WorkerId, message: protocol.WorkerFailed)
 
 def _warning(turn: Turn, worker: WorkerId, message: protocol.WorkerWarning) -> None:
     text = f"{worker}: {one_line(message.message)}"
-    match message.reason:
-        case "HistoryNotWritten":
-            turn.do(Emit("HistoryNotWritten", text, warning=True))
-        case "CheckpointStoreNotWritable":
-            turn.do(Emit("CheckpointStoreNotWritable", text, warning=True))
-        case "LoggerFailed":
-            turn.do(Emit("LoggerFailed", text, warning=True))
-        case "CallbackFailed":
-            turn.do(Emit("CallbackFailed", text, warning=True))
-        case "CallbacksNotCalled":
-            turn.do(Emit("CallbacksNotCalled", text, warning=True))
-        case "CopiesNotKept":
-            turn.do(Emit("CopiesNotKept", text, warning=True))
-        case protocol.INITIAL_WEIGHTS if turn.state.plan and turn.state.plan.at(ROOT).owner == worker:
-            turn.do(Emit("InitialWeights", one_line(message.message)))  # every worker reports the same
+    if message.reason in WARNINGS:
+        turn.do(Emit(message.reason, text, warning=True))
+    elif message.reason == protocol.INITIAL_WEIGHTS and turn.state.plan and turn.state.plan.at(ROOT).owner == worker:
+        turn.do(Emit("InitialWeights", one_line(message.message)))  # every worker reports the same
 
 
 def events_after_end(worker: WorkerId, message: object) -> tuple[Emit, ...]:
@@ -264,6 +249,14 @@ def _bye(turn: Turn, worker: WorkerId, message: protocol.Bye) -> None:
         declare_lost(turn, worker, "it has left")
 
 
+WARNINGS = (
+    "HistoryNotWritten",
+    "CheckpointStoreNotWritable",
+    "LoggerFailed",
+    "CallbackFailed",
+    "CallbacksNotCalled",
+    "CopiesNotKept",
+)
 AFTER_THE_END = (
     protocol.LOGGERS_AWAITED,
     "LoggerIncomplete",
@@ -277,7 +270,8 @@ _OF_STATES = (
     protocol.Evaluated,
     protocol.TakenOver,
     protocol.CellFinished,
-    *guard.HANDLERS,
+    protocol.StateSums,
+    protocol.SpotCheckDiffers,
 )
 _HANDLERS: dict[type, Callable[[Turn, WorkerId, Any], None]] = {
     protocol.WorkerReady: _ready,
@@ -301,7 +295,8 @@ _HANDLERS: dict[type, Callable[[Turn, WorkerId, Any], None]] = {
     protocol.TakenOver: _taken_over,
     protocol.CellFinished: _cell_finished,
     protocol.NoticeReceived: _notice_received,
-    **guard.HANDLERS,
+    protocol.StateSums: guard.state_sums,
+    protocol.SpotCheckDiffers: guard.spot_check,
     protocol.WorkerWarning: _warning,
     protocol.WorkerFailed: _worker_failed,
     protocol.Bye: _bye,

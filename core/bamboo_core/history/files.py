@@ -7,7 +7,6 @@ was wrongly declared lost damages nothing.
 import re
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Final
 from bamboo_core.history.records import HistoryError, Record, from_lines, to_lines
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.storage.bounded import BoundedCalls, MissingFile, StoreLimits, StoreUnavailable, at_once
-from bamboo_core.storage.files import Files
+from bamboo_core.storage.files import FileEntry, Files
 from bamboo_core.storage.local_files import LocalFiles
 from bamboo_core.storage.url import parse_url
 
@@ -53,11 +52,11 @@ class HistoryFiles:
     unreadable files.
     """
 
-    def __init__(self, url: str, limits: StoreLimits = LIMITS) -> None:
+    def __init__(self, url: str) -> None:
         """Create the store. Raises ValueError for an unknown kind of URL."""
         self._url, self.url = parse_url(url, "the URL of a history"), url
         self.shown = self._url.shown
-        self._calls = BoundedCalls(limits)
+        self._calls = BoundedCalls(LIMITS)
         self._files: Files | None = None
 
     def all(self) -> list[HistoryFile]:
@@ -65,14 +64,16 @@ class HistoryFiles:
         found = (file_of(name) for name in self.names())
         return sorted(file for file in found if file is not None)
 
-    def names(self, folder: str = "") -> Sequence[str]:
-        """Return the names of all files and folders in a folder; none if the folder is missing."""
+    def names(self) -> Sequence[str]:
+        """Return the names of all files and folders; none if the folder of the history is missing."""
+        return [entry.name for entry in self._entries()]
+
+    def _entries(self) -> Sequence[FileEntry]:
         files = self._open()
         try:
-            entries = self._calls.call(f"cannot list {self._shown(folder)}", lambda: files.list(folder))
+            return self._calls.call(f"cannot list {self.shown}", lambda: files.list(""))
         except MissingFile:
             return ()
-        return [entry.name for entry in entries]
 
     def read(self, file: HistoryFile) -> list[Record]:
         return from_lines(self._read(file.name), f"{self.shown}/{file.name}")
@@ -94,16 +95,10 @@ class HistoryFiles:
 
     def remove_partial(self, *, older: float) -> None:
         """Remove incomplete files of killed writers. older: seconds since the last write. An object store has none."""
-        files = self._open()
-        try:
-            entries = self._calls.call(f"cannot list {self._shown('')}", lambda: files.list(""))
-        except MissingFile:
-            return
-        now = time.time()
-        for entry in entries:
+        files, now = self._open(), time.time()
+        for entry in self._entries():
             if _PARTIAL.fullmatch(entry.name) and entry.modified is not None and now - entry.modified >= older:
-                with suppress(MissingFile):  # another process removed it first
-                    self._calls.call(f"cannot remove {self._shown(entry.name)}", partial(files.delete, entry.name))
+                self._calls.call(f"cannot remove {self._shown(entry.name)}", partial(files.delete, entry.name))
 
     def read_bytes(self, name: str) -> bytes:
         """Return the bytes of a file; none if there is no such file."""
@@ -130,7 +125,7 @@ class HistoryFiles:
         return self._files
 
     def _shown(self, path: str) -> str:
-        return f"{self.shown.rstrip('/')}/{path}" if path else self.shown
+        return f"{self.shown.rstrip('/')}/{path}"
 
 
 def find(url: str) -> HistoryFiles:

@@ -18,7 +18,6 @@ from bamboo_core.coordinator.records.job import Stopping
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.planning.plan import ROOT, Plan, WorkerId
-from bamboo_core.planning.shares import share
 from bamboo_core.text import one_line
 
 AHEAD_STEPS: Final = 2  # steps before a checkpoint's step at which the root is asked for it
@@ -181,14 +180,7 @@ def _ask_root(turn: Turn) -> None:
 def _wish(turn: Turn, at: int) -> None:
     """Request a checkpoint at step `at`, or at the next step, from all workers that hold a stage now."""
     c, plan = turn.state.checkpoints, turn.state.current_plan
-    writers = _writers(turn.state, plan)
-    dealt = {
-        layer: worker
-        for stage, mine in enumerate(writers)
-        for worker in mine
-        for layer in share(mine, worker, plan.stages[stage])
-    }
-    turn.put(c.wished(at, writers, dealt, turn.now))
+    turn.put(c.wished(at, _writers(turn.state, plan), plan, turn.now))
     _ask_root(turn)
 
 
@@ -283,11 +275,6 @@ def _awaits_evaluation(state: CoordinatorState, step: int) -> bool:
     return due and step not in state.progress.evaluations
 
 
-def evaluated(turn: Turn) -> None:
-    """Commit a checkpoint that waited for the evaluation of its state."""
-    _commit_if_written(turn)
-
-
 def _abandon(turn: Turn, reason: AbandonReason, why: str, *, retry: bool = False) -> None:
     c = turn.state.checkpoints
     step = c.writing.step if c.writing else turn.state.step
@@ -339,16 +326,12 @@ def committed(turn: Turn, message: protocol.StepCommitted) -> None:
     """
     c = turn.state.checkpoints
     if message.checkpoint is not None:
-        _carried(turn, *message.checkpoint)
+        carried(turn, *message.checkpoint)
     elif c.writing is not None and not c.final and c.writing.step == message.step + 1:
         _abandon(turn, AbandonReason.WRITER_LOST, "all workers that knew of it are gone", retry=True)
 
 
-def checkpoint_begun(turn: Turn, worker: WorkerId, message: protocol.CheckpointBegun) -> None:
-    _carried(turn, message.number, message.checkpoint)
-
-
-def _carried(turn: Turn, number: int, checkpoint: CheckpointId) -> None:
+def carried(turn: Turn, number: int, checkpoint: CheckpointId) -> None:
     """Record that a commit has carried the checkpoint request of that number."""
     c = turn.state.checkpoints
     if number != c.number or not c.writers or c.writing is not None:
@@ -358,7 +341,7 @@ def _carried(turn: Turn, number: int, checkpoint: CheckpointId) -> None:
     if checkpoint in c.failed:
         _abandon(turn, AbandonReason.STORE_FAILED, c.failed[checkpoint])
     else:
-        _commit_if_written(turn)
+        commit_if_written(turn)
 
 
 def parts_written(turn: Turn, worker: WorkerId, message: protocol.PartsWritten) -> None:
@@ -368,7 +351,7 @@ def parts_written(turn: Turn, worker: WorkerId, message: protocol.PartsWritten) 
     new = {part.layer: part for part in message.parts if part.layer < plan.stages[-1][1]}
     if message.checkpoint == c.writing:
         turn.put(c.with_parts(message.checkpoint, new, message.stall, message.common))
-        _commit_if_written(turn)
+        commit_if_written(turn)
     elif c.writers and c.writing is None:
         turn.put(c.with_parts(message.checkpoint, new, message.stall, message.common))
 
@@ -379,7 +362,8 @@ def is_written(state: CoordinatorState) -> bool:
     return plan is not None and c.writing is not None and not _missing(c, plan)
 
 
-def _commit_if_written(turn: Turn) -> None:
+def commit_if_written(turn: Turn) -> None:
+    """Ask a worker for the manifest of the checkpoint in progress if all its files are durable."""
     if is_written(turn.state):
         _commit(turn)
 

@@ -5,9 +5,9 @@ from typing import Final
 from bamboo_core.control import protocol
 from bamboo_core.coordinator.checkpointing import copies
 from bamboo_core.coordinator.checkpointing.checkpoints import AGAIN_SECONDS
-from bamboo_core.coordinator.events import Emit, Outcome, RestoreCause, RestoreProblem, Send
+from bamboo_core.coordinator.events import AbandonReason, Emit, Outcome, RestoreCause, RestoreProblem, Send
 from bamboo_core.coordinator.progress import BEGINNING
-from bamboo_core.coordinator.records.checkpoints import MOST_KEPT, CheckpointState
+from bamboo_core.coordinator.records.checkpoints import MOST_KEPT
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.job.spec import wanted_workers
@@ -26,8 +26,8 @@ def lost(turn: Turn, reason: str, message: str) -> None:
     if turn.state.phase == "Restoring":
         return
     if turn.state.spec.checkpoint is None and not nothing_trained(turn.state):
-        keeps = "" if turn.state.spec.checkpoint else " (spec.checkpoint keeps them)"
-        turn.finish(Outcome.UNRECOVERABLE, reason, f"{message}; not recoverable without a checkpoint{keeps}")
+        text = f"{message}; not recoverable without a checkpoint (spec.checkpoint keeps them)"
+        turn.finish(Outcome.UNRECOVERABLE, reason, text)
         return
     go_back(turn, reason, message)
 
@@ -37,11 +37,14 @@ def go_back(turn: Turn, reason: str, message: str) -> None:
     back = "the job goes back to a checkpoint"
     then = "no step is committed yet, and the job begins anew" if nothing_trained(turn.state) else back
     turn.do(Emit("Restoring", f"{message}; {then}", True))
-    turn.put(turn.state.checkpoints.left_behind(), turn.state.inquiry.over())
+    c = turn.state.checkpoints
+    if c.writers:
+        turn.put(replace(c, counts=c.counts.abandoning(AbandonReason.WENT_BACK)))
+    turn.put(turn.state.inquiry.over())
     _begin_to_look(turn, reason, message)
 
 
-def _begin_to_look(turn: Turn, reason: str = "", message: str = "", *, pausing: bool = False) -> None:
+def _begin_to_look(turn: Turn, reason: str, message: str, *, pausing: bool = False) -> None:
     """Start the search for a checkpoint. pausing: wait first, because what has just failed would fail again."""
     state, back_since = turn.state, turn.state.restoring.back_since
     turn.put(
@@ -147,10 +150,10 @@ def checkpoint_found(turn: Turn, worker: WorkerId, message: protocol.CheckpointF
 
 def repeats(turn: Turn, first: int) -> None:
     """Count the committed steps that the job repeats from step `first`, to which it goes back without a checkpoint."""
-    state = turn.state
+    state, c = turn.state, turn.state.checkpoints
     turn.put(
         replace(state.progress, furthest=max(state.progress.furthest, state.step)),
-        _repeating(state.checkpoints, max(0, state.step - first), state.usual_step or 0.0),
+        replace(c, counts=c.counts.repeating(max(0, state.step - first), state.usual_step or 0.0)),
     )
 
 
@@ -170,15 +173,10 @@ def begun(turn: Turn) -> None:
     furthest = max(state.progress.furthest, state.step, first)
     turn.put(replace(state.progress, counting=True, furthest=furthest, earlier=BEGINNING))
     copies.begun(turn, c.found)
-    known = _repeating(state.checkpoints, repeated, seconds)
-    counts = known.counts if cause is None else known.counts.restoring(cause)
+    known, counts = state.checkpoints, state.checkpoints.counts.repeating(repeated, seconds)
+    counts = counts if cause is None else counts.restoring(cause)
     # if the job has trained nothing, the checkpoint that it was to begin with could not be read
     goes_back = c.reason and state.progress.furthest > known.first
     beginning = known.first if goes_back else first
     known = replace(known, counts=counts, last_step=first, first=beginning, retry=False)
     turn.put(known, replace(c, reason="", message="", pausing=False))
-
-
-def _repeating(known: CheckpointState, steps: int, step_seconds: float) -> CheckpointState:
-    """Count steps that are done again."""
-    return replace(known, counts=known.counts.repeating(steps, step_seconds))

@@ -46,7 +46,8 @@ def watch(turn: Turn) -> None:
     if better is None:
         turn.put(replace(grids, resize=None))
     else:
-        turn.put(replace(grids.worth(better.grid, turn.now, restarting=False), expected=better))
+        since = grids.resize[1] if grids.resize else turn.now  # another grid's waiting time counts for this one
+        turn.put(replace(grids, resize=(better.grid, since), expected=better))
 
 
 def keep_rates(turn: Turn) -> None:

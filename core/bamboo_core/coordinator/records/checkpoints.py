@@ -6,9 +6,10 @@ from typing import Any, Final
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.manifest import CheckpointPart
-from bamboo_core.coordinator.events import AbandonReason, CheckpointCounts
+from bamboo_core.coordinator.events import CheckpointCounts
 from bamboo_core.coordinator.replacing import Record, replace
-from bamboo_core.planning.plan import WorkerId
+from bamboo_core.planning.plan import Plan, WorkerId
+from bamboo_core.planning.shares import share
 
 MOST_KEPT: Final = 100
 MOST_EARLY: Final = 4  # checkpoints whose parts are reported before their commit
@@ -56,10 +57,14 @@ class CheckpointState(Record):
         """Take the next number for a requested checkpoint or cut."""
         return replace(self, number=self.number + 1)
 
-    def wished(
-        self, at: int, writers: tuple[tuple[WorkerId, ...], ...], dealt: Mapping[int, WorkerId], now: float
-    ) -> "CheckpointState":
-        """Request a checkpoint of the state after step `at` or a later one."""
+    def wished(self, at: int, writers: tuple[tuple[WorkerId, ...], ...], plan: Plan, now: float) -> "CheckpointState":
+        """Request a checkpoint of the state after step `at` or a later one. writers: of each stage."""
+        dealt = {
+            layer: worker
+            for layers, mine in zip(plan.stages, writers, strict=True)
+            for worker in mine
+            for layer in share(mine, worker, layers)
+        }
         return replace(
             self.numbered(),
             at=at,
@@ -103,12 +108,6 @@ class CheckpointState(Record):
         """
         left = tuple(kept)
         return replace(self, kept=left, kept_at=self.kept_at if left[:1] == self.kept[:1] else None)
-
-    # the job goes back
-
-    def left_behind(self) -> "CheckpointState":
-        """Count the checkpoint in progress as abandoned, because the job goes back."""
-        return replace(self, counts=self.counts.abandoning(AbandonReason.WENT_BACK)) if self.writers else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,15 +101,6 @@ class GridState(Record):
     announced: str = ""
     unmet: str = ""
 
-    def worth(self, grid: Grid, now: float, *, restarting: bool = True) -> "GridState":
-        """Record that this grid is worth a change. restarting: start its waiting time anew instead of taking over
-        another grid's.
-        """
-        if self.resize is not None and self.resize[0] == grid:
-            return self
-        since = now if restarting or self.resize is None else self.resize[1]
-        return replace(self, resize=(grid, since))
-
     def on(self, grid: Grid, origin: int, step: int, now: float) -> "GridState":
         """Record that this grid runs with the states of that origin. Layer times of the previous grid then
         count less.

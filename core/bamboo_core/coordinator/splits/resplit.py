@@ -13,6 +13,7 @@ from typing import Final
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
 from bamboo_core.coordinator.checkpointing import checkpoints, copies
+from bamboo_core.coordinator.checkpointing.checkpoints import AGAIN_SECONDS
 from bamboo_core.coordinator.events import Emit, Send
 from bamboo_core.coordinator.grids import choosing, following, holding
 from bamboo_core.coordinator.records.grids import Resplit
@@ -24,7 +25,6 @@ from bamboo_core.planning.splits.resplit_plans import Beginning, Sources, moved_
 from bamboo_core.planning.splits.speeds import WorkEstimate
 
 AHEAD_STEPS: Final = 1  # from the last commit to the earliest one that may carry a cut
-AGAIN_SECONDS: Final = 5.0  # until the root is asked again
 COPIES_SECONDS: Final = 60.0  # wait for the copies of all holders, once each layer has one
 
 
