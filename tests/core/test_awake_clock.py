@@ -5,7 +5,7 @@ from bamboo_core.coordinator.awake_clock import AwakeClock
 
 def test_time_passes_only_while_somebody_reads_it() -> None:
     real = 100.0
-    clock = AwakeClock(lambda: real, longest=0.25)
+    clock = AwakeClock(lambda: real)
     assert clock() == 100.0
     real += 0.125
     assert clock() == 100.125

@@ -14,7 +14,7 @@ from bamboo_core.page import server
 from bamboo_core.page.document import Document
 from bamboo_core.page.document import document as page_of
 from bamboo_core.page.history import JobHistory
-from bamboo_core.page.server import FILES, MOST_TOKEN, LocalPage, PageError
+from bamboo_core.page.server import MOST_TOKEN, LocalPage, PageError
 from bamboo_core.view.job_view import ShownState
 from operator_kit import job, viewed
 from page_http_kit import authorized
@@ -43,7 +43,7 @@ async def test_the_document_is_for_the_token_and_the_files_are_for_everybody() -
         async with session.get(f"{url}state", headers=authorized(token)) as answer:
             assert (answer.status, answer.content_type) == (200, "application/json")
             assert await answer.json() == received(document())
-        for name in FILES:
+        for name in ("", "page.js", "page.css", "icon.svg"):
             async with session.get(url + name) as answer:
                 body = await answer.text()
                 assert answer.status == 200

@@ -37,6 +37,7 @@ TELLERS: dict[str, tuple[int, str]] = {
     "_changed": (9, "reason"),
     "refuse": (1, "reason"),
     "_refuse": (2, "reason"),
+    "_dismiss": (2, "reason"),
     "Refused": (9, "reason"),
     "Stop": (9, "reason"),
     "_fail": (0, "reason"),

@@ -7,19 +7,18 @@ LONGEST_STEP_SECONDS = 0.25
 
 
 class AwakeClock:
-    """Monotonic seconds that advance by at most `longest` from one reading to the next.
+    """Monotonic seconds that advance by at most LONGEST_STEP_SECONDS from one reading to the next.
 
     The clock is read many times a second and leaves out the time in which this process stood still. So the coordinator
     does not declare workers lost for a silence that was its own.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, longest: float = LONGEST_STEP_SECONDS) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._longest = longest
         self._read = self._now = clock()
 
     def __call__(self) -> float:
         real = self._clock()
-        self._now += min(real - self._read, self._longest)
+        self._now += min(real - self._read, LONGEST_STEP_SECONDS)
         self._read = real
         return self._now

@@ -15,7 +15,7 @@ from typing import Final
 
 from bamboo_core.coordinator.events import Emit
 from bamboo_core.coordinator.planner import planning_view
-from bamboo_core.coordinator.records.workers import Straggler
+from bamboo_core.coordinator.records.workers import Notice, Straggler
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.splits.by_speed import REST_SECONDS, WORTH, is_free, lasts, look_after, pays
 from bamboo_core.coordinator.splits.worker_speeds import (
@@ -29,7 +29,6 @@ from bamboo_core.coordinator.splits.worker_speeds import (
     seconds_of,
 )
 from bamboo_core.coordinator.state import CoordinatorState, Turn
-from bamboo_core.coordinator.workers.membership import keep_worker, replace_worker
 from bamboo_core.job.spec import wanted_workers
 from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_core.planning.splits.speeds import Speeds, speeds, step_seconds
@@ -73,20 +72,16 @@ def _is_familiar(state: CoordinatorState) -> bool:
     return old and len(plan.layouts) == 1 and not plan.sources and state.splits.resplit is None
 
 
-def _is_settling(state: CoordinatorState) -> bool:
-    """Return whether the plan is so new that forwards of replicas may not be timed yet."""
-    return state.step < state.plans.since_step + SETTLING_STEPS
-
-
 def _judged(state: CoordinatorState, all_speeds: Speeds, now: float) -> dict[WorkerId, Straggler]:
     """Return the slow workers, and since when. A worker not measured or comparable yet keeps its earlier judgement."""
     plan, before, times = state.current_plan, state.stragglers.slow, owned_times(state)
     by_costs, slow = by_counted_costs(state), {}
+    settling = state.step < state.plans.since_step + SETTLING_STEPS  # forwards of replicas may not be timed yet
     for cell in plan.cells():
         worker = plan.at(cell).owner
         excess = all_speeds.excess(worker)
         earlier = before.get(worker)
-        if cell not in times or (excess is None and earlier and earlier.compared and _is_settling(state)):
+        if cell not in times or (excess is None and earlier and earlier.compared and settling):
             slow.update({worker: earlier} if earlier else {})
             continue
         factor, compared = (by_costs.get(worker, 1.0), False) if excess is None else (excess, True)
@@ -150,23 +145,9 @@ ASKING_SECONDS: Final = 600.0  # limit until a requested replacement has joined
 
 
 def look(turn: Turn) -> None:
-    """Judge after a commit which workers are slow, and act on it."""
-    if judge(turn):
-        _mitigate(turn)
-
-
-def keep_those_without_replacement(turn: Turn) -> None:
-    """Keep a slow worker whose replacement is lost: it is better than a worker that runs two stages."""
-    state = turn.state
-    notices = state.membership.leaving
-    leaving = [w for w in state.noticed if notices[w].replaced and not state.workers[w].released]
-    if leaving and state.plan is not None and not planning_view(state, turn.now).spare():
-        for worker in leaving:
-            if state.plan.owned_by(worker):
-                keep_worker(turn, worker)
-
-
-def _mitigate(turn: Turn) -> None:
+    """Judge after a commit which workers are slow, and act on it: replace the slowest one, or split the layers anew."""
+    if not judge(turn):
+        return
     state = turn.state
     worker = _worst(state)
     if worker is not None and _has_replacement(turn) and is_free(state):
@@ -179,6 +160,17 @@ def _mitigate(turn: Turn) -> None:
         slow=[describe(one, seen) for one, seen in seen_slow.items() if seen.found],
     )
     _ask_for_one_more(turn, worker)
+
+
+def keep_those_without_replacement(turn: Turn) -> None:
+    """Keep a slow worker whose replacement is lost: it is better than a worker that runs two stages."""
+    state = turn.state
+    notices = state.membership.leaving
+    leaving = [w for w in state.noticed if notices[w].replaced and not state.workers[w].released]
+    if leaving and state.plan is not None and not planning_view(state, turn.now).spare():
+        for worker in leaving:
+            if state.plan.owned_by(worker):
+                turn.put(turn.state.membership.not_leaving(worker))
 
 
 def _ask_for_one_more(turn: Turn, worker: WorkerId | None) -> None:
@@ -246,5 +238,5 @@ def _replace(turn: Turn, worker: WorkerId) -> None:
     # if the next worker takes as long for these layers, the layers are slow
     replaced = {**known.replaced, (worker, plan.stages[seen.cell.stage]): seen.seconds}
     turn.put(replace(known, replaced=replaced, replacements=known.replacements + 1, asked_at=None))
-    replace_worker(turn, worker)
+    turn.put(turn.state.membership.with_notice(worker, Notice(final=True, replaced=True)))
     turn.do(Emit("StragglerReplaced", f"a standby takes the place of {worker}: {describe(worker, seen)}"))

@@ -12,7 +12,6 @@ from bamboo_core.coordinator.events import (
     Takeover,
     WorkerState,
 )
-from bamboo_core.coordinator.job_status import trained_samples
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.metrics import catalog as table
@@ -115,11 +114,6 @@ def _checkpoints(page: MetricsPage, job: JobKey, counts: CheckpointCounts) -> No
 
 def _milliseconds(takeover: Takeover, phase: str) -> float:
     return {"decide": takeover.decide_ms, "reform": takeover.reform_ms, "recompute": takeover.recompute_ms}[phase]
-
-
-def samples(before: CoordinatorState, after: CoordinatorState) -> int:
-    """Return the samples trained by the steps committed between these two states of the same coordinator."""
-    return trained_samples(after) - trained_samples(before)
 
 
 def useful_seconds(before: CoordinatorState, after: CoordinatorState) -> float:

@@ -112,10 +112,10 @@ class TimelineMark:
 class JobHistory:
     """One job's past, as far as its shell has seen it."""
 
-    def __init__(self, clock: Clock | None = None, *, most_points: int = MOST_POINTS) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
         self.now: Clock = clock or steady_clock()
         self.since = self.now()
-        self.curves = Curves(most_points)
+        self.curves = Curves()
         self.events: deque[tuple[float, Emit]] = deque(maxlen=MOST_EVENTS)
         self.marks: deque[TimelineMark] = deque(maxlen=MOST_MARKS)
         self._step: int | None = None

@@ -11,6 +11,7 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from importlib import resources
+from importlib.resources.abc import Traversable
 from typing import Any
 
 import msgspec
@@ -20,18 +21,7 @@ from aiohttp.typedefs import Handler
 from bamboo_core.page.document import Document, encode
 
 MOST_TOKEN = 8000  # characters, of a header's 8,190; a ServiceAccount's token has about 1,200
-# The static files by URL.
-FILES = {
-    "": ("index.html", "text/html"),
-    "page.js": ("page.js", "text/javascript"),
-    "parts.js": ("parts.js", "text/javascript"),
-    "charts.js": ("charts.js", "text/javascript"),
-    "curves.js": ("curves.js", "text/javascript"),
-    "page.css": ("page.css", "text/css"),
-    "asking.js": ("asking.js", "text/javascript"),
-    "dom.js": ("dom.js", "text/javascript"),
-    "icon.svg": ("icon.svg", "image/svg+xml"),
-}
+TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}  # by suffix
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none';"
     " form-action 'none'; frame-ancestors 'none'"
@@ -59,23 +49,18 @@ def add_page(app: web.Application, prefix: str, state: Callable[[web.Request], A
     """Add the routes of a page under that prefix, which ends with a slash. state: answers with the document, or
     refuses.
     """
-    static = {name: (_file(file), kind) for name, (file, kind) in FILES.items()}
 
-    def serve(name: str) -> Handler:
-        body, kind = static[name]
+    def serve(file: Traversable) -> Handler:
+        body, kind = file.read_bytes(), TYPES[file.name.rpartition(".")[2]]
 
         async def handler(_: web.Request) -> web.Response:
             return web.Response(body=body, content_type=kind, charset="utf-8", headers=HEADERS)
 
         return handler
 
-    for name in FILES:
-        app.router.add_get(prefix + name, serve(name))
+    for file in (resources.files("bamboo_core.page") / "static").iterdir():
+        app.router.add_get(prefix + ("" if file.name == "index.html" else file.name), serve(file))
     app.router.add_get(prefix + "state", state)
-
-
-def _file(name: str) -> bytes:
-    return (resources.files("bamboo_core.page") / "static" / name).read_bytes()
 
 
 def answer(document: Document) -> web.Response:

@@ -8,10 +8,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from bamboo_core.coordinator.events import Event
+from bamboo_core.coordinator.job_status import trained_samples
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.histogram import Histogram
 from bamboo_core.metrics.catalog import OPERATOR_RECONCILE_DURATION, OPERATOR_TICK_DELAY
-from bamboo_core.metrics.job_metrics import samples, useful_seconds
+from bamboo_core.metrics.job_metrics import useful_seconds
 
 
 @dataclass(slots=True)
@@ -54,7 +55,7 @@ class JobMeter:
             self.committed = time.time()
         if after.progress.trained > before.progress.trained:
             self.useful += useful_seconds(before, after)
-            self.samples += samples(before, after)
+            self.samples += trained_samples(after) - trained_samples(before)
 
     def tick_delayed(self, seconds: float) -> None:
         """Count a tick that came late by this many seconds."""

@@ -216,19 +216,6 @@ def _announce(turn: Turn, worker: WorkerId, seconds: float) -> None:
     turn.do(Emit("NoticeReceived", f"{worker} will be taken away in {seconds:.0f} s", True))
 
 
-def replace_worker(turn: Turn, worker: WorkerId) -> None:
-    """Let a worker leave once another one has taken its place, like under a notice without a deadline.
-
-    Only `keep_worker` takes that back.
-    """
-    turn.put(turn.state.membership.with_notice(worker, Notice(final=True, replaced=True)))
-
-
-def keep_worker(turn: Turn, worker: WorkerId) -> None:
-    """Keep a worker that was to be replaced, because no other one can take its place."""
-    turn.put(turn.state.membership.not_leaving(worker))
-
-
 def notice_withdrawn(turn: Turn, worker: WorkerId) -> None:
     """Withdraw a worker's notice, unless the worker has been told to leave."""
     record, known = turn.state.workers.get(worker), turn.state.membership.leaving.get(worker)

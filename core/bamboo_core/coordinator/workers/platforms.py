@@ -13,7 +13,6 @@ from bamboo_core.job.spec import whole_workers
 from bamboo_core.planning.plan import WorkerId
 from bamboo_core.text import count
 
-REASON = "PlatformMismatch"
 _NAMED = 3  # workers in a sentence
 
 
@@ -33,7 +32,7 @@ def refuse_misfits(turn: Turn) -> None:
     unlike = _named(w for w, platform in like.items() if platform == common)
     for worker, platform in platforms.items():
         if worker not in holders and (why := conflicts(platform, common)):
-            _dismiss(turn, worker, f"{why}, unlike {unlike}")
+            _dismiss(turn, worker, "PlatformMismatch", f"{worker} has {why}, unlike {unlike}")
 
 
 def _named(workers: Iterable[WorkerId]) -> str:
@@ -76,9 +75,7 @@ def refuse_other_data(turn: Turn, worker: WorkerId, report: protocol.WorkerReady
     if state.plan is None:
         turn.finish(Outcome.FAILED, "DataMismatch", f"{text}; every worker needs the same")
         return True
-    _let_go(turn, worker, text)
-    turn.refuse(worker, "DataMismatch", text)
-    turn.do(Emit("DataMismatch", text, True), RemoveWorker(worker))
+    _dismiss(turn, worker, "DataMismatch", text)
     many = turn.state.admission.in_a_row
     if state.phase == "Restoring" and many > state.spec.backoff_limit:
         why = f"{many} new workers in a row had other data than the job; the last one, {text}"
@@ -95,14 +92,7 @@ def _other_data(known: protocol.WorkerReady, report: protocol.WorkerReady) -> tu
     return difference(known.data, report.data) if known.data and report.data else None
 
 
-def _dismiss(turn: Turn, worker: WorkerId, why: str) -> None:
-    text = f"{worker} has {why}"
-    _let_go(turn, worker, text)
-    turn.refuse(worker, REASON, text)
-    turn.do(Emit(REASON, text, True), RemoveWorker(worker))
-
-
-def _let_go(turn: Turn, worker: WorkerId, text: str) -> None:
+def _dismiss(turn: Turn, worker: WorkerId, reason: str, text: str) -> None:
     """Dismiss a worker without counting a failure, and request another one; the more in a row, the later."""
     state = turn.state
     turn.put(
@@ -113,3 +103,5 @@ def _let_go(turn: Turn, worker: WorkerId, text: str) -> None:
         replace(state.plans, applied=state.plans.applied - {worker}),
         state.admission.refusing(worker, text, turn.now),
     )
+    turn.refuse(worker, reason, text)
+    turn.do(Emit(reason, text, True), RemoveWorker(worker))
