@@ -4,22 +4,6 @@ from bamboo_core.coordinator.splits.by_speed import REST_SECONDS
 from slow_world import trained
 
 
-def test_layers_are_split_again_for_the_same_workers_only_after_a_rest() -> None:
-    """Nobody comes to take the slow one's place."""
-    world = trained(2, 1, 0)
-    first, second, world.away = world.owner(0), world.owner(1), 1000
-    world.slowness[first] = 2.0
-    world.train(60)
-    assert world.reasons()[:2] == ["StragglerFound", "Rebalancing"]
-    assert world.plan.stages == ((0, 3), (3, 8))
-    began, world.slowness = world.now, {second: 2.0}
-    while world.reasons().count("Rebalancing") == 1:
-        world.train(1)
-    world.train(1)
-    assert world.now > began + REST_SECONDS / 2
-    assert world.plan.stages == ((0, 5), (5, 8))
-
-
 def test_speeds_that_change_all_the_time_are_not_chased() -> None:
     world = trained(2, 1, 0)
     first, second, world.away = world.owner(0), world.owner(1), 1000

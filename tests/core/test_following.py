@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from bamboo.simulation.job.job_run import JobRun
 from bamboo.traces.generate import Generation, generate
@@ -18,7 +19,7 @@ from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import RedundancyMode, most_pipelines
 from bamboo_core.planning.plan import Plan
-from bamboo_core.planning.profile import LayerBytes
+from bamboo_core.planning.profile import Layer, LayerBytes
 from bamboo_core.planning.splits.resplit_plans import Grid, grid_of
 from bamboo_core.planning.steps.grid_rates import GridRates, bounded_grids, is_within_bounds
 from bamboo_core.planning.steps.worker_memory import most_bytes
@@ -28,27 +29,19 @@ from slow_world import Slowed
 GB = 10**9
 
 
+def slower(layer: Layer, by: float) -> Layer:
+    return structs.replace(layer, forward=by * layer.forward, backward=by * layer.backward)
+
+
 def chosen(workers: int, stages: int | None = None, pipelines: int | None = None, **elastic: Any) -> JobRun:
     """Twelve unlike layers, 24 microbatches. stages, pipelines: None where they are chosen."""
     made = job()
     more = {"maxWorkers": workers, "stabilizationSeconds": 60, **elastic}
     document = manifest(stages, pipelines, 24, elastic=more)
     model = profile(12, made.profile.network, forward=0.02, backward=0.04)
-    layers = tuple(replace_layer(layer, 0.5 + 0.1 * (number % 5)) for number, layer in enumerate(model.layers))
-    model = replace_profile(model, layers=layers, times=made.profile.times)
+    layers = tuple(slower(layer, 0.5 + 0.1 * (number % 5)) for number, layer in enumerate(model.layers))
+    model = structs.replace(model, layers=layers, times=made.profile.times)
     return JobRun(spec=parse_manifest(document), manifest=document, profile=model, trace=make_trace())
-
-
-def replace_layer(layer: Any, by: float) -> Any:
-    return type(layer)(**{**fields(layer), "forward": by * layer.forward, "backward": by * layer.backward})
-
-
-def replace_profile(model: Any, **changes: Any) -> Any:
-    return type(model)(**{**fields(model), **changes})
-
-
-def fields(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__struct_fields__}
 
 
 def ideal(one: JobRun, trace: Trace) -> float:
@@ -98,11 +91,8 @@ def test_a_slow_network_is_learned_from_the_first_steps() -> None:
     """With links a hundred times as slow as is assumed; else six pipelines of one stage would be the fastest grid."""
     told: list[str] = []
     one = chosen(6)
-    layers = tuple(
-        type(layer)(**{**fields(layer), "gradients": 2_000_000, "parameters": 2_000_000})
-        for layer in one.profile.layers
-    )
-    slow = replace(one, profile=replace_profile(one.profile, layers=layers))
+    layers = tuple(structs.replace(layer, gradients=2_000_000, parameters=2_000_000) for layer in one.profile.layers)
+    slow = replace(one, profile=structs.replace(one.profile, layers=layers))
     trace = nodes(6, duration=2 * HOUR)
     found = run(slow, trace, told=told).figures
     ran = grids(told)
@@ -114,8 +104,8 @@ def test_a_slow_network_is_learned_from_the_first_steps() -> None:
 def test_with_long_steps_the_first_choice_is_revised_within_the_first_one() -> None:
     """On the first grid, of one worker, a step takes 29 minutes, and every ten minutes another one comes or goes."""
     one = chosen(6)
-    layers = tuple(replace_layer(layer, 100.0) for layer in one.profile.layers)
-    slow = replace(one, profile=replace_profile(one.profile, layers=layers))
+    layers = tuple(slower(layer, 100.0) for layer in one.profile.layers)
+    slow = replace(one, profile=structs.replace(one.profile, layers=layers))
     spares = [(600.0 * number, "remove", f"n{6 - number}") for number in (1, 2, 3)]
     told = [line for line in told_of(slow, nodes(6, *spares, duration=HOUR)) if "GridChosen" in line]
     first, second = (seconds(line) for line in told[:2])
@@ -180,7 +170,7 @@ def test_a_long_step_begins_again_on_a_faster_grid_if_that_is_done_sooner() -> N
     """Four of twelve workers are lost in its first quarter; all that was trained before it is in a checkpoint."""
     one = chosen(12, pipelines=2)
     document = {**one.manifest, "spec": {**one.manifest["spec"], "checkpoint": {"storage": "s3://a/b"}}}
-    model = replace_profile(one.profile, layers=tuple(replace_layer(layer, 200.0) for layer in one.profile.layers))
+    model = structs.replace(one.profile, layers=tuple(slower(layer, 200.0) for layer in one.profile.layers))
     one = replace(one, profile=model, manifest=document, spec=parse_manifest(document))
     lost = [(3900.0, "remove", f"n{number}") for number in (1, 3, 8, 10)]
     told = told_of(one, nodes(12, *lost, duration=4600.0))
@@ -211,11 +201,8 @@ def crammed(**more: Any) -> JobRun:
     """Twelve layers of 1,200 bytes of state and gradients; a worker has room for seven."""
     one = chosen(6)
     document = {**one.manifest, "spec": {**one.manifest["spec"], **more}}
-    layers = tuple(
-        type(layer)(**{**fields(layer), "parameters": 300, "optimizer": 600, "gradients": 300})
-        for layer in one.profile.layers
-    )
-    model = replace_profile(one.profile, layers=layers, machine=replace_profile(one.profile.machine, memory=9_000))
+    layers = tuple(structs.replace(layer, parameters=300, optimizer=600, gradients=300) for layer in one.profile.layers)
+    model = structs.replace(one.profile, layers=layers, machine=structs.replace(one.profile.machine, memory=9_000))
     return JobRun(spec=parse_manifest(document), manifest=document, profile=model, trace=make_trace())
 
 

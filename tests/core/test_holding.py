@@ -37,9 +37,7 @@ def valued(
     document = manifest(stages, pipelines, 24, elastic=more, nodePools=pools)
     document["spec"]["topology"]["schedule"] = "1F1B"
     model = profile(layers, made.profile.network, forward=0.02, backward=0.04)
-    model = type(model)(
-        **{**{name: getattr(model, name) for name in model.__struct_fields__}, "times": made.profile.times}
-    )
+    model = msgspec.structs.replace(model, times=made.profile.times)
     return JobRun(spec=parse_manifest(document), manifest=document, profile=model, trace=make_trace())
 
 
@@ -120,16 +118,11 @@ def state_of(workers: int = 4, **elastic: Any) -> CoordinatorState:
     return state
 
 
-def knowing(state: CoordinatorState, **changes: Any) -> CoordinatorState:
-    known = replace(state.holding, **changes)
-    return replace(state, holding=known)
-
-
 def test_zones_are_judged_by_their_losses_for_each_hour_of_a_worker() -> None:
     state = state_of()
-    state = knowing(state, **fields(holding.seen(state, 0.0)))
+    state = replace(state, holding=holding.seen(state, 0.0))
     state, _ = coordinator.step(state, WorkerLost("w0", "its node is gone"), 10 * HOUR)
-    state = knowing(state, **fields(holding.seen(state, 10 * HOUR)))
+    state = replace(state, holding=holding.seen(state, 10 * HOUR))
     assert state.holding.zones == {"a": Exposure(losses=1, hours=10.0)}
     a, b = (holding.hazard(state, zone, 10 * HOUR) for zone in "ab")
     assert a == pytest.approx((1 + 1) / (20 + 10 + 10))
@@ -137,14 +130,10 @@ def test_zones_are_judged_by_their_losses_for_each_hour_of_a_worker() -> None:
     assert holding.hazard(state, "unknown", 10 * HOUR) == pytest.approx(1 / 20)
 
 
-def fields(value: Holding) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in ("staying", "zones")}
-
-
 def test_a_notice_of_the_cloud_counts_as_a_loss_and_our_own_does_not() -> None:
     for wanted, losses in ((False, 1), (True, 0)):
         state = state_of()
-        state = knowing(state, **fields(holding.seen(state, 0.0)))
+        state = replace(state, holding=holding.seen(state, 0.0))
         state, _ = coordinator.step(state, PreemptionNotice("w1", 100.0, wanted=wanted), HOUR)
         assert holding.seen(state, HOUR).zones["b"].losses == losses
 
@@ -160,7 +149,7 @@ def test_whoever_is_lost_counts_once_in_whatever_order_that_is_heard_of() -> Non
     }
     for name, events in orders.items():
         state = state_of()
-        state = knowing(state, **fields(holding.seen(state, 0.0)))
+        state = replace(state, holding=holding.seen(state, 0.0))
         for event in events:
             if event == "commit":
                 state = replace(state, ends=WorkerEnds())
@@ -171,7 +160,7 @@ def test_whoever_is_lost_counts_once_in_whatever_order_that_is_heard_of() -> Non
                 state, _ = coordinator.step(state, Tick(), HOUR)
             else:
                 state, _ = coordinator.step(state, event, HOUR - 600.0)
-            state = knowing(state, **fields(holding.seen(state, HOUR)))
+            state = replace(state, holding=holding.seen(state, HOUR))
         assert state.workers.keys() == {"w0", "w2", "w3"}, name
         assert {zone: was.losses for zone, was in state.holding.zones.items()} == {"b": 1}, name
 

@@ -41,8 +41,10 @@ def test_any_object_has_a_view(body: dict[str, Any]) -> None:
     assert (found.name, found.status, found.plan, found.exit_code) == ("", BambooJobStatus(), (), None)
 
 
-@pytest.mark.parametrize("written", ["", "{", "[]", '{"pipelines": 3}', '{"other": []}'])
-def test_a_plan_that_is_not_understood_is_none(written: str) -> None:
+@pytest.mark.parametrize(
+    "written", [None, "", "{", "[]", "{}", '{"pipelines": 3}', '{"pipelines": [3]}', '{"other": []}']
+)
+def test_a_plan_that_is_not_understood_is_none(written: str | None) -> None:
     assert view_of(job(plan=written)).plan == ()
 
 

@@ -42,8 +42,11 @@ def job(stages: int, pipelines: int = 1) -> JobSpec:
     return parse_manifest(bamboojob(task={"entrypoint": "a.b:c"}, training=training(20, 24, 1), topology=topology))
 
 
-def peers(count: int) -> list[Peer]:
-    return [Peer(worker=f"w{i}", host="h", port=1, zone=f"z{i % 3}") for i in range(count)]
+def peers(count: int, zones: int = 1, nodes: int | None = None) -> list[Peer]:
+    there = (i % (nodes or count) for i in range(count))
+    return [
+        Peer(worker=f"w{i}", host="h", port=1, zone=f"z{node % zones}", node=f"n{node}") for i, node in enumerate(there)
+    ]
 
 
 @given(
@@ -57,9 +60,9 @@ def test_the_plan_after_a_cut_is_sound_and_can_be_this_jobs(
     stages: int, pipelines: int, lost: set[int], data: st.DataObject, costs: list[float]
 ) -> None:
     spec = job(stages, pipelines)
-    everybody = peers(stages * pipelines)
+    everybody = peers(stages * pipelines, zones=3)
     first = initial_plan(everybody, layer_ranges(costs, spec.topology), pipelines, spec.training, spec.redundancy)
-    live = [peer for i, peer in enumerate(everybody) if i not in lost] + peers(20)[18:]
+    live = [peer for i, peer in enumerate(everybody) if i not in lost] + peers(20, zones=3)[18:]
     staying = data.draw(st.lists(st.sampled_from(live), unique=True, min_size=1))
     held = {peer.worker: data.draw(st.sets(st.integers(0, LAYERS - 1))) for peer in live}
     sources = sources_of(held, LAYERS, {peer.worker: peer for peer in live})
@@ -80,7 +83,7 @@ def test_the_plan_after_a_cut_is_sound_and_can_be_this_jobs(
 
 def test_a_stage_stays_where_most_of_its_layers_are() -> None:
     spec, costs = job(4), [1.0] * LAYERS
-    everybody = [Peer(worker=f"w{i}", host="h", port=1) for i in range(4)]
+    everybody = peers(4)
     first = initial_plan(everybody, layer_ranges(costs, spec.topology), 1, spec.training, spec.redundancy)
     live = [peer for peer in everybody if peer.worker != "w1"]
     sources = (("w0",),) * LAYERS
@@ -89,7 +92,7 @@ def test_a_stage_stays_where_most_of_its_layers_are() -> None:
 
 
 def test_who_is_left_stays_in_its_place_and_others_fill_the_gaps() -> None:
-    spec, everybody = job(4), [Peer(worker=f"w{i}", host="h", port=1) for i in range(6)]
+    spec, everybody = job(4), peers(6)
     plan = initial_plan(everybody[:4], layer_ranges([1.0] * LAYERS, spec.topology), 1, spec.training, spec.redundancy)
     left = [everybody[i] for i in (3, 4, 5, 0)]
     assert [peer.worker for peer in in_places(plan, left, 4)] == ["w0", "w4", "w5", "w3"]
@@ -241,10 +244,6 @@ def test_who_is_cut_off_for_a_moment_is_waited_for() -> None:
 SIZES = [1.0] * LAYERS
 
 
-def moving_peers(count: int, zones: int = 1) -> list[Peer]:
-    return [Peer(worker=f"w{i}", host="h", port=1, zone=f"z{i % zones}", node=f"n{i}") for i in range(count)]
-
-
 def planned(stages: int, pipelines: int, workers: list[Peer]) -> Plan:
     spec = job(stages, pipelines)
     return initial_plan(workers, split_layers(SIZES, stages), pipelines, spec.training, spec.redundancy)
@@ -273,7 +272,7 @@ def test_places_go_to_who_has_most_of_what_they_need(
     """in_order, by_layers: the layers that the neediest worker lacks, and that all workers lack, if workers are placed
     in the order of their stages, or by their layers.
     """
-    there = moving_peers(before[0] * before[1])
+    there = peers(before[0] * before[1])
     first = planned(*before, there)
     for known, expected in (({}, in_order), (held_by(first), by_layers)):
         lacks = lacking(onward(first, Grid(*after), known, there), held_by(first), SIZES).values()
@@ -290,9 +289,7 @@ def test_places_go_to_who_has_most_of_what_they_need(
 def test_never_more_moves_than_in_order_and_zones_stay(
     after: tuple[int, int], zones: int, nodes: int, data: st.DataObject
 ) -> None:
-    there = [
-        Peer(worker=f"w{i}", host="h", port=1, zone=f"z{i % nodes % zones}", node=f"n{i % nodes}") for i in range(18)
-    ]
+    there = peers(18, zones, nodes)
     held = {p.worker: data.draw(st.frozensets(st.integers(0, LAYERS - 1), max_size=6)) for p in there}
     plan = planned(*after, there)
     other = placed(plan, there, held, SIZES)
@@ -308,7 +305,7 @@ def test_never_more_moves_than_in_order_and_zones_stay(
 
 def test_newcomers_become_replicas_of_the_stages_that_they_will_mostly_need() -> None:
     """Two pipelines of two stages and two idle workers become one pipeline of six stages."""
-    there = moving_peers(6)
+    there = peers(6)
     first = planned(2, 2, there[:4])
     held = held_by(first)
     after = onward(first, Grid(6, 1), held, there)
@@ -323,7 +320,7 @@ def test_newcomers_become_replicas_of_the_stages_that_they_will_mostly_need() ->
 
 
 def test_a_worker_gets_no_more_stages_than_it_has_room_for() -> None:
-    there = moving_peers(4)
+    there = peers(4)
     first = planned(3, 1, there[:3])
     held = held_by(first)
     after = onward(first, Grid(2, 2), held, there)

@@ -1,5 +1,7 @@
 """Workers that are slow, not dead, and layers that take longer than counted: who is found, and what is done."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -100,28 +102,21 @@ def test_a_slow_worker_is_told_of_long_before_something_is_done() -> None:
     assert world.reasons() == ["StragglerFound", "StragglerReplaced"]
 
 
-def test_all_who_become_slow_together_are_not_blamed_though_nobody_runs_the_same_layers() -> None:
-    """Longer samples, say."""
-    world = trained(4, 1, 1, shadows=False)
-    world.slowness = dict.fromkeys(world.state.workers, 1.6)
-    world.train(60)
-    assert world.reasons() == []
-
-
-@pytest.mark.parametrize("factor", [0.5, 1.25])
-def test_a_worker_that_is_hardly_slower_is_left_alone(factor: float) -> None:
-    world = trained(4, 1, 1)
-    world.slowness[world.owner(1)] = factor
-    world.train(60)
-    assert world.reasons() == []
-
-
-def test_a_slow_worker_that_holds_nobody_up_is_left_alone() -> None:
-    """A step takes seconds, of which its computing is a small part."""
-    world = Slowed(4, 1, 1)
-    world.settle()
-    world.slowness[world.owner(1)] = 2.0
-    world.train(60, seconds=30.0)
+@pytest.mark.parametrize(
+    ("factor", "others", "seconds"),
+    [
+        (0.5, 1.0, None),
+        (1.25, 1.0, None),  # hardly slower
+        (2.0, 1.0, 30.0),  # its computing is a small part of a step
+        (1.6, 1.6, None),  # all together, with longer samples, say
+    ],
+)
+def test_a_worker_that_holds_nobody_up_is_left_alone(factor: float, others: float, seconds: float | None) -> None:
+    world = trained(4, 1, 1, shadows=others == 1.0)
+    world.slowness = {**dict.fromkeys(world.state.workers, others), world.owner(1): factor}
+    if seconds:
+        world.state = replace(world.state, progress=replace(world.state.progress, step_seconds=()))
+    world.train(60, seconds=seconds)
     assert world.reasons() == []
 
 

@@ -54,17 +54,6 @@ def test_a_stage_counts_once_its_owner_has_measured_it_as_it_is(wrong: dict[str,
     assert owned_times(told({1: times((layers[0], layers[1] + 1))})) == {}
 
 
-def test_a_replicas_forward_is_compared_layer_by_layer_with_the_owners() -> None:
-    layers = layers_of(1)
-    size = layers[1] - layers[0]
-    state = told({1: times(layers)})
-    shadow = next(w for w in state.workers if w != state.current_plan.at(Cell(0, 1)).owner)
-    ahead = StageTimes(layers=layers, each=(2.0 / size,) * size)
-    workers = {**state.workers, shadow: replace(state.workers[shadow], times=(ahead,))}
-    found = {m.worker: m.seconds for m in measurements(replace(state, workers=Workers(workers)))}
-    assert found == pytest.approx({state.current_plan.at(Cell(0, 1)).owner: 3.0, shadow: 6.0})
-
-
 def test_layers_share_what_their_stage_takes_and_data_stay_with_the_first_one() -> None:
     stages = [layers_of(s) for s in range(3)]
     read = times(stages[0], forward=1.5)  # half a second of its forward is in no layer
@@ -74,8 +63,3 @@ def test_layers_share_what_their_stage_takes_and_data_stay_with_the_first_one() 
     assert len(found.costs) == stages[-1][1]
     assert found.reading == pytest.approx((0.5, 0.0))
     assert [sum(found.costs[slice(*layers)]) for layers in stages] == pytest.approx([3.0, 3.0, 3.0])
-
-
-def test_nothing_is_estimated_before_all_stages_are_measured() -> None:
-    state = told({1: times(layers_of(1))})
-    assert estimate(state, speeds(measurements(state))) is None

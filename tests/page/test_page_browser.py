@@ -19,7 +19,7 @@ from bamboo_core.coordinator.events import CheckpointWrite, Emit, Outcome, Statu
 from bamboo_core.job.status import read_status
 from bamboo_core.page.document import Document, PoolCost, document
 from bamboo_core.page.history import JobHistory, Point, StepFigures, steady_clock
-from bamboo_core.page.server import LocalPage, add_page, answer, bearer, refusal
+from bamboo_core.page.server import add_page, answer, bearer, refusal
 from bamboo_core.page.standalone import standalone_page
 from bamboo_core.view.job_view import ended
 from chromium_kit import MISSING, Tab, chromium, started, tab_of
@@ -372,21 +372,6 @@ async def test_what_is_said_when_something_is_wrong(chrome: str) -> None:
         await tab.until("!document.getElementById('ask').hidden")
         assert "paste another" in await tab.text("#trouble")
         assert await tab.value("sessionStorage.length") == 0
-
-
-async def test_the_token_of_another_run_is_not_enough(chrome: str) -> None:
-    served_page = LocalPage(page)
-    url = await served_page.start()
-    try:
-        async with tab_of(chrome) as tab:
-            await tab.goto(url + "x")
-            await tab.until("!document.getElementById('ask').hidden")
-            assert "not that of this run" in await tab.text("#trouble")
-            await tab.goto("about:blank")
-            await tab.goto(url)
-            await tab.until(DRAWN)
-    finally:
-        await served_page.stop()
 
 
 @pytest.mark.slow

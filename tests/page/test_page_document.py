@@ -163,8 +163,3 @@ def test_after_a_restart_what_is_unknown_is_said() -> None:
     assert (later.live is not None, later.owners, later.unknown) == (True, (), (RESTARTED,))
     seen = look(written=written(), status=said(), record=JobHistory(Time(WHEN - 59)))
     assert looked(seen, WHEN).unknown == ()
-
-
-@pytest.mark.parametrize("plan", [None, "", "[]", "{}", '{"pipelines":3}', '{"pipelines":[3]}', "no JSON"])
-def test_a_plan_that_cannot_be_read_is_no_grid(plan: Any) -> None:
-    assert looked(look(written=written("Suspended", plan=plan)), WHEN).owners == ()

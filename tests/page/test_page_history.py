@@ -45,30 +45,25 @@ def test_the_record_takes_each_step_takeover_and_word_once() -> None:
     record.add_event(Emit("WorkerLost", "w1 is lost: killed", True))
     record.add_event(Emit("NoticeReceived", "w2 will be taken away", True))
     record.add_event(Emit("WorkerJoined", "w3 joined"))
+    record.add_event(Emit("Restored", "the job goes on from the checkpoint of step 1", True))
     found = [(p.step, p.at, p.figures.loss) for p in record.curves.points()]
     assert found == [(1, 1001, 4.0), (2, 1003, 3.0)]
-    assert [mark.kind.value for mark in record.marks] == ["takeover", "loss", "notice"]
-    assert [emit.reason for _, emit in record.events] == ["WorkerLost", "NoticeReceived", "WorkerJoined"]
+    assert [mark.kind.value for mark in record.marks] == ["takeover", "loss", "notice", "restore"]
+    assert [emit.reason for _, emit in record.events] == ["WorkerLost", "NoticeReceived", "WorkerJoined", "Restored"]
 
 
-def test_what_a_coordinator_found_is_no_step_of_its_own() -> None:
-    """The first it tells after its restart is known to be committed, but not when."""
+@pytest.mark.parametrize(
+    ("reported", "points"),
+    [
+        ((300, 301), [301]),  # a restarted coordinator knows step 300 to be committed, but not when
+        ((0, 1, 2, 3, 1, 2, 3, 4), [1, 2, 3, 2, 3, 4]),  # the job goes back to step 1 and repeats two steps
+    ],
+)
+def test_only_a_step_that_follows_a_known_one_is_a_point(reported: tuple[int, ...], points: list[int]) -> None:
     record = JobHistory(Time())
-    record.follow(300, StepFigures(2.0), ())
-    record.follow(301, StepFigures(1.9), ())
-    assert [p.step for p in record.curves.points()] == [301]
-
-
-def test_the_record_of_a_job_that_goes_back_to_a_checkpoint() -> None:
-    """To go back is no step, and what is repeated is in the curves once more."""
-    clock = Time()
-    record = JobHistory(clock)
-    for now, step in enumerate((0, 1, 2, 3, 1, 2, 3, 4), start=1000):
-        clock.now = now
+    for step in reported:
         record.follow(step, StepFigures(5.0 - step), ())
-    record.add_event(Emit("Restored", "the job goes on from the checkpoint of step 1", True))
-    assert [p.step for p in record.curves.points()] == [1, 2, 3, 2, 3, 4]
-    assert [(mark.kind.value, mark.message[:15]) for mark in record.marks] == [("restore", "the job goes on")]
+    assert [p.step for p in record.curves.points()] == points
 
 
 def test_the_record_is_bounded() -> None:
