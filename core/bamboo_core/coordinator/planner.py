@@ -285,7 +285,7 @@ def _first_grid(state: CoordinatorState, ready: int) -> Grid | None:
     if state.spec.elastic is None:
         grid = Grid(topology.stages, topology.pipelines, topology.first_schedule)
         return grid if ready >= grid.cells else None
-    return following.first_grid(state, ready)
+    return following.grid_for(state, ready)
 
 
 def _has_waited(state: CoordinatorState, ready: int, now: float) -> bool:

@@ -61,11 +61,6 @@ def slow(page: MetricsPage, job: JobKey, status: Status | None) -> None:
         page.add(table.JOB_STRAGGLER_SECONDS, one.usual, *job, one.worker, "usual")
 
 
-def protected(page: MetricsPage, job: JobKey, *, holds: bool, reason: str) -> None:
-    """Add whether the job is protected, and why, from its condition Protected."""
-    page.add(table.JOB_PROTECTED, holds, *job, reason)
-
-
 def history(page: MetricsPage, job: JobKey, status: Status) -> None:
     """Add the counters since the coordinator was created. They begin with it, so their increase is right even if an
     earlier coordinator had counted on (see the operator's `Meter`).

@@ -65,7 +65,7 @@ def job_page(page: MetricsPage, known: OperatedJob, meter: JobMeter) -> str:
     for condition in status_now.conditions:
         page.add(catalog.JOB_CONDITION, condition.holds, *job, condition.type)
         if condition.type == "Protected":
-            job_metrics.protected(page, job, holds=condition.holds, reason=condition.reason)
+            page.add(catalog.JOB_PROTECTED, condition.holds, *job, condition.reason)
     _workers(page, job, status_now)
     _rollout(page, job, known.facts.rollout)
     _pods(page, job, known, idle=state in IDLE_STATES)

@@ -10,7 +10,6 @@ from typing import Final
 from bamboo_core.coordinator.events import RestoreCause
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.job.spec import USUAL_STEPS, CheckpointSpec
-from bamboo_core.planning.plan import Cell
 
 USUAL_SECONDS: Final = 600.0  # the longest interval
 LEAST_SECONDS: Final = 30.0  # the shortest interval, which spares the store
@@ -65,14 +64,4 @@ def seconds_between_losses(state: CoordinatorState, step: float) -> float:
 
 def has_copies(state: CoordinatorState) -> bool:
     """Return whether each stage is held by two workers in step."""
-    plan = state.plan
-    return plan is not None and all(_is_held_twice(state, Cell(0, stage)) for stage in range(len(plan.stages)))
-
-
-def _is_held_twice(state: CoordinatorState, cell: Cell) -> bool:
-    """Return whether a cell's stage has a second holder. It stops at the first, because it runs after each event."""
-    plan = state.current_plan
-    if any((cell, worker) in state.plans.synced for worker in plan.at(cell).replicas):
-        return True
-    others = (plan.at(Cell(d, cell.stage)).owner for d in range(1, plan.target.pipelines))
-    return any(owner != plan.at(cell).owner for owner in others)
+    return state.plan is not None and all(len(holders) > 1 for holders in state.certain_holders(state.plan))

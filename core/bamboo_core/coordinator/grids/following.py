@@ -199,24 +199,20 @@ def next_grid(state: CoordinatorState, workers: int) -> Grid:
     """Return the grid for a number of workers after a cut."""
     grid = grid_of(state.current_plan)
     balances = state.splits.resplit is not None and state.splits.resplit.stages is not None
-    rates = choosing.rates_of(state)
-    if state.spec.elastic is None or rates is None or (balances and workers >= grid.cells):
+    if state.spec.elastic is None or (balances and workers >= grid.cells):
         return grid
-    return _grid_for(state, rates, workers) or grid
+    return grid_for(state, workers) or grid
 
 
-def first_grid(state: CoordinatorState, workers: int) -> Grid | None:
-    """Return the grid with which a job starts on a number of workers; None if they can run none of its grids.
+def grid_for(state: CoordinatorState, workers: int) -> Grid | None:
+    """Return the best grid for a number of workers, by everything known now; None if they can run none.
 
-    Until layers are measured, their operations count. If the manifest sets the number of stages, the job starts with as
-    many pipelines as the workers fill.
+    Until layers are measured, their operations count. If the manifest sets the number of stages, the grid has as many
+    pipelines as the workers fill.
     """
     rates = choosing.rates_of(state)
-    return _grid_for(state, rates, workers) if rates is not None else None
-
-
-def _grid_for(state: CoordinatorState, rates: GridRates, workers: int) -> Grid | None:
-    """Return the best grid for a number of workers, by everything known now."""
+    if rates is None:
+        return None
     counted = holding.counted(state, workers)
     if not choosing.is_measured(state) and not state.spec.topology.chooses_stages:
         return _guess(state, rates, counted)

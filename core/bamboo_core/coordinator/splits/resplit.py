@@ -99,12 +99,6 @@ def withdraw(turn: Turn) -> None:
     turn.do(Send(root, protocol.TakeCheckpoint(number=wish.number, at=never, writers=())))
 
 
-def is_untimely(state: CoordinatorState) -> bool:
-    """Return whether a requested cut should not be made now."""
-    balances = state.splits.resplit is not None and state.splits.resplit.stages is not None
-    return _somebody_leaves(state) or state.ending.stopping is not None or (state.grids.resize is None and not balances)
-
-
 def _somebody_leaves(state: CoordinatorState) -> bool:
     """Return whether a worker under notice still has a part. One without only waits until its log is not needed."""
     parts = state.current_plan.holders()
@@ -132,7 +126,8 @@ def look_after(turn: Turn) -> None:
     if state.step >= state.spec.training.steps or passed:
         turn.put(replace(state.splits, resplit=None))
     elif resplit.cut is None:
-        if is_untimely(state):
+        unwanted = state.grids.resize is None and resplit.stages is None
+        if _somebody_leaves(state) or state.ending.stopping is not None or unwanted:
             withdraw(turn)
             return
         root = state.plan.at(ROOT).owner
