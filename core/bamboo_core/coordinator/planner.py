@@ -30,6 +30,8 @@ ROUND_SECONDS = 0.1  # at least, between two rounds of questions
 END_SECONDS = 5.0  # wait before a stage is given up: news of how its workers ended may come late
 SHOWN_ENDS = 3
 ANEW = 1.05  # times what the step takes on the other grid has to be less than what is left of it
+REPORT_STEPS = 4  # after these and REPORT_SECONDS a missing report of a takeover counts as lost
+REPORT_SECONDS = 60.0
 DRAIN_COMMITS = 2  # for which a worker without a stage stays, since its log may be needed
 
 
@@ -81,12 +83,19 @@ def replan(turn: Turn) -> None:
         resplit.wish(turn)
     else:
         _release(turn)
-        turn.put(turn.state.moves.without_unreported(turn.state.step, turn.now))
+        _forget_unreported(turn)
         steady = not (now.leaving or now.settles or turn.state.moves.recoveries) and turn.state.grids.resize is None
         steady = steady and turn.state.admission.ask_at <= turn.now and turn.state.holding.aim is None
         steady = steady and (turn.state.spec.elastic is None or choosing.is_measured(turn.state))
         steady = steady and not holding.give_back_surplus(turn)
         turn.put(turn.state.plans.kept_for(now, steady=steady))
+
+
+def _forget_unreported(turn: Turn) -> None:
+    """Drop moves whose report was lost with its channel; the cell has moved nevertheless."""
+    moves, step, now = turn.state.moves, turn.state.step, turn.now
+    awaited = [r for r in moves.recoveries if step < r.step + REPORT_STEPS or now < r.decided_at + REPORT_SECONDS]
+    turn.put(replace(moves, recoveries=tuple(awaited)))
 
 
 def _is_sooner_anew(state: CoordinatorState, now: float) -> bool:

@@ -112,15 +112,10 @@ def _grown(state: CoordinatorState, seen: Straggler, before: Straggler | None, n
     since = (before.since, before.step)
     found = before.found or lasts(state, since, now, SHOWN_AFTER_SECONDS)
     lasting = before.lasting or lasts(state, since, now)
-    alike = before.cell == seen.cell and _is_alike(before.seconds, seen.seconds, before.usual, seen.usual)
+    pairs = ((before.seconds, seen.seconds), (before.usual, seen.usual))
+    alike = before.cell == seen.cell and all(max(pair) <= ALIKE * min(pair) for pair in pairs)
     figures = before if before.found and alike else replace(seen, since=before.since, step=before.step)
     return replace(figures, found=found, lasting=lasting)
-
-
-def _is_alike(*figures: float) -> bool:
-    """Return whether consecutive pairs of figures are nearly equal, so that the shown text stays the same."""
-    pairs = zip(figures[::2], figures[1::2], strict=True)
-    return all(max(pair) <= ALIKE * min(pair) for pair in pairs)
 
 
 def _tell(turn: Turn, before: Mapping[WorkerId, Straggler]) -> None:

@@ -213,10 +213,12 @@ def _repeated(taken: Takeover) -> str:
 
 
 def _cell_finished(turn: Turn, worker: WorkerId, message: protocol.CellFinished) -> None:
-    state = turn.state
-    if state.plan is None or not state.plan.has(message.cell):
+    plan, ending, cell = turn.state.plan, turn.state.ending, message.cell
+    if plan is None or not plan.has(cell):
         return
-    turn.put(state.ending.with_finished(message.cell, message.digest, worker))
+    finished = {**dict(ending.finished), cell: message.digest}
+    finishers = {**ending.finishers, cell: worker}
+    turn.put(replace(ending, finished=tuple(sorted(finished.items())), finishers=finishers))
 
 
 def _notice_received(turn: Turn, worker: WorkerId, message: protocol.NoticeReceived) -> None:

@@ -349,11 +349,9 @@ def parts_written(turn: Turn, worker: WorkerId, message: protocol.PartsWritten) 
     if plan is None:
         return
     new = {part.layer: part for part in message.parts if part.layer < plan.stages[-1][1]}
-    if message.checkpoint == c.writing:
+    if message.checkpoint == c.writing or (c.writers and c.writing is None):
         turn.put(c.with_parts(message.checkpoint, new, message.stall, message.common))
         commit_if_written(turn)
-    elif c.writers and c.writing is None:
-        turn.put(c.with_parts(message.checkpoint, new, message.stall, message.common))
 
 
 def is_written(state: CoordinatorState) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -163,10 +163,6 @@ class Plans(Record):
         return replace(self, settled=view, steady=steady)
 
 
-REPORT_STEPS: Final = 4  # after these and REPORT_SECONDS a missing report of a takeover counts as lost
-REPORT_SECONDS: Final = 60.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
     """A plan that moves cells, until every new owner has reported.
@@ -227,13 +223,6 @@ class Moves(Record):
             backwards=message.backwards,
         )
         return replace(left, takeovers=(*self.takeovers, taken))
-
-    def without_unreported(self, step: int, now: float) -> "Moves":
-        """Drop moves whose report was lost with its channel; the cell has moved nevertheless."""
-        recoveries = tuple(
-            r for r in self.recoveries if step < r.step + REPORT_STEPS or now < r.decided_at + REPORT_SECONDS
-        )
-        return replace(self, recoveries=recoveries)
 
 
 def _milliseconds(value: float) -> float:
@@ -300,7 +289,3 @@ class Ending(Record):
     stopping: Stopping | None = None
     finished: tuple[tuple[Cell, str], ...] = ()
     finishers: Mapping[Cell, WorkerId] = field(default_factory=dict)
-
-    def with_finished(self, cell: Cell, digest: str, worker: WorkerId) -> "Ending":
-        finished = {**dict(self.finished), cell: digest}
-        return replace(self, finished=tuple(sorted(finished.items())), finishers={**self.finishers, cell: worker})

@@ -131,10 +131,6 @@ class Membership(Record):
         """Remove the worker's notice, because it is gone or its notice is withdrawn."""
         return replace(self, leaving={w: notice for w, notice in self.leaving.items() if w != worker})
 
-    def refusing(self, worker: WorkerId) -> "Membership":
-        """Record a worker that is dismissed when it joins."""
-        return self.without(worker).withdrawing(1)
-
     def losing(self, worker: WorkerId, *, taken: bool) -> "Membership":
         """Record a lost worker. taken: it counts as preempted, unless it is counted already."""
         more = taken and worker not in self.counted

@@ -38,12 +38,12 @@ def joined(turn: Turn, hello: protocol.Hello) -> None:
         _returned(turn, worker, peer)
         return
     if plan and state.phase not in ("Pending", "Recovering"):
-        turn.put(state.membership.refusing(worker))
+        turn.put(state.membership.without(worker).withdrawing(1))
         turn.refuse(worker, "NotInPlan", f"{worker} is no longer a worker of this job")
         turn.do(RemoveWorker(worker))
         return
     if plan and (problems := plan_misfits(plan, state.spec)):
-        turn.put(state.membership.refusing(worker))
+        turn.put(state.membership.without(worker).withdrawing(1))
         why = f"{worker} sent a plan that cannot be this job's: {problems[0]}"
         turn.refuse(worker, "PlanUnsound", why)
         turn.do(Emit("PlanUnsound", why, True), RemoveWorker(worker))
