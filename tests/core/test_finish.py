@@ -8,7 +8,7 @@ from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
 from bamboo_core.control.protocol import Received
 from bamboo_core.coordinator import finish
-from bamboo_core.coordinator.checkpointing.checkpoints import AGAIN_SECONDS, WRITE_SECONDS
+from bamboo_core.coordinator.checkpointing.saving import AGAIN_SECONDS, WRITE_SECONDS
 from bamboo_core.coordinator.events import AbandonReason, Outcome
 from checkpoint_world import begin, finished, made, reasons, root_of, sent, train, written
 from world import World, silence

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from bamboo_core.coordinator.checkpointing.checkpoints import next_one
 from bamboo_core.coordinator.checkpointing.intervals import best_seconds, has_copies, interval, seconds_between_losses
+from bamboo_core.coordinator.checkpointing.saving import next_one
 from bamboo_core.coordinator.events import CheckpointCounts, RestoreCause
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.job.spec import CheckpointSpec

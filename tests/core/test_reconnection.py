@@ -7,7 +7,7 @@ import pytest
 from bamboo_core.control import protocol
 from bamboo_core.control.protocol import Received, WorkerJoined
 from bamboo_core.coordinator import coordinator
-from bamboo_core.coordinator.checkpointing.checkpoints import STOP_SECONDS
+from bamboo_core.coordinator.checkpointing.saving import STOP_SECONDS
 from bamboo_core.coordinator.events import (
     Interrupted,
     Outcome,

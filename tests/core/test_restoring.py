@@ -7,8 +7,8 @@ import pytest
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
 from bamboo_core.control.protocol import Received
-from bamboo_core.coordinator.checkpointing.checkpoints import AGAIN_SECONDS
 from bamboo_core.coordinator.checkpointing.restoring import RESTORE_SECONDS
+from bamboo_core.coordinator.checkpointing.saving import AGAIN_SECONDS
 from bamboo_core.coordinator.events import Outcome, PreemptionNotice, Tick, WorkerLost
 from bamboo_core.coordinator.job_status import status
 from bamboo_core.planning.plan import Cell

@@ -18,9 +18,9 @@ from bamboo_core.control.memory import Memory, Traffic
 from bamboo_core.coordinator.events import CheckpointWrite, Emit, Outcome, Status, WorkerState
 from bamboo_core.job.status import read_status
 from bamboo_core.page.document import Document, PoolCost, document
-from bamboo_core.page.history import JobHistory, Point, StepFigures, steady_clock
 from bamboo_core.page.server import add_page, answer, bearer, refusal
 from bamboo_core.page.standalone import standalone_page
+from bamboo_core.page.timeline import JobTimeline, Point, StepFigures, steady_clock
 from bamboo_core.view.job_view import ended
 from chromium_kit import MISSING, Tab, chromium, started, tab_of
 from http_kit import serving
@@ -48,7 +48,7 @@ DRAWN = "document.getElementById('main')?.hidden === false"
 
 def page(*, over: bool = False, told: int = 1) -> Document:
     """A job with everything that a page can show. told: so many events."""
-    record = JobHistory()
+    record = JobTimeline()
     record.follow(0, StepFigures(None), ())
     taken = takeover(step=2)
     for step in range(1, 6):
@@ -85,7 +85,7 @@ def page(*, over: bool = False, told: int = 1) -> Document:
     return drawn(status, record, counts, over=over)
 
 
-def drawn(live: Status | None, record: JobHistory | None, status: dict[str, Any], *, over: bool = False) -> Document:
+def drawn(live: Status | None, record: JobTimeline | None, status: dict[str, Any], *, over: bool = False) -> Document:
     """The page of a job whose coordinator says that, whose status says this, and whose name is hostile."""
     now = steady_clock()()
     spec = job(training=training(10, 8, 2, evaluation={"everySteps": 2}), checkpoint={"storage": "s3://bucket/x"})

@@ -17,7 +17,7 @@ from bamboo_core.page.document import (
     VERSION,
     document,
 )
-from bamboo_core.page.history import JobHistory, StepFigures
+from bamboo_core.page.timeline import JobTimeline, StepFigures
 from bamboo_core.view.job_view import ShownState, ended, live_state, view_of_run
 from bamboo_operator.http.job_pages import page_document as looked
 from bamboo_operator.status.facts import OperatedJob, StatusFacts
@@ -73,7 +73,7 @@ def test_an_end_has_its_tone(outcome: Outcome, tone: str) -> None:
 def test_the_browser_gets_what_the_coordinator_says_and_what_is_recorded() -> None:
     """Numbers that are not finite are null, and the record has losses and takeovers."""
     clock = Time(WHEN - 60)
-    record = JobHistory(clock)
+    record = JobTimeline(clock)
     record.follow(0, StepFigures(None), ())
     clock.now = WHEN - 5
     record.follow(1, StepFigures(4.5, 1.5, math.nan), (TAKEOVER,))
@@ -105,7 +105,7 @@ def look(
     spec: JobSpec | None = None,
     written: Any = None,
     status: Status | None = None,
-    record: JobHistory | None = None,
+    record: JobTimeline | None = None,
 ) -> OperatedJob:
     """written: the job's status as the API has it; status: its coordinator's."""
     spec = spec or job(nodePools=POOLS)
@@ -135,7 +135,7 @@ def test_a_job_that_has_only_just_been_seen() -> None:
     found = looked(look(spec=job()), WHEN)
     assert (found.state.name, found.owners, found.unknown, found.pools) == ("Pending", (), (), ())
     assert (found.live, found.job.steps, found.job.began) == (None, 10, None)
-    later = looked(look(status=said(phase="Pending"), record=JobHistory(Time(WHEN))), WHEN)
+    later = looked(look(status=said(phase="Pending"), record=JobTimeline(Time(WHEN))), WHEN)
     assert (later.state.name, later.state.sentence) == ("Pending", "Waiting for enough workers to start.")
 
 
@@ -156,10 +156,10 @@ def test_after_a_restart_what_is_unknown_is_said() -> None:
     """Until the workers are back, owners and progress are as the status has them; the past stays unknown."""
     status = written(training={"step": 300, "steps": 1000}, plan='{"pipelines":[["tiny-w0","tiny-w2"]]}')
     away = replace(said(phase="Recovering"), grid=(), workers=(), step=0)
-    found = looked(look(written=status, status=away, record=JobHistory(Time(WHEN))), WHEN)
+    found = looked(look(written=status, status=away, record=JobTimeline(Time(WHEN))), WHEN)
     assert (found.state.name, found.live, found.owners) == ("Recovering", None, (("tiny-w0", "tiny-w2"),))
     assert found.unknown == (OWNERS_ONLY, RESTARTED)
-    later = looked(look(written=status, status=said(step=301), record=JobHistory(Time(WHEN))), WHEN)
+    later = looked(look(written=status, status=said(step=301), record=JobTimeline(Time(WHEN))), WHEN)
     assert (later.live is not None, later.owners, later.unknown) == (True, (), (RESTARTED,))
-    seen = look(written=written(), status=said(), record=JobHistory(Time(WHEN - 59)))
+    seen = look(written=written(), status=said(), record=JobTimeline(Time(WHEN - 59)))
     assert looked(seen, WHEN).unknown == ()

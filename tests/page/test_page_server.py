@@ -13,8 +13,8 @@ import pytest
 from bamboo_core.page import server
 from bamboo_core.page.document import Document
 from bamboo_core.page.document import document as page_of
-from bamboo_core.page.history import JobHistory
 from bamboo_core.page.server import MOST_TOKEN, LocalPage, PageError
+from bamboo_core.page.timeline import JobTimeline
 from bamboo_core.view.job_view import ShownState
 from operator_kit import job, viewed
 from page_http_kit import authorized
@@ -23,7 +23,7 @@ from page_kit import Time, received
 
 def document(*, over: bool = False) -> Document:
     state = ShownState(name="Running", tone="good", sentence="It runs.", over=over)
-    return page_of(viewed(job()), JobHistory(Time()), place="local", now=1.0, ended=state)
+    return page_of(viewed(job()), JobTimeline(Time()), place="local", now=1.0, ended=state)
 
 
 @asynccontextmanager

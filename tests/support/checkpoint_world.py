@@ -6,7 +6,7 @@ from bamboo_core.checkpoint.layout import CheckpointId, part_name
 from bamboo_core.checkpoint.manifest import CheckpointPart
 from bamboo_core.control import protocol
 from bamboo_core.control.protocol import Received, StateSums
-from bamboo_core.coordinator.checkpointing.checkpoints import first_number
+from bamboo_core.coordinator.checkpointing.saving import first_number
 from bamboo_core.planning.plan import ROOT, Cell
 from world import World
 

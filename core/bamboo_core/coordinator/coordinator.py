@@ -8,7 +8,7 @@ from typing import Any
 from bamboo_core.control import protocol
 from bamboo_core.control.protocol import ChannelClosed, Received, StateSums, WorkerJoined
 from bamboo_core.coordinator import finish, stragglers
-from bamboo_core.coordinator.checkpointing import checkpoints, restoring
+from bamboo_core.coordinator.checkpointing import restoring, saving
 from bamboo_core.coordinator.events import (
     Command,
     Emit,
@@ -33,7 +33,7 @@ from bamboo_core.coordinator.progress import BEGINNING, EarlierProgress, Progres
 from bamboo_core.coordinator.records.checkpoints import CheckpointState
 from bamboo_core.coordinator.records.job import JobCourse, JobTerms
 from bamboo_core.coordinator.replacing import replace
-from bamboo_core.coordinator.splits import resplit
+from bamboo_core.coordinator.splits import cut
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.coordinator.stuck_workers import check_stuck, hint
 from bamboo_core.coordinator.worker_reports import events_after_end, received
@@ -79,7 +79,7 @@ def initial(
         ),
         course=JobCourse(phase="Recovering" if resumed else "Pending", since=now),
         progress=Progress(furthest=earlier.step, earlier=earlier, last_at=now),
-        checkpoints=CheckpointState(number=checkpoints.first_number(secret, now)),
+        checkpoints=CheckpointState(number=saving.first_number(secret, now)),
     )
 
 
@@ -117,10 +117,10 @@ def step(state: CoordinatorState, event: Event, now: float) -> tuple[Coordinator
         request_workers(turn)
         replan(turn)
     if turn.state.phase == "Running":
-        resplit.look_after(turn)
-        checkpoints.look_after(turn)
+        cut.look_after(turn)
+        saving.look_after(turn)
         finish.look_after(turn)
-        checkpoints.stop_if_kept(turn)
+        saving.stop_if_kept(turn)
     if turn.state.phase == "Running":
         finish_if_done(turn)
     return turn.state, tuple(turn.commands)
@@ -149,7 +149,7 @@ def _take_in(turn: Turn, event: Event) -> None:
         case SpecChanged(spec):
             _edit(turn, spec)
         case Interrupted(reason, message):
-            checkpoints.stop(turn, reason, message)
+            saving.stop(turn, reason, message)
         case Tick():
             _tick(turn)
 
@@ -178,9 +178,9 @@ def _is_one_of_many(before: CoordinatorState, message: protocol.Message, after: 
         case protocol.CopiesHeld():
             return True
         case protocol.PartsWritten():
-            return not checkpoints.is_written(after)
+            return not saving.is_written(after)
         case StateSums():  # the last ones may complete a checkpoint or the job
-            return not (checkpoints.is_written(after) or after.ending.finished)
+            return not (saving.is_written(after) or after.ending.finished)
         case _:
             return False
 
@@ -214,11 +214,11 @@ def _tick(turn: Turn) -> None:
     check_deadlines(turn)
     check_stuck(turn)
     if turn.state.phase == "Running" and turn.state.checkpoints.writers:
-        checkpoints.look_after(turn)
+        saving.look_after(turn)
         finish.look_after(turn)
     if turn.state.phase == "Running" and turn.state.splits.resplit:
-        resplit.look_after(turn)
-    checkpoints.stop_if_kept(turn)
+        cut.look_after(turn)
+    saving.stop_if_kept(turn)
     state, now = turn.state, turn.now
     limit = state.spec.progress_deadline_seconds
     restoring.check_deadline(turn)

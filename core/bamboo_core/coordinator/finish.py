@@ -10,8 +10,8 @@ from hashlib import sha256
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
-from bamboo_core.coordinator.checkpointing import checkpoints
-from bamboo_core.coordinator.checkpointing.checkpoints import AGAIN_SECONDS, MOST_WRITERS
+from bamboo_core.coordinator.checkpointing import saving
+from bamboo_core.coordinator.checkpointing.saving import AGAIN_SECONDS, MOST_WRITERS
 from bamboo_core.coordinator.events import AbandonReason, Emit, Outcome, Send
 from bamboo_core.coordinator.records.checkpoints import MOST_FAILURES
 from bamboo_core.coordinator.replacing import replace
@@ -24,7 +24,7 @@ from bamboo_core.text import count
 def finish_if_done(turn: Turn) -> None:
     """Finish the job when all cells of a layout have finished and the last state is evaluated, compared and saved."""
     state = turn.state
-    if state.plan is None or not state.ending.finished or state.checkpoints.writing or checkpoints.is_tidying(turn):
+    if state.plan is None or not state.ending.finished or state.checkpoints.writing or saving.is_tidying(turn):
         return  # a checkpoint is still being written
     if state.step < state.spec.training.steps:
         return  # a decision has ended training, but the root has not reported it yet

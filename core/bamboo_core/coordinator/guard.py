@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from bamboo_core.control.protocol import SpotCheckDiffers, StateSums
-from bamboo_core.coordinator.checkpointing import checkpoints, restoring
+from bamboo_core.coordinator.checkpointing import restoring, saving
 from bamboo_core.coordinator.events import Emit, Outcome, RestoreCause
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.state import Turn
@@ -69,5 +69,5 @@ def _differs(turn: Turn, text: str, newest_good: int) -> None:
         turn.finish(Outcome.FAILED, "ResultsDiffer", f"{text}; the job had gone back once for such a cause; {CAUSES}")
     else:
         turn.do(Emit("ResultsDiffer", text, True))
-        checkpoints.never_restore(turn, newest_good)
+        saving.never_restore(turn, newest_good)
         restoring.go_back(turn, RestoreCause.RESULTS_DIFFER, text)

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from bamboo_core.control import protocol
-from bamboo_core.coordinator.checkpointing import checkpoints, copies, restoring
+from bamboo_core.coordinator.checkpointing import copies, restoring, saving
 from bamboo_core.coordinator.events import Emit, Outcome, RemoveWorker, Send
 from bamboo_core.coordinator.grids import choosing, following, holding
 from bamboo_core.coordinator.records.job import Recovery
 from bamboo_core.coordinator.records.workers import Notice
 from bamboo_core.coordinator.replacing import replace
-from bamboo_core.coordinator.splits import filling, resplit
+from bamboo_core.coordinator.splits import cut, filling
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.coordinator.workers.platforms import fitting, refuse_misfits
 from bamboo_core.coordinator.workers.reconnection import recovered
@@ -46,8 +46,8 @@ def replan(turn: Turn) -> None:
         if turn.state.phase in ("Pending", "Restoring"):
             _release(turn)
         return
-    moving = resplit.is_moving(state)
-    onward = resplit.next_plan(turn) if moving or resplit.is_cut(state) else resplit.last_plan(turn)
+    moving = cut.is_moving(state)
+    onward = cut.next_plan(turn) if moving or cut.is_cut(state) else cut.last_plan(turn)
     if onward:
         _go_on_from_cut(turn, onward)
         return
@@ -62,11 +62,11 @@ def replan(turn: Turn) -> None:
         if plan:
             _issue(turn, plan)
             return
-    if resplit.is_cut(state):
+    if cut.is_cut(state):
         return
     following.watch(turn)
     if _is_sooner_anew(turn.state, turn.now):
-        resplit.begin_anew(turn)
+        cut.begin_anew(turn)
         return
     filling.watch(turn)
     over = state.phase != "Running" or state.step >= state.spec.training.steps
@@ -75,12 +75,12 @@ def replan(turn: Turn) -> None:
     now = planning_view(turn.state, turn.now).after(turn.state.plans.settled)
     proposal = None if now == state.plans.settled else _better_plan(now)
     if proposal:
-        resplit.withdraw(turn)
+        cut.withdraw(turn)
         _issue(turn, proposal)
     elif turn.state.splits.resplit is not None:
         return  # wait for the cut
-    elif resplit.wants(turn.state, turn.now):
-        resplit.wish(turn)
+    elif cut.wants(turn.state, turn.now):
+        cut.wish(turn)
     else:
         _release(turn)
         _forget_unreported(turn)
@@ -107,9 +107,9 @@ def _is_sooner_anew(state: CoordinatorState, now: float) -> bool:
     plan, grids, rates = state.current_plan, state.grids, state.grids.rates
     if state.phase != "Running" or rates is None or grids.expected is None or state.splits.resplit is not None:
         return False
-    if plan.sources or (plan.moved and plan.first_step == state.step) or not resplit.is_possible(state):
+    if plan.sources or (plan.moved and plan.first_step == state.step) or not cut.is_possible(state):
         return False
-    if not resplit.is_resized(state, now):
+    if not cut.is_resized(state, now):
         return False
     if state.ready.keys() - plan.owners() and not restoring.nothing_trained(state):
         return False  # new workers are filled while the step goes on
@@ -227,7 +227,7 @@ def usable_copies(reports: Mapping[WorkerId, protocol.Report]) -> dict[int, tupl
 def _look_for_layers(turn: Turn) -> None:
     """Ask all workers again for copies if layers of the cut seem lost, before going back to a checkpoint."""
     state = turn.state
-    if not resplit.is_lost(turn):
+    if not cut.is_lost(turn):
         if state.inquiry.began_at is not None:
             turn.put(state.inquiry.over())
     elif state.inquiry.began_at is None:
@@ -406,7 +406,7 @@ def _release(turn: Turn) -> None:
     trains = state.phase == "Running"
     for worker in state.noticed:
         notice = state.membership.leaving[worker]
-        needed = trains and (checkpoints.is_writing(turn, worker) or worker in state.current_plan.holders())
+        needed = trains and (saving.is_writing(turn, worker) or worker in state.current_plan.holders())
         if state.workers[worker].released or needed:
             continue
         if not trains or (notice.free_since_step is not None and state.step >= notice.free_since_step + DRAIN_COMMITS):

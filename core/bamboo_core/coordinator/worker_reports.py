@@ -6,11 +6,11 @@ from typing import Any
 
 from bamboo_core.control import evaluations, protocol
 from bamboo_core.coordinator import guard
-from bamboo_core.coordinator.checkpointing import checkpoints, copies, restoring
+from bamboo_core.coordinator.checkpointing import copies, restoring, saving
 from bamboo_core.coordinator.events import Emit, Outcome, Takeover
 from bamboo_core.coordinator.progress import MOST_SECONDS
 from bamboo_core.coordinator.replacing import replace
-from bamboo_core.coordinator.splits import resplit
+from bamboo_core.coordinator.splits import cut
 from bamboo_core.coordinator.state import Turn
 from bamboo_core.coordinator.workers.membership import declare_lost, notice, peer_down, peer_up
 from bamboo_core.coordinator.workers.platforms import refuse_other_data
@@ -111,8 +111,8 @@ def _left_behind(turn: Turn, worker: WorkerId, message: protocol.LeftBehind) -> 
 
 def _checkpoint_begun(turn: Turn, worker: WorkerId, message: protocol.CheckpointBegun) -> None:
     """Record that a worker has begun its part of a checkpoint, or of a cut."""
-    checkpoints.carried(turn, message.number, message.checkpoint)
-    resplit.carried(turn, message.number, message.checkpoint)
+    saving.carried(turn, message.number, message.checkpoint)
+    cut.carried(turn, message.number, message.checkpoint)
 
 
 def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitted) -> None:
@@ -121,9 +121,9 @@ def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitte
     training = state.spec.training
     if state.plan is None or step >= training.steps or message.microbatches > training.microbatches:
         return
-    checkpoints.committed(turn, message)
+    saving.committed(turn, message)
     if message.checkpoint:
-        resplit.carried(turn, *message.checkpoint)
+        cut.carried(turn, *message.checkpoint)
     if state.progress.has_heard_of(step):
         return
     if not message.skipped and (message.loss is None or message.gradient_norm is None):
@@ -156,7 +156,7 @@ def _evaluated(turn: Turn, worker: WorkerId, message: protocol.Evaluated) -> Non
         turn.put(turn.state.progress.evaluated(step, values, turn.now))
         is_best = evaluations.best(spec, turn.state.progress.evaluations) == step
         turn.do(Emit("Evaluated", f"after step {step}: {metrics(values)}{' (the best so far)' * is_best}"))
-    checkpoints.commit_if_written(turn)  # it may have waited for this evaluation
+    saving.commit_if_written(turn)  # it may have waited for this evaluation
 
 
 def _stop_early(turn: Turn, last: int, stop: evaluations.EarlyStop) -> None:
@@ -288,11 +288,11 @@ _HANDLERS: dict[type, Callable[[Turn, WorkerId, Any], None]] = {
     protocol.Evaluated: _evaluated,
     protocol.CheckpointFound: restoring.checkpoint_found,
     protocol.CheckpointBegun: _checkpoint_begun,
-    protocol.PartsWritten: checkpoints.parts_written,
-    protocol.CheckpointCommitted: checkpoints.checkpoint_committed,
-    protocol.CheckpointFailed: checkpoints.checkpoint_failed,
+    protocol.PartsWritten: saving.parts_written,
+    protocol.CheckpointCommitted: saving.checkpoint_committed,
+    protocol.CheckpointFailed: saving.checkpoint_failed,
     protocol.RestoreFailed: restoring.restore_failed,
-    protocol.StateHeld: resplit.state_held,
+    protocol.StateHeld: cut.state_held,
     protocol.CopiesHeld: copies.copies_held,
     protocol.TakenOver: _taken_over,
     protocol.CellFinished: _cell_finished,

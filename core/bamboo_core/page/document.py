@@ -14,7 +14,7 @@ from bamboo_core.coordinator.events import Emit, Status
 from bamboo_core.job.budget_reach import date_told
 from bamboo_core.job.spec import USUAL_STEPS
 from bamboo_core.job.status import BambooJobStatus, TrainingProgress
-from bamboo_core.page.history import JobHistory, Point, TimelineMark
+from bamboo_core.page.timeline import JobTimeline, Point, TimelineMark
 from bamboo_core.planning.plan import WorkerId
 from bamboo_core.view.job_view import JobView, ShownState
 
@@ -84,7 +84,7 @@ def encode(document: Document) -> bytes:
 
 def document(
     view: JobView,
-    record: JobHistory | None,
+    record: JobTimeline | None,
     *,
     place: str,
     now: float,

@@ -15,8 +15,8 @@ from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import RemoteError
 from bamboo_core.names import GROUP, PAGE_AUDIENCE, PLURAL
 from bamboo_core.page.document import Document, PoolCost, document
-from bamboo_core.page.history import steady_clock
 from bamboo_core.page.server import add_page, answer, bearer, refusal
+from bamboo_core.page.timeline import steady_clock
 from bamboo_operator.kube.attempts import described
 from bamboo_operator.kube.objects import JobKey
 from bamboo_operator.status.facts import OperatedJob

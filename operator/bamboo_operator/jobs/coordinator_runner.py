@@ -43,7 +43,7 @@ from bamboo_core.history.files import history_url
 from bamboo_core.job.edits import task_digest
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.status import PlanRecord
-from bamboo_core.page.history import JobHistory, StepFigures
+from bamboo_core.page.timeline import JobTimeline, StepFigures
 from bamboo_core.planning.plan import Plan, WorkerId
 from bamboo_operator.auth.pod_tokens import TokenReviewer, pod_authenticator
 from bamboo_operator.auth.worker_gateway import WorkerGateway
@@ -106,7 +106,7 @@ class CoordinatorRunner:
         self._ticker: asyncio.TimerHandle | None = None
         self._clock = AwakeClock()
         self.logging: set[WorkerId] = set()  # workers of an ended job that wait for their loggers
-        self.record = JobHistory()  # for the job's page
+        self.record = JobTimeline()  # for the job's page
         self.events = EventQueue(self.record)
         self.finish: Finish | None = None
         of_another_job = partial(cluster.belongs_to_another_job, *run.job)

@@ -7,7 +7,7 @@ from bamboo_core.coordinator.events import Emit
 from bamboo_core.kube.api import KubeApi, Object
 from bamboo_core.kube.errors import ApiError
 from bamboo_core.names import API_VERSION, KIND
-from bamboo_core.page.history import JobHistory
+from bamboo_core.page.timeline import JobTimeline
 from bamboo_operator.kube.objects import JobIdentity, api_time, utc_now
 
 COMPONENT = "bamboo-operator"
@@ -50,7 +50,7 @@ class EventQueue(deque[Emit]):
     the Kubernetes event for each posted message.
     """
 
-    def __init__(self, record: JobHistory | None = None) -> None:
+    def __init__(self, record: JobTimeline | None = None) -> None:
         super().__init__((), MOST_UNPOSTED)
         self._record = record
         self.posted: dict[tuple[str, str, bool], tuple[str, int]] = {}

@@ -10,7 +10,7 @@ from bamboo_core.job.api_object import whole_seconds
 from bamboo_core.job.placement_spec import NodePool
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.status import BambooJobStatus
-from bamboo_core.page.history import JobHistory
+from bamboo_core.page.timeline import JobTimeline
 from bamboo_core.view.job_view import JobView
 from bamboo_operator.pods.rollout import RolloutRecord
 from bamboo_operator.pods.starting import StartupProblem
@@ -72,4 +72,4 @@ class OperatedJob:
 
     view: JobView
     facts: StatusFacts
-    record: JobHistory | None = None  # None if no coordinator has run here
+    record: JobTimeline | None = None  # None if no coordinator has run here

@@ -10,8 +10,8 @@ from bamboo.terminal.view import UserRequest
 from bamboo_core.coordinator.events import Emit, Status
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.page.document import Document, document
-from bamboo_core.page.history import Clock, JobHistory, StepFigures
 from bamboo_core.page.server import LocalPage
+from bamboo_core.page.timeline import Clock, JobTimeline, StepFigures
 from bamboo_core.view.job_view import ShownState, ended, view_of_run
 
 STARTING = ShownState(name="Starting", tone="idle", sentence="The workers are being started.")
@@ -22,7 +22,7 @@ class PageView:
 
     def __init__(self, spec: JobSpec, *, port: int = 0, clock: Clock | None = None) -> None:
         self._spec, self._port = spec, port
-        self._record = JobHistory(clock)
+        self._record = JobTimeline(clock)
         self._status: Status | None = None
         self._ended: ShownState | None = None
 

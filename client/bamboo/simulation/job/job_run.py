@@ -23,7 +23,7 @@ from bamboo.traces.trace import Change, NodeChange, Trace
 from bamboo_core.control import protocol
 from bamboo_core.control.protocol import Received, WorkerJoined
 from bamboo_core.coordinator import coordinator
-from bamboo_core.coordinator.checkpointing.checkpoints import AHEAD_STEPS, next_one
+from bamboo_core.coordinator.checkpointing.saving import AHEAD_STEPS, next_one
 from bamboo_core.coordinator.events import (
     AddWorkers,
     Command,

@@ -4,7 +4,7 @@ from typing import Final
 
 from bamboo_core.control import protocol
 from bamboo_core.coordinator.checkpointing import copies
-from bamboo_core.coordinator.checkpointing.checkpoints import AGAIN_SECONDS
+from bamboo_core.coordinator.checkpointing.saving import AGAIN_SECONDS
 from bamboo_core.coordinator.events import AbandonReason, Emit, Outcome, RestoreCause, RestoreProblem, Send
 from bamboo_core.coordinator.progress import BEGINNING
 from bamboo_core.coordinator.records.checkpoints import MOST_KEPT

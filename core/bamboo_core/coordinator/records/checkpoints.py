@@ -19,7 +19,7 @@ MOST_FAILURES: Final = 2  # failed checkpoints of the last state; each attempt h
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointState(Record):
-    """The checkpoints that the coordinator has made, and the one in progress (`checkpoints`)."""
+    """The checkpoints that the coordinator has made, and the one in progress (`saving`)."""
 
     # the checkpoint in progress
     number: int = 0  # of the request for it

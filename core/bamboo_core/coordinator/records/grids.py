@@ -164,7 +164,7 @@ class GridState(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resplit:
-    """A re-split of the layers in progress (`resplit`).
+    """A re-split of the layers in progress (`cut`).
 
     number: of the request for a cut, at step `at` or a later one. asked, asked_at: the root that was last asked, and
     when. cut: set once a commit has carried the request. since: when the request, then the cut, came. held: by worker,

@@ -10,7 +10,7 @@ from math import inf
 from statistics import median
 from typing import Final
 
-from bamboo_core.coordinator.checkpointing.checkpoints import AHEAD_STEPS
+from bamboo_core.coordinator.checkpointing.saving import AHEAD_STEPS
 from bamboo_core.coordinator.grids import following
 from bamboo_core.coordinator.records.grids import FasterSplit
 from bamboo_core.coordinator.replacing import replace

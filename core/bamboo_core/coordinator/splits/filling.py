@@ -12,7 +12,7 @@ from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.coordinator.grids import choosing, following, holding
 from bamboo_core.coordinator.records.grids import Filling
 from bamboo_core.coordinator.replacing import replace
-from bamboo_core.coordinator.splits import resplit
+from bamboo_core.coordinator.splits import cut
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_core.planning.splits.resplit_plans import Beginning, filled_before, resplit_plan
@@ -46,11 +46,11 @@ def _is_due(state: CoordinatorState, now: float) -> bool:
     plan = state.current_plan
     if state.phase != "Running" or plan.sources or len(plan.layouts) > 1:
         return False
-    return resplit.is_resized(state, now) and resplit.known_work(state) is not None and not choosing.is_short(state)
+    return cut.is_resized(state, now) and cut.known_work(state) is not None and not choosing.is_short(state)
 
 
 def _decided(state: CoordinatorState, now: float) -> dict[Cell, tuple[WorkerId, ...]]:
-    plan, work = state.current_plan, resplit.known_work(state)
+    plan, work = state.current_plan, cut.known_work(state)
     rates = choosing.rates_of(state)
     assert work is not None
     staying = [r.peer for w, r in state.ready.items() if state.stays(w)]
@@ -58,7 +58,7 @@ def _decided(state: CoordinatorState, now: float) -> dict[Cell, tuple[WorkerId, 
     for stage, holders in enumerate(state.certain_holders(plan)):
         for worker in holders:
             held.setdefault(worker, set()).update(range(*plan.stages[stage]))
-    sizes = resplit.state_bytes(state)
+    sizes = cut.state_bytes(state)
     at_once = Beginning(CheckpointId(step=state.step, id="now"), (), held=held, sizes=sizes)
     live, grid = tuple(state.live(plan).values()), following.next_grid(state, len(staying))
     staying = holding.kept(state, staying, grid, now)

@@ -109,7 +109,7 @@ class TimelineMark:
     takeover: Takeover | None = None  # if its kind is TAKEOVER
 
 
-class JobHistory:
+class JobTimeline:
     """One job's past, as far as its shell has seen it."""
 
     def __init__(self, clock: Clock | None = None) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from bamboo_core.coordinator.events import Emit
-from bamboo_core.page.history import MOST_EVENTS, MOST_MARKS, Curves, JobHistory, StepFigures, steady_clock
+from bamboo_core.page.timeline import MOST_EVENTS, MOST_MARKS, Curves, JobTimeline, StepFigures, steady_clock
 from page_kit import TAKEOVER, Time
 
 NOTHING = StepFigures(None)
@@ -36,7 +36,7 @@ def test_a_loss_that_is_not_known_spoils_no_mean() -> None:
 
 def test_the_record_takes_each_step_takeover_and_word_once() -> None:
     clock = Time()
-    record = JobHistory(clock)
+    record = JobTimeline(clock)
     record.follow(0, NOTHING, ())
     for now, step in ((1001, 1), (1002, 1), (1003, 2)):
         clock.now = now
@@ -60,14 +60,14 @@ def test_the_record_takes_each_step_takeover_and_word_once() -> None:
     ],
 )
 def test_only_a_step_that_follows_a_known_one_is_a_point(reported: tuple[int, ...], points: list[int]) -> None:
-    record = JobHistory(Time())
+    record = JobTimeline(Time())
     for step in reported:
         record.follow(step, StepFigures(5.0 - step), ())
     assert [p.step for p in record.curves.points()] == points
 
 
 def test_the_record_is_bounded() -> None:
-    record = JobHistory(Time())
+    record = JobTimeline(Time())
     for n in range(1000):
         record.add_event(Emit("WorkerLost", str(n), True))
     assert (len(record.events), len(record.marks)) == (MOST_EVENTS, MOST_MARKS)

@@ -12,8 +12,8 @@ from typing import Final
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
-from bamboo_core.coordinator.checkpointing import checkpoints, copies
-from bamboo_core.coordinator.checkpointing.checkpoints import AGAIN_SECONDS
+from bamboo_core.coordinator.checkpointing import copies, saving
+from bamboo_core.coordinator.checkpointing.saving import AGAIN_SECONDS
 from bamboo_core.coordinator.events import Emit, Send
 from bamboo_core.coordinator.grids import choosing, following, holding
 from bamboo_core.coordinator.records.grids import Resplit
@@ -141,7 +141,7 @@ def begin_anew(turn: Turn) -> None:
     """Begin the step in progress anew on another grid, with the state before it, which all keep until its commit."""
     state = turn.state
     cut = CheckpointId(step=state.step, id=f"anew{state.current_plan.epoch}")
-    checkpoints.leave_behind(turn)
+    saving.leave_behind(turn)
     resplit = Resplit(number=0, at=state.step, since=turn.now, stages=None, cut=cut)
     turn.put(replace(state.splits, resplit=resplit, uneven=None, faster=None))
     message = "the step in progress would be done later than on a faster grid: it begins again there"

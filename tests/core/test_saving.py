@@ -5,7 +5,7 @@ import pytest
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
 from bamboo_core.control.protocol import Received
-from bamboo_core.coordinator.checkpointing.checkpoints import (
+from bamboo_core.coordinator.checkpointing.saving import (
     AGAIN_SECONDS,
     STOP_SECONDS,
     TIDY_SECONDS,

@@ -9,7 +9,7 @@ from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
 from bamboo_core.control.protocol import Received
 from bamboo_core.coordinator import coordinator
-from bamboo_core.coordinator.checkpointing.checkpoints import WRITE_SECONDS
+from bamboo_core.coordinator.checkpointing.saving import WRITE_SECONDS
 from bamboo_core.coordinator.events import (
     AbandonReason,
     CheckpointCounts,
