@@ -77,6 +77,5 @@ def test_what_a_worker_says_in_words_is_bounded() -> None:
     world.tell(Received("w0", protocol.Heartbeat(step=1, doing="x" * 10**6)))
     assert len(world.state.workers["w0"].doing) < 10**4
     world.tell(Received("w0", protocol.WorkerFailed(reason="no reason\n", message="x" * 10**6)))
-    assert world.finish is not None
-    assert world.finish.reason == "WorkerError"
-    assert len(world.finish.message) < 10**4
+    assert world.end.reason == "WorkerError"
+    assert len(world.end.message) < 10**4

@@ -5,7 +5,7 @@ import pytest
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
 from bamboo_core.control.protocol import Received
-from bamboo_core.coordinator.events import Outcome, Tick
+from bamboo_core.coordinator.events import Outcome
 from bamboo_core.planning.plan import Plan
 from checkpoint_world import LAYERS, begin, lose_stage, made, save, sent, train, written
 from world import World
@@ -26,8 +26,7 @@ def begun_again(world: World, held: dict[int, tuple[int, ...]]) -> tuple[Checkpo
         holds(world, workers[number], checkpoint, *layers)
     origin = world.plan.origin
     lose_stage(world)
-    while world.plan.origin == origin:
-        world.deliver() if world.pending else world.tell(Tick())
+    world.wait(lambda: world.plan.origin != origin)
     return checkpoint, world.plan
 
 

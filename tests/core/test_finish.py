@@ -35,8 +35,7 @@ def kept(world: World) -> CheckpointId:
     assert {w for request in requests.values() for stage in request.writers for w in stage} == requests.keys()
     written(world, checkpoint)
     committed(world, checkpoint)
-    assert world.finish is not None
-    assert (world.finish.outcome, world.finish.message) == (Outcome.COMPLETE, f"all {checkpoint.step} steps are done")
+    assert (world.end.outcome, world.end.message) == (Outcome.COMPLETE, f"all {checkpoint.step} steps are done")
     return checkpoint
 
 
@@ -103,7 +102,7 @@ def test_it_is_tried_once_more_and_then_the_job_is_complete_without_it(told: Aba
     assert asked(world)
     fail()
     assert world.outcome is Outcome.COMPLETE
-    assert world.finish.message == "all 8 steps are done; there is no checkpoint of the last state"
+    assert world.end.message == "all 8 steps are done; there is no checkpoint of the last state"
     assert world.state.checkpoints.counts.abandoned == {told: 2}
     assert reasons(world).count("CheckpointAbandoned") == 2
 
@@ -113,8 +112,7 @@ def test_without_a_store_there_is_nothing_to_wait_for() -> None:
     world.settle()
     train(world, 8)
     finished(world)
-    assert world.finish is not None
-    assert world.finish.message == "all 8 steps are done"
+    assert world.end.message == "all 8 steps are done"
 
 
 def test_a_job_without_checkpoints_keeps_its_last_state_where_it_is_to() -> None:

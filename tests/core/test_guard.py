@@ -43,20 +43,16 @@ def test_at_the_first_difference_the_job_goes_back_and_at_the_second_it_ends() -
     assert world.plan.restore == kept
     train(world, 17)
     differ(world, 16)
-    assert world.finish is not None
-    assert (world.finish.outcome, world.finish.reason) == (Outcome.FAILED, "ResultsDiffer")
-    assert (
-        "hold other bits of stage 1 after 16 steps; first difference: w; the job had gone back" in world.finish.message
-    )
+    assert (world.end.outcome, world.end.reason) == (Outcome.FAILED, "ResultsDiffer")
+    assert "hold other bits of stage 1 after 16 steps; first difference: w; the job had gone back" in world.end.message
 
 
 def test_without_checkpoints_it_ends_at_the_first_one() -> None:
     world = World(3, 1, 0)
     world.settle()
     owner, shadow = differ(world, 4)
-    assert world.finish is not None
-    assert (world.finish.outcome, world.finish.reason) == (Outcome.FAILED, "ResultsDiffer")
-    assert f"{shadow} and {owner} hold other bits of stage 1 after 4 steps" in world.finish.message
+    assert (world.end.outcome, world.end.reason) == (Outcome.FAILED, "ResultsDiffer")
+    assert f"{shadow} and {owner} hold other bits of stage 1 after 4 steps" in world.end.message
 
 
 def test_a_checkpoint_becomes_one_when_all_who_write_it_have_told_the_same() -> None:
@@ -101,8 +97,7 @@ def test_a_spot_check_leaves_the_state_before_its_step_good() -> None:
     assert world.state.restoring.message == "the output of layer 3 (Linear) differs"
     world.settle()
     spot(world, 10)
-    assert world.finish is not None
-    assert world.finish.reason == "ResultsDiffer"
+    assert world.end.reason == "ResultsDiffer"
 
 
 def test_what_workers_tell_of_states_that_are_given_up_does_not_count() -> None:

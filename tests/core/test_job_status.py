@@ -16,9 +16,8 @@ def test_a_job_that_stands_still_says_who_waits_for_what() -> None:
     for worker in world.state.workers:
         world.tell(Received(worker, protocol.Heartbeat(step=1, doing="waiting for rain")))
     world.tell(Tick())
-    assert world.finish is not None
-    assert world.finish.reason == "ProgressDeadlineExceeded"
-    assert "w1 is waiting for rain" in world.finish.message
+    assert world.end.reason == "ProgressDeadlineExceeded"
+    assert "w1 is waiting for rain" in world.end.message
 
 
 def test_a_long_step_goes_on_as_long_as_microbatches_are_finished() -> None:
@@ -35,8 +34,7 @@ def test_a_long_step_goes_on_as_long_as_microbatches_are_finished() -> None:
     for worker in world.state.workers:
         world.tell(Received(worker, protocol.Heartbeat(step=1, backwards=3 * (worker == "w0"))))
     world.tell(Tick())
-    assert world.finish is not None
-    assert world.finish.reason == "ProgressDeadlineExceeded"
+    assert world.end.reason == "ProgressDeadlineExceeded"
 
 
 def test_a_spare_worker_whose_replicas_are_in_step_is_on_standby() -> None:

@@ -105,8 +105,7 @@ def test_a_grid_that_does_not_fit_the_model_ends_the_job_as_soon_as_the_first_wo
         world.pending.pop()  # only the first one comes, and is ready
     while world.finish is None and world.pending:
         world.deliver()
-    assert world.finish is not None
-    assert (world.finish.outcome, world.finish.reason) == (Outcome.FAILED, "InvalidTopology")
-    assert "spec.topology." in world.finish.message
-    assert "8 layers" in world.finish.message
+    assert (world.end.outcome, world.end.reason) == (Outcome.FAILED, "InvalidTopology")
+    assert "spec.topology." in world.end.message
+    assert "8 layers" in world.end.message
     assert list(world.state.workers) == ["w0"]

@@ -187,9 +187,8 @@ def test_workers_with_other_data_end_a_job_that_cannot_train_without_them() -> N
     world.found = protocol.CheckpointFound(number=0, checkpoint=save(world))
     lose_stage(world)
     assert len(refused_in_a_row(world, other)) == world.spec.backoff_limit
-    assert world.finish is not None
-    assert (world.finish.outcome, world.finish.reason) == (Outcome.FAILED, "DataMismatch")
-    assert world.finish.message.startswith("7 new workers in a row had other data than the job; the last one, w")
+    assert (world.end.outcome, world.end.reason) == (Outcome.FAILED, "DataMismatch")
+    assert world.end.message.startswith("7 new workers in a row had other data than the job; the last one, w")
 
 
 def test_a_worker_with_the_right_data_ends_the_row() -> None:

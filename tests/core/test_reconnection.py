@@ -81,11 +81,8 @@ def test_a_restarted_coordinator_waits_for_owners_as_long_as_steps_are_committed
     plan = restarted(world)
     root = plan.at(Cell(0, 0)).owner
     back(world, root, plan)
-    for step in range(100):
-        message = protocol.StepCommitted(
-            step=step, generation=0, loss=1.0, gradient_norm=1.0, microbatches=4, seconds=1.0
-        )
-        world.tell(Received(root, message))
+    for _ in range(100):
+        world.commit()
         silence(world, set(), 1)
     assert (world.state.phase, world.finish) == ("Recovering", None)
     for worker in sorted(plan.worker_ids() - {root}):
@@ -132,8 +129,7 @@ def kept(world: World) -> World:
     _, wish = sent(world, protocol.TakeCheckpoint)[-1]
     assert (wish.pause, world.finish) == (True, None)
     save(world, wish.at, "b")
-    assert world.finish is not None
-    assert (world.finish.outcome, world.finish.reason) == (Outcome.INTERRUPTED, "Suspended")
+    assert (world.end.outcome, world.end.reason) == (Outcome.INTERRUPTED, "Suspended")
     return world
 
 
@@ -160,5 +156,4 @@ def test_a_restarted_coordinator_to_which_nobody_comes_back_ends_after_two_minut
     silence(world, set(), int(STOP_SECONDS) - 1)
     assert world.finish is None
     silence(world, set(), 2)
-    assert world.finish is not None
-    assert (world.finish.outcome, world.finish.reason) == (Outcome.INTERRUPTED, "Suspended")
+    assert (world.end.outcome, world.end.reason) == (Outcome.INTERRUPTED, "Suspended")

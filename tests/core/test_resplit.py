@@ -206,8 +206,7 @@ def test_a_layer_that_is_lost_while_layers_move_ends_a_job_without_checkpoints()
         for worker in ("w3",):
             world.tell(Received(worker, protocol.Heartbeat(step=0)))
         world.tell(Tick())
-    assert world.finish is not None
-    assert (world.finish.outcome, world.finish.reason) == (Outcome.UNRECOVERABLE, "StageLost")
+    assert (world.end.outcome, world.end.reason) == (Outcome.UNRECOVERABLE, "StageLost")
 
 
 def test_a_restarted_coordinator_hears_of_the_cut_from_the_workers() -> None:

@@ -35,11 +35,7 @@ def test_a_lost_stage_takes_the_job_back_to_its_checkpoint() -> None:
     before = world.plan
     world.found = protocol.CheckpointFound(number=0, checkpoint=kept)
     lose_stage(world)
-    for _ in range(300):
-        if world.state.phase == "Restoring":
-            break
-        world.now += 0.3
-        world.deliver() if world.pending else world.tell(Tick())
+    world.wait(lambda: world.state.phase == "Restoring")
     assert world.state.phase == "Restoring"
     world.settle()
     plan = world.plan
@@ -71,10 +67,9 @@ def test_if_none_of_its_checkpoints_can_be_used_the_job_ends() -> None:
     world.found = protocol.CheckpointFound(number=0, passed=("step 4: its digest differs",))
     lose_stage(world)
     world.settle()
-    assert world.finish is not None
     assert "CheckpointUnusable" in reasons(world)
-    assert (world.finish.outcome, world.finish.reason) == (Outcome.UNRECOVERABLE, "StageLost")
-    assert "lost with" in world.finish.message
+    assert (world.end.outcome, world.end.reason) == (Outcome.UNRECOVERABLE, "StageLost")
+    assert "lost with" in world.end.message
 
 
 def untrained(checkpoint: dict[str, Any] | None = None) -> World:
@@ -93,11 +88,7 @@ def test_a_stage_that_is_lost_before_anything_is_trained_costs_nothing(checkpoin
     world.found = protocol.CheckpointFound(number=0)
     before = world.plan
     lose_stage(world)
-    for _ in range(300):
-        if world.plan.origin != before.origin or world.finish:
-            break
-        world.now += 0.3
-        world.deliver() if world.pending else world.tell(Tick())
+    world.wait(lambda: world.plan.origin != before.origin or world.finish is not None)
     assert world.finish is None
     assert (world.state.phase, world.plan.restore, world.plan.first_step) == ("Running", None, 0)
     assert [told.message for told in world.told if told.reason == "Restored"] == ["the job begins again"]
@@ -116,11 +107,8 @@ def test_a_job_that_begins_anew_again_and_again_has_an_end() -> None:
             for worker in sorted(world.plan.at(Cell(0, 1)).holders & world.state.workers.keys()):
                 world.lost.add(worker)
                 world.tell(WorkerLost(worker, "ended", 1))
-        for _ in range(20):
-            world.now += 0.3
-            world.deliver() if world.pending else world.tell(Tick())
-    assert world.finish is not None
-    assert world.finish.reason == "BackoffLimitExceeded"
+        world.wait(lambda: False, 20)
+    assert world.end.reason == "BackoffLimitExceeded"
 
 
 def test_a_job_begins_with_what_its_store_has() -> None:
@@ -193,10 +181,7 @@ def test_a_worker_that_is_to_go_does_not_stay_while_the_job_waits_for_others(wan
     save(world)
     world.away = 100
     lose_stage(world)
-    for _ in range(60):
-        world.now += 0.3
-        world.deliver() if world.pending else world.tell(Tick())
-    assert world.state.phase == "Restoring"
+    world.wait(lambda: world.state.phase == "Restoring")
     (going, *_) = world.state.workers
     world.tell(PreemptionNotice(going, 1e9, wanted=wanted))
     assert world.state.workers[going].released
@@ -210,18 +195,14 @@ def test_waiting_for_workers_to_go_back_is_no_stall_but_has_an_end() -> None:
     world.away = 100
     for worker in sorted(world.state.workers):
         world.lose(worker)
-    for _ in range(60):
-        world.now += 0.3
-        world.tell(Tick())
-    assert world.state.phase == "Restoring"
+    world.wait(lambda: world.state.phase == "Restoring")
     world.now += RESTORE_SECONDS - 60
     world.tell(Tick())
     assert world.finish is None
     world.now += 60
     world.tell(Tick())
-    assert world.finish is not None
-    assert (world.finish.outcome, world.finish.reason) == (Outcome.UNRECOVERABLE, "RestoreDeadlineExceeded")
-    assert "0 of 2 workers ready" in world.finish.message
+    assert (world.end.outcome, world.end.reason) == (Outcome.UNRECOVERABLE, "RestoreDeadlineExceeded")
+    assert "0 of 2 workers ready" in world.end.message
 
 
 def test_attempts_that_all_fail_have_an_end_together() -> None:
@@ -246,9 +227,8 @@ def test_attempts_that_all_fail_have_an_end_together() -> None:
             for worker in sorted(world.state.workers):
                 world.tell(Received(worker, protocol.Heartbeat(step=8)))
             world.tell(Tick())
-    assert world.finish is not None
-    assert world.finish.reason == "RestoreDeadlineExceeded"
-    assert "a time-out" in world.finish.message
+    assert world.end.reason == "RestoreDeadlineExceeded"
+    assert "a time-out" in world.end.message
 
 
 def test_a_checkpoint_of_other_data_ends_the_job_with_both() -> None:
@@ -256,9 +236,8 @@ def test_a_checkpoint_of_other_data_ends_the_job_with_both() -> None:
     other = "data with 400 samples, and the job's have 300 samples"
     world.found = protocol.CheckpointFound(number=0, checkpoint=CheckpointId(step=8, id="a"), other_data=other)
     world.settle()
-    assert world.finish is not None
-    assert (world.finish.outcome, world.finish.reason) == (Outcome.FAILED, "DataMismatch")
-    assert world.finish.message == (
+    assert (world.end.outcome, world.end.reason) == (Outcome.FAILED, "DataMismatch")
+    assert world.end.message == (
         f"the checkpoint of step 8 was trained with {other}; with another spec.checkpoint.storage the job begins at "
         "step 0"
     )

@@ -163,8 +163,7 @@ def test_a_job_that_is_suspended_keeps_its_state_first() -> None:
     _, wish = sent(world, protocol.TakeCheckpoint)[-1]
     assert (wish.at, wish.pause, world.finish) == (12, True, None)
     save(world, 12, "b")
-    assert world.finish is not None
-    assert (world.finish.outcome, world.finish.reason) == (Outcome.INTERRUPTED, "Suspended")
+    assert (world.end.outcome, world.end.reason) == (Outcome.INTERRUPTED, "Suspended")
 
 
 @pytest.mark.parametrize("how", ["no checkpoints", "nothing new", "it fails", "it takes too long"])
@@ -189,8 +188,7 @@ def test_a_job_that_is_suspended_does_not_wait_in_vain(how: str) -> None:
         assert world.finish is None
         world.now += 1000.0
         world.tell(Tick())
-    assert world.finish is not None
-    assert world.finish.reason == "Suspended"
+    assert world.end.reason == "Suspended"
 
 
 def test_a_stage_whose_holders_all_have_notice_is_kept_before_they_go() -> None:

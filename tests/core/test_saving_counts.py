@@ -16,7 +16,6 @@ from bamboo_core.coordinator.events import (
     Interrupted,
     RestoreCause,
     RestoreProblem,
-    Tick,
 )
 from bamboo_core.coordinator.job_status import status, trained_samples
 from bamboo_core.coordinator.progress import EarlierProgress
@@ -133,11 +132,7 @@ def test_a_new_coordinator_knows_from_its_shell_what_has_to_be_repeated(lost: st
     world.pending.clear()
     world.plans.clear()
     world.found = protocol.CheckpointFound(number=0, checkpoint=CheckpointId(step=8, id="a"))
-    for _ in range(2000):
-        if world.state.plan is not None:
-            break
-        world.now += 0.3
-        world.deliver() if world.pending else world.tell(Tick())
+    world.wait(lambda: world.state.plan is not None)
     assert (world.state.step, counts(world).repeated, counts(world).repeated_seconds) == (8, 5, 10.0)
     assert counts(world).restores == {RestoreCause.WORKERS_GONE if resumed else RestoreCause.SUSPENDED: 1}
     train(world, 13)

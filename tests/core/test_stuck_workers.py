@@ -19,13 +19,8 @@ def training(seconds: float = 0.1, steps: int = 5, pipelines: int = 1) -> World:
     """A job that trains under a plan that is some steps old."""
     world = World(3, pipelines, 1)
     world.settle()
-    assert world.state.plan is not None
-    planned = world.state.plans.since_step
-    for step in range(world.state.step, planned + steps):
-        message = protocol.StepCommitted(
-            step=step, generation=0, loss=1.0, gradient_norm=1.0, microbatches=8, seconds=seconds
-        )
-        world.tell(Received(world.plan.at(Cell(0, 0)).owner, message))
+    while world.state.step < world.state.plans.since_step + steps:
+        world.commit()
     world.state = replace(world.state, progress=replace(world.state.progress, step_seconds=(seconds,) * steps))
     return world
 

@@ -35,8 +35,7 @@ def test_a_loss_that_is_not_finite_ends_the_job() -> None:
         step=world.state.step, generation=0, loss=None, gradient_norm=None, microbatches=8, seconds=0.0
     )
     world.tell(Received("w0", message))
-    assert world.finish is not None
-    assert world.finish.reason == "LossNotFinite"
+    assert world.end.reason == "LossNotFinite"
 
 
 def test_what_loggers_lack_is_told_although_the_job_is_over() -> None:

@@ -41,9 +41,8 @@ def test_workers_that_end_by_themselves_in_vain_end_the_job() -> None:
     crash(world, "w1", 1)
     assert world.finish is None
     crash(world, "w4", 7)
-    assert world.finish is not None
-    assert (world.finish.reason, world.finish.outcome) == ("BackoffLimitExceeded", Outcome.FAILED)
-    assert "w4 exit code 7" in world.finish.message
+    assert (world.end.reason, world.end.outcome) == ("BackoffLimitExceeded", Outcome.FAILED)
+    assert "w4 exit code 7" in world.end.message
 
 
 def test_workers_that_never_start_are_judged_like_others() -> None:
@@ -60,8 +59,7 @@ def test_workers_that_never_start_are_judged_like_others() -> None:
     crash(world, "w8", 7)
     assert world.finish is None
     crash(world, "w9", 7)
-    assert world.finish is not None
-    assert world.finish.reason == "BackoffLimitExceeded"
+    assert world.end.reason == "BackoffLimitExceeded"
     assert world.state.ends.restarts == 2
 
 
@@ -93,7 +91,7 @@ def test_what_is_made_of_an_end_does_not_depend_on_whether_it_or_the_loss_is_hea
             miss(world, "w1")
             assert world.state.ends.failures == ()
         crash(world, "w1", code)
-        ended = world.finish and (world.finish.reason, world.finish.message)
+        ended = world.finish and (world.end.reason, world.end.message)
         made.append(
             (
                 ended,
@@ -145,10 +143,9 @@ def test_a_job_that_loses_workers_and_commits_nothing_ends_although_no_loss_coun
     world = limited(1)
     count = lose_in_vain(world, partial(frozen, world))
     assert count == most_losses(world.state.spec) + 1 < 20
-    assert world.finish is not None
-    assert (world.finish.reason, world.finish.outcome) == ("WorkersKeepFailing", Outcome.FAILED)
-    assert f"{count} workers were lost and no step was committed in between" in world.finish.message
-    assert "its control channel is closed" in world.finish.message
+    assert (world.end.reason, world.end.outcome) == ("WorkersKeepFailing", Outcome.FAILED)
+    assert f"{count} workers were lost and no step was committed in between" in world.end.message
+    assert "its control channel is closed" in world.end.message
 
 
 def test_workers_that_are_taken_away_do_not_speak_against_the_job() -> None:
@@ -178,8 +175,7 @@ def test_a_stage_is_given_up_only_once_it_can_be_known_how_its_workers_ended() -
     give_up(world, seconds=3.0)
     assert world.finish is None
     crash(world, "w1", 9)
-    assert world.finish is not None
-    assert world.finish.reason == "BackoffLimitExceeded"
+    assert world.end.reason == "BackoffLimitExceeded"
 
 
 @pytest.mark.parametrize("mode", ["Replicas", "None"])
@@ -188,13 +184,12 @@ def test_a_lost_stage_is_told_with_those_who_held_it_and_how_they_ended(mode: st
     give_up(world, seconds=3.0)
     crash(world, "w1", 137)
     wait(world, 60.0)
-    assert world.finish is not None
-    assert (world.finish.reason, world.finish.outcome) == ("StageLost", Outcome.UNRECOVERABLE)
+    assert (world.end.reason, world.end.outcome) == ("StageLost", Outcome.UNRECOVERABLE)
     if mode == "None":
         told = "lost with w1 (exit code 137); redundancy.mode None keeps no other copy"
     else:
         told = "lost with w0 (its control channel is closed, and w2 cannot reach it), after w1 (exit code 137) since"
-    assert world.finish.message.startswith(f"stage 1 of pipeline 0: {told}")
+    assert world.end.message.startswith(f"stage 1 of pipeline 0: {told}")
 
 
 def test_how_workers_ended_is_said_once_of_all_that_ended_alike() -> None:
@@ -202,18 +197,14 @@ def test_how_workers_ended_is_said_once_of_all_that_ended_alike() -> None:
     for worker in ("w1", "w4", "w0", "w3"):
         crash(world, worker, 137)
     wait(world, 60.0)
-    assert world.finish is not None
-    assert world.finish.message.count("exit code 137") == 1
-    assert "likewise" in world.finish.message
-    assert all(worker in world.finish.message for worker in ("w0", "w1", "w3", "w4"))
+    assert world.end.message.count("exit code 137") == 1
+    assert "likewise" in world.end.message
+    assert all(worker in world.end.message for worker in ("w0", "w1", "w3", "w4"))
 
 
 def test_a_committed_step_forgives() -> None:
     world = limited(1)
     crash(world, "w1", 1)
     assert len(world.state.ends.failures) == 1
-    message = protocol.StepCommitted(
-        step=world.state.step, generation=0, loss=1.0, gradient_norm=1.0, microbatches=8, seconds=0.1
-    )
-    world.tell(Received("w0", message))
+    world.commit()
     assert world.state.ends.failures == ()

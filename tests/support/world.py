@@ -1,6 +1,7 @@
 """Model workers around the real coordinator, to see what it decides."""
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -121,6 +122,20 @@ class World:
     def outcome(self) -> Outcome | None:
         """How the job ended; None while it runs."""
         return self.finish.outcome if self.finish else None
+
+    @property
+    def end(self) -> Finish:
+        """The end of the job, which is over."""
+        assert self.finish is not None, "the job goes on"
+        return self.finish
+
+    def wait(self, until: Callable[[], bool], turns: int = 2000) -> None:
+        """Time passes and messages arrive, a turn each 0.3 s, until that holds or for that many turns."""
+        for _ in range(turns):
+            if until():
+                return
+            self.now += 0.3
+            self.deliver() if self.pending else self.tell(Tick())
 
     def check_calm(self) -> None:
         """A coordinator that thinks that there is nothing to decide is right, unless a deadline passes."""
