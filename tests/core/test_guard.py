@@ -133,9 +133,9 @@ def test_a_difference_of_the_last_state_is_found() -> None:
 def test_the_newest_versions_are_kept_and_that_of_a_checkpoint_in_progress() -> None:
     guard = GuardState()
     for version in range(9):
-        guard = guard.telling(1, (0, version), "w0", X, 2)
+        guard = guard.reporting(1, (0, version), "w0", X, 2)
     assert [version for _, version in guard.reported] == [2, *range(9 - KEPT_VERSIONS, 9)]
     assert guard.are_equal(1, 2, [{"w0"}])
     assert not guard.are_equal(1, 2, [{"w0", "w1"}])
     assert not guard.are_equal(2, 2, [{"w0"}]), "states of another origin"
-    assert guard.telling(2, (0, 3), "w0", X, None).reported.keys() == {(0, 3)}
+    assert guard.reporting(2, (0, 3), "w0", X, None).reported.keys() == {(0, 3)}

@@ -33,7 +33,7 @@ def state_sums(turn: Turn, worker: WorkerId, message: StateSums) -> None:
     if known is None or known.sums == message.sums:
         writing = state.checkpoints.writing
         kept = writing.step if writing else None
-        turn.put(state.guard.telling(plan.origin, (stage, version), worker, message.sums, kept))
+        turn.put(state.guard.reporting(plan.origin, (stage, version), worker, message.sums, kept))
         return
     when = f"after {version} steps" if version else "as it was built"
     first = f"first difference: {_first_difference(known.sums, message.sums)}"

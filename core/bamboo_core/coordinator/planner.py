@@ -184,14 +184,14 @@ def _stage_lost(state: CoordinatorState, loss: StageLost) -> str:
     holders = dict.fromkeys(w for c in plan.cells() if c.stage in lacking for w in plan.at(c).holders)
     lost = [w for w in holders if w not in state.workers]
     before = [w for w in state.ends.since_commit if w not in holders][-SHOWN_ENDS:]
-    told = f"{cells}: lost with {_ended(state, lost)}"
+    text = f"{cells}: lost with {_ended(state, lost)}"
     if before:
-        told += f", after {_ended(state, before, lost)} since the last committed step"
+        text += f", after {_ended(state, before, lost)} since the last committed step"
     if state.spec.redundancy.mode is RedundancyMode.NONE:
-        told += "; redundancy.mode None keeps no other copy"
+        text += "; redundancy.mode None keeps no other copy"
     elif plan.mode is RedundancyMode.NONE and plan.target.pipelines <= state.spec.redundancy.kept:
-        told += "; workers have no room for another copy"
-    return told
+        text += "; workers have no room for another copy"
+    return text
 
 
 def _ended(state: CoordinatorState, workers: Sequence[WorkerId], named: Sequence[WorkerId] = ()) -> str:
@@ -201,11 +201,11 @@ def _ended(state: CoordinatorState, workers: Sequence[WorkerId], named: Sequence
     alike: dict[str, list[WorkerId]] = {}
     for worker in workers:
         alike.setdefault(ends[worker].how if worker in ends else "", []).append(worker)
-    told = []
+    parts = []
     for how, group in alike.items():
         names = " and ".join([*filter(None, [", ".join(group[:-1])]), group[-1]])
-        told.append(f"{names} ({'likewise' if how in known else how})" if how else names)
-    return " and ".join(told)
+        parts.append(f"{names} ({'likewise' if how in known else how})" if how else names)
+    return " and ".join(parts)
 
 
 def _begin_to_ask(turn: Turn) -> None:
@@ -257,7 +257,7 @@ def _start(turn: Turn) -> None:
     grid = _first_grid(state, len(ready))
     stages = _first_stages(state, grid) if grid else None
     if grid is None and spec.elastic and ready:
-        following.tell_why_none(turn, len(ready))
+        following.report_no_grid(turn, len(ready))
     if grid is None or stages is None:
         return
     epoch = state.plan.epoch + 1 if state.plan else 1
@@ -371,7 +371,7 @@ def _issue(turn: Turn, plan: Plan) -> None:
     turn.do(Emit(plan.reason, plan.message, plan.reason == "Takeover"))
     before = grid_of(old) if old is not None and old.origin == plan.origin else None
     if state.spec.elastic and before != grid_of(plan):
-        following.tell(turn, grid_of(plan))
+        following.report_choice(turn, grid_of(plan))
     message = protocol.SendPlan(plan=plan)
     turn.do(*(Send(w, message) for w in plan.worker_ids()))
 

@@ -59,7 +59,7 @@ def judge(turn: Turn) -> bool:
     slow = _judged(state, speeds([*measured, *before]) if before else all_speeds, turn.now)
     work = estimate(state, all_speeds) or known.estimate  # None if it does not cover all layers
     turn.put(replace(known, slow=slow, paces=paces, estimate=work, looked_at=turn.now))
-    _tell(turn, known.slow)
+    _report(turn, known.slow)
     return True
 
 
@@ -118,7 +118,7 @@ def _grown(state: CoordinatorState, seen: Straggler, before: Straggler | None, n
     return replace(figures, found=found, lasting=lasting)
 
 
-def _tell(turn: Turn, before: Mapping[WorkerId, Straggler]) -> None:
+def _report(turn: Turn, before: Mapping[WorkerId, Straggler]) -> None:
     slow, plan = turn.state.stragglers.slow, turn.state.current_plan
     for worker, seen in slow.items():
         if seen.found and not (worker in before and before[worker].found):

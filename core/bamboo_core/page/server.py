@@ -88,7 +88,7 @@ class LocalPage:
         self._token = secrets.token_urlsafe(18)
         self._runner: web.AppRunner | None = None
         self._asked: float | None = None
-        self._end_told = asyncio.Event()
+        self._end_shown = asyncio.Event()
 
     async def start(self) -> str:
         """Listen; return the page's URL with the token. Raises PageError if the port is not available."""
@@ -108,7 +108,7 @@ class LocalPage:
         if self._watched() and self._document().state.over:
             try:
                 async with asyncio.timeout(LINGER_SECONDS):
-                    await self._end_told.wait()
+                    await self._end_shown.wait()
             except TimeoutError:
                 pass
         if self._runner is not None:
@@ -125,7 +125,7 @@ class LocalPage:
         self._asked = asyncio.get_running_loop().time()
         document = self._document()
         if document.state.over:
-            asyncio.get_running_loop().call_soon(self._end_told.set)
+            asyncio.get_running_loop().call_soon(self._end_shown.set)
         return answer(document)
 
 

@@ -65,7 +65,7 @@ def _best_measured(turn: Turn, rates: GridRates) -> GridRate | None:
         state = turn.state
     counted = holding.counted(state, state.staying)
     found = choosing.best(state, rates, counted)
-    _tell_if_none_fits_an_edit(turn, rates, counted, found)
+    _report_if_no_grid_fits_the_edit(turn, rates, counted, found)
     if found is None or (found.grid == grid_of(state.current_plan) and not _is_split_too_large(state)):
         return None
     return found if _has_to_change(state) else _better(turn, found, choosing.now_expected(state, rates))
@@ -97,8 +97,8 @@ def _guess(state: CoordinatorState, rates: GridRates, workers: int) -> Grid | No
 def _note(turn: Turn, staying: int) -> None:
     """Record which workers are present, and how many."""
     state = turn.state
-    there = [w for w in state.holding.staying if w in state.noticed]
-    spared = sum(1 for w in there if state.membership.leaving[w].spared and state.workers[w].ready)
+    leaving = [w for w in state.holding.staying if w in state.noticed]
+    spared = sum(1 for w in leaving if state.membership.leaving[w].spared and state.workers[w].ready)
     if gives_back(state.spec):
         turn.put(holding.seen(state, turn.now))
     turn.put(state.grids.noted(staying, turn.now, holding.to_have(turn.state), spared))
@@ -220,7 +220,7 @@ def grid_for(state: CoordinatorState, workers: int) -> Grid | None:
     return found.grid if found is not None else None
 
 
-def tell_why_none(turn: Turn, workers: int) -> None:
+def report_no_grid(turn: Turn, workers: int) -> None:
     """Report why the job does not start with its workers, and fail it if no permitted number of them has a grid."""
     state, rates = turn.state, choosing.rates_of(turn.state)
     if rates is None:
@@ -233,14 +233,14 @@ def tell_why_none(turn: Turn, workers: int) -> None:
         turn.do(Emit("NoGridFits", text, warning=True))
 
 
-def _tell_if_none_fits_an_edit(turn: Turn, rates: GridRates, workers: int, found: GridRate | None) -> None:
+def _report_if_no_grid_fits_the_edit(turn: Turn, rates: GridRates, workers: int, found: GridRate | None) -> None:
     """Report, once, why the job stays on a grid that an edit excludes."""
     state = turn.state
     if found is not None or is_within_bounds(state.spec, grid_of(state.current_plan)):
         turn.put(replace(state.grids, unmet=""))
         return
     why, enough = _why_none(rates, workers)
-    text = f"after the edit {why}; the job stays on {_told(grid_of(state.current_plan), state)}"
+    text = f"after the edit {why}; the job stays on {_described(grid_of(state.current_plan), state)}"
     if enough is not None:
         text += f", and a grid of {count(enough, 'worker')} fits"
     if text != state.grids.unmet:
@@ -274,11 +274,11 @@ def has_room(state: CoordinatorState, grid: Grid, split: Ranges) -> bool:
     return rates is None or rates.as_run(grid).has_room(grid, split)
 
 
-def tell(turn: Turn, grid: Grid) -> None:
+def report_choice(turn: Turn, grid: Grid) -> None:
     """Report why a grid was chosen, with the expected speed of it and of others."""
     state, rates = turn.state, choosing.rates_of(turn.state)
     workers = state.staying
-    text = f"{_told(grid, state)} for {count(workers, 'worker')}"
+    text = f"{_described(grid, state)} for {count(workers, 'worker')}"
     if not choosing.redundancy(state, state.current_plan).kept and state.spec.redundancy.kept:
         protected = grid.pipelines > state.spec.redundancy.kept
         text += ", whose pipelines hold each other's copies" if protected else NO_ROOM
@@ -292,12 +292,12 @@ def tell(turn: Turn, grid: Grid) -> None:
     found = choosing.ranked(state, rates, holding.counted(state, workers), SHOWN + 1)
     others = [one for one in found if one.grid.stages != grid.stages][:SHOWN]
     batch = state.spec.training.global_batch_size
-    rated = ", ".join(f"{_told(one.grid, state)} {batch / one.seconds:.3g}" for one in others)
+    rated = ", ".join(f"{_described(one.grid, state)} {batch / one.seconds:.3g}" for one in others)
     text += f": {batch / chosen.seconds:.3g} samples/s expected"
     _chosen(turn, text + (f"; of others: {rated}" if rated else ""))
 
 
-def _told(grid: Grid, state: CoordinatorState) -> str:
+def _described(grid: Grid, state: CoordinatorState) -> str:
     """Return the grid in words, with the schedule if there is a choice of it, or an edit wants another one."""
     allowed = schedules(state.spec)
     chosen = grid.stages > 1 and (len(allowed) > 1 or grid.schedule not in allowed)

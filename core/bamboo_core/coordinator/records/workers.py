@@ -275,7 +275,7 @@ class GuardState(Record):
         """Return the reported sums of that state; None without a report."""
         return self.reported.get((stage, version)) if origin == self.plan_origin else None
 
-    def telling(
+    def reporting(
         self, origin: int, place: Place, worker: WorkerId, sums: Mapping[str, str], kept: int | None
     ) -> "GuardState":
         """Record the sums that a worker reports, which equal earlier reports of that state. kept: a version to keep,

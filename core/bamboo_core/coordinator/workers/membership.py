@@ -52,7 +52,7 @@ def joined(turn: Turn, hello: protocol.Hello) -> None:
     turn.do(Send(worker, state.terms.welcome()))
     turn.do(Emit("WorkerJoined", f"{worker} joined" + _where(peer)))
     if plan:
-        _found(turn, plan)
+        _take_plan(turn, plan)
     if (early := state.membership.leaving.get(worker)) is not None:
         seconds = max(LEAST_SECONDS, early.until - turn.now)
         early = replace(early, until=turn.now + seconds, seconds=seconds)
@@ -83,7 +83,7 @@ def _returned(turn: Turn, worker: WorkerId, peer: Peer) -> None:
         turn.do(Send(worker, protocol.ReportRequest()))
 
 
-def _found(turn: Turn, plan: Plan) -> None:
+def _take_plan(turn: Turn, plan: Plan) -> None:
     """Record a plan that a worker brings to a restarted coordinator."""
     old = turn.state.plan
     if turn.state.phase == "Pending" or old is None:
@@ -298,13 +298,13 @@ def _patience(turn: Turn) -> float:
     """
     state, latest = turn.state, turn.now - 2 * HEARTBEAT_SECONDS
     silent = sum(record.cut_since is not None or record.seen < latest for record in state.workers.values())
-    found = ISOLATED_SECONDS if 2 * silent > len(state.workers) else 0.0
+    extra = ISOLATED_SECONDS if 2 * silent > len(state.workers) else 0.0
     if silent and silent == len(state.workers):
-        found = ALONE_SECONDS
+        extra = ALONE_SECONDS
     before = state.liveness.patience if turn.now < state.liveness.patient_until else 0.0
-    if found and found >= before:
-        turn.put(replace(state.liveness, patience=found, patient_until=turn.now + ALL_BACK_SECONDS))
-    return max(found, before)
+    if extra and extra >= before:
+        turn.put(replace(state.liveness, patience=extra, patient_until=turn.now + ALL_BACK_SECONDS))
+    return max(extra, before)
 
 
 def worker_to_blame(broken: Iterable[tuple[WorkerId, WorkerId]], part: Counter[WorkerId]) -> WorkerId:
