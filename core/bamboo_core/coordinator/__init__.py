@@ -1,1 +1,1 @@
-"""The coordinator: a pure function of state, event and time, and what people are shown of its state."""
+"""The coordinator: a pure function of state, event and time, and the status that shells show."""

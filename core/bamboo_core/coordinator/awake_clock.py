@@ -7,7 +7,7 @@ LONGEST_STEP_SECONDS = 0.25
 
 
 class AwakeClock:
-    """Monotonic seconds that advance by at most LONGEST_STEP_SECONDS from one reading to the next.
+    """A monotonic clock in seconds that advances by at most LONGEST_STEP_SECONDS from one reading to the next.
 
     The clock is read many times a second and leaves out the time in which this process stood still. So the coordinator
     does not declare workers lost for a silence that was its own.

@@ -155,7 +155,7 @@ def _take_in(turn: Turn, event: Event) -> None:
 
 
 def _changes_nothing(before: CoordinatorState, event: Event, turn: Turn) -> bool:
-    """Return whether an event leaves nothing to decide, as nearly all do, heartbeats above all."""
+    """Return whether an event leaves nothing to decide. Most events do, for example heartbeats."""
     if isinstance(event, Received):
         return isinstance(event.message, protocol.Heartbeat) or _is_one_of_many(before, event.message, turn.state)
     return isinstance(event, Tick | NoticeWithdrawn) and before.plans.steady and turn.state is before
@@ -186,7 +186,7 @@ def _is_one_of_many(before: CoordinatorState, message: protocol.Message, after: 
 
 
 def _brings_workers(event: Event) -> bool:
-    """Return whether plans may count on more workers after the event, or whether more or fewer may stay."""
+    """Return whether the event may change the number of workers usable in plans."""
     ready = isinstance(event, Received) and isinstance(event.message, protocol.WorkerReady)
     return ready or isinstance(event, WorkerJoined | SpecChanged)
 
@@ -204,7 +204,7 @@ def _edit(turn: Turn, wanted: JobSpec) -> None:
 
 
 def _waits_for_the_store(state: CoordinatorState) -> bool:
-    """Return whether training is done or stopping and only a checkpoint is written, which has its own time limit."""
+    """Return whether the job only waits for a checkpoint of its last state, which has its own time limit."""
     over = state.step >= state.spec.training.steps and state.checkpoints.writing is not None
     return over or state.ending.stopping is not None
 

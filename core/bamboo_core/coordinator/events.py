@@ -30,7 +30,7 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class WorkersAbsent:
-    """Workers that a restarted coordinator knows only from a plan and of which its shell finds no trace.
+    """Workers that a restarted coordinator knows from a plan and whose pods or processes its shell does not find.
 
     They were lost while no coordinator ran. Unlike the workers of WorkerLost they do not count as requested.
     """
@@ -54,7 +54,7 @@ class PreemptionNotice:
 
 @dataclass(frozen=True, slots=True)
 class NoticeWithdrawn:
-    """The worker may stay after all."""
+    """The withdrawal of a worker's notice: the worker may stay."""
 
     worker: WorkerId
 
@@ -127,7 +127,7 @@ class AddWorkers:
 
 @dataclass(frozen=True, slots=True)
 class RemoveWorker:
-    """Let this worker go: the coordinator has told it to stop; end it if it does not."""
+    """The removal of a worker, which the coordinator has asked to stop: the shell ends it if it does not."""
 
     worker: WorkerId
 
@@ -136,7 +136,7 @@ class RemoveWorker:
 class Emit:
     """A decision to show to users in logs, events, conditions and metrics: a CamelCase reason and a sentence.
 
-    final: the event tells how the job ended, which a shell may show in another way.
+    final: the event is the end of the job, which a shell may show in another way.
     """
 
     reason: str
@@ -181,7 +181,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of the job. Every worker has been told to stop."""
+    """The end of the job, after the coordinator has asked every worker to stop."""
 
     outcome: Outcome
     reason: str
@@ -312,7 +312,7 @@ class SlowWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """The job as a person sees it; `job_status.status` builds it.
+    """The status of the job for display, metrics and summaries; `job_status.status` builds it.
 
     protected: several workers hold the stage's state in step, on several nodes if a node runs several workers
     (`spread.workersPerNode`). crowded: nodes with more workers than that, and their number. lacks_room: workers have no

@@ -71,9 +71,9 @@ def begin(turn: Turn) -> bool:
         text = f"the state of step {steps} gets no checkpoint: stage {writers.index(())} ended on workers that are gone"
         turn.do(Emit("CheckpointAbandoned", text, True))
         return False
-    wished = c.wished(steps, writers, plan, turn.now)
-    attempt = sha256(f"{state.terms.secret} {wished.number} last".encode()).hexdigest()[:12]
-    turn.put(replace(wished, parts={}, writing=CheckpointId(step=steps, id=attempt), final=True))
+    requested = c.requested(steps, writers, plan, turn.now)
+    attempt = sha256(f"{state.terms.secret} {requested.number} last".encode()).hexdigest()[:12]
+    turn.put(replace(requested, parts={}, writing=CheckpointId(step=steps, id=attempt), final=True))
     _ask(turn)
     return True
 

@@ -24,7 +24,7 @@ CAUSES: Final = (
 
 
 def state_sums(turn: Turn, worker: WorkerId, message: StateSums) -> None:
-    """Compare the sums of a state that a worker holds with those that others have told."""
+    """Compare the checksums that a worker reports of a stage's state with those of its other holders."""
     state, plan, stage, version = turn.state, _plan(turn), message.stage, message.version
     training = state.spec.training
     if plan is None or stage >= len(plan.stages) or version > training.steps or not training.deterministic:
@@ -61,7 +61,7 @@ def _plan(turn: Turn) -> Plan | None:
 
 
 def _differs(turn: Turn, text: str, newest_good: int) -> None:
-    """Go back to a checkpoint, or end the job. newest_good: the newest version that the difference has no part in."""
+    """Go back to a checkpoint, or end the job. newest_good: the newest version from before the difference."""
     turn.put(replace(turn.state.guard, reported={}, differences=turn.state.guard.differences + 1))
     if turn.state.spec.checkpoint is None:
         turn.finish(Outcome.FAILED, "ResultsDiffer", f"{text}; the job keeps no checkpoints to go back to; {CAUSES}")

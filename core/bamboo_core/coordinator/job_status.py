@@ -1,4 +1,4 @@
-"""The coordinator's state as its shells need it: the job as a person sees it, and the workers that it should have."""
+"""The coordinator's state as its shells need it: the status for display, and the workers that the job wants."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -28,7 +28,7 @@ from bamboo_core.storage.url import shown_url
 
 
 def status(state: CoordinatorState, now: float) -> Status:
-    """Build a snapshot for views, metrics and summaries."""
+    """Build the status of a job for views, metrics and summaries. now: seconds by the coordinator's clock."""
     seconds = state.usual_step
     last, stop = state.spec.training.known_steps, state.terms.early_stop
     losses = tuple(state.progress.losses[k] for k in sorted(state.progress.losses))

@@ -24,15 +24,15 @@ from bamboo_core.planning.splits.device_stages import device_layers
 from bamboo_core.planning.splits.resplit_plans import Grid, grid_of, in_places
 from bamboo_core.planning.transitions import StageLost, drain, drop_old_layouts, improve, resize, switch_mode, takeover
 
-ASKING_SECONDS = 1.0
+ASKING_SECONDS = 1.0  # limit for asking workers which states they hold
 LAYERS_SECONDS = 30.0  # limit for finding copies of layers; a holder may be busy restoring its stages
 ROUND_SECONDS = 0.1  # at least, between two rounds of questions
 END_SECONDS = 5.0  # wait before a stage is given up: news of how its workers ended may come late
-SHOWN_ENDS = 3
-ANEW = 1.05  # times what the step takes on the other grid has to be less than what is left of it
+SHOWN_ENDS = 3  # workers in a sentence
+ANEW = 1.05  # factor by which the rest of a step must take longer than the whole step on another grid
 REPORT_STEPS = 4  # after these and REPORT_SECONDS a missing report of a takeover counts as lost
 REPORT_SECONDS = 60.0
-DRAIN_COMMITS = 2  # for which a worker without a stage stays, since its log may be needed
+DRAIN_COMMITS = 2  # commits for which a worker without a stage stays, because its log may be needed
 
 
 def replan(turn: Turn) -> None:
@@ -80,7 +80,7 @@ def replan(turn: Turn) -> None:
     elif turn.state.splits.resplit is not None:
         return  # wait for the cut
     elif cut.wants(turn.state, turn.now):
-        cut.wish(turn)
+        cut.request(turn)
     else:
         _release(turn)
         _forget_unreported(turn)
@@ -122,7 +122,7 @@ def _better_plan(view: PlanningView) -> Plan | None:
 
 
 def planning_view(state: CoordinatorState, now: float) -> PlanningView:
-    """Return the input of the planning functions."""
+    """Return the planning functions' view of the job: its plan, workers, notices and grid."""
     plan = state.plans.of_step(state.step) or state.current_plan
     aim, usual = _aim(state, now), state.usual_step
     elapsed = (now - state.progress.last_at) / usual if usual else 0.0
@@ -146,7 +146,7 @@ def planning_view(state: CoordinatorState, now: float) -> PlanningView:
 def _urgency(state: CoordinatorState, notice: Notice, now: float) -> Urgency:
     """Return how soon a worker under notice must be relieved.
 
-    A move at a step boundary takes up to a step; filling a spare worker may take half of the notice's time.
+    A move at a step boundary waits up to a step. Filling a spare worker may take half of the notice's time.
     """
     left, step = notice.until - now, state.usual_step or 0.0
     if left < 1.5 * step:

@@ -38,8 +38,8 @@ class Progress(Record):
     microbatches of steps that lack some; lost_microbatches: all, counted in the same way. gradient_norm, learning_rate,
     metrics: of the newest step. step_seconds: of the newest steps, oldest first.
 
-    last_at: when a step or an evaluation was heard of last, in seconds. hinted: the value of last_at, or of a phase's
-    beginning, after which people were told that nothing follows.
+    last_at: when a step or an evaluation was heard of last, in seconds. hinted: the value of last_at, or of the
+    phase's beginning, for which NoProgress was reported.
     """
 
     step: int = 0

@@ -106,7 +106,7 @@ def _is_slow(state: CoordinatorState, seen: Straggler, *, known: bool) -> bool:
 
 
 def _grown(state: CoordinatorState, seen: Straggler, before: Straggler | None, now: float) -> Straggler:
-    """Return the straggler with its earlier history."""
+    """Return the straggler with the beginning and the flags of its earlier record."""
     if before is None:
         return seen
     since = (before.since, before.step)

@@ -1,4 +1,4 @@
-"""Merging the files of a history's successive writers. Pure."""
+"""Merging of records from the files of a history's successive writers. Pure."""
 
 from collections.abc import Iterable, Sequence
 

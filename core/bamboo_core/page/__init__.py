@@ -1,1 +1,1 @@
-"""A job's page: its document, and the server of both."""
+"""A job's page: its document, its timeline, and the servers of the page."""

@@ -46,8 +46,8 @@ class PageError(Exception):
 
 
 def add_page(app: web.Application, prefix: str, state: Callable[[web.Request], Awaitable[web.Response]]) -> None:
-    """Add the routes of a page under that prefix, which ends with a slash. state: answers with the document, or
-    refuses.
+    """Add the routes of a page to an application. prefix: of the URLs, with a slash at its end. state: handler that
+    answers with the document, or refuses.
     """
 
     def serve(file: Traversable) -> Handler:
@@ -81,7 +81,7 @@ def bearer(headers: Mapping[str, str]) -> str | None:
 
 
 class LocalPage:
-    """The page of a run on this machine, on a port of 127.0.0.1. document: called at each request."""
+    """The page of a run on this machine, on a port of 127.0.0.1. document: returns the present document."""
 
     def __init__(self, document: Callable[[], Document], *, port: int = 0) -> None:
         self._document, self._port = document, port

@@ -1,6 +1,4 @@
-"""A job's past for its page, kept by its shell: bounded curves of steps, marks and events. The shell feeds it after
-every event, which costs a comparison unless something is new; the coordinator does not know it.
-"""
+"""The timeline of a job for its page: bounded curves of steps, marks and events. The job's shell records it."""
 
 import time
 from collections import deque
@@ -91,7 +89,7 @@ class TimelineKind(StrEnum):
     RESTORE = "restore"
 
 
-# By the Emit's reason.
+# by the reason of an Emit
 MARKED = {
     "NoticeReceived": TimelineKind.NOTICE,
     "WorkerLost": TimelineKind.LOSS,
@@ -110,7 +108,7 @@ class TimelineMark:
 
 
 class JobTimeline:
-    """One job's past, as far as its shell has seen it."""
+    """The curves, marks and events of one job since its shell began to run it."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.now: Clock = clock or steady_clock()

@@ -21,8 +21,8 @@ def raise_limit() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescriptorShares:
-    """The descriptors for callers: unauthenticated ones and workers at the workers' port, `visitors` at the web
-    port.
+    """Numbers of descriptors: for unauthenticated callers and workers at the workers' port, and for visitors at the
+    web port.
     """
 
     unauthenticated: int

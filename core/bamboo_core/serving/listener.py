@@ -119,7 +119,7 @@ class ConnectionBounds:
 
 
 class BoundedListener:
-    """Server of `app`, with an added middleware, from start() to stop().
+    """A server of an aiohttp application, to which it adds a middleware, from start() to stop().
 
     bounds: may be replaced until start(). turned_away: called with TooSlow or TooManyCallers for each connection closed
     for that reason.
@@ -303,7 +303,7 @@ class _RequestLog(logging.LoggerAdapter[logging.Logger]):
 
 
 class _Connection(asyncio.Protocol):
-    """Forwards the transport's events to aiohttp's handler, and calls `gone` at the end of the connection."""
+    """A protocol that forwards the transport's events to aiohttp's handler. gone: called at the connection's end."""
 
     def __init__(self, accepted: socket.socket, server: web.Server, gone: Callable[["_Connection"], None]) -> None:
         self.socket, self.handler, self._gone = accepted, server(), gone

@@ -35,7 +35,7 @@ def copies_held(turn: Turn, worker: WorkerId, message: protocol.CopiesHeld) -> N
 
 
 def committed(turn: Turn, newest: CheckpointId) -> None:
-    """Drop copies of older checkpoints."""
+    """Drop the copies of older checkpoints, once the newest one is committed."""
     _drop(turn, tuple(one for one in turn.state.copies.held if one != newest))
 
 
@@ -54,7 +54,7 @@ def _drop(turn: Turn, useless: tuple[CheckpointId, ...], others: frozenset[Worke
 
 
 def begun(turn: Turn, checkpoint: CheckpointId | None) -> None:
-    """Forget the copies of all other checkpoints: all workers go back to this one and drop the rest."""
+    """Forget the copies of all other checkpoints, which workers drop when they go back to this one."""
     turn.put(turn.state.copies.without([one for one in turn.state.copies.held if one != checkpoint]))
 
 

@@ -19,7 +19,7 @@ RESTORE_SECONDS: Final = 24 * 3600.0  # limit from a loss until the next commit:
 
 
 def lost(turn: Turn, reason: str, message: str) -> None:
-    """Handle a loss that replicas and peers do not cover.
+    """Handle a loss of states of which no worker has a copy.
 
     The job goes back to a checkpoint, begins again if no step is committed yet, or else ends.
     """
@@ -45,7 +45,7 @@ def go_back(turn: Turn, reason: str, message: str) -> None:
 
 
 def _begin_to_look(turn: Turn, reason: str, message: str, *, pausing: bool = False) -> None:
-    """Start the search for a checkpoint. pausing: wait first, because what has just failed would fail again."""
+    """Start the search for a checkpoint. pausing: wait first, because an attempt has just failed."""
     state, back_since = turn.state, turn.state.restoring.back_since
     turn.put(
         replace(state.checkpoints, asked=None, writers=(), writing=None, parts={}, early={}, final=False),
@@ -83,7 +83,7 @@ def nothing_trained(state: CoordinatorState) -> bool:
 
 
 def check_deadline(turn: Turn) -> None:
-    """Fail a job that could not go on from a checkpoint within RESTORE_SECONDS, for lack of nodes or otherwise."""
+    """Fail a job that could not go on from a checkpoint within RESTORE_SECONDS, such as for lack of nodes."""
     state, c = turn.state, turn.state.restoring
     if state.phase != "Restoring" or c.back_since is None or turn.now - c.back_since <= RESTORE_SECONDS:
         return
@@ -112,7 +112,7 @@ def restore_failed(turn: Turn, worker: WorkerId, message: protocol.RestoreFailed
 
 
 def is_known(turn: Turn) -> bool:
-    """Return whether the state from which the job begins is known; if not, ask a worker to look in the store."""
+    """Return whether the checkpoint to begin with is known; if not, ask a worker to look in the store."""
     state, c = turn.state, turn.state.restoring
     if state.spec.checkpoint is None or c.looked:
         return True

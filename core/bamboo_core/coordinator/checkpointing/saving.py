@@ -59,7 +59,7 @@ def next_one(state: CoordinatorState) -> int | None:
 
 
 def look_after(turn: Turn) -> None:
-    """Begin a checkpoint that is due, and drive the one in progress to its end, while the job trains."""
+    """Begin a checkpoint that is due, and ask workers again for the one in progress, while the job trains."""
     keeps = turn.state.spec.checkpoint is not None or turn.state.checkpoints.writers
     if not keeps or turn.state.plan is None:
         return
@@ -73,11 +73,11 @@ def look_after(turn: Turn) -> None:
             return  # first a new plan replaces the lost workers
         at = next_one(state)
         if at is not None and state.step + AHEAD_STEPS >= at:
-            _wish(turn, at)
+            _request(turn, at)
         return
     lost, missing = _lost_writers(turn, state.current_plan), _missing(c, state.current_plan)
     if lost and missing and c.writing is None:
-        _wish(turn, c.at)
+        _request(turn, c.at)
     elif lost and missing:
         why = f"{' and '.join(lost)} cannot write {'its' if len(lost) == 1 else 'their'} part"
         _abandon(turn, AbandonReason.WRITER_LOST, why, retry=True)
@@ -86,7 +86,7 @@ def look_after(turn: Turn) -> None:
     elif c.writing is not None and turn.now - c.since > WRITE_SECONDS:
         _abandon(turn, AbandonReason.TOO_SLOW, f"it is not written after {WRITE_SECONDS:g} s")
     elif _lacks_pause(state):
-        _wish(turn, state.step + 1)  # the root was asked before the job had to end, so without a pause
+        _request(turn, state.step + 1)  # the root was asked before the job had to end, so without a pause
     elif c.writing is None:
         if c.asked != state.current_plan.at(ROOT).owner or turn.now - c.asked_at > AGAIN_SECONDS:
             _ask_root(turn)
@@ -177,10 +177,10 @@ def _ask_root(turn: Turn) -> None:
     turn.do(Send(root, protocol.TakeCheckpoint(number=c.number, at=c.at, writers=c.writers, pause=pause)))
 
 
-def _wish(turn: Turn, at: int) -> None:
-    """Request a checkpoint at step `at`, or at the next step, from all workers that hold a stage now."""
+def _request(turn: Turn, at: int) -> None:
+    """Request a checkpoint of the state after step `at`, or after a later step, from all holders of stages."""
     c, plan = turn.state.checkpoints, turn.state.current_plan
-    turn.put(c.wished(at, _writers(turn.state, plan), plan, turn.now))
+    turn.put(c.requested(at, _writers(turn.state, plan), plan, turn.now))
     _ask_root(turn)
 
 
@@ -197,7 +197,7 @@ def _lost_writers(turn: Turn, plan: Plan) -> list[WorkerId]:
 
 
 def is_writing(turn: Turn, worker: WorkerId) -> bool:
-    """Return whether a worker under notice still writes its share, from copies taken while it held the stages."""
+    """Return whether a worker under notice still writes its share of a checkpoint, from copies that it took earlier."""
     plan = turn.state.plan
     return plan is not None and any(_writes_on(turn, worker, layers) for layers in plan.stages)
 
@@ -298,7 +298,7 @@ def _abandon(turn: Turn, reason: AbandonReason, why: str, *, retry: bool = False
 
 
 def leave_behind(turn: Turn) -> None:
-    """Give up the checkpoint in progress, as the step after it begins anew with other workers' stages."""
+    """Abandon the checkpoint in progress, because the step after it begins anew on another grid."""
     c = turn.state.checkpoints
     if c.writing is not None:
         _abandon(turn, AbandonReason.WENT_BACK, "the step after it begins anew on another grid", retry=True)

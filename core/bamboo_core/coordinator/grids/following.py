@@ -1,4 +1,4 @@
-"""Following the workers with the grid: its choice at the start, and its changes while the job trains."""
+"""The grid follows the available workers: its choice at the start, and its changes while the job trains."""
 
 from functools import lru_cache
 from typing import Final
@@ -298,7 +298,7 @@ def report_choice(turn: Turn, grid: Grid) -> None:
 
 
 def _described(grid: Grid, state: CoordinatorState) -> str:
-    """Return the grid in words, with the schedule if there is a choice of it, or an edit wants another one."""
+    """Describe the grid, with its schedule if the manifest allows several or an edit excludes it."""
     allowed = schedules(state.spec)
     chosen = grid.stages > 1 and (len(allowed) > 1 or grid.schedule not in allowed)
     return f"{grid.name} by {grid.schedule}" if chosen else grid.name

@@ -57,7 +57,9 @@ class CheckpointState(Record):
         """Take the next number for a requested checkpoint or cut."""
         return replace(self, number=self.number + 1)
 
-    def wished(self, at: int, writers: tuple[tuple[WorkerId, ...], ...], plan: Plan, now: float) -> "CheckpointState":
+    def requested(
+        self, at: int, writers: tuple[tuple[WorkerId, ...], ...], plan: Plan, now: float
+    ) -> "CheckpointState":
         """Request a checkpoint of the state after step `at` or a later one. writers: of each stage."""
         dealt = {
             layer: worker

@@ -65,7 +65,7 @@ class Holding(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridState(Record):
-    """The grid that the workers suffice for.
+    """The grid for the available workers, and the measurements by which the coordinator chooses it.
 
     resize: another grid that is worth a change, and since when. rates: computed from the layer times of that moment.
     network: the factor by which links seem faster than assumed. looks: layer times at several moments, the last one
@@ -197,7 +197,7 @@ class Filling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FasterSplit:
-    """A split with which a step should be shorter. why: a sentence for a person."""
+    """A split with which steps are expected to be shorter. why: a sentence for the user."""
 
     stages: Ranges
     why: str
@@ -205,7 +205,7 @@ class FasterSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Splits(Record):
-    """All splits of the layers that the coordinator considers.
+    """The splits of the layers that the coordinator considers or carries out.
 
     resplit: the re-split in progress. filling: the filling before it. uneven: since when, and since which step, another
     split should be faster (`by_speed`). faster: that split, once this has lasted long enough. evened: the workers, cell

@@ -99,7 +99,7 @@ class Notice:
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
 class Membership(Record):
-    """The workers that are leaving or gone, and the number of workers to come.
+    """The workers that leave or are gone, and the number of requested workers.
 
     leaving: the notices of workers, even of ones that have not joined yet. gone: workers declared lost, refused or
     dismissed, for good. counted: workers that are not gone and whose preemption an earlier coordinator has counted, or
@@ -263,7 +263,7 @@ class ReportedState:
 class GuardState(Record):
     """The reported sums of the newest versions and of the version of a checkpoint in progress.
 
-    reported: these by stage and version. plan_origin: the origin of the plan whose states they are. differences: how
+    reported: the sums by stage and version. plan_origin: the origin of the plan whose states they are. differences: how
     many differences were found, of states and by spot checks.
     """
 
@@ -278,8 +278,8 @@ class GuardState(Record):
     def reporting(
         self, origin: int, place: Place, worker: WorkerId, sums: Mapping[str, str], kept: int | None
     ) -> "GuardState":
-        """Record the sums that a worker reports, which equal earlier reports of that state. kept: a version to keep,
-        however old.
+        """Record a worker's report of sums that equal earlier reports of that state. kept: a version to keep, however
+        old.
         """
         before = self.reported if origin == self.plan_origin else {}
         known = before.get(place) or ReportedState(sums=sums, first=worker, equal=frozenset())

@@ -93,10 +93,10 @@ def withdraw(turn: Turn) -> None:
     state, resplit = turn.state, turn.state.splits.resplit
     if resplit is None or resplit.cut is not None or state.plan is None:
         return
-    wish, root = state.checkpoints.numbered(), state.plan.at(ROOT).owner
-    turn.put(wish, replace(state.splits, resplit=None))
+    numbered, root = state.checkpoints.numbered(), state.plan.at(ROOT).owner
+    turn.put(numbered, replace(state.splits, resplit=None))
     never = state.spec.training.steps + 1
-    turn.do(Send(root, protocol.TakeCheckpoint(number=wish.number, at=never, writers=())))
+    turn.do(Send(root, protocol.TakeCheckpoint(number=numbered.number, at=never, writers=())))
 
 
 def _somebody_leaves(state: CoordinatorState) -> bool:
@@ -105,13 +105,13 @@ def _somebody_leaves(state: CoordinatorState) -> bool:
     return any(not state.workers[w].released and w in parts for w in state.noticed)
 
 
-def wish(turn: Turn) -> None:
+def request(turn: Turn) -> None:
     """Request a cut soon."""
-    state, wish = turn.state, turn.state.checkpoints.numbered()
+    state, numbered = turn.state, turn.state.checkpoints.numbered()
     faster = None if is_resized(state, turn.now) else state.splits.faster
     stages = faster.stages if faster else None
-    resplit = Resplit(number=wish.number, at=state.step + AHEAD_STEPS, since=turn.now, stages=stages)
-    turn.put(wish, replace(state.splits, resplit=resplit, uneven=None, faster=None))
+    resplit = Resplit(number=numbered.number, at=state.step + AHEAD_STEPS, since=turn.now, stages=stages)
+    turn.put(numbered, replace(state.splits, resplit=resplit, uneven=None, faster=None))
     if faster:
         turn.do(Emit("Rebalancing", faster.why))
     _ask(turn)

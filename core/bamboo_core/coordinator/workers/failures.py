@@ -1,4 +1,4 @@
-"""Consequences of how workers ended: none, a failure that counts, or the end of the job.
+"""Decisions on how workers ended: no consequence, a counted failure, or the end of the job.
 
 The loss of a worker and how it ended become known in any order: a closed link races its process's exit code. The
 decisions here do not depend on that order.
@@ -27,7 +27,7 @@ def note_end(turn: Turn, worker: WorkerId, how: str, *, disrupted: bool) -> None
 
 
 def note_exit(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None, *, removed: bool) -> None:
-    """Record how a lost worker ended, which is often known only after its neighbours have missed it."""
+    """Record how a lost worker ended, which the shell often reports only after neighbours have missed the worker."""
     state = turn.state
     if worker not in state.ends.unexplained:
         return

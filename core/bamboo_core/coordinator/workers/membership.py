@@ -22,7 +22,7 @@ from bamboo_core.names import (
 )
 from bamboo_core.planning.plan import Peer, Plan, WorkerId, plan_misfits
 
-SAME_SECONDS = 1.0  # by which a repeated notice may end sooner without being new
+SAME_SECONDS = 1.0  # a repeated notice that ends at most this much sooner is not new
 LEAST_SECONDS = 5.0  # an old notice alone must not end a worker that has just joined
 EARLY_SECONDS = 10.0  # after the end of its notice a worker that has not joined counts as lost
 
@@ -177,11 +177,11 @@ def notice(
     own: bool = False,
     cause: Emit | None = None,
 ) -> None:
-    """Note that a worker will be taken away in that many seconds; a later notice can only shorten that. The notice of a
-    worker that has not joined is announced when it joins.
+    """Record a preemption notice; a later notice can only shorten the time.
 
-    own: the worker itself says so, and only it could take that back; nor does one that is to go (wanted) stay because
-    its node does. cause: for the user, if the notice is new.
+    The coordinator announces the notice of a worker that has not joined when it joins. seconds: until the worker is
+    taken away. wanted: the shell gives the worker back. own: the worker itself reports the notice. Neither kind can be
+    withdrawn. cause: an event for the user, emitted if the notice is new.
     """
     members, here, until = turn.state.membership, worker in turn.state.workers, turn.now + seconds
     if worker in members.gone:
@@ -207,7 +207,7 @@ def notice(
 
 
 def _announce(turn: Turn, worker: WorkerId, seconds: float) -> None:
-    """Count the notice of a worker that has joined, and tell the user."""
+    """Count the notice of a worker that has joined, and emit an event for the user."""
     members = turn.state.membership
     if worker in members.counted:
         turn.put(replace(members, counted=members.counted - {worker}))  # the next notice is another one
@@ -217,7 +217,7 @@ def _announce(turn: Turn, worker: WorkerId, seconds: float) -> None:
 
 
 def notice_withdrawn(turn: Turn, worker: WorkerId) -> None:
-    """Withdraw a worker's notice, unless the worker has been told to leave."""
+    """Withdraw a worker's notice, unless the coordinator has asked the worker to leave."""
     record, known = turn.state.workers.get(worker), turn.state.membership.leaving.get(worker)
     if known is None or known.final or (record is not None and record.released):
         return
