@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
 from bamboo_core.control.protocol import ChannelClosed, Received
-from bamboo_core.coordinator.events import Outcome, PreemptionNotice, Tick, WorkerLost
+from bamboo_core.coordinator.events import Outcome, PreemptionNotice, Tick
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.grid import initial_plan, layer_ranges, split_layers
@@ -111,16 +111,11 @@ def four_stages(**options: Any) -> Slowed:
     return world
 
 
-def lose(world: World, worker: str) -> None:
-    world.lost.add(worker)
-    world.tell(WorkerLost(worker, "killed"))
-
-
 def wished() -> Slowed:
     """A cut is asked for, and not made yet."""
     world = four_stages()
     world.now += 0.9  # near the end of a step, which does not begin anew
-    lose(world, "w1")
+    world.lose("w1")
     while world.state.splits.resplit is None:
         world.deliver() if world.pending else world.commit()
     return world
@@ -150,7 +145,7 @@ def hold(world: World, *workers: str) -> None:
 def anew() -> Slowed:
     """A worker is lost at the begin of a step, which is done sooner with three stages."""
     world = four_stages()
-    lose(world, "w1")
+    world.lose("w1")
     while world.state.splits.resplit is None:
         world.deliver()
     return world
@@ -162,7 +157,7 @@ def test_a_step_begins_anew_once_where_that_is_sooner_done() -> None:
     world.settle_now()
     plan = world.plan
     assert (len(plan.stages), plan.first_step, plan.restore) == (3, step, CheckpointId(step=step, id="anew2"))
-    lose(world, "w2")
+    world.lose("w2")
     world.settle_now()
     resplit = world.state.splits.resplit
     assert world.plan.origin == plan.origin
@@ -184,7 +179,7 @@ def test_who_is_lost_while_layers_move_is_left_out_of_the_next_plan_from_the_sam
     first = world.plan
     assert (first.reason, len(first.stages)) == ("Resplitting", 3)
     world.pending.clear()  # nobody has begun yet
-    lose(world, "w2")
+    world.lose("w2")
     second = world.plan
     assert (second.reason, len(second.stages), second.origin) == ("Resplitting", 2, first.origin + 1)
     assert second.restore == first.restore
@@ -198,13 +193,11 @@ def test_a_layer_that_is_lost_while_layers_move_ends_a_job_without_checkpoints()
     hold(world, "w0", "w2", "w3")
     world.pending.clear()
     for worker in ("w0", "w2"):
-        world.lost.add(worker)
-        world.tell(WorkerLost(worker, "killed"))
+        world.lose(worker)
     assert world.finish is None  # others may have got copies meanwhile: they are asked
     for _ in range(40):
         world.now += 1.0
-        for worker in ("w3",):
-            world.tell(Received(worker, protocol.Heartbeat(step=0)))
+        world.tell(Received("w3", protocol.Heartbeat(step=0)))
         world.tell(Tick())
     assert (world.end.outcome, world.end.reason) == (Outcome.UNRECOVERABLE, "StageLost")
 

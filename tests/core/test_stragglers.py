@@ -13,7 +13,6 @@ from bamboo_core.coordinator.events import (
     RemoveWorker,
     RequestsWithdrawn,
     Tick,
-    WorkerLost,
 )
 from bamboo_core.coordinator.job_status import status
 from bamboo_core.coordinator.splits.by_speed import REST_SECONDS
@@ -199,8 +198,7 @@ def test_a_worker_that_is_not_needed_any_more_is_not_asked_for(how: str) -> None
     if how == "it recovers":
         world.slowness = {}
     else:
-        world.lost.add(slow)
-        world.tell(WorkerLost(slow, "killed"))
+        world.lose(slow)
     world.train(10)
     missing = how == "it is lost"
     assert (world.state.membership.requested, surplus_requests(world.state)) == (1 + missing, 1)
@@ -244,8 +242,7 @@ def test_it_stays_if_who_was_to_take_its_place_is_lost() -> None:
     world, slow, spare = replacing()
     world.away = 1000
     world.pending.clear()
-    world.lost.add(spare)
-    world.tell(WorkerLost(spare, "killed"))
+    world.lose(spare)
     assert world.state.stays(slow)
     world.train(30)
     assert world.owner(1) == slow

@@ -25,13 +25,17 @@ def training(seconds: float = 0.1, steps: int = 5, pipelines: int = 1) -> World:
     return world
 
 
-def hold_up(world: World, stuck: set[str], seconds: float) -> list[Emit]:
-    """No step is committed for that long, in which these are inside an instruction; what is said meanwhile."""
-    begun, said = world.now, []
+def hold_up(world: World, stuck: set[str], seconds: float, before: float = 0.0) -> list[Emit]:
+    """Return the events of that many seconds without a commit.
+
+    stuck: workers inside an instruction all the time. before: seconds for which they were inside it already.
+    """
+    begun: float = world.now
+    said: list[Emit] = []
     while world.now < begun + seconds:
         world.now += 1
         for worker in sorted(world.state.workers):
-            busy = world.now - begun if worker in stuck else 0.0
+            busy = before + world.now - begun if worker in stuck else 0.0
             beat = protocol.Heartbeat(step=1, doing="inside Forward" if busy else "waiting", busy=busy)
             world.tell(Received(worker, beat))
         world.state, commands = coordinator.step(world.state, Tick(), world.now)
@@ -48,24 +52,12 @@ def test_a_worker_that_is_stuck_is_lost_when_twenty_steps_could_have_been_done(s
     world = training(step_seconds)
     worker = owner(world)
     assert not hold_up(world, {worker}, limit - 2)
-    said = hold_up_again(world, worker, limit)
+    said = hold_up(world, {worker}, 4, before=limit - 2)
     assert [e.reason for e in said][:3] == ["WorkerStuck", "WorkerLost", "Takeover"]
     assert said[0].warning
     assert "inside Forward" in said[0].message
     assert worker not in world.state.workers
     assert owner(world) != worker
-
-
-def hold_up_again(world: World, worker: str, busy: float) -> list[Emit]:
-    """It goes on for four more seconds."""
-    said = []
-    for more in range(4):
-        world.now += 1
-        if worker in world.state.workers:
-            world.tell(Received(worker, protocol.Heartbeat(step=1, doing="inside Forward", busy=busy + more)))
-        world.state, commands = coordinator.step(world.state, Tick(), world.now)
-        said += [c for c in commands if isinstance(c, Emit)]
-    return said
 
 
 def unprotected(state: CoordinatorState) -> CoordinatorState:

@@ -1,7 +1,6 @@
 """Speeds of workers and times of layers, from the workers' own measurements. Pure functions of the state."""
 
-from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from statistics import median, median_low
 from typing import Final
 
@@ -151,19 +150,7 @@ def by_counted_costs(state: CoordinatorState) -> dict[WorkerId, float]:
             paces[plan.at(cell).owner] = seconds_of(times) / counted
     if len(paces) < LEAST_WORKERS:
         return {}
-    ordered = sorted(paces.values())
-    return {w: pace / _median_of_others(ordered, pace) for w, pace in paces.items()}
-
-
-def _median_of_others(ordered: Sequence[float], one: float) -> float:
-    """Return the median of these ascending numbers without one of them."""
-    left_out, others = bisect_left(ordered, one), len(ordered) - 1
-
-    def other(index: int) -> float:
-        return ordered[index + (index >= left_out)]
-
-    upper = other(others // 2)
-    return upper if others % 2 else (other(others // 2 - 1) + upper) / 2
+    return {w: pace / median(other for o, other in paces.items() if o != w) for w, pace in paces.items()}
 
 
 LEAST_WORKERS: Final = 3  # to compare by counted costs; with two, either may be the unusual one
