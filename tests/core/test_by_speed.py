@@ -1,4 +1,4 @@
-"""Layers split anew for the sake of speed, by measured times, and not without end."""
+"""Splits of the layers by measured speed, and the rest between two of them."""
 
 from bamboo_core.coordinator.splits.by_speed import REST_SECONDS
 from slow_world import trained
@@ -14,7 +14,7 @@ def test_speeds_that_change_all_the_time_are_not_chased() -> None:
 
 
 def test_a_pipeline_over_two_pools_is_split_by_their_measured_speeds() -> None:
-    """With equal stages all wait for the slower pool's workers; the best of all splits is three quarters as long."""
+    """With equal stages a step waits for the slower pool's workers. The best split takes three quarters of the time."""
     world = trained(4, 1, 0)
     equal = world.step_seconds()
     assert [end - first for first, end in world.plan.stages] == [2, 2, 2, 2]

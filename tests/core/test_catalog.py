@@ -1,4 +1,4 @@
-"""Every metric's name and help."""
+"""Names, help texts and labels of all metrics."""
 
 import re
 

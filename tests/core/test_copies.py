@@ -1,4 +1,4 @@
-"""Copies of a checkpoint in workers' memory: who is asked for them, and when they are dropped."""
+"""Copies of checkpoints in workers' memory: which worker restores from them, and when they are dropped."""
 
 import pytest
 
@@ -16,8 +16,9 @@ def holds(world: World, worker: str, checkpoint: CheckpointId, *layers: int) -> 
 
 
 def begun_again(world: World, held: dict[int, tuple[int, ...]]) -> tuple[CheckpointId, Plan]:
-    """The first plan after a stage was lost. held: by the number of a worker in the first plan, layers of the newest
-    checkpoint that it has copies of.
+    """Lose a stage and return the checkpoint and the first plan after the loss.
+
+    held: layers of the checkpoint of which each worker, by its number in the first plan, has copies.
     """
     workers = sorted(world.plan.worker_ids())
     checkpoint = save(world)

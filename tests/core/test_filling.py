@@ -1,4 +1,4 @@
-"""Newcomers are filled before the layers are split anew: jobs of the real coordinator in virtual time."""
+"""New workers receive copies before the layers are split anew: jobs of the real coordinator in virtual time."""
 
 import re
 
@@ -20,7 +20,7 @@ TRACE = nodes(
 
 
 def elastic() -> JobRun:
-    """Twelve layers on six workers, or on as many as are there. A layer's state takes 0.3 s on its way."""
+    """Return a job of twelve layers on up to six workers. A layer's state takes 0.3 s to transfer."""
     made = job()
     document = manifest(None, 1, 6, elastic={"maxWorkers": 6, "stabilizationSeconds": 60})
     model = profile(12, made.profile.network, forward=0.01, backward=0.02, parameters=100_000, optimizer=200_000)
@@ -29,7 +29,7 @@ def elastic() -> JobRun:
 
 
 def told_of(one: JobRun) -> list[tuple[float, str, str]]:
-    """When, the reason and the text of each event."""
+    """Return the time, reason and text of each event."""
     told: list[str] = []
     run(one, TRACE, told=told)
     found = [re.fullmatch(r"\s*([\d.]+) s  (\w+): (.*)", line) for line in told]
@@ -55,7 +55,7 @@ def test_newcomers_are_filled_before_the_cut_and_the_pause_is_shorter() -> None:
 
 
 def of_two_stages() -> Slowed:
-    """Three workers have come to a job that had four stages, and has two."""
+    """Return a job that had four stages and has two, to which three workers come."""
     size = LayerBytes(parameters=100, optimizer=200, gradients=100, activations=0, boundary=0)
     told = protocol.Profile(costs=(1e12,) * 8, layers=(size,) * 8, memory=4000)
     world = Slowed(4, 1, 1, chooses=("stages",), profile=told)

@@ -1,4 +1,4 @@
-"""A job that is complete has its last state in the store, also if the checkpoint before it takes long."""
+"""A complete job has its last state in the store, also if the checkpoint before it takes long."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from world import World, silence
 
 
 def asked(world: World) -> dict[str, protocol.KeepLastState]:
-    """Who was asked for the last state, and the newest request to each."""
+    """Return the newest request for the last state to each worker."""
     return dict(sent(world, protocol.KeepLastState))
 
 
@@ -27,7 +27,7 @@ def committed(world: World, checkpoint: CheckpointId) -> None:
 
 
 def kept(world: World) -> CheckpointId:
-    """The last state is asked for, written and committed, and with it the job is complete."""
+    """Write and commit the last state, which completes the job. Return its checkpoint."""
     assert world.finish is None
     requests = asked(world)
     checkpoint = next(iter(requests.values())).checkpoint

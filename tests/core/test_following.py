@@ -1,4 +1,4 @@
-"""The grid follows the nodes: jobs of the real coordinator in virtual time, whose grid it chooses."""
+"""Grids that the real coordinator chooses as nodes come and go, in virtual time."""
 
 import re
 from dataclasses import replace
@@ -34,7 +34,7 @@ def slower(layer: Layer, by: float) -> Layer:
 
 
 def chosen(workers: int, stages: int | None = None, pipelines: int | None = None, **elastic: Any) -> JobRun:
-    """Twelve unlike layers, 24 microbatches. stages, pipelines: None where they are chosen."""
+    """Return a job of twelve unlike layers and 24 microbatches. stages, pipelines: None: the coordinator chooses them."""
     made = job()
     more = {"maxWorkers": workers, "stabilizationSeconds": 60, **elastic}
     document = manifest(stages, pipelines, 24, elastic=more)
@@ -45,7 +45,7 @@ def chosen(workers: int, stages: int | None = None, pipelines: int | None = None
 
 
 def ideal(one: JobRun, trace: Trace) -> float:
-    """Steps if at every moment the fastest grid of the nodes of that moment ran, without any pause."""
+    """Return the steps that the fastest grid of each moment's nodes would do without any pause."""
     rates, steps, there, since = GridRates(one.profile.figures, one.spec), 0.0, 0, 0.0
     for change in [*trace.changes, None]:
         at = change.at if change else trace.duration
@@ -72,7 +72,7 @@ def name(grid: Grid) -> str:
 
 
 def test_at_each_number_of_nodes_the_fastest_grid_runs() -> None:
-    """Six, five, three, two, four and six again, each for an hour."""
+    """The job has six, five, three, two, four and six nodes, each for an hour."""
     told: list[str] = []
     one = chosen(6)
     went = [(HOUR, "n5"), (2 * HOUR, "n4"), (2 * HOUR + 60, "n3"), (3 * HOUR, "n2")]
@@ -88,7 +88,7 @@ def test_at_each_number_of_nodes_the_fastest_grid_runs() -> None:
 
 
 def test_a_slow_network_is_learned_from_the_first_steps() -> None:
-    """With links a hundred times as slow as is assumed; else six pipelines of one stage would be the fastest grid."""
+    """Links are a hundred times slower than assumed; otherwise six pipelines of one stage would be the fastest grid."""
     told: list[str] = []
     one = chosen(6)
     layers = tuple(structs.replace(layer, gradients=2_000_000, parameters=2_000_000) for layer in one.profile.layers)
@@ -102,7 +102,7 @@ def test_a_slow_network_is_learned_from_the_first_steps() -> None:
 
 
 def test_with_long_steps_the_first_choice_is_revised_within_the_first_one() -> None:
-    """On the first grid, of one worker, a step takes 29 minutes, and every ten minutes another one comes or goes."""
+    """A step takes 29 minutes on the first grid of one worker, and a worker comes or goes every ten minutes."""
     one = chosen(6)
     layers = tuple(slower(layer, 100.0) for layer in one.profile.layers)
     slow = replace(one, profile=structs.replace(one.profile, layers=layers))
@@ -127,7 +127,7 @@ def test_on_nodes_that_come_and_go_little_is_lost_against_the_best_grid_of_each_
 
 @pytest.mark.parametrize("fixed", ["stages", "pipelines"])
 def test_a_number_that_the_manifest_fixes_stays_and_the_other_one_follows_the_nodes(fixed: str) -> None:
-    """Twelve nodes, eleven, seven, and twelve again."""
+    """The job has twelve nodes, eleven, seven, and twelve again."""
     one = chosen(12, **{fixed: 3})
     went = [(HOUR, "remove", "n11"), *((2 * HOUR, "remove", f"n{number}") for number in (10, 9, 8, 7))]
     came = [(3 * HOUR, "add", f"n{number}") for number in range(12, 17)]
@@ -144,7 +144,7 @@ def test_a_number_that_the_manifest_fixes_stays_and_the_other_one_follows_the_no
 
 
 def test_a_pipeline_whose_worker_is_lost_is_given_up_at_once_and_built_again_when_one_comes() -> None:
-    """The other workers of it heal the others, or stand by; the pause is that of the takeover."""
+    """Its other workers join other pipelines or stand by; the pause is that of the takeover."""
     one = chosen(12, stages=4)
     trace = nodes(12, (HOUR, "remove", "n5"), (HOUR + 300, "add", "n12"), duration=2 * HOUR)
     told = told_of(one, trace)
@@ -156,7 +156,7 @@ def test_a_pipeline_whose_worker_is_lost_is_given_up_at_once_and_built_again_whe
 
 
 def test_with_fewer_workers_than_it_begins_with_a_job_keeps_its_grid() -> None:
-    """A worker runs two stages until another one comes."""
+    """A worker runs two stages until a replacement comes."""
     one = chosen(12, stages=4, minWorkers=9)
     gone = [(0.1 * HOUR, "remove", f"n{number}") for number in (3, 4, 5, 6)]
     told = told_of(one, nodes(12, *gone, duration=0.3 * HOUR))
@@ -167,7 +167,7 @@ def test_with_fewer_workers_than_it_begins_with_a_job_keeps_its_grid() -> None:
 
 
 def test_a_long_step_begins_again_on_a_faster_grid_if_that_is_done_sooner() -> None:
-    """Four of twelve workers are lost in its first quarter; all that was trained before it is in a checkpoint."""
+    """Four of twelve workers are lost in the first quarter of a step; a checkpoint has all steps before it."""
     one = chosen(12, pipelines=2)
     document = {**one.manifest, "spec": {**one.manifest["spec"], "checkpoint": {"storage": "s3://a/b"}}}
     model = structs.replace(one.profile, layers=tuple(slower(layer, 200.0) for layer in one.profile.layers))
@@ -181,7 +181,7 @@ def test_a_long_step_begins_again_on_a_faster_grid_if_that_is_done_sooner() -> N
 
 
 def test_a_job_that_goes_back_does_not_wait_for_its_whole_grid() -> None:
-    """Two of six workers are left; nobody comes, and stabilizationSeconds is for growth."""
+    """Two of six workers are left and no other comes. stabilizationSeconds delays growth only."""
     one = chosen(6, pipelines=1, stabilizationSeconds=600, minStages=2)
     more = {"redundancy": {"mode": "None"}, "checkpoint": {"storage": "s3://a/b", "everySteps": 50}}
     document = {**one.manifest, "spec": {**one.manifest["spec"], **more}}
@@ -198,7 +198,7 @@ def seconds(line: str) -> float:
 
 
 def crammed(**more: Any) -> JobRun:
-    """Twelve layers of 1,200 bytes of state and gradients; a worker has room for seven."""
+    """Return a job of twelve layers with 1,200 bytes of state and gradients each; a worker has room for seven layers."""
     one = chosen(6)
     document = {**one.manifest, "spec": {**one.manifest["spec"], **more}}
     layers = tuple(structs.replace(layer, parameters=300, optimizer=600, gradients=300) for layer in one.profile.layers)
@@ -207,7 +207,7 @@ def crammed(**more: Any) -> JobRun:
 
 
 def test_where_no_grid_has_room_for_copies_a_job_with_a_store_trains_without() -> None:
-    """Three workers are too few for copies. Six are two pipelines, which hold each other's."""
+    """Three workers have no room for copies. Six form two pipelines, which hold each other's."""
     without, one = crammed(), crammed(checkpoint={"storage": "s3://a/b", "everySteps": 20})
     rates = GridRates(one.profile.figures, one.spec, 9_000)
     assert not any(map(rates.fits, bounded_grids(one.spec, len(rates.figures.layers), 3)))
@@ -237,7 +237,7 @@ def test_in_mode_auto_replicas_come_with_a_third_pipeline_and_go_with_a_fourth()
 
 
 def waiting(workers: int, memory: int, **elastic: Any) -> tuple[CoordinatorState, list[Command]]:
-    """So many workers have been there for longer than others are waited for; each layer has a gigabyte."""
+    """Return the state and commands once these workers have waited long enough for others. A layer has a gigabyte."""
     one = chosen(8, **elastic)
     state = coordinator.initial(one.spec, one.manifest, secret="", now=0.0)
     done: list[Command] = []
@@ -284,7 +284,7 @@ def test_a_job_that_cannot_begin_with_any_number_of_its_workers_ends() -> None:
 
 
 def on_eight(chooses: tuple[str, ...] = ("stages", "pipelines"), **elastic: Any) -> Slowed:
-    """Eight workers run stages, as many as the job may have, and what these take is measured."""
+    """Return a job with measured layers whose eight workers, as many as it may have, run stages."""
     world = Slowed(*((1, 8) if chooses == ("pipelines",) else (8, 1)), 0, chooses=chooses, elastic=elastic)
     world.train(60)
     assert grid_of(world.state.current_plan).cells == 8
@@ -315,7 +315,7 @@ def test_a_grid_that_an_edit_puts_out_of_bounds_is_left_although_none_is_faster(
 
 
 def wide_first_layer(wide: int, flying: int, memory: int, **options: Any) -> Slowed:
-    """Three stages. The first layer takes no time, and has much to hold that is held once."""
+    """Return a job of three stages whose first layer takes no time and has many bytes that each worker holds once."""
 
     def layer(parameters: int, optimizer: int, gradients: int, activations: int) -> LayerBytes:
         return LayerBytes(
@@ -340,7 +340,7 @@ def wide_first_layer(wide: int, flying: int, memory: int, **options: Any) -> Slo
 
 
 def needed(world: Slowed, plan: Plan) -> int:
-    """Bytes of the worker that needs most under that plan, with the replicas that it has."""
+    """Return the bytes of the worker that needs most memory under a plan, with its replicas."""
     rates, grid = world.state.grids.rates, grid_of(plan)
     assert rates is not None
     replicas = max(len(plan.at(cell).replicas) for cell in plan.cells()) if plan.mode is not RedundancyMode.NONE else 0
@@ -361,7 +361,7 @@ def needed(world: Slowed, plan: Plan) -> int:
 def test_what_has_no_room_as_the_layers_are_split_gets_another_split(
     wide: int, flying: int, memory: int, before: dict[str, Any], edit: dict[str, Any]
 ) -> None:
-    """Of schedule, pipelines, replicas and mode; there is room for each with one of the splits."""
+    """The edit changes the schedule, pipelines, replicas or mode; one of the splits has room for it."""
     world = wide_first_layer(wide, flying, memory, **before)
     split, count = world.state.current_plan.stages, len(world.plans)
     world.edit(**edit)

@@ -1,4 +1,4 @@
-"""The objective Value: jobs of the real coordinator in virtual time hold what is worth its price, and no more."""
+"""The objective Value: the real coordinator holds the number of workers that is worth its price."""
 
 import re
 from dataclasses import replace
@@ -28,9 +28,7 @@ from job_simulation_kit import HOUR, job, manifest, nodes, profile, run
 def valued(
     workers: int, layers: int = 12, stages: int | None = None, pipelines: int | None = None, **elastic: Any
 ) -> JobRun:
-    """A step of 24 microbatches; the workers' price is that of the only pool. stages, pipelines: None where they are
-    chosen.
-    """
+    """Return a job of 24 microbatches a step and one pool. stages, pipelines: None: the coordinator chooses them."""
     made = job()
     more = {"maxWorkers": workers, "objective": "Value", "stabilizationSeconds": 60, **elastic}
     pools = [{"name": "spot", "capacity": "Spot", "pricePerHour": "1.5"}]
@@ -48,13 +46,13 @@ def other(one: JobRun, objective: str) -> JobRun:
 
 
 def both(one: JobRun, trace: Trace) -> tuple[JobResult, JobResult, list[str]]:
-    """With the objective Value, and with Throughput; what was told of the former."""
+    """Run a job with the objectives Value and Throughput. Return both results, and the log of the first."""
     told: list[str] = []
     return run(one, trace, told=told), run(other(one, "Throughput"), trace), told
 
 
 def held(told: list[str]) -> list[int]:
-    """How many workers were found to be worth their price, one after the other."""
+    """Return the chosen numbers of workers, in order."""
     return [int(found[1]) for line in told if (found := re.search(r"WorkersChosen: (\d+) of", line))]
 
 
@@ -62,7 +60,7 @@ def held(told: list[str]) -> list[int]:
 
 
 def test_workers_that_add_less_than_they_cost_are_given_back() -> None:
-    """Seven layers alike: with six workers the longest stage has two of them, as with four."""
+    """Of seven equal layers the longest stage has two, with six workers as with four."""
     one = valued(6, layers=7, pipelines=1, minStages=2)
     value, speed, told = both(one, nodes(6, duration=3 * HOUR))
     rates = GridRates(one.profile.figures, one.spec)
@@ -87,7 +85,7 @@ def test_the_number_of_workers_does_not_go_to_and_fro(seed: int) -> None:
 
 
 def test_those_that_cost_more_go_first() -> None:
-    """Six workers run stages, in two zones of unlike prices; those that leave are of the dear one.
+    """Six workers run stages in two zones of different prices; the job gives back those of the expensive zone.
 
     Gradients take most of a step, so that five pipelines are nearly as fast as six.
     """
@@ -109,7 +107,7 @@ def test_those_that_cost_more_go_first() -> None:
 
 
 def state_of(workers: int = 4, **elastic: Any) -> CoordinatorState:
-    """That many workers have joined, in zones a and b in turn."""
+    """Return the state after that many workers have joined, in zones a and b in turn."""
     one = valued(4, **elastic)
     state = coordinator.initial(one.spec, one.manifest, secret="", now=0.0)
     for i in range(workers):
@@ -139,7 +137,7 @@ def test_a_notice_of_the_cloud_counts_as_a_loss_and_our_own_does_not() -> None:
 
 
 def test_whoever_is_lost_counts_once_in_whatever_order_that_is_heard_of() -> None:
-    """A worker is often missed by its neighbours first, then a step is committed, and then its node is seen to go."""
+    """Neighbours often miss a worker first, then a step is committed, and then its shell reports the node's end."""
     orders = {
         "known at once": [WorkerLost("w1", "its node is gone")],
         "it failed": [WorkerLost("w1", "exited", 1)],
@@ -179,7 +177,7 @@ def test_as_many_workers_are_asked_for_as_are_held(
 
 
 def test_a_loss_is_no_reason_to_split_layers_anew_for_the_sake_of_prices() -> None:
-    """Who goes is chosen by price when some are to go; with one that is lost nobody chooses."""
+    """Prices decide which workers the job gives back, not what follows a loss."""
     one = valued(6, layers=2, stages=2)
     prices = [PriceChange(at=0.0, zone=zone, usd_per_hour=usd) for zone, usd in (("a", 1.0), ("b", 1.2))]
     there = [NodeChange(at=0.0, change=Change.ADD, node=f"n{i}", zone="ab"[i % 2]) for i in range(6)]

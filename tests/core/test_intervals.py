@@ -1,4 +1,4 @@
-"""How many steps there are from one checkpoint to the next, if the manifest does not say it."""
+"""The number of steps between checkpoints if the manifest does not set it."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from checkpoint_world import made
 
 
 def free(state: CoordinatorState, *seconds: float) -> CoordinatorState:
-    """Without an interval of the manifest's; seconds: of the newest steps."""
+    """Return the state without the manifest's interval. seconds: of the newest steps."""
     assert state.spec.checkpoint is not None
     spec = replace(state.spec, checkpoint=replace(state.spec.checkpoint, every_steps=None))
     return replace(state, progress=replace(state.progress, step_seconds=seconds), terms=replace(state.terms, spec=spec))
@@ -46,13 +46,13 @@ def history(*, saved: int = 0, seconds: float = 0.0, stall: float = 0.0, fatal: 
 def test_cost_is_weighed_against_repeated_steps_within_bounds(
     cost: float, writing: float, between: float, seconds: float
 ) -> None:
-    """Ten minutes at most and half of one at least; but for three quarters of the time nothing is written."""
+    """The interval is between half a minute and ten minutes, unless writing would take over a quarter of the time."""
     assert best_seconds(cost, writing, between) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [((), 200), ((0.01,), 200), ((10.0,), 16), ((900.0,), 1)])
 def test_of_a_job_without_a_history_a_loss_in_four_hours_is_assumed(seconds: tuple[float, ...], expected: int) -> None:
-    """A checkpoint is taken to cost a second: sqrt(2 x 1 x 14,401)."""
+    """A checkpoint is assumed to cost a second: sqrt(2 x 1 x 14,401)."""
     assert steps(made().state) == 8, "as the manifest says"
     assert steps(free(made().state, *seconds)) == expected
 

@@ -1,4 +1,4 @@
-"""What a job's metrics say."""
+"""Values of a job's metrics."""
 
 from dataclasses import replace
 from itertools import product

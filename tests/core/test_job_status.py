@@ -1,4 +1,4 @@
-"""The coordinator's state as a person sees it."""
+"""The status of a job, built from the coordinator's state."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A job as whoever shows it sees it."""
+"""The view of a job, from a BambooJob or from a local run."""
 
 import re
 from typing import Any
@@ -63,7 +63,7 @@ def test_the_outcome_is_an_exit_code(kind: str, reason: str, code: int | None) -
 
 
 def test_reasons_that_nothing_can_recover_are_the_coordinators() -> None:
-    """The same words as in the core's decisions."""
+    """The list equals the reasons in the core's decisions."""
     from pathlib import Path
 
     import bamboo_core
@@ -75,7 +75,7 @@ def test_reasons_that_nothing_can_recover_are_the_coordinators() -> None:
 
 
 def test_a_run_of_this_process_has_the_view_of_a_job_on_a_cluster() -> None:
-    """What is asked of a view is answered alike: who runs what, how far it is."""
+    """Both views give the same owners and progress."""
     spec, live = job_spec(), said(grid=((("w0", True), ("w0", True)),), epoch=2)
     local = view_of_run(spec, live, NOW)
     status = {"training": {"step": 3, "steps": 10}, "plan": '{"epoch": 2, "pipelines": [["w0", "w0"]]}'}

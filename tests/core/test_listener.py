@@ -1,4 +1,4 @@
-"""Callers who have not proved who they are: how many connections they get, for how long, and that others come in."""
+"""Bounds on unauthenticated connections: their number, their time, and room for other callers."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ PATIENCE = 60.0
 
 
 class Port:
-    """A listener whose application answers at / and holds callers at /wait until they are let go."""
+    """A listener whose application answers at / and holds callers at /wait until `go` is set."""
 
     def __init__(self, bounds: ConnectionBounds) -> None:
         app = web.Application()
@@ -62,7 +62,7 @@ async def until(done: Any) -> None:
 
 
 async def ended(reader: asyncio.StreamReader) -> bytes:
-    """What comes until the connection is closed."""
+    """Return the bytes that arrive until the connection is closed."""
     with contextlib.suppress(ConnectionError):
         async with asyncio.timeout(PATIENCE):
             return await reader.read()

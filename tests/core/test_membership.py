@@ -1,4 +1,4 @@
-"""Who belongs to the job: joining, notices, and the declaration that a worker is lost."""
+"""Members of the job: joining, notices, and declaring workers lost."""
 
 import pytest
 
@@ -49,7 +49,7 @@ def test_a_coordinator_that_misses_most_workers_doubts_itself_first(silent: set[
 
 
 def test_the_first_worker_that_comes_back_is_not_the_last() -> None:
-    """After a minute in which nobody reached the coordinator."""
+    """The coordinator was unreachable for a minute."""
     world = World(2, 2, 0)
     world.settle()
     workers = set(world.state.workers)

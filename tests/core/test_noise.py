@@ -1,4 +1,4 @@
-"""Measurements with noise: what they say, and jobs whose grid the real coordinator chooses by them."""
+"""Noisy measurements: their statistics, and jobs whose grid the real coordinator chooses by them."""
 
 import random
 
@@ -53,9 +53,9 @@ def test_the_third_change_and_later_ones_wait_ever_longer() -> None:
 
 
 class Noisy(Slowed):
-    """Steps take what the model of a step says, and all that is measured is wrong by up to `off`, each by itself.
+    """A job whose steps take the modelled time, and whose measurements each err by up to the factor `off`.
 
-    busy: by which factor the machine may be slower for some steps, since others use it.
+    busy: factor by which other load may slow the machine down for some steps.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Noisy(Slowed):
         self.grids: list[tuple[float, Grid]] = []
 
     def check_calm(self) -> None:
-        """Whether a change may follow depends on the time here."""
+        """Skip the check: whether a change may follow depends on the time here."""
 
     def check(self, plan: Plan) -> None:
         super().check(plan)
@@ -123,7 +123,7 @@ def test_on_constant_nodes_the_grid_changes_at_most_twice_an_hour(
 
 
 def test_on_a_busy_machine_the_grid_does_not_go_to_and_fro() -> None:
-    """Times are up to three times as long while others use the machine, for some steps each time."""
+    """Other load makes some steps take up to three times as long."""
     world = Noisy(6, [10.0] * 8, 10**8, 1e9, 0.2, 3.0)
     world.run(HOUR)
     assert len(world.grids) <= 3

@@ -1,4 +1,4 @@
-"""When which plan is made."""
+"""Decisions of the planner: requests for workers, takeovers, and plans of a given split."""
 
 from dataclasses import replace
 
@@ -83,7 +83,7 @@ def test_a_notice_shorter_than_a_step_does_not_wait_for_its_end() -> None:
 
 
 def test_a_split_that_the_manifest_gives_is_that_of_every_plan() -> None:
-    """After a takeover and after healing, too; a plan with another one is not of this job."""
+    """Also after a takeover and after healing. A plan with another split is not this job's."""
     world = World(3, 1, 1, split=[1, 5, 2])
     world.settle()
     world.lose(world.plans[-1].pipelines[0][1].owner)

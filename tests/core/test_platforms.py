@@ -1,4 +1,4 @@
-"""Workers that would give other bits than the job's others are refused."""
+"""Refusal of workers that would compute other bits than the job's other workers."""
 
 from collections import deque
 from itertools import pairwise
@@ -90,7 +90,7 @@ def test_a_replacement_that_gives_other_bits_is_refused_and_another_one_is_asked
 
 
 def test_a_job_begins_with_what_most_of_its_workers_are() -> None:
-    """It is not the first one that decides, and the job does not wait for ever with too few of each kind."""
+    """The majority decides, not the first worker."""
     world = world_of(H100, A100, A100, A100, A100, stages=4)
     assert world.state.phase == "Running"
     assert world.state.workers.keys() == {"w1", "w2", "w3", "w4"}
@@ -98,7 +98,7 @@ def test_a_job_begins_with_what_most_of_its_workers_are() -> None:
 
 
 def test_with_fewer_workers_than_asked_for_it_begins_with_those_that_fit_together() -> None:
-    """As soon as there are enough of one kind for what it may begin with; the others are refused then."""
+    """The job begins when enough workers of one platform are ready, and refuses the others then."""
     world = World(2, 2, 0, chooses=("pipelines",), platforms=of(H100, A100, A100, A100, A100))
     world.pending = deque(event for event in world.pending if "w3" not in str(event))  # which does not come
     world.settle()
@@ -123,7 +123,7 @@ def test_a_restarted_coordinator_refuses_the_same_ones() -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_compiler_matters_to_jobs_whose_layers_are_compiled(compiled: bool) -> None:
-    """Owner and replica then run code of the same compiler. All others may have what they like, or none."""
+    """Owner and replica then run code of the same compiler. Other jobs accept any compiler, or none."""
     world = world_of(A100, A100, OTHER_COMPILER, A100, compiled=compiled)
     world.lose(world.plan.at(Cell(0, 1)).owner)
     world.settle()
@@ -138,7 +138,7 @@ DATA = DataRecord(samples=400, order="0" * 16)
 
 
 def refused_in_a_row(world: World, data: protocol.WorkerReady, most: int = 100) -> list[float]:
-    """Every worker that comes says that; the seconds from each refusal to the next, until the job is over."""
+    """Let every new worker report these data. Return the seconds between refusals, until the job is over."""
     at: list[float] = []
     for _ in range(2000):
         for event in list(world.pending):

@@ -1,4 +1,4 @@
-"""Is the job protected: one answer, in the condition, the metrics, the page and on the command line."""
+"""The job's protection: the condition, the metrics, the page and the command line give one answer."""
 
 from dataclasses import replace
 from typing import Any
@@ -101,7 +101,7 @@ def test_nothing_is_protected_while_nothing_runs(status: Any, spec: dict[str, An
 
 
 def test_nothing_is_protected_before_a_restarted_operator_has_heard_of_it() -> None:
-    """Whatever was said before, and whatever the plan says that the first worker brings along."""
+    """Neither the earlier status counts, nor the plan that the first worker reports."""
     facts = StatusFacts(now=NOW, generation=1, spec=job())
     for changes in ({}, FILLED):
         before = job_status(said(**changes), BambooJobStatus(), facts)
@@ -113,7 +113,7 @@ def test_nothing_is_protected_before_a_restarted_operator_has_heard_of_it() -> N
 
 
 def test_a_worker_that_is_not_there_protects_nothing() -> None:
-    """The plan of a restarted coordinator names it, and others have said that it is in step."""
+    """A restarted coordinator's plan names the worker, and others have reported it in step."""
     world = World(4, 1, 0)
     world.settle()
     assert status_of(world.state, world.now).unprotected == ()
@@ -126,7 +126,7 @@ def test_a_worker_that_is_not_there_protects_nothing() -> None:
 
 @pytest.mark.parametrize(("room", "told"), [(1, ()), (2, (("n1", 3),)), (3, ())])
 def test_a_node_with_more_workers_than_it_may_have_is_named(room: int, told: tuple[tuple[str, int], ...]) -> None:
-    """By where they are, whatever the scheduler was asked for; of one worker to a node nothing but that is asked."""
+    """The workers' nodes decide, not the scheduler's constraints. With one worker per node the spread is only a wish."""
     world = World(4, 1, 0, per_node=room)
     world.settle()
     nodes = {"w0": "n0", "w1": "n1", "w2": "n1", "w3": "n1"}

@@ -1,4 +1,4 @@
-"""After a restart of the coordinator: for whom it waits, for how long, and who is refused."""
+"""After a restart of the coordinator: which workers it waits for, how long, and which it refuses."""
 
 from dataclasses import replace
 
@@ -45,7 +45,7 @@ def test_a_restarted_coordinator_goes_on_where_it_was(dead: tuple[str, ...]) -> 
 
 
 def test_a_restarted_coordinator_does_not_wait_for_workers_without_a_trace() -> None:
-    """They are in the plan that the first one brings, and its shell knows no pod of theirs."""
+    """The plan of the first worker names them, and the shell finds no pod of theirs."""
     world = World(4, 1, 0)
     world.settle()
     plan = world.plan
@@ -124,7 +124,7 @@ SUSPENDED = Interrupted("Suspended", "the job is suspended")
 
 
 def kept(world: World) -> World:
-    """It says what it has kept by the time at which it ends."""
+    """Save the state that the coordinator requests, which ends the suspended job."""
     world.tell(Tick())
     _, wish = sent(world, protocol.TakeCheckpoint)[-1]
     assert (wish.pause, world.finish) == (True, None)
@@ -135,7 +135,7 @@ def kept(world: World) -> World:
 
 @pytest.mark.parametrize("heard", [True, False])
 def test_a_restarted_coordinator_that_is_told_to_suspend_hears_its_workers_first(*, heard: bool) -> None:
-    """heard: of a commit, before all are back; else nothing is known of what is trained, which may be much."""
+    """heard: it receives a commit before all workers are back; otherwise it does not know how much is trained."""
     world = World(2, 1, 0, checkpoint={"everySteps": 1000})
     plan = restarted(world)
     root, *others = sorted(plan.worker_ids(), key=lambda worker: worker != plan.at(Cell(0, 0)).owner)

@@ -103,7 +103,7 @@ def test_who_is_left_stays_in_its_place_and_others_fill_the_gaps() -> None:
 
 
 def four_stages(**options: Any) -> Slowed:
-    """The number of stages follows the workers; what layers take is measured."""
+    """Return a job of four stages whose number of stages follows the workers, with measured layers."""
     world = Slowed(4, 1, 0, chooses=("stages",), profile=protocol.Profile(costs=(1e12,) * 8), **options)
     world.train(20)
     assert len(world.plan.stages) == 4
@@ -112,7 +112,7 @@ def four_stages(**options: Any) -> Slowed:
 
 
 def wished() -> Slowed:
-    """A cut is asked for, and not made yet."""
+    """Return a job whose cut is requested and not made yet."""
     world = four_stages()
     world.now += 0.9  # near the end of a step, which does not begin anew
     world.lose("w1")
@@ -122,7 +122,7 @@ def wished() -> Slowed:
 
 
 def at_the_cut() -> Slowed:
-    """Three workers of four are left, and the cut is made."""
+    """Return a job of three workers out of four whose cut is made."""
     world = wished()
     assert world.state.splits.resplit is not None
     number, step = world.state.splits.resplit.number, world.state.splits.resplit.at
@@ -143,7 +143,7 @@ def hold(world: World, *workers: str) -> None:
 
 
 def anew() -> Slowed:
-    """A worker is lost at the begin of a step, which is done sooner with three stages."""
+    """Return a job that lost a worker early in a step, which three stages would finish sooner."""
     world = four_stages()
     world.lose("w1")
     while world.state.splits.resplit is None:

@@ -1,4 +1,4 @@
-"""How a job goes on from a checkpoint: with which one, after what, and when it gives up."""
+"""How a job goes back to a checkpoint: to which one, after which losses, and when it gives up."""
 
 from typing import Any
 
@@ -73,7 +73,7 @@ def test_if_none_of_its_checkpoints_can_be_used_the_job_ends() -> None:
 
 
 def untrained(checkpoint: dict[str, Any] | None = None) -> World:
-    """All workers have the first plan, and no step is committed."""
+    """Return a job whose workers have the first plan and have committed no step."""
     world = World(3, 1, 0, checkpoint=checkpoint)
     while world.state.phase != "Running" or world.pending:
         world.deliver()
@@ -83,7 +83,7 @@ def untrained(checkpoint: dict[str, Any] | None = None) -> World:
 
 @pytest.mark.parametrize("checkpoint", [None, {"everySteps": 8}])
 def test_a_stage_that_is_lost_before_anything_is_trained_costs_nothing(checkpoint: dict[str, Any] | None) -> None:
-    """Whether the job keeps checkpoints or not: there is none, and the first values are made again."""
+    """With or without checkpoints, workers build the first state again."""
     world = untrained(checkpoint)
     world.found = protocol.CheckpointFound(number=0)
     before = world.plan
@@ -176,7 +176,7 @@ def test_a_store_that_does_not_tell_is_asked_again() -> None:
 
 @pytest.mark.parametrize("wanted", [False, True])
 def test_a_worker_that_is_to_go_does_not_stay_while_the_job_waits_for_others(wanted: bool) -> None:
-    """It could hold the quota for which its successor waits."""
+    """The worker may hold the quota for which its successor waits."""
     world = made(3)
     save(world)
     world.away = 100
@@ -206,7 +206,7 @@ def test_waiting_for_workers_to_go_back_is_no_stall_but_has_an_end() -> None:
 
 
 def test_attempts_that_all_fail_have_an_end_together() -> None:
-    """Each of them begins with a plan, as if the job trained again."""
+    """Each attempt makes a plan, as if the job trained again."""
     world, _ = gone_back()
     world.found = protocol.CheckpointFound(number=0, checkpoint=world.plan.restore)
     began = world.now

@@ -1,4 +1,4 @@
-"""The coordinator's decisions on checkpoints: when one is taken, and when it is one."""
+"""The coordinator's checkpoints: when it requests one, who writes it, and when it is complete."""
 
 import pytest
 
@@ -66,7 +66,7 @@ def test_the_manifest_is_written_when_all_parts_are_durable() -> None:
 
 
 def leaving_writer(world: World) -> tuple[CheckpointId, str, list[int]]:
-    """A writer that has to leave while it writes, its stages taken over by others; and its layers."""
+    """Let a writer get a notice while it writes, and others take over its stages. Return checkpoint, writer and layers."""
     checkpoint = begin(world)
     leaver = world.state.checkpoints.writers[1][0]
     layers = [layer for layer, writer in world.state.checkpoints.dealt.items() if writer == leaver]

@@ -1,4 +1,4 @@
-"""What the coordinator counts of checkpoints: writes, failures, stalls, going back, and what is repeated."""
+"""Counts of checkpoints: saved, abandoned, stalls, restores, and repeated steps."""
 
 from dataclasses import replace
 
@@ -121,7 +121,7 @@ def test_what_was_committed_before_a_coordinator_was_made_is_not_counted_as_new(
 
 @pytest.mark.parametrize("lost", ["the operator and all workers", "all at a suspension that kept nothing"])
 def test_a_new_coordinator_knows_from_its_shell_what_has_to_be_repeated(lost: str) -> None:
-    """It has seen none of those steps itself."""
+    """The coordinator has seen none of these steps itself."""
     world = made()
     earlier = EarlierProgress(step=13, step_seconds=2.0)
     resumed = lost == "the operator and all workers"

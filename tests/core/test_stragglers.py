@@ -1,4 +1,4 @@
-"""Workers that are slow, not dead, and layers that take longer than counted: who is found, and what is done."""
+"""Slow workers, and layers that take longer than counted: detection and mitigation."""
 
 from dataclasses import replace
 
@@ -57,7 +57,7 @@ def test_without_a_standby_it_gets_fewer_layers() -> None:
 
 
 def test_layers_that_take_longer_than_counted_are_split_anew() -> None:
-    """Nobody is slow, and nobody is called so."""
+    """No worker is slow, and none is reported."""
     world = trained(4, 1, 0)
     world.work = {0: 4.0, 1: 4.0}
     world.train(60)
@@ -167,7 +167,7 @@ def test_one_that_is_still_in_the_way_with_the_fewest_layers_is_replaced_and_the
 
 
 def asking() -> tuple[Slowed, str]:
-    """A worker is asked for to take the place of a slow one, and does not come."""
+    """Return a job that requested a replacement for a slow worker, and that worker. The replacement does not come."""
     world = trained(1, 3, 0)
     slow, world.away = world.owner(0, 1), 1000
     world.slowness[slow] = 2.0
@@ -178,7 +178,7 @@ def asking() -> tuple[Slowed, str]:
 
 
 def test_nobody_is_waited_for_for_ever() -> None:
-    """It stays, the request is taken back, and the next one comes after a rest."""
+    """The worker stays, the request is withdrawn, and the next one follows after a rest."""
     world, slow = asking()
     again_at = world.now + REST_SECONDS
     world.train(158, seconds=4.0)
@@ -206,7 +206,7 @@ def test_a_worker_that_is_not_needed_any_more_is_not_asked_for(how: str) -> None
 
 @pytest.mark.parametrize(("headroom", "fits"), [(1.2, False), (2.0, True)])
 def test_nobody_gets_layers_for_which_there_is_no_memory(headroom: float, fits: bool) -> None:
-    """Somebody would hold five of them instead of four, its replicas included."""
+    """A worker would hold five layers instead of four, with its replicas."""
     world = trained(4, 1, 0)
     slow = world.owner(1)
     world.slowness[slow], world.headroom, world.away = 3.0, dict.fromkeys(world.state.workers, headroom), 1000
@@ -216,7 +216,7 @@ def test_nobody_gets_layers_for_which_there_is_no_memory(headroom: float, fits: 
 
 
 def test_no_more_workers_are_replaced_than_the_job_has() -> None:
-    """They are slow one after the other."""
+    """Workers become slow one after the other."""
     world = trained(4, 1, 1)
     for _ in range(200):
         world.slowness = {world.owner(1): 3.0}
@@ -225,7 +225,7 @@ def test_no_more_workers_are_replaced_than_the_job_has() -> None:
 
 
 def replacing() -> tuple[Slowed, str, str]:
-    """A slow worker is to be replaced; the one that stands by does not have its stage yet."""
+    """Return a job that replaces a slow worker, that worker, and the standby, which has no copy of the stage yet."""
     world = trained(4, 1, 1)
     slow = world.owner(1)
     world.slowness[slow] = 2.0
@@ -238,7 +238,7 @@ def replacing() -> tuple[Slowed, str, str]:
 
 
 def test_it_stays_if_who_was_to_take_its_place_is_lost() -> None:
-    """Slow is better than two stages on one worker."""
+    """A slow worker is better than two stages on one worker."""
     world, slow, spare = replacing()
     world.away = 1000
     world.pending.clear()

@@ -1,4 +1,4 @@
-"""A worker that is stuck inside an instruction, while its heart beats: who is declared lost, when, and who never."""
+"""Workers stuck inside an instruction while their heartbeats arrive: when the coordinator declares them lost."""
 
 import re
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from world import World
 
 
 def training(seconds: float = 0.1, steps: int = 5, pipelines: int = 1) -> World:
-    """A job that trains under a plan that is some steps old."""
+    """Return a job that trains under a plan that is some steps old."""
     world = World(3, pipelines, 1)
     world.settle()
     while world.state.step < world.state.plans.since_step + steps:

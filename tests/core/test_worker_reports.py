@@ -1,4 +1,4 @@
-"""What workers report, and what is not believed."""
+"""Reports of workers, and the ones that the coordinator ignores."""
 
 from bamboo_core.control import protocol
 from bamboo_core.control.protocol import Received
@@ -39,7 +39,7 @@ def test_a_loss_that_is_not_finite_ends_the_job() -> None:
 
 
 def test_what_loggers_lack_is_told_although_the_job_is_over() -> None:
-    """On a cluster, too, where the workers are the only ones who know; nothing else of them counts any more."""
+    """Only the workers know it, also on a cluster. No other report counts any more."""
     world = World(2, 1, 0)
     world.settle()
     world.tell(Received("w0", protocol.WorkerFailed(reason="TaskFailed", message="no")))

@@ -1,4 +1,4 @@
-"""What the workers' own measurements say of their speeds, and of the layers."""
+"""Speeds of workers and times of layers, from the workers' measurements."""
 
 from dataclasses import replace
 from typing import Any
@@ -27,7 +27,7 @@ def times(
 
 
 def told(said: dict[int, StageTimes], stages: int = 3, **more: StageTimes) -> CoordinatorState:
-    """A job of one pipeline. said: by stages' owners; more: by the names of workers."""
+    """Return a job of one pipeline. said: times by stage, from its owner. more: times by worker."""
     world = Slowed(stages, 1, 0)
     world.settle_now()
     plan = world.state.current_plan

@@ -1,4 +1,4 @@
-"""What the coordinator makes of workers that end for reasons of their own."""
+"""Decisions on workers that end for their own reasons."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +23,7 @@ def crash(world: World, worker: str, code: int) -> None:
 
 
 def limited(limit: int, *, shape: tuple[int, int, int] = (2, 2, 2), mode: str = "") -> World:
-    """A settled job with that backoff limit. shape: stages, pipelines, standby."""
+    """Return a settled job with that backoff limit. shape: stages, pipelines, standby."""
     world = World(*shape)
     if mode:
         changed = replace(world.spec, redundancy=replace(world.spec.redundancy, mode=RedundancyMode(mode)))
@@ -73,7 +73,7 @@ def test_a_disruption_is_no_failure(code: int | None) -> None:
 
 
 def miss(world: World, worker: str) -> None:
-    """Its channel and its links close, which is heard of before how it ended."""
+    """Close a worker's channel and links, before the coordinator learns how the worker ended."""
     world.lost.add(worker)
     other = next(w for w in world.state.workers if w != worker)
     world.tell(Received(other, protocol.PeerDown(peer=worker)))
@@ -123,7 +123,7 @@ def test_a_worker_that_leaves_after_its_notice_has_not_ended_by_itself() -> None
 
 
 def lose_in_vain(world: World, lose: Callable[[str], None]) -> int:
-    """One worker of a part after the other, each once its stage is held twice again; how many there were."""
+    """Lose owners of a stage, each once the stage has two holders again. Return how many it took to end the job."""
     for count in range(1, 200):
         lose(world.plan.at(Cell(0, 1)).owner)
         while world.pending:
@@ -134,7 +134,7 @@ def lose_in_vain(world: World, lose: Callable[[str], None]) -> int:
 
 
 def frozen(world: World, worker: str) -> None:
-    """It is missed, and ended because of that."""
+    """Let the others miss a worker, which the shell then kills."""
     miss(world, worker)
     world.tell(WorkerLost(worker, "was killed by SIGKILL", removed=True))
 
@@ -154,14 +154,14 @@ def test_workers_that_are_taken_away_do_not_speak_against_the_job() -> None:
 
 
 def give_up(world: World, *, seconds: float) -> None:
-    """The job's only copies of stage 1 are missed, one after the other, and that much time passes."""
+    """Let the only holders of stage 1 be missed, and that much time pass."""
     for worker in world.plan.at(Cell(0, 1)).holders:
         miss(world, worker)
     wait(world, seconds)
 
 
 def wait(world: World, seconds: float) -> None:
-    """So long everybody answers what they are asked."""
+    """Pass that many seconds, in which all workers answer."""
     until = world.now + seconds
     while world.now < until and world.finish is None:
         silence(world, set(), 0.5)
@@ -170,7 +170,7 @@ def wait(world: World, seconds: float) -> None:
 
 
 def test_a_stage_is_given_up_only_once_it_can_be_known_how_its_workers_ended() -> None:
-    """Its owner and its replica end by themselves at once: the user has to hear their exit code."""
+    """Owner and replica fail at once, and the user has to learn their exit code."""
     world = limited(0, shape=(3, 1, 0))
     give_up(world, seconds=3.0)
     assert world.finish is None

@@ -1,4 +1,4 @@
-"""The operator's job pages."""
+"""The job pages that the operator serves: access, files and bounds."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The job page in a real browser: what is drawn, what a screen reader hears, what is said when something is wrong."""
+"""The job page in a real browser: drawings, names for screen readers, and messages about problems."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ DRAWN = "document.getElementById('main')?.hidden === false"
 
 
 def page(*, over: bool = False, told: int = 1) -> Document:
-    """A job with everything that a page can show. told: so many events."""
+    """Return the document of a job that has everything a page can show. told: number of events."""
     record = JobTimeline()
     record.follow(0, StepFigures(None), ())
     taken = takeover(step=2)
@@ -86,7 +86,7 @@ def page(*, over: bool = False, told: int = 1) -> Document:
 
 
 def drawn(live: Status | None, record: JobTimeline | None, status: dict[str, Any], *, over: bool = False) -> Document:
-    """The page of a job whose coordinator says that, whose status says this, and whose name is hostile."""
+    """Return the document of a job with a hostile name. live: the coordinator's status. status: the API's."""
     now = steady_clock()()
     spec = job(training=training(10, 8, 2, evaluation={"everySteps": 2}), checkpoint={"storage": "s3://bucket/x"})
     pools = (PoolCost(name="spot", capacity="Spot", workers=3, price="1.00"),)
@@ -99,16 +99,14 @@ def drawn(live: Status | None, record: JobTimeline | None, status: dict[str, Any
 
 @pytest.fixture(scope="module")
 def chrome() -> Iterator[str]:
-    """The address of a browser."""
+    """Yield the address of a browser."""
     with started() as address:
         yield address
 
 
 @asynccontextmanager
 async def served(found: list[Document | int]) -> AsyncIterator[str]:
-    """The address of a page that shows the newest of these to who has a token: a document, or a status that is answered
-    instead.
-    """
+    """Serve the newest of these documents to callers with a token, or answer with that status. Yield the address."""
 
     async def state(request: web.Request) -> web.Response:
         newest = found[-1] if bearer(request.headers) else 401
@@ -187,7 +185,7 @@ async def test_a_job_without_a_coordinator_is_drawn_from_its_status(chrome: str)
 
 
 async def pointer(tab: Tab, plot: str, *moves: tuple[str, float]) -> None:
-    """What the mouse does: "mouseMoved", "mousePressed" or "mouseReleased" at that share of the plot's width."""
+    """Send mouse events to a plot: "mouseMoved", "mousePressed" or "mouseReleased", at a share of its width."""
     await tab.value(f"document.querySelector('#plot-{plot}').scrollIntoView({{block: 'center'}})")
     box = await tab.value(
         f"(() => {{ const box = document.querySelector('#plot-{plot}').getBoundingClientRect();"
@@ -206,7 +204,7 @@ async def press(tab: Tab, *keys: str) -> None:
 
 
 def curves_of(steps: int) -> Document:
-    """A job of which a step was committed every ten seconds."""
+    """Return the document of a job that committed a step every ten seconds."""
     points = tuple(Point(k, 1e9 + 10.0 * k, StepFigures(1 / k, 0.5 * k, 1e-5 * k)) for k in range(1, steps + 1))
     found = page(over=True)
     assert found.live is not None
@@ -220,7 +218,7 @@ TIPS = "[...document.querySelectorAll('.tip:not([hidden])')].map((tip) => [tip.p
 
 
 async def test_curves_are_read_and_zoomed_with_mouse_and_keys(chrome: str) -> None:
-    """The values stand beside the chart that is pointed at; a range that is dragged over is seen alone."""
+    """The chart under the pointer shows its values; dragging over a range zooms in on it."""
     async with served([curves_of(101)]) as url, tab_of(chrome) as tab:
         await tab.size(1280, 900)
         await tab.goto(f"{url}#token=secret")
@@ -270,7 +268,7 @@ TICKS = """(plot) => [...document.querySelectorAll(`#plot-${plot} text.tick.left
 
 @pytest.mark.parametrize(("first", "last"), [(0, 4), (0, 29), (60, 64), (95, 99)])
 async def test_a_burst_leaves_the_curves_their_scale(chrome: str, first: int, last: int) -> None:
-    """Of 100 steps some come at nearly one moment, and one has a loss and a gradient of its own."""
+    """Some of 100 steps come at nearly one moment, and one step has an outlying loss and gradient."""
     found = curves_of(100)
     points = list(found.points)
     for number in range(first, last):
@@ -293,7 +291,7 @@ async def test_a_burst_leaves_the_curves_their_scale(chrome: str, first: int, la
 
 
 async def test_a_kept_page_needs_no_server(tmp_path: Path, chrome: str) -> None:
-    """It opens from a folder, shows the same, asks for nothing, and takes what a job says as text."""
+    """The file opens from a folder, requests nothing, and treats all of the job's texts as text."""
     file = tmp_path / "page.html"
     file.write_text(standalone_page(curves_of(50)), encoding="utf-8")
     async with tab_of(chrome) as tab:
@@ -329,7 +327,7 @@ TAIL = """document.documentElement.scrollHeight - scrollY
 
 
 async def test_it_fits_every_screen_with_any_font(chrome: str) -> None:
-    """From 320 px on only tables, in boxes of their own, are wider than the window, and nothing follows the content."""
+    """From 320 px on only tables in boxes of their own are wider than the window, and nothing follows the content."""
     async with served([page(told=100)]) as url, tab_of(chrome) as tab:
         for font, rules in FONTS.items():
             await tab.size(1280, 900)
@@ -377,7 +375,7 @@ async def test_what_is_said_when_something_is_wrong(chrome: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 async def test_a_real_run_with_preemptions(tmp_path: Path, chrome: str) -> None:
-    """From the URL that is printed to the end of the job, which the page still learns of."""
+    """The page follows a run from its printed URL to the end of the job."""
     path = tmp_path / "job.yaml"
     path.write_text(SPIRALS)
     output = tmp_path / "output"

@@ -1,4 +1,4 @@
-"""The document of a job's page, as a local run and the operator make it."""
+"""The document of a job's page, from a local run and from the operator."""
 
 import math
 from dataclasses import replace
@@ -71,7 +71,7 @@ def test_an_end_has_its_tone(outcome: Outcome, tone: str) -> None:
 
 
 def test_the_browser_gets_what_the_coordinator_says_and_what_is_recorded() -> None:
-    """Numbers that are not finite are null, and the record has losses and takeovers."""
+    """Numbers that are not finite become null; losses and takeovers come from the timeline."""
     clock = Time(WHEN - 60)
     record = JobTimeline(clock)
     record.follow(0, StepFigures(None), ())
@@ -107,7 +107,7 @@ def look(
     status: Status | None = None,
     record: JobTimeline | None = None,
 ) -> OperatedJob:
-    """written: the job's status as the API has it; status: its coordinator's."""
+    """Return a job of the operator. written: its status in the API. status: its coordinator's."""
     spec = spec or job(nodePools=POOLS)
     facts = StatusFacts(now=NOW, generation=1, spec=spec, pods={"spot": 2})
     return OperatedJob(view=viewed(spec, read_status(written), status), facts=facts, record=record)
@@ -131,7 +131,7 @@ def test_without_a_coordinator_the_status_speaks(name: str, tone: str, over: boo
 
 
 def test_a_job_that_has_only_just_been_seen() -> None:
-    """Until its first status is written it has no conditions that could say more than its coordinator."""
+    """Until its first status is written, its coordinator knows more than its conditions."""
     found = looked(look(spec=job()), WHEN)
     assert (found.state.name, found.owners, found.unknown, found.pools) == ("Pending", (), (), ())
     assert (found.live, found.job.steps, found.job.began) == (None, 10, None)
@@ -140,7 +140,7 @@ def test_a_job_that_has_only_just_been_seen() -> None:
 
 
 def test_a_job_that_is_over_shows_from_its_status() -> None:
-    """Nobody runs its stages any more, and its workers cost nothing."""
+    """No worker runs its stages any more, and no node costs anything."""
     status = written("Complete", training={"step": 10}, plan='{"epoch":2,"pipelines":[["tiny-w0","tiny-w2"]]}')
     found = looked(look(written=status), WHEN)
     assert (found.owners, found.unknown, found.job.epoch) == ((), (NOT_SEEN,), 2)
@@ -153,7 +153,7 @@ def test_a_job_that_is_over_shows_from_its_status() -> None:
 
 
 def test_after_a_restart_what_is_unknown_is_said() -> None:
-    """Until the workers are back, owners and progress are as the status has them; the past stays unknown."""
+    """Until the workers are back, the status gives owners and progress; the past stays unknown."""
     status = written(training={"step": 300, "steps": 1000}, plan='{"pipelines":[["tiny-w0","tiny-w2"]]}')
     away = replace(said(phase="Recovering"), grid=(), workers=(), step=0)
     found = looked(look(written=status, status=away, record=JobTimeline(Time(WHEN))), WHEN)

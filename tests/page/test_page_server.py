@@ -1,4 +1,4 @@
-"""The job page over HTTP, by the real servers: who gets what, with which headers, and what strangers can cause."""
+"""The job page over HTTP, from the real servers: access, headers, and what strangers can cause."""
 
 import asyncio
 import re
@@ -28,7 +28,7 @@ def document(*, over: bool = False) -> Document:
 
 @asynccontextmanager
 async def local(make: Callable[[], Document] = document) -> AsyncIterator[tuple[aiohttp.ClientSession, str, str]]:
-    """A session, the page's address and its token."""
+    """Yield a session, the page's address and its token."""
     page = LocalPage(make)
     url, _, token = (await page.start()).partition("#token=")
     try:
@@ -153,7 +153,7 @@ async def test_a_port_that_is_taken_is_named() -> None:
 
 
 def colours(scheme: str) -> dict[str, str]:
-    """The variables of the light or the dark scheme."""
+    """Return the variables of the light or the dark scheme."""
     css = (files("bamboo_core.page") / "static/page.css").read_text()
     light, _, rest = css.partition("@media (prefers-color-scheme: dark)")
     found = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", light))
@@ -163,7 +163,7 @@ def colours(scheme: str) -> dict[str, str]:
 
 
 def contrast(one: str, other: str) -> float:
-    """As WCAG 2 defines it."""
+    """Return the contrast of two colours, as WCAG 2 defines it."""
 
     def luminance(colour: str) -> float:
         parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]

@@ -1,4 +1,4 @@
-"""The record that is kept for a job's page."""
+"""The timeline of a job's page."""
 
 import pytest
 

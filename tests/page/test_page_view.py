@@ -1,4 +1,4 @@
-"""The page of a local run."""
+"""The page of a local run, from its start to its end."""
 
 from typing import Any
 
