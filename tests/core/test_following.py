@@ -34,7 +34,7 @@ def slower(layer: Layer, by: float) -> Layer:
 
 
 def chosen(workers: int, stages: int | None = None, pipelines: int | None = None, **elastic: Any) -> JobRun:
-    """Return a job of twelve unlike layers and 24 microbatches. stages, pipelines: None: the coordinator chooses them."""
+    """Return a job of twelve unlike layers and 24 microbatches. stages, pipelines: None: chosen by the coordinator."""
     made = job()
     more = {"maxWorkers": workers, "stabilizationSeconds": 60, **elastic}
     document = manifest(stages, pipelines, 24, elastic=more)
@@ -198,7 +198,7 @@ def seconds(line: str) -> float:
 
 
 def crammed(**more: Any) -> JobRun:
-    """Return a job of twelve layers with 1,200 bytes of state and gradients each; a worker has room for seven layers."""
+    """Return a job of twelve layers of 1,200 bytes with state and gradients; a worker has room for seven layers."""
     one = chosen(6)
     document = {**one.manifest, "spec": {**one.manifest["spec"], **more}}
     layers = tuple(structs.replace(layer, parameters=300, optimizer=600, gradients=300) for layer in one.profile.layers)

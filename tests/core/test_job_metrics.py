@@ -14,7 +14,7 @@ from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.pods.rollout import RolloutRecord
 from bamboo_operator.status.condition_rules import ConditionResult, displayed_state
 from job_metrics_kit import exposed, kept, look, values
-from operator_kit import NOW, job, said
+from operator_kit import NOW, said
 from world import World
 
 
@@ -66,14 +66,6 @@ def test_the_states_are_those_of_the_status() -> None:
         for flags in product((True, False), repeat=len(names))
     }
     assert shown == set(catalog.STATES)
-
-
-def test_a_job_without_redundancy_is_not_called_protected() -> None:
-    page = MetricsPage()
-    bare = said(grid=((("w0", False), ("w1", True)),))
-    job_page(page, look(status=bare, spec=job(redundancy={"mode": "None"})), JobMeter(OperatorCounts()))
-    assert values(page, catalog.JOB_UNPROTECTED_STAGES) == {(): 1}
-    assert values(page, catalog.JOB_PROTECTED) == {("RedundancyOff",): 0}
 
 
 def test_steps_are_worth_their_usual_duration_for_each_owner() -> None:

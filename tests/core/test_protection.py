@@ -73,6 +73,8 @@ def test_everybody_gives_the_same_answer(
     look = OperatedJob(view=viewed(asked, made, status), facts=facts)
     job_page(page, look, JobMeter(OperatorCounts()))
     assert values(page, table.JOB_PROTECTED) == {(reason,): float(holds)}
+    bare = sum(not held for row in status.grid for _, held in row)
+    assert values(page, table.JOB_UNPROTECTED_STAGES) == {(): bare}
     shown = live_state(status, asked)
     assert (found.message in shown.sentence) == (not holds)
     assert (shown.name == "Degraded") == (made.state == "Degraded") == (not holds and reason != "RedundancyOff")
@@ -126,7 +128,7 @@ def test_a_worker_that_is_not_there_protects_nothing() -> None:
 
 @pytest.mark.parametrize(("room", "told"), [(1, ()), (2, (("n1", 3),)), (3, ())])
 def test_a_node_with_more_workers_than_it_may_have_is_named(room: int, told: tuple[tuple[str, int], ...]) -> None:
-    """The workers' nodes decide, not the scheduler's constraints. With one worker per node the spread is only a wish."""
+    """The workers' nodes decide, not the scheduler's constraints. One worker per node is only a preference."""
     world = World(4, 1, 0, per_node=room)
     world.settle()
     nodes = {"w0": "n0", "w1": "n1", "w2": "n1", "w3": "n1"}
