@@ -37,16 +37,7 @@ from bamboo_core.coordinator.splits import cut
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.coordinator.stuck_workers import check_stuck, hint
 from bamboo_core.coordinator.worker_reports import events_after_end, received
-from bamboo_core.coordinator.workers.membership import (
-    absent,
-    channel_closed,
-    check_deadlines,
-    declare_lost,
-    joined,
-    notice,
-    notice_withdrawn,
-    request_workers,
-)
+from bamboo_core.coordinator.workers import membership
 from bamboo_core.coordinator.workers.platforms import refuse_misfits
 from bamboo_core.job.edits import apply_edit, refusal_message, refused_fields
 from bamboo_core.job.spec import JobSpec
@@ -114,7 +105,7 @@ def step(state: CoordinatorState, event: Event, now: float) -> tuple[Coordinator
         stragglers.keep_those_without_replacement(turn)
         if isinstance(event, Received) and isinstance(event.message, protocol.StepCommitted):
             stragglers.look(turn)
-        request_workers(turn)
+        membership.request_workers(turn)
         replan(turn)
     if turn.state.phase == "Running":
         cut.look_after(turn)
@@ -129,19 +120,19 @@ def step(state: CoordinatorState, event: Event, now: float) -> tuple[Coordinator
 def _take_in(turn: Turn, event: Event) -> None:
     match event:
         case WorkerJoined(hello):
-            joined(turn, hello)
+            membership.joined(turn, hello)
         case Received(worker, message):
             received(turn, worker, message)
         case ChannelClosed(worker):
-            channel_closed(turn, worker)
+            membership.channel_closed(turn, worker)
         case WorkerLost(worker, detail, exit_code, removed):
-            declare_lost(turn, worker, detail, exit_code, known=True, removed=removed)
+            membership.declare_lost(turn, worker, detail, exit_code, known=True, removed=removed)
         case WorkersAbsent(workers, detail):
-            absent(turn, workers, detail)
+            membership.absent(turn, workers, detail)
         case PreemptionNotice(worker, seconds, wanted, cause):
-            notice(turn, worker, seconds, wanted=wanted, cause=cause)
+            membership.notice(turn, worker, seconds, wanted=wanted, cause=cause)
         case NoticeWithdrawn(worker):
-            notice_withdrawn(turn, worker)
+            membership.notice_withdrawn(turn, worker)
         case RequestsWithdrawn(count):
             turn.put(turn.state.membership.withdrawing(count))
         case PricesReported(prices, more):
@@ -211,7 +202,7 @@ def _waits_for_the_store(state: CoordinatorState) -> bool:
 
 def _tick(turn: Turn) -> None:
     waited = _waits_for_the_store(turn.state)
-    check_deadlines(turn)
+    membership.check_deadlines(turn)
     check_stuck(turn)
     if turn.state.phase == "Running" and turn.state.checkpoints.writers:
         saving.look_after(turn)

@@ -34,17 +34,10 @@ def finish_if_done(turn: Turn) -> None:
     finished, stages = dict(state.ending.finished), len(state.plan.stages)
     if not any(finished.keys() >= set(layout.cells(stages)) for layout in state.plan.layouts):
         return
-    if not _is_compared(state):
+    if not state.is_compared(state.spec.training.steps, state.certain_holders(state.plan)):
         return  # not all holders of the last state have reported its sums
     if not begin(turn):
         _complete(turn)
-
-
-def _is_compared(state: CoordinatorState) -> bool:
-    """Return whether all holders of the last state have reported equal sums of it."""
-    plan, training = state.current_plan, state.spec.training
-    holders = [set(workers) & state.workers.keys() for workers in state.certain_holders(plan)]
-    return not training.deterministic or state.guard.are_equal(plan.origin, training.steps, holders)
 
 
 def _complete(turn: Turn) -> None:
@@ -107,11 +100,11 @@ def _ask(turn: Turn) -> None:
 
 def _finishers(state: CoordinatorState) -> tuple[tuple[WorkerId, ...], ...]:
     """Return the connected workers that finished each stage, without those under notice unless all of them are."""
-    found = []
+    finishers = []
     plan = state.current_plan
     for number in range(len(plan.stages)):
         named = dict.fromkeys(w for cell, w in sorted(state.ending.finishers.items()) if cell.stage == number)
         present = [w for w in named if w in state.workers and not state.workers[w].released]
         staying = [w for w in present if state.stays(w)]
-        found.append(tuple((staying or present)[:MOST_WRITERS]))
-    return tuple(found)
+        finishers.append(tuple((staying or present)[:MOST_WRITERS]))
+    return tuple(finishers)

@@ -4,6 +4,7 @@ The state has a frozen record for each subject. A decision replaces a record wit
 comes from `replace`, or from a method of the record if that is not enough.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
@@ -25,7 +26,7 @@ from bamboo_core.coordinator.records.workers import (
 )
 from bamboo_core.coordinator.replacing import Record, replace
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.planning.plan import Cell, Peer, Plan, WorkerId
+from bamboo_core.planning.plan import Peer, Plan, WorkerId
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
@@ -114,17 +115,22 @@ class CoordinatorState:
 
     def certain_holders(self, plan: Plan) -> list[list[WorkerId]]:
         """Return all workers that certainly hold each stage's state, owners first."""
-        of_stage: list[list[Cell]] = [[] for _ in plan.stages]
+        owners: list[list[WorkerId]] = [[] for _ in plan.stages]
+        replicas: list[list[WorkerId]] = [[] for _ in plan.stages]
         for cell in plan.cells():
             if cell.pipeline < plan.target.pipelines:
-                of_stage[cell.stage].append(cell)
+                owners[cell.stage].append(plan.at(cell).owner)
+                replicas[cell.stage] += (w for w in plan.at(cell).replicas if (cell, w) in self.plans.synced)
+        return [list(dict.fromkeys((*one, *other))) for one, other in zip(owners, replicas, strict=True)]
 
-        def holders(cells: list[Cell]) -> list[WorkerId]:
-            owners = [plan.at(c).owner for c in cells]
-            replicas = [w for c in cells for w in plan.at(c).replicas if (c, w) in self.plans.synced]
-            return list(dict.fromkeys((*owners, *replicas)))
+    def is_compared(self, version: int, holders: Iterable[Iterable[WorkerId]]) -> bool:
+        """Return whether the present holders of each stage have reported equal sums of its state at that version.
 
-        return [holders(cells) for cells in of_stage]
+        True for a job that need not be deterministic.
+        """
+        present = [self.workers.keys() & set(workers) for workers in holders]
+        deterministic = self.spec.training.deterministic
+        return not deterministic or self.guard.are_equal(self.current_plan.origin, version, present)
 
 
 _FIELDS = {kind: name for name, kind in get_type_hints(CoordinatorState).items()}

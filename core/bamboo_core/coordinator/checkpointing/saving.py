@@ -234,7 +234,8 @@ def _commit(turn: Turn) -> None:
     assert c.writing is not None
     if _awaits_evaluation(state, c.writing.step):
         return  # the score follows within a step
-    if not _is_compared(state, c):
+    holders = [state.current_plan.holders_of(stage) & set(writers) for stage, writers in enumerate(c.writers)]
+    if not state.is_compared(c.writing.step, holders):
         return  # only a state on which its holders agree is saved
     staying = [w for w in state.ready if state.stays(w) and w != c.asked] or list(state.ready)
     if not staying:
@@ -247,16 +248,6 @@ def _commit(turn: Turn) -> None:
     score, common = _score(state, c), c.common.get(c.writing, {})
     request = protocol.CommitCheckpoint(checkpoint=c.writing, parts=parts, score=score, common=common)
     turn.do(Send(staying[0], request))
-
-
-def _is_compared(state: CoordinatorState, c: CheckpointState) -> bool:
-    """Return whether all writers that hold a stage have reported equal sums of the checkpoint's state."""
-    plan = state.current_plan
-    if c.writing is None or not state.spec.training.deterministic:
-        return True
-    present = state.workers.keys()
-    holders = [plan.holders_of(stage) & present & set(writers) for stage, writers in enumerate(c.writers)]
-    return state.guard.are_equal(plan.origin, c.writing.step, holders)
 
 
 def _score(state: CoordinatorState, c: CheckpointState) -> float | None:
