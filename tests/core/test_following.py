@@ -1,6 +1,7 @@
 """Grids that the real coordinator chooses as nodes come and go, in virtual time."""
 
 import re
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +12,8 @@ from bamboo.simulation.job.job_run import JobRun
 from bamboo.traces.generate import Generation, generate
 from bamboo.traces.trace import Trace, make_trace
 from bamboo_core.control import protocol
-from bamboo_core.control.protocol import Received, WorkerJoined
-from bamboo_core.coordinator import coordinator
-from bamboo_core.coordinator.events import Command, Emit, Event, Finish, Outcome, Tick
+from bamboo_core.coordinator.events import Outcome
 from bamboo_core.coordinator.job_status import status
-from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import RedundancyMode, most_pipelines
 from bamboo_core.planning.plan import Plan
@@ -25,6 +23,7 @@ from bamboo_core.planning.steps.grid_rates import GridRates, bounded_grids, is_w
 from bamboo_core.planning.steps.worker_memory import most_bytes
 from job_simulation_kit import HOUR, job, manifest, nodes, profile, run
 from slow_world import Slowed
+from world import World, silence
 
 GB = 10**9
 
@@ -236,48 +235,30 @@ def test_in_mode_auto_replicas_come_with_a_third_pipeline_and_go_with_a_fourth()
 # no grid
 
 
-def waiting(workers: int, memory: int, **elastic: Any) -> tuple[CoordinatorState, list[Command]]:
-    """Return the state and commands once these workers have waited long enough for others. A layer has a gigabyte."""
-    one = chosen(8, **elastic)
-    state = coordinator.initial(one.spec, one.manifest, secret="", now=0.0)
-    done: list[Command] = []
-
-    def step(event: Event, now: float) -> None:
-        nonlocal state
-        state, commands = coordinator.step(state, event, now)
-        done.extend(commands)
-
-    names = [f"w{number}" for number in range(workers)]
-    for worker in names:
-        step(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1)), 0.0)
-        step(Received(worker, protocol.WorkerReady()), 0.0)
+def waiting(workers: int, memory: int) -> World:
+    """Return a job that waits with so many of its eight workers. Each of twelve layers has a gigabyte of parameters."""
     layer = LayerBytes(parameters=GB, optimizer=2 * GB, gradients=GB, activations=0, boundary=0)
-    costs = protocol.Profile(costs=(1e9,) * 12, layers=(layer,) * 12, memory=memory)
-    step(Received(names[0], costs), 0.0)
-    for now in (50.0, 100.0):
-        for worker in names:
-            step(Received(worker, protocol.Heartbeat(step=0, doing="", busy=0.0)), now)
-        step(Tick(), now)
-    return state, done
-
-
-def reasons(done: list[Command]) -> dict[str, str]:
-    return {command.reason: command.message for command in done if isinstance(command, Emit)}
+    model = protocol.Profile(costs=(1e9,) * 12, layers=(layer,) * 12, memory=memory)
+    world = World(8, 1, 0, chooses=("stages", "pipelines"), profile=model)
+    world.pending = deque(list(world.pending)[: 2 * workers])
+    while world.pending:
+        world.deliver()
+    silence(world, set(), 10)
+    return world
 
 
 def test_a_job_whose_workers_have_no_room_yet_says_how_many_would_have() -> None:
-    state, done = waiting(2, 28 * GB)
-    assert reasons(done)["NoGridFits"] == "no grid of 2 workers fits in devices with 28.0 GB; a grid of 4 workers fits"
-    assert sum(isinstance(command, Emit) and command.reason == "NoGridFits" for command in done) == 1
-    assert state.phase == "Pending"
-    assert status(state, 100.0).grid_choice == reasons(done)["NoGridFits"]
+    world = waiting(2, 28 * GB)
+    (message,) = [event.message for event in world.told if event.reason == "NoGridFits"]
+    assert message == "no grid of 2 workers fits in devices with 28.0 GB; a grid of 4 workers fits"
+    assert world.state.phase == "Pending"
+    assert status(world.state, world.now).grid_choice == message
 
 
 def test_a_job_that_cannot_begin_with_any_number_of_its_workers_ends() -> None:
-    _, done = waiting(2, 2 * GB)
-    (end,) = (command for command in done if isinstance(command, Finish))
-    told = "no grid of 8 workers fits in devices with 2.0 GB"
-    assert (end.outcome, end.reason, end.message) == (Outcome.FAILED, "NoGridFits", told)
+    end = waiting(2, 2 * GB).end
+    assert (end.outcome, end.reason) == (Outcome.FAILED, "NoGridFits")
+    assert end.message == "no grid of 8 workers fits in devices with 2.0 GB"
 
 
 # edits
