@@ -49,7 +49,7 @@ class UnauthenticatedConnections(Generic[K]):
     """The connections of unauthenticated callers, oldest first. room: the most there may be."""
 
     def __init__(self, room: int) -> None:
-        self.room = room
+        self._room = room
         self._unauthenticated: dict[K, _Caller] = {}
         self._idle: Counter[str] = Counter()  # by network
 
@@ -61,8 +61,8 @@ class UnauthenticatedConnections(Generic[K]):
 
     def admit(self, key: K, host: str) -> K | None:
         """Add a caller. Return the connection to close for it, which may be its own."""
-        leaving = self.evict() if len(self._unauthenticated) >= self.room else None
-        if len(self._unauthenticated) >= self.room:
+        leaving = self.evict() if len(self._unauthenticated) >= self._room else None
+        if len(self._unauthenticated) >= self._room:
             return key  # all others are being served
         caller = self._unauthenticated[key] = _Caller(network_of(host))
         self._idle[caller.network] += 1
@@ -121,8 +121,7 @@ class ConnectionBounds:
 class BoundedListener:
     """A server of an aiohttp application, to which it adds a middleware, from start() to stop().
 
-    bounds: may be replaced until start(). turned_away: called with TooSlow or TooManyCallers for each connection closed
-    for that reason.
+    turned_away: called with TooSlow or TooManyCallers for each connection that is closed for that reason.
     """
 
     def __init__(
@@ -150,7 +149,6 @@ class BoundedListener:
             self._app, access_log=None, logger=_RequestLog(self.warn), shutdown_timeout=REQUESTS_END_SECONDS
         )
         await runner.setup()
-        self._unauthenticated.room = self.bounds.unauthenticated
         addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, _, _, _, address in dict.fromkeys(addresses):
             self._sockets.append(_listening(family, address))
@@ -218,7 +216,8 @@ class BoundedListener:
 
     async def _welcome(self, connection: "_Connection", tls: ssl.SSLContext | None) -> None:
         """Give the connection to its protocol, and wait until its handshake is done. Raises OSError."""
-        limits = {"ssl_handshake_timeout": self.bounds.request, "ssl_shutdown_timeout": SHUTDOWN_SECONDS} if tls else {}
+        seconds = self.bounds.request
+        limits = {"ssl_handshake_timeout": seconds, "ssl_shutdown_timeout": SHUTDOWN_SECONDS} if tls else {}
         connect = asyncio.get_running_loop().connect_accepted_socket
         await connect(lambda: connection, connection.socket, ssl=tls, **limits)
 
