@@ -42,6 +42,7 @@ TELLERS: dict[str, tuple[int, str]] = {
     "Stop": (9, "reason"),
     "_fail": (0, "reason"),
     "WorkerFailed": (9, "reason"),
+    "WorkerWarning": (9, "reason"),
     "Unauthorized": (1, "reason"),
     "_turned_away": (0, "reason"),
 }
