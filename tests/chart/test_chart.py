@@ -85,7 +85,7 @@ def test_what_is_installed_by_default(rendered: dict[str, list[Json]]) -> None:
 
 
 def test_every_object_is_labelled_and_placed(rendered: dict[str, list[Json]]) -> None:
-    cluster_wide = {"CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding", "PriorityClass"}
+    cluster_wide = {"CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding"}
     for name, documents in rendered.items():
         for document in documents:
             metadata = document["metadata"]

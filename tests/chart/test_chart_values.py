@@ -104,8 +104,6 @@ def test_the_schema_takes_the_defaults() -> None:
         ({"monitoring": {"enabled": True}}, r"monitoring.enabled: needs the Prometheus operator"),
         ({"monitoring": {"runbookBaseUrl": "docs"}}, r"monitoring.runbookBaseUrl.*does not match"),
         ({"monitoring": {"interval": "often"}}, r"monitoring.interval.*does not match"),
-        ({"podDisruptionBudget": {"maxUnavailable": 2}}, r"podDisruptionBudget.maxUnavailable.*(maximum|less than)"),
-        ({"priorityClassName": "x", "priorityClasses": {"create": True}}, r"priorityClassName: expected nothing"),
     ],
 )
 @pytest.mark.parametrize("major", [pytest.param("3", marks=pytest.mark.slow), "4"])

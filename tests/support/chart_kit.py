@@ -27,7 +27,6 @@ SETS: dict[str, Json] = {
         "extraArgs": ["--verbose"],
         "env": [{"name": "A", "value": "b"}],
         "serviceAccount": {"name": "other", "annotations": {"a": "b"}},
-        "priorityClasses": {"create": True},
         "topologySpreadConstraints": [
             {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {}}
         ],
@@ -37,7 +36,6 @@ SETS: dict[str, Json] = {
         "networkPolicy": {"egress": [{"ports": [{"port": 443}]}], "workersFrom": ["10.0.0.0/16", "fd00::/64"]},
         "monitoring": {"enabled": True, "labels": {"release": "prometheus"}},
         "dashboards": {"enabled": True, "annotations": {"grafana_folder": "Bamboo"}, "namespace": "grafana"},
-        "podDisruptionBudget": {"enabled": True},
     },
     "nothing": {
         "crds": {"install": False},

@@ -137,7 +137,4 @@ scope: All; Cluster: what cannot be had in a namespace; Namespace: the others. *
 {{- fail (printf "nodeMarks[%d]: expected noticeSeconds or gone: true, got %s" $index (ternary "both" "neither" (not (not $mark.gone)))) -}}
 {{- end -}}
 {{- end -}}
-{{- if and .Values.priorityClassName .Values.priorityClasses.create -}}
-{{- fail "priorityClassName: expected nothing, for priorityClasses.create makes the operator's class" -}}
-{{- end -}}
 {{- end -}}
