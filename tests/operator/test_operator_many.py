@@ -11,22 +11,18 @@ import pytest
 
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.names import LABEL_JOB_NAME, TRAINER_CONTAINER
-from bamboo_operator.auth.pod_tokens import TokenReviewer
-from bamboo_operator.auth.worker_gateway import WorkerGateway
-from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.jobs import coordinator_runner as runner_module
 from bamboo_operator.jobs import reconciler
 from bamboo_operator.jobs.controller import STUCK_SECONDS, JobController
 from bamboo_operator.jobs.reconcile_schedule import CALM_SECONDS, QUIET_SECONDS, Burst
 from bamboo_operator.jobs.reconcile_schedule import LONGEST_SECONDS as LONGEST_BURST
 from bamboo_operator.jobs.reconciler import LONGEST_SECONDS, turn
-from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.objects import JobKey
-from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.pods.controller import PodController
 from bamboo_operator.watch_handlers import watch_handlers
 from manifest_kit import bamboojob, training
+from operator_kit import shared_for
 from opsim_kopf import KopfEvents
 from opsim_loop import VirtualLoop, virtual_time
 from opsim_server import Object, Server, Watch
@@ -66,18 +62,6 @@ def late_pod(job: str, uid: str) -> Object:
     return {"metadata": metadata, "spec": {"containers": [{"name": TRAINER_CONTAINER}]}, "status": {}}
 
 
-def shared_for(cluster: ClusterIndices, api: KubeApi) -> SharedResources:
-    return SharedResources(
-        cluster=cluster,
-        gateway=WorkerGateway(),
-        api=api,
-        reviews=TokenReviewer(api),
-        key=b"k" * 16,
-        url="ws://operator",
-        settings=WorkerPodSettings(coordinator_url="", image="trainer"),
-    )
-
-
 class ManyJobs:
     """All jobs are made at once, and no node can pull their image. When what was first seen of each job, by its name.
 
@@ -99,11 +83,10 @@ class ManyJobs:
         watches = {"pods": self._pods, "nodes": Watch(loop, rng, lambda *_: None), "bamboojobs": self._jobs}
         self._server = Server(loop, rng, watches, self._changed)
         self._server.slowness = slowness
-        self._cluster = ClusterIndices()
-        shared = shared_for(self._cluster, KubeApi(self._server))
+        shared = shared_for(KubeApi(self._server))
         self.burst = shared.burst
         self._controller = JobController(shared)
-        self._events = KopfEvents(watch_handlers(self._controller, shared), self._cluster)
+        self._events = KopfEvents(watch_handlers(self._controller, shared), shared.cluster)
 
     async def run(self, jobs: int, seconds: float) -> None:
         self._pods.listening = self._jobs.listening = True

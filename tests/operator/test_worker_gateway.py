@@ -13,14 +13,11 @@ import pytest
 
 from bamboo_core.control.protocol import ChannelClosed, Message, Received, Refused, Stop, WorkerJoined
 from bamboo_core.serving.listener import ConnectionBounds
-from bamboo_operator.auth.pod_tokens import (
-    PodIdentity,
-    TokenReviewer,
-)
+from bamboo_operator.auth.pod_tokens import PodIdentity
 from bamboo_operator.auth.worker_gateway import ServingCertificate, workers_path
 from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.jobs.late_workers import DeletedJobs, stopping_late_workers
-from bamboo_operator.kube.objects import JobIdentity, JobKey
+from bamboo_operator.kube.objects import JobIdentity
 from certificates import issue
 from gateway_kit import JOB, House, house, talk, token, until
 from opsim_kopf import pod_event
@@ -65,7 +62,7 @@ async def test_workers_that_live_on_when_their_job_is_over_are_told_so() -> None
         headers = {"Authorization": f"Bearer {token()}"}
         over = Stop(reason="JobOver", message="the job is over")
         async with (
-            stopping_late_workers(JobIdentity(JOB, "u-job"), cluster, place.gateway, TokenReviewer(place.server), over),
+            stopping_late_workers(JobIdentity(JOB, "u-job"), place.shared(cluster), over),
             session.ws_connect(place.url + workers_path(JOB), headers=headers) as socket,
         ):
             await socket.send_str('{"type":"Hello","worker":"job-w0","host":"h","port":1}')
@@ -104,11 +101,7 @@ async def test_a_deleted_job_turns_no_worker_of_the_one_that_has_its_name_away()
     pod_event(cluster, "ADDED", pod_of("u-new", "job-w1", "u1"))
     async with house() as place:
         await place.gateway.close(JOB, place.channels)
-
-        async def uid_of(job: JobKey) -> str:
-            return "u-new"
-
-        deleted_jobs = DeletedJobs(cluster, place.gateway, TokenReviewer(place.server), uid_of)
+        deleted_jobs = DeletedJobs(place.shared(cluster))
         deleted_jobs.job_deleted(JOB, "u-old")
         await asyncio.sleep(0)  # its task opens the path
         assert await place.knock(f"Bearer {token(pod='job-w1', uid='u1')}") == (503, None)

@@ -16,16 +16,12 @@ from bamboo_core.coordinator.events import WorkerState
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import JobSpec, most_pipelines, wanted_workers
 from bamboo_core.kube.api import KubeApi
-from bamboo_operator.auth.pod_tokens import TokenReviewer
-from bamboo_operator.auth.worker_gateway import WorkerGateway
-from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.jobs import coordinator_runner, late_workers
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner
-from bamboo_operator.jobs.shared import SharedResources
-from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.signals.signals import lives
 from bamboo_operator.watch_handlers import watch_handlers
+from operator_kit import shared_for
 from opsim_budgets import disruptions_allowed
 from opsim_kopf import KopfEvents
 from opsim_loop import VirtualLoop, virtual_time
@@ -246,19 +242,9 @@ class OperatorSimulation:
     def start_operator(self) -> None:
         """Starts an operator as kopf does: pods and nodes are known before the first job."""
         self.log("the operator starts")
-        api, gateway = KubeApi(self.server), WorkerGateway()
-        settings = WorkerPodSettings(coordinator_url="", image="trainer")
-        self._cluster = ClusterIndices()
-        self.shared = SharedResources(
-            cluster=self._cluster,
-            gateway=gateway,
-            api=api,
-            reviews=TokenReviewer(api),
-            key=b"k" * 16,
-            url="ws://operator",
-            settings=settings,
-        )
-        self.controller, self.workers.gateway = JobController(self.shared), gateway
+        self.shared = shared_for(KubeApi(self.server))
+        self._cluster = self.shared.cluster
+        self.controller, self.workers.gateway = JobController(self.shared), self.shared.gateway
         self.controller.start()
         self._events = KopfEvents(watch_handlers(self.controller, self.shared), self._cluster)
         for kind, watch in (("nodes", self.nodes), ("pods", self.pods)):

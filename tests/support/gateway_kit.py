@@ -19,6 +19,9 @@ from bamboo_operator.auth.pod_tokens import (
     pod_authenticator,
 )
 from bamboo_operator.auth.worker_gateway import WorkerGateway, workers_path
+from bamboo_operator.cluster.indices import ClusterIndices
+from bamboo_operator.jobs.shared import SharedResources
+from operator_kit import shared_for
 
 JOB = ("team", "job")
 
@@ -66,6 +69,10 @@ class House:
         check = pod_authenticator(JOB, TokenReviewer(self.server), uids.get)
         self.channels = Channels(self.events.append, check)
         self.url = ""
+
+    def shared(self, cluster: ClusterIndices) -> SharedResources:
+        """Return the resources of an operator with this gateway and API server."""
+        return shared_for(self.server, cluster=cluster, gateway=self.gateway)  # type: ignore[arg-type]
 
     def of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]

@@ -14,8 +14,6 @@ from bamboo_core.job.spec import JobSpec
 from bamboo_core.kube.errors import ApiError, ClusterUnreachable
 from bamboo_core.names import TRAINER_CONTAINER
 from bamboo_core.planning.plan import Plan
-from bamboo_operator.auth.pod_tokens import TokenReviewer
-from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.jobs.coordinator_runner import TICK_SECONDS, CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.reconcile_schedule import ReconcileTrigger
@@ -28,7 +26,7 @@ from bamboo_operator.pods.starting import UNSCHEDULABLE
 from bamboo_operator.pods.view import JobPods
 from bamboo_operator.signals.node_marks import NodeMark
 from fake_api import FakeApi
-from operator_kit import JOB_UID, SETTINGS
+from operator_kit import JOB_UID, SETTINGS, shared_for
 from opsim_budgets import disruptions_allowed, is_about
 from opsim_kopf import pod_event
 
@@ -204,12 +202,9 @@ class Job:
             resumed=resumed,
             known_lost=known_lost,
             counted=counted,
-            marks=marks,
         )
-        self.trigger = ReconcileTrigger()
-        self.runner = CoordinatorRunner(
-            running, place.cluster, WorkerGateway(), TokenReviewer(place), b"key", self.trigger
-        )  # type: ignore[arg-type]
+        shared = shared_for(place, cluster=place.cluster, marks=marks)  # type: ignore[arg-type]
+        self.runner = CoordinatorRunner(running, shared, ReconcileTrigger())
         self.pods = JobPods(running.job, place.cluster, place)  # type: ignore[arg-type]
         self.controller = PodController(
             self.pods,

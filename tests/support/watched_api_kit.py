@@ -8,16 +8,13 @@ from typing import Any
 from aiohttp import web
 
 from bamboo_core.kube.api import KubeApi
-from bamboo_operator.auth.pod_tokens import TokenReviewer
-from bamboo_operator.auth.worker_gateway import WorkerGateway
-from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.access import ApiCallCounts, connect
-from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from http_kit import serving
 from kube_server_kit import access_to
 from manifest_kit import minimal
+from operator_kit import shared_for
 
 KEY = ("default", "test")
 
@@ -63,17 +60,8 @@ class Server:
 async def sharing(server: Server) -> AsyncIterator[SharedResources]:
     async with serving(server.answer) as url:
         connection = connect(access_to(url), ApiCallCounts(), 32)
-        api = KubeApi(connection)
         try:
-            yield SharedResources(
-                cluster=ClusterIndices(),
-                gateway=WorkerGateway(),
-                api=api,
-                reviews=TokenReviewer(api),
-                key=b"k" * 16,
-                url="ws://127.0.0.1:1",
-                settings=WorkerPodSettings(coordinator_url="", image="bamboo-trainer"),
-            )
+            yield shared_for(KubeApi(connection))
         finally:
             await connection.close()
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from bamboo_core.kube.api import NODES_PATH, job_path, jobs_path, pods_path
+from bamboo_core.kube.api import NODES_PATH, jobs_path, pods_path
 from bamboo_core.kube.errors import JobGone
 from bamboo_core.names import LABEL_JOB_NAME
 from bamboo_operator.cluster.resync import Known, Resync, Watched
@@ -37,10 +37,7 @@ class JobController:
         self._tasks: dict[JobKey, asyncio.Task[None]] = {}  # of the same jobs
         self._deletions: dict[str, asyncio.Task[None]] = {}  # by a job's uid: writes the status of a job being deleted
         self._stopped = False
-        uid_of = shared.api.uid_of
-        self.deleted_jobs = DeletedJobs(
-            shared.cluster, shared.gateway, shared.reviews, lambda key: uid_of(job_path(*key))
-        )
+        self.deleted_jobs = DeletedJobs(shared)
         self.resync = Resync(
             (
                 Watched("BambooJobs", self._known_jobs, self._jobs, shown=False),  # without jobs being deleted

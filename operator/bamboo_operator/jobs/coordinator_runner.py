@@ -45,14 +45,12 @@ from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.status import PlanRecord
 from bamboo_core.page.timeline import JobTimeline, StepFigures
 from bamboo_core.planning.plan import Plan, WorkerId
-from bamboo_operator.auth.pod_tokens import TokenReviewer, pod_authenticator
-from bamboo_operator.auth.worker_gateway import WorkerGateway
-from bamboo_operator.cluster.indices import ClusterIndices
+from bamboo_operator.auth.pod_tokens import pod_authenticator
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
-from bamboo_operator.jobs.reconcile_schedule import Burst, ReconcileTrigger
+from bamboo_operator.jobs.reconcile_schedule import ReconcileTrigger
+from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.objects import JobIdentity, owner_uid
 from bamboo_operator.pods.view import PodDemand
-from bamboo_operator.signals.node_marks import NodeMark
 from bamboo_operator.signals.worker_watch import WorkerWatch
 from bamboo_operator.status.event_queue import EventQueue
 
@@ -69,7 +67,7 @@ class TrainingRun:
 
     resumed: the job had begun before this operator did. known_lost: workers whose loss was handled before, or whose
     deletion was requested. counted: workers whose preemption was counted with their notice, or that leave by order.
-    marks: the installation's own marks of nodes to be taken away. earlier: progress before this training.
+    earlier: progress before this training.
     """
 
     job: JobIdentity
@@ -79,26 +77,17 @@ class TrainingRun:
     known_lost: frozenset[WorkerId] = frozenset()
     counted: frozenset[WorkerId] = frozenset()
     meter: JobMeter = field(default_factory=lambda: JobMeter(OperatorCounts()))
-    marks: tuple[NodeMark, ...] = ()
-    burst: Burst = field(default_factory=Burst)
     earlier: EarlierProgress = BEGINNING
 
 
 class CoordinatorRunner:
-    """The runner of a job's coordinator. key: of the operator, for the job's secret. trigger: wakes the reconciler."""
+    """The runner of a job's coordinator. trigger: wakes the reconciler."""
 
-    def __init__(
-        self,
-        run: TrainingRun,
-        cluster: ClusterIndices,
-        gateway: WorkerGateway,
-        reviews: TokenReviewer,
-        key: bytes,
-        trigger: ReconcileTrigger,
-    ) -> None:
-        self._run, self._cluster, self._gateway, self._trigger = run, cluster, gateway, trigger
+    def __init__(self, run: TrainingRun, shared: SharedResources, trigger: ReconcileTrigger) -> None:
+        self._run, self._cluster, self._gateway, self._trigger = run, shared.cluster, shared.gateway, trigger
+        self._burst = shared.burst
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
-        self._watch = WorkerWatch(run.job, cluster, run.marks, run.meter.signals)
+        self._watch = WorkerWatch(run.job, shared.cluster, shared.marks, run.meter.signals)
         self._held_messages: list[Send] = []  # until the job's end is in its status
         self._interrupted = self._end_written = False
         self._task = task_digest(run.spec)
@@ -109,13 +98,13 @@ class CoordinatorRunner:
         self.record = JobTimeline()  # for the job's page
         self.events = EventQueue(self.record)
         self.finish: Finish | None = None
-        of_another_job = partial(cluster.belongs_to_another_job, *run.job)
-        check = pod_authenticator(run.job.key, reviews, self._watch.uid_of, of_another_job)
-        self._channels = Channels(self._inbox.put_nowait, gateway.counting_refusals(check))
+        of_another_job = partial(shared.cluster.belongs_to_another_job, *run.job)
+        check = pod_authenticator(run.job.key, shared.reviews, self._watch.uid_of, of_another_job)
+        self._channels = Channels(self._inbox.put_nowait, shared.gateway.counting_refusals(check))
         self.state: CoordinatorState = coordinator.initial(
             run.spec,
             run.manifest,
-            secret=hmac.new(key, run.job.uid.encode(), sha256).hexdigest(),
+            secret=hmac.new(shared.key, run.job.uid.encode(), sha256).hexdigest(),
             now=self._clock(),
             resumed=run.resumed,
             earlier=run.earlier,
@@ -284,7 +273,7 @@ class CoordinatorRunner:
         if isinstance(event, PreemptionNotice) and event.cause is not None and event.cause in commands:
             self._run.meter.signals[event.cause.reason] += 1
         if now.plan is not before.plan and now.plan and now.plan.reason in URGENT:
-            self._run.burst.noticed()
+            self._burst.noticed()
         done = now.progress
         figures = StepFigures(done.losses.get(done.step - 1), done.gradient_norm, done.learning_rate)
         self.record.follow(done.step, figures, now.moves.takeovers)

@@ -6,18 +6,18 @@ their pods' grace period ends.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
 from bamboo_core.control.protocol import ChannelEvent, Stop, WorkerJoined
 from bamboo_core.control.server import Channels
+from bamboo_core.kube.api import job_path
 from bamboo_core.kube.errors import RemoteError
 from bamboo_core.planning.plan import WorkerId
-from bamboo_operator.auth.pod_tokens import TokenReviewer, pod_authenticator
-from bamboo_operator.auth.worker_gateway import WorkerGateway
-from bamboo_operator.cluster.indices import ClusterIndices
+from bamboo_operator.auth.pod_tokens import pod_authenticator
+from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.attempts import FIRST_RETRY, LAST_RETRY, described
 from bamboo_operator.kube.objects import JobIdentity, JobKey, job_of, owner_uid, utc_now
 from bamboo_operator.signals.signals import seconds_over, worker_exit
@@ -30,57 +30,39 @@ DELETED = Stop(reason="JobDeleted", message="the job was deleted")
 
 
 @asynccontextmanager
-async def stopping_late_workers(
-    job: JobIdentity, cluster: ClusterIndices, gateway: WorkerGateway, reviews: TokenReviewer, stop: Stop
-) -> AsyncIterator[None]:
+async def stopping_late_workers(job: JobIdentity, shared: SharedResources, stop: Stop) -> AsyncIterator[None]:
     """Stop workers of the job that connect while the context is open."""
-    is_of_another_job = partial(cluster.belongs_to_another_job, *job)
-    channels = _channels(job, cluster, gateway, reviews, stop, is_of_another_job)
-    gateway.open(job.key, channels)
+    channels = _channels(job, shared, stop, partial(shared.cluster.belongs_to_another_job, *job))
+    shared.gateway.open(job.key, channels)
     try:
         yield
     finally:
-        await gateway.close(job.key, channels)
+        await shared.gateway.close(job.key, channels)
 
 
 def _channels(
-    job: JobIdentity,
-    cluster: ClusterIndices,
-    gateway: WorkerGateway,
-    reviews: TokenReviewer,
-    stop: Stop,
-    is_of_another_job: Callable[[str], bool],
+    job: JobIdentity, shared: SharedResources, stop: Stop, is_of_another_job: Callable[[str], bool]
 ) -> Channels:
-    """Return channels that stop each connecting worker. is_is_of_another_job: see `pod_authenticator`."""
-    key, uid = job
+    """Return channels that stop each connecting worker. is_of_another_job: see `pod_authenticator`."""
 
     def uid_of(worker: WorkerId) -> str | None:
-        pod = cluster.pods(key, uid).get(worker)
+        pod = shared.cluster.pods(*job).get(worker)
         return str(pod["metadata"]["uid"]) if pod else None
 
     def handle(event: ChannelEvent) -> None:
         if isinstance(event, WorkerJoined):
             channels.send(event.hello.worker, stop)
 
-    check = pod_authenticator(key, reviews, uid_of, is_of_another_job)
-    channels = Channels(handle, gateway.counting_refusals(check))
+    check = pod_authenticator(job.key, shared.reviews, uid_of, is_of_another_job)
+    channels = Channels(handle, shared.gateway.counting_refusals(check))
     return channels
 
 
 class DeletedJobs:
-    """Deleted jobs with remaining pods, which the garbage collector removes in its time.
+    """Deleted jobs with remaining pods, which the garbage collector removes in its time."""
 
-    uid_of: returns the uid of the job of this name, or None; raises RemoteError.
-    """
-
-    def __init__(
-        self,
-        cluster: ClusterIndices,
-        gateway: WorkerGateway,
-        reviews: TokenReviewer,
-        uid_of: Callable[[JobKey], Awaitable[str | None]],
-    ) -> None:
-        self._cluster, self._gateway, self._reviews, self._uid_of = cluster, gateway, reviews, uid_of
+    def __init__(self, shared: SharedResources) -> None:
+        self._shared = shared
         self._tasks: dict[JobIdentity, asyncio.Task[None]] = {}
         self._served: set[JobIdentity] = set()  # jobs whose workers are being stopped
 
@@ -128,7 +110,7 @@ class DeletedJobs:
         """
         return any(
             worker_exit(pod) is None and seconds_over(pod, utc_now()) < TOKEN_SECONDS
-            for pod in self._cluster.pods(*job).values()
+            for pod in self._shared.cluster.pods(*job).values()
         )
 
     async def _check(self, job: JobIdentity) -> None:
@@ -136,7 +118,7 @@ class DeletedJobs:
         pause = FIRST_RETRY
         while self._left(job):
             try:
-                uid = await self._uid_of(job.key)
+                uid = await self._shared.api.uid_of(job_path(*job.key))
             except RemoteError as error:
                 logger.warning("%s/%s: cannot ask for the job: %s", *job.key, described(error))
                 await asyncio.sleep(pause)
@@ -150,10 +132,10 @@ class DeletedJobs:
         if not self._left(job):
             return
         # a newer job of this name may not have opened its path yet; its workers must reconnect
-        channels = _channels(job, self._cluster, self._gateway, self._reviews, DELETED, lambda pod: False)
+        channels = _channels(job, self._shared, DELETED, lambda pod: False)
         try:
             while self._left(job):
-                self._gateway.open_unless_open(job.key, channels)  # a newer job of that name refuses them itself
+                self._shared.gateway.open_unless_open(job.key, channels)  # a newer job of that name refuses them itself
                 await asyncio.sleep(POLL_SECONDS)
         finally:
-            await self._gateway.close(job.key, channels)
+            await self._shared.gateway.close(job.key, channels)

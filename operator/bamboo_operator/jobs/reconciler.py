@@ -191,7 +191,6 @@ class JobReconciler:
 
         No worker runs meanwhile, except those of a job that has begun: they do not stop for a bad edit.
         """
-        shared = self._shared
         self._spec.report_problems(self._idle_events.append)
         if spec is None and self._status.plan is not None:
             self._unattended = True
@@ -199,23 +198,18 @@ class JobReconciler:
             await self._wait_for_edit(RECHECK_SECONDS, workers_stay=True)
             return
         stop = Stop(reason="Suspended", message="the job is suspended")
-        async with stopping_late_workers(self._job, shared.cluster, shared.gateway, shared.reviews, stop):
+        async with stopping_late_workers(self._job, self._shared, stop):
             await self._removal.remove_all()
             await self._write_until_done()
             await self._wait_for_edit(None if spec else RECHECK_SECONDS)
 
     async def _write_until_done(self, status: Status | None = None) -> None:
         """Write the status, repeating failures, and post events; failed events are posted with the next status."""
-        while True:
-            try:
-                await self._status.write(self._facts(), status)
-            except RemoteError as error:
-                self.attempts.log_failure("write the status", error)
-                self.attempts.heartbeat()
-                await asyncio.sleep(RECONCILE_SECONDS)
-            else:
-                self.attempts.succeeded("write the status")
-                break
+
+        async def write() -> None:
+            await self._status.write(self._facts(), status)
+
+        await self.attempts.until_done("write the status", write, ends=())
         for queue in (self._idle_events, *([self.runner.events] if self.runner else [])):
             try:
                 await post_events(self._shared.api, self._job, queue)
@@ -281,11 +275,9 @@ class JobReconciler:
             known_lost=(before.lost or frozenset()) | self._pods.deleted(),
             counted=before.counted or frozenset(),
             meter=self.meter,
-            marks=shared.marks,
-            burst=shared.burst,
             earlier=status.progress(self._spec.spec),
         )
-        runner = CoordinatorRunner(run, shared.cluster, shared.gateway, shared.reviews, shared.key, self._trigger)
+        runner = CoordinatorRunner(run, shared, self._trigger)
         self.meter.begin()
         settings, record = self._pod_settings(), runner.events.append
         self._spec.report_problems(record)
@@ -414,14 +406,13 @@ class JobReconciler:
     # the end
 
     async def _clean_up(self) -> None:
-        shared = self._shared
         stop = Stop(reason="JobOver", message="the job is over")
-        async with stopping_late_workers(self._job, shared.cluster, shared.gateway, shared.reviews, stop):
+        async with stopping_late_workers(self._job, self._shared, stop):
             await self._removal.remove_running()
             while (left := self._remaining_ttl()) is None or left > 0:
                 await self._wait_for_edit(left)
                 self._edited.clear()
-        await self.attempts.until_done("delete the job", lambda: shared.api.delete_job(*self.key, self.uid))
+        await self.attempts.until_done("delete the job", lambda: self._shared.api.delete_job(*self.key, self.uid))
 
     def _remaining_ttl(self) -> float | None:
         """Return the seconds until an ended job is to be deleted; None if it stays."""
