@@ -12,7 +12,6 @@ from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.status import PlanRecord, read_status
 from bamboo_core.kube.errors import ApiError, ClusterUnreachable, JobGone
 from bamboo_core.planning.plan import Plan
-from bamboo_operator.jobs import effective_spec as module
 from bamboo_operator.jobs.effective_spec import AcceptedManifest, EffectiveSpec, merge_followed
 from bamboo_operator.kube import attempts
 from bamboo_operator.kube.attempts import ApiAttempts
@@ -115,7 +114,7 @@ async def _refuses_priority(pod: dict[str, Any]) -> None:
 async def test_a_dry_run_that_fails_is_repeated(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(attempts, "FIRST_RETRY", 0.0)
     one = One(edited(), ClusterUnreachable("late"), ApiError(503, "ServiceUnavailable", "not now"))
     assert await one.next() is not None
     assert (len(one.tried), len(caplog.records)) == (3, 2)

@@ -5,7 +5,6 @@ ControllerRevision, like those of a StatefulSet, because the next operator must 
 BambooJob says then. The status, rewritten every 15 s, is no place for a text as large as the job.
 """
 
-import asyncio
 import json
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -22,9 +21,9 @@ from bamboo_core.job.pod_templates import PATH, pool_path
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.status import BambooJobStatus
 from bamboo_core.kube.api import KubeApi
-from bamboo_core.kube.errors import ApiError, JobGone, RemoteError
+from bamboo_core.kube.errors import ApiError, JobGone
 from bamboo_core.names import API_VERSION, KIND, LABEL_JOB_NAME, LABEL_JOB_UID
-from bamboo_operator.kube.attempts import ApiAttempts, PodRefused
+from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.objects import JobIdentity, JobKey
 from bamboo_operator.manifests.worker_pod import (
     WorkerPodSettings,
@@ -201,9 +200,6 @@ def manifest_of(key: JobKey, spec: Json) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
 
 
-RETRY_SECONDS = 2.0  # between dry runs of a pod
-
-
 class EffectiveSpec:
     """The spec in force, with its problems, which stay until the manifest is checked again.
 
@@ -307,28 +303,15 @@ class EffectiveSpec:
         return problems
 
     async def _dry_run_of(self, pod: dict[str, Any], path: str) -> tuple[str, ...]:
-        """Return the API server's objections to a pod. path: of the template in the manifest, its only unchecked
-        part.
+        """Return the API server's objections to a pod. path: of the template in the manifest, the pod's only unchecked
+        part. A refusal for another reason, such as a quota, is reported when the pods are created.
         """
         pod["metadata"]["name"] = f"{pod['metadata']['name'][:50].rstrip('-')}-dry-run"
-        while True:
-            self._attempts.heartbeat()
-            try:
-                await self._api.try_pod(pod)
-            except ApiError as error:
-                if error.status == 404:
-                    raise JobGone(str(error)) from None  # the namespace is gone, too
-                if error.status in (400, 422):
-                    return (f"{path}: {error}",)
-                if error.status == 409 or PodRefused.of(error):  # such as a quota: reported when it matters
-                    return ()
-                self._attempts.log_failure("check the pod template", error)
-            except RemoteError as error:
-                self._attempts.log_failure("check the pod template", error)
-            else:
-                self._attempts.succeeded("check the pod template")
-                return ()
-            await asyncio.sleep(RETRY_SECONDS)
+        try_pod = partial(self._api.try_pod, pod)
+        error = await self._attempts.until_done("check the pod template", try_pod, ends=(400, 403, 404, 409, 422, 500))
+        if error is not None and error.status == 404:
+            raise JobGone(str(error))  # the namespace is gone, too
+        return (f"{path}: {error}",) if error is not None and error.status in (400, 422) else ()
 
     def _manifest(self) -> dict[str, Any]:
         return manifest_of(self._key, self._body.get("spec") or {})
