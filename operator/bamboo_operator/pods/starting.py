@@ -244,7 +244,8 @@ def _why(reason: str, message: Any, image: Any) -> str:
     return last_error or f"{reason}: {message or image}"
 
 
-FIRST_SECONDS, LAST_SECONDS = 10.0, 60.0  # how long a pod has been awaited when its events are read, and read again
+FIRST_SECONDS = 10.0  # for which a pod has been awaited when its events are read first
+AGAIN_SECONDS = 60.0  # between two reads of the events of one pod
 READ_AT_ONCE = 10
 REPEATED_SECONDS = 150.0  # within which the kubelet tries a volume again and repeats its event
 LONGEST_MESSAGE = 500
@@ -292,42 +293,22 @@ def event_problem(events: Iterable[Json]) -> StartupProblem | None:
     return StartupProblem(reason, f"{reason}: {'; '.join(messages)}"[:LONGEST_MESSAGE])
 
 
-class RecheckSchedule:
-    """The times at which to read objects again: first after `first` seconds, then less and less often, up to every
-    `last` seconds.
-    """
-
-    def __init__(self, first: float, last: float) -> None:
-        self._first, self._last = first, last
-        self._next: dict[str, tuple[float, float]] = {}  # time of the next read, and its distance from the last one
-
-    def due(self, waited_for: Collection[str], now: float) -> list[str]:
-        """Return the keys to read now, and forget the keys that are not waited for any more."""
-        new = (now + self._first, self._first)
-        self._next = {key: self._next.get(key, new) for key in waited_for}
-        return [key for key, (at, _) in self._next.items() if at <= now]
-
-    def answered(self, key: str, now: float) -> None:
-        """Note that the object was read, and has not changed."""
-        pause = min(2 * self._next[key][1], self._last)
-        self._next[key] = (now + pause, pause)
-
-
 class StartupEvents:
     """The events of pods whose status does not show why they do not start."""
 
     def __init__(self, namespace: str, api: KubeApi) -> None:
         self._namespace, self._api = namespace, api
-        self._schedule = RecheckSchedule(FIRST_SECONDS, LAST_SECONDS)
+        self._due: dict[str, float] = {}  # when the events of a pod are read next, by its uid
         self.problems: dict[str, StartupProblem] = {}  # by the pods' uids
 
     async def read(self, pods: Mapping[WorkerId, Json], now: float) -> None:
         """Read the events of pods that are due. pods: all pods that may not have started. Raises RemoteError."""
         awaited = {pod["metadata"]["uid"] for pod in pods.values() if is_unexplained(pod)}
         self.problems = {uid: problem for uid, problem in self.problems.items() if uid in awaited}
-        for uid in self._schedule.due(awaited, now)[:READ_AT_ONCE]:
+        self._due = {uid: self._due.get(uid, now + FIRST_SECONDS) for uid in awaited}
+        for uid in [uid for uid, at in self._due.items() if at <= now][:READ_AT_ONCE]:
             problem = event_problem(await self._api.pod_events(self._namespace, uid))
-            self._schedule.answered(uid, now)
+            self._due[uid] = now + AGAIN_SECONDS
             self.problems.pop(uid, None)
             if problem is not None:
                 self.problems[uid] = problem
