@@ -60,7 +60,6 @@ class WorkerPodSettings:
     coordinator_url: str  # what workers connect to, ws://HOST:PORT/PATH
     image: str  # for jobs without one
     run_as_user: int | None = 65532  # not root; None leaves it to the image or the platform
-    service_account: str | None = None  # None for the namespace's default one
     # PEM of the coordinator's certificate authority; "" for those of the image
     authority: str = ""
     network_policy: bool = True  # only workers of the same job may connect to a worker
@@ -209,8 +208,6 @@ def _spec(job: JobSpec, uid: str, group: int, settings: WorkerPodSettings) -> Js
     if (claim := claim_name(job)) is not None:
         spec["volumes"].append({"name": STORAGE_VOLUME, "persistentVolumeClaim": {"claimName": claim}})
         spec["securityContext"] |= {} if settings.run_as_user is None else {"fsGroup": settings.run_as_user}
-    if settings.service_account:
-        spec["serviceAccountName"] = settings.service_account
     return spec | spread(job, uid, group)
 
 
