@@ -1,12 +1,11 @@
 """What a diagnosis says of the CRD, the operator, the caller's rights, quotas, a job's queue, and nodes."""
 
 import copy
-from decimal import Decimal
 from typing import Any
 
 import pytest
 
-from bamboo.remote.checks import Severity, Unreadable, fields_of, quantity
+from bamboo.remote.checks import Severity, Unreadable, fields_of
 from bamboo_core.job.spec import JobSpec
 from diagnosis_kit import WELL, found, lease, lines, node, operator_pod, spec, spot_node
 
@@ -121,17 +120,3 @@ def test_a_queue_that_is_there_is_well() -> None:
 )
 def test_a_worker_is_compared_with_the_nodes(changes: dict[str, Any], said: list[str]) -> None:
     assert lines(found(**changes)) == said
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("1", 1), (3, 3), ("500m", Decimal("0.5")), ("2Ki", 2048), ("16Gi", 16 << 30), ("5G", 5 * 10**9), ("1e3", 1000)],
-)
-def test_quantities_are_numbers(text: str | int, value: Decimal) -> None:
-    assert quantity(text) == value
-
-
-@pytest.mark.parametrize("text", ["", "many", "1 Gi", "-1"])
-def test_other_text_is_none(text: str) -> None:
-    with pytest.raises(ValueError, match="expected a Kubernetes quantity"):
-        quantity(text)

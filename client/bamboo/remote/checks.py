@@ -1,13 +1,13 @@
 """Checks of what may keep a job from starting: the CRD, the operator, rights, quotas, the queue, nodes. Pure."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from decimal import Decimal
 from enum import StrEnum
 from importlib.metadata import version as distribution_version
-from typing import Any, Final
+from typing import Any
+
+from kubernetes.utils.quantity import parse_quantity
 
 from bamboo.remote.operator_pods import arguments, is_ready, is_running, running_operator
 from bamboo_core.job.model import Object as InnerObject
@@ -89,24 +89,6 @@ class ClusterFacts:
     def operator_pod(self) -> Object | None:
         """Return the running pod of the namespace's operator; None if there is none, or none is known."""
         return None if isinstance(self.operators, Unreadable) else running_operator(self.operators, self.namespace)
-
-
-_FORM: Final = re.compile(r"([0-9.]+)(?:([eE][-+]?[0-9]+)|([numkMGTPE]i?|[KMGTPE]i)?)")
-_DECIMAL: Final = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
-_BINARY: Final = "KMGTPE"
-
-
-def quantity(text: str | int) -> Decimal:
-    """Parse a quantity: 500m is 0.5, and 2Ki is 2048. Raises ValueError."""
-    match = _FORM.fullmatch(str(text))
-    if match is None:
-        raise ValueError(f'expected a Kubernetes quantity, such as 1, 500m or 16Gi, got "{text}"')
-    number, exponent, suffix = match.groups()
-    if exponent:
-        return Decimal(f"{number}{exponent}")
-    if suffix and suffix.endswith("i"):
-        return Decimal(number) * Decimal(1024 ** (_BINARY.index(suffix[0]) + 1))
-    return Decimal(number).scaleb(_DECIMAL[suffix]) if suffix else Decimal(number)
 
 
 LEASE_SECONDS = 60.0  # twice the duration of the operator's Lease
@@ -271,7 +253,7 @@ def _quotas(facts: ClusterFacts) -> Iterator[Finding]:
         full = [
             name
             for name, most in sorted((status.get("hard") or {}).items())
-            if quantity(used.get(name, "0")) >= quantity(most)
+            if parse_quantity(used.get(name, "0")) >= parse_quantity(most)
         ]
         name = f"quota {one['metadata']['name']}"
         if full:
@@ -342,7 +324,8 @@ def _fits(node: Object, spec: JobSpec, pool: NodePool | None) -> bool:
         all(labels.get(key) == value for key, value in selector.items())
         and all(any(_tolerates(one, taint) for one in tolerations) for taint in taints)
         and all(
-            quantity(free.get(name, "0")) >= quantity(amount) for name, amount in worker_resources(spec, pool).items()
+            parse_quantity(free.get(name, "0")) >= parse_quantity(amount)
+            for name, amount in worker_resources(spec, pool).items()
         )
     )
 
