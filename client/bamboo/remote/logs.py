@@ -5,7 +5,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from bamboo.remote.job_reader import JobDeleted, JobReader
@@ -78,14 +77,6 @@ class Printer:
         print(text, flush=True)
 
 
-@dataclass(frozen=True, slots=True)
-class PresentWorkers:
-    """The present workers by uid. over: the job has ended."""
-
-    workers: dict[str, RemoteWorker]
-    over: bool
-
-
 class LogReader:
     """Prints the logs of a job's workers, once or as they grow."""
 
@@ -111,16 +102,19 @@ class LogReader:
                     waiting.remove(worker)
                     reading[asyncio.create_task(self._read(worker, self._following(worker)))] = worker
                 ended = await self._some_end(reading)
-                present = await self._look()
-                if present is None:
+                try:
+                    snapshot = await patiently(self._job_reader.snapshot)
+                except JobDeleted:
                     return
-                waiting = [present.workers[w.uid] for w in waiting if w.uid in present.workers]
-                broken = [now for w in ended if (now := present.workers.get(w.uid)) and now.alive]
+                present = {w.uid: w for w in snapshot.workers}
+                waiting = [present[w.uid] for w in waiting if w.uid in present]
+                broken = [present[w.uid] for w in ended if w.uid in present and present[w.uid].alive]
                 waiting += [w for w in broken if w.state != "leaving"]
                 if newcomers:
-                    waiting += [w for uid, w in present.workers.items() if uid not in known]
-                    known |= present.workers.keys()
-                to_come = any(w.alive or w.has_log for w in waiting) or (newcomers and not present.over)
+                    waiting += [w for uid, w in present.items() if uid not in known]
+                    known |= present.keys()
+                over = snapshot.job.status.ended is not None
+                to_come = any(w.alive or w.has_log for w in waiting) or (newcomers and not over)
                 if not reading and not to_come:
                     return
         finally:
@@ -147,14 +141,6 @@ class LogReader:
         ended = [reading.pop(task) for task in done]
         await asyncio.sleep(max(0.0, LOOK_SECONDS - (time.monotonic() - began)))
         return ended
-
-    async def _look(self) -> "PresentWorkers | None":
-        """Return the present workers; None if the job was deleted."""
-        try:
-            snapshot = await patiently(self._job_reader.snapshot)
-        except JobDeleted:
-            return None
-        return PresentWorkers({w.uid: w for w in snapshot.workers}, snapshot.job.status.ended is not None)
 
     async def _read(self, worker: RemoteWorker, query: dict[str, str]) -> None:
         namespace, name = self._job_reader.namespace, self._job_reader.name
