@@ -22,8 +22,7 @@ from bamboo_operator.kube.objects import JobKey
 from bamboo_operator.pods.controller import PodController
 from bamboo_operator.watch_handlers import watch_handlers
 from manifest_kit import bamboojob, training
-from operator_kit import shared_for
-from opsim_kopf import KopfEvents
+from opsim_kopf import KopfEvents, shared_for
 from opsim_loop import VirtualLoop, virtual_time
 from opsim_server import Object, Server, Watch
 

@@ -5,8 +5,13 @@ from typing import Any
 
 import kopf
 
+from bamboo_core.kube.api import KubeApi
 from bamboo_core.names import GROUP, PLURAL, VERSION
+from bamboo_operator.auth.pod_tokens import TokenReviewer
+from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.indices import NODES, PODS, PODS_ON, ClusterIndices
+from bamboo_operator.jobs.shared import SharedResources
+from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 
 Object = dict[str, Any]
 RESOURCES = {
@@ -38,6 +43,15 @@ def node_event(cluster: ClusterIndices, kind: str | None, node: Object) -> None:
     cluster.indexers[NODES].replace(cluster.indexers.make_key(kopf.Body(node)), cluster.by_name(node))
     if cluster.node(node["metadata"]["name"]) is not before:
         cluster.node_changed(node["metadata"]["name"])
+
+
+def shared_for(api: KubeApi, **more: Any) -> SharedResources:
+    """Return what all jobs of an operator share, with an empty cache and a gateway that nobody reaches."""
+    usual = {"cluster": ClusterIndices(), "gateway": WorkerGateway(), "url": "ws://operator"}
+    settings = WorkerPodSettings(coordinator_url="", image="trainer")
+    return SharedResources(
+        **{"api": api, "reviews": TokenReviewer(api), "key": b"k" * 16, "settings": settings, **usual, **more}
+    )
 
 
 class KopfEvents:

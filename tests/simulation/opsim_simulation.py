@@ -21,9 +21,8 @@ from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner
 from bamboo_operator.signals.signals import lives
 from bamboo_operator.watch_handlers import watch_handlers
-from operator_kit import shared_for
 from opsim_budgets import disruptions_allowed
-from opsim_kopf import KopfEvents
+from opsim_kopf import KopfEvents, shared_for
 from opsim_loop import VirtualLoop, virtual_time
 from opsim_nodes import Nodes, Process
 from opsim_queue import SimQueue

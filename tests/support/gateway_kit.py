@@ -21,7 +21,7 @@ from bamboo_operator.auth.pod_tokens import (
 from bamboo_operator.auth.worker_gateway import WorkerGateway, workers_path
 from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.jobs.shared import SharedResources
-from operator_kit import shared_for
+from opsim_kopf import shared_for
 
 JOB = ("team", "job")
 

@@ -21,12 +21,7 @@ from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.placement_spec import Capacity, NodePool, Preset
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.status import BambooJobStatus
-from bamboo_core.kube.api import KubeApi
 from bamboo_core.view.job_view import JobView
-from bamboo_operator.auth.pod_tokens import TokenReviewer
-from bamboo_operator.auth.worker_gateway import WorkerGateway
-from bamboo_operator.cluster.indices import ClusterIndices
-from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings, worker_pod
 from manifest_kit import bamboojob, minimal
 
@@ -226,15 +221,6 @@ def trainer(pod):
 
 
 POOLS = [None, *(pool(preset, capacity) for preset in Preset for capacity in Capacity)]
-
-
-def shared_for(api: KubeApi, **more: Any) -> SharedResources:
-    """Return what all jobs of an operator share, with an empty cache and a gateway that nobody reaches."""
-    usual = {"cluster": ClusterIndices(), "gateway": WorkerGateway(), "url": "ws://operator"}
-    settings = WorkerPodSettings(coordinator_url="", image="trainer")
-    return SharedResources(
-        **{"api": api, "reviews": TokenReviewer(api), "key": b"k" * 16, "settings": settings, **usual, **more}
-    )
 
 
 class Heard:

@@ -26,9 +26,9 @@ from bamboo_operator.pods.starting import UNSCHEDULABLE
 from bamboo_operator.pods.view import JobPods
 from bamboo_operator.signals.node_marks import NodeMark
 from fake_api import FakeApi
-from operator_kit import JOB_UID, SETTINGS, shared_for
+from operator_kit import JOB_UID, SETTINGS
 from opsim_budgets import disruptions_allowed, is_about
-from opsim_kopf import pod_event
+from opsim_kopf import pod_event, shared_for
 
 BEGINNING = 10_000.0  # the time at which a test begins, in seconds
 

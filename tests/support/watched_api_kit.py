@@ -14,7 +14,7 @@ from bamboo_operator.kube.access import ApiCallCounts, connect
 from http_kit import serving
 from kube_server_kit import access_to
 from manifest_kit import minimal
-from operator_kit import shared_for
+from opsim_kopf import shared_for
 
 KEY = ("default", "test")
 
