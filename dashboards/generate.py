@@ -6,11 +6,10 @@ from pathlib import Path
 import cost
 import fleet
 import job
-import takeovers
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
 FOLDER = Path(__file__).parent
-MAKERS = {"fleet": fleet.make, "job": job.make, "takeovers": takeovers.make, "cost": cost.make}
+MAKERS = {"fleet": fleet.make, "job": job.make, "cost": cost.make}
 
 
 def text(name: str) -> str:

@@ -1,8 +1,8 @@
-"""One job: progress, workers, what their time and memory go to."""
+"""One job: progress, workers, takeovers, and what time and memory go to."""
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from parts import ONE_JOB as J
-from parts import Query, build, goodput, graph, increase, number, per_second, quantile, words
+from parts import Query, build, goodput, graph, increase, number, per_second, quantile, warm, words
 
 BUBBLE = "idle|rehearsal"
 
@@ -16,6 +16,7 @@ def make() -> Dashboard:
             ("Now", _now()),
             ("Progress", _progress()),
             ("Workers", _workers()),
+            ("Preemptions and takeovers", _takeovers()),
             ("Checkpoints", _checkpoints()),
             ("Time", _time()),
             ("Network and memory", _resources()),
@@ -161,6 +162,93 @@ def _workers() -> list[object]:
             "none",
             _job("pods", "{{pool}} ({{capacity}})"),
             stacked=True,
+        ),
+    ]
+
+
+def _takeovers() -> list[object]:
+    count, pauses = (f"bamboo_job_takeover_pause_seconds_{part}{{{J}" for part in ("count", "bucket"))
+    return [
+        number(
+            "Takeovers without notice",
+            "In the middle of a step.",
+            "none",
+            f'sum(increase({count}, notice="false"}}[$__range]))',
+        ),
+        number(
+            "Takeovers with notice",
+            "At the boundary of a step.",
+            "none",
+            f'sum(increase({count}, notice="true"}}[$__range]))',
+        ),
+        number(
+            "Pause, median",
+            "From the first sign of a loss until the lost work is repeated.",
+            "s",
+            quantile(0.5, f"{pauses}}}", "$__range"),
+        ),
+        number(
+            "Pause, p99",
+            "From the first sign of a loss until the lost work is repeated.",
+            "s",
+            quantile(0.99, f"{pauses}}}", "$__range"),
+        ),
+        number(
+            "Time paused",
+            "Sum of all pauses.",
+            "s",
+            increase(f"bamboo_job_takeover_pause_seconds_sum{{{J}}}", "$__range"),
+        ),
+        graph(
+            "Preemptions, announced or not",
+            "In an hour. With notice, a worker leaves between two steps and nothing is repeated.",
+            "none",
+            Query(increase(f"bamboo_job_preemptions_total{{{J}}}", by="notice"), "notice: {{notice}}"),
+            stacked=True,
+        ),
+        graph(
+            "Signs by source",
+            "Notices and losses that were seen in the cluster, in an hour, by reason.",
+            "none",
+            Query(increase(f"bamboo_job_signals_total{{{J}}}", by="source"), "{{source}}"),
+            stacked=True,
+        ),
+        warm(
+            "Pauses",
+            "How many takeovers paused for how long.",
+            "s",
+            increase(f"{pauses}}}", by="le"),
+        ),
+        graph(
+            "Pause by phase, mean",
+            "decide: until the plan is made; reform: until it is in force at the new owner; "
+            "recompute: until the lost work is repeated.",
+            "s",
+            Query(
+                f"sum by (phase) (increase(bamboo_job_takeover_phase_seconds_sum{{{J}}}[1h]))"
+                f" / (sum by (phase) (increase(bamboo_job_takeover_phase_seconds_count{{{J}}}[1h])) > 0)",
+                "{{phase}}",
+            ),
+            stacked=True,
+        ),
+        graph(
+            "Work of takeovers",
+            "Passes of microbatches that were repeated, in an hour.",
+            "none",
+            Query(increase(f"bamboo_job_takeover_passes_total{{{J}}}", by="kind"), "{{kind}}"),
+            stacked=True,
+        ),
+        graph(
+            "Workers that failed",
+            "Those that count for backoffLimit, in an hour.",
+            "none",
+            Query(increase(f"bamboo_job_restarts_total{{{J}}}"), "failed"),
+        ),
+        graph(
+            "Whole states sent",
+            "To workers that become replicas.",
+            "Bps",
+            Query(per_second(f'bamboo_worker_sent_bytes_total{{{J}, kind="state"}}'), "state"),
         ),
     ]
 

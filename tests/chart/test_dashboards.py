@@ -21,7 +21,7 @@ from cluster.build import cache_folder
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "dashboards"
-NAMES = ("fleet", "job", "takeovers", "cost")
+NAMES = ("fleet", "job", "cost")
 PAGE = ROOT / "docs" / "alerts.md"
 SCRAPED = {"instance", "pod", "namespace", "job"}  # labels that a scrape may add
 MISSING = "needs Prometheus: apt-get install prometheus (or apt-get and dpkg-deb, and Debian's packages within reach)"
