@@ -64,13 +64,6 @@ async def test_a_failure_that_goes_on_is_logged_once_in_a_while(
     assert [await fails(error=BUSY) for _ in range(2)] == [1, 0], "it has worked in between"
 
 
-async def test_a_job_whose_calls_are_tried_does_not_count_as_stuck() -> None:
-    attempts = ApiAttempts(("team", "tiny"))
-    attempts.last_progress = 0.0
-    assert await attempts.once("write", Server().call(), lambda emit: None)
-    assert attempts.last_progress > 0.0
-
-
 async def test_a_refusal_is_told_once_and_another_one_again() -> None:
     attempts, told = ApiAttempts(("team", "tiny")), list[Emit]()
     forbidden, invalid = ApiError(403, "Forbidden", "no"), ApiError(422, "Invalid", "not so")

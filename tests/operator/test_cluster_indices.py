@@ -39,20 +39,6 @@ def test_only_what_the_operator_looks_at_is_kept() -> None:
     assert heard.said == [("changed", NAME)]
 
 
-def test_a_nodes_news_reach_the_jobs_with_pods_there_and_heartbeats_nobody() -> None:
-    cluster, heard = watched()
-    pod_event(cluster, "ADDED", pod(node="n1"))
-    node_event(cluster, "ADDED", node())
-    heard.said.clear()
-    node_event(cluster, "MODIFIED", node(heartbeat="2"))
-    node_event(cluster, "ADDED", node("n2"))
-    assert heard.said == []
-    node_event(cluster, "MODIFIED", node(ready="False"))
-    node_event(cluster, "DELETED", node(uid="of another node"))
-    node_event(cluster, "DELETED", node())
-    assert heard.said == [("changed", NAME), ("without n1", NAME)]
-
-
 def test_a_deletion_of_a_pod_that_has_been_replaced_changes_nothing() -> None:
     cluster, heard = watched()
     pod_event(cluster, "ADDED", pod(uid="new"))

@@ -16,7 +16,7 @@ from bamboo_operator.jobs import reconciler
 from bamboo_operator.jobs.controller import STUCK_SECONDS, JobController
 from bamboo_operator.jobs.reconcile_schedule import CALM_SECONDS, QUIET_SECONDS, Burst
 from bamboo_operator.jobs.reconcile_schedule import LONGEST_SECONDS as LONGEST_BURST
-from bamboo_operator.jobs.reconciler import LONGEST_SECONDS, turn
+from bamboo_operator.jobs.reconciler import LONGEST_SECONDS
 from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.objects import JobKey
 from bamboo_operator.pods.controller import PodController
@@ -226,23 +226,3 @@ def test_a_reconciliation_that_is_stuck_is_reported_though_the_status_is_written
         simulated = ManyJobs(loop)
         runner.run(simulated.run(1, 2 * (LONGEST_SECONDS + STUCK_SECONDS)))
     assert simulated.stuck[0].startswith("no reconciliation of default/job-00 for ")
-
-
-def test_who_waits_for_its_turn_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long that takes: else those that were served already would come before it, again and again."""
-    served = []
-
-    async def take_turns(name: str, turns: asyncio.Semaphore) -> None:
-        for _ in range(3):
-            async with turn(turns, ApiAttempts(("x", name)).heartbeat):
-                served.append(name)
-                await asyncio.sleep(20.0)
-
-    async def all_take_turns(names: list[str]) -> None:
-        turns = asyncio.Semaphore(1)
-        await asyncio.gather(*(take_turns(name, turns) for name in names))
-
-    names = [f"job-{number}" for number in range(6)]
-    with virtual_runner(monkeypatch) as (runner, _):
-        runner.run(all_take_turns(names))
-    assert served == 3 * names

@@ -10,7 +10,7 @@ from bamboo_operator.kube import attempts
 from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.pods import removal
-from bamboo_operator.pods.removal import EXIT_SECONDS, PodRemoval, exit_seconds
+from bamboo_operator.pods.removal import PodRemoval
 from bamboo_operator.pods.view import JobPods
 from operator_kit import JOB_UID, render
 from opsim_kopf import pod_event
@@ -58,13 +58,6 @@ async def test_pods_that_have_ended_go_only_when_all_are_to_go() -> None:
         assert pods.deleted() == set(names[:count])
 
 
-async def test_a_deletion_that_fails_is_tried_again_until_it_is_done() -> None:
-    api = Deletions(ApiError(500, "Reason", "busy"), ApiError(429, "Reason", "slow down"), True)
-    ended, _, _, names = made(api)
-    await ended.remove_running()
-    assert api.names == names[:1] * 3
-
-
 async def test_a_pod_that_is_gone_is_forgotten_and_one_that_was_replaced_is_left() -> None:
     ended, _, cluster, names = made(Deletions(False))
     await ended.remove_running()
@@ -73,13 +66,6 @@ async def test_a_pod_that_is_gone_is_forgotten_and_one_that_was_replaced_is_left
     ended, _, _, names = made(api)
     await ended.remove_running()
     assert api.names == names[:1]
-
-
-def test_a_worker_whose_loggers_are_waited_for_has_its_grace_period_on_top() -> None:
-    """It gives up itself five seconds before its grace period is over."""
-    pod = {"spec": {"terminationGracePeriodSeconds": 90}}
-    assert exit_seconds(pod, logging=False) == EXIT_SECONDS
-    assert exit_seconds(pod, logging=True) == EXIT_SECONDS + 90
 
 
 async def test_pods_are_left_alone_while_a_worker_waits_for_its_loggers(monkeypatch: pytest.MonkeyPatch) -> None:

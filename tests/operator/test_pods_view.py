@@ -57,11 +57,6 @@ def test_numbers_go_on_after_the_largest_also_of_pods_that_have_ended(cluster: C
     assert pods.next_number() == 5
 
 
-def test_pods_of_another_job_of_that_name_do_not_count(cluster: ClusterIndices) -> None:
-    add(cluster, 0)
-    assert JobPods(JobIdentity(KEY, "another-uid"), cluster, NO_API).all() == {}
-
-
 def test_the_age_of_a_pod_is_never_negative() -> None:
     for seconds, least, most in ((100, 99.0, 400.0), (-100, 0.0, 0.0)):
         created = api_time(utc_now() - timedelta(seconds=seconds))

@@ -3,8 +3,6 @@
 from decimal import Decimal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bamboo_core.job.placement_spec import MANY, Capacity, NodePool, next_prices
 from bamboo_operator.pods.pools import (
@@ -69,28 +67,6 @@ def test_the_next_pod_goes_to_the_first_pool_with_room_that_is_due(pools, waited
 )
 def test_what_more_workers_cost(pools, counts, prices):
     assert next_prices(pools, counts) == prices
-
-
-POOLS = st.lists(
-    st.builds(
-        NodePool,
-        name=st.sampled_from("abcdef"),
-        after_seconds=st.integers(0, 3),
-        max_workers=st.none() | st.integers(1, 3),
-    ),
-    unique_by=lambda p: p.name,
-)
-COUNTS = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 4))
-
-
-@given(POOLS, st.integers(0, 5), COUNTS)
-def test_never_too_many_and_never_too_early(pools, waited, counts):
-    found = choose_pool(pools, waited, 0, counts)
-    with_room = [p for p in pools if p.max_workers is None or counts.get(p.name, 0) < p.max_workers]
-    usable = [p for p in with_room if p.after_seconds <= waited]
-    assert (found is None) == (not usable)
-    assert found is None or found in usable
-    assert found is None or found == choose_pool(pools, waited, 0, counts)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,7 @@ import pytest
 from bamboo_operator.signals.cloud_marks import CONDITION_TYPES, CONDITIONS, LABELS, TAINTS, TAINTS_WITH_VALUE
 from bamboo_operator.signals.signals import (
     SignalKind,
-    node_deleted_signal,
     node_signal,
-    pod_deleted_signal,
     pod_signal,
     worker_exit,
     worker_signal,
@@ -311,54 +309,38 @@ def test_a_worker_that_ends_by_itself_has_an_exit_code(given, source, code, text
         assert worker_exit(given) == (code, text)
 
 
-@pytest.mark.parametrize("given", [{}, pod(), pod(phase="Pending"), pod(phase="Unknown"), {"status": None}])
+NO_TARGET = pod()
+NO_TARGET["status"]["conditions"] = [condition("DisruptionTarget", "PreemptionByScheduler", status="False")]
+
+
+@pytest.mark.parametrize("given", [{}, pod(), pod(phase="Pending"), pod(phase="Unknown"), {"status": None}, NO_TARGET])
 def test_a_pod_that_lives_says_nothing(given):
     assert pod_signal(given, NOW) is None
     assert worker_exit(given) is None
 
 
-def test_the_target_of_no_disruption_any_more():
-    given = pod(target="PreemptionByScheduler")
-    given["status"]["conditions"][1]["status"] = "False"
-    assert pod_signal(given, NOW) is None
-
-
 SPOT = node(taints={NTH + "spot-itn": "e1"})
+EARLIER = NOW - timedelta(seconds=300)
 
 
-def test_of_pod_and_node_the_worse_news_counts():
-    assert worker_signal(pod(), None, NOW) is None
-    assert worker_signal(pod(), node(), NOW) is None
-    assert worker_signal(pod(), SPOT, NOW).source == "AwsSpotInterruption"
-    assert worker_signal(pod(deleted=at(12)), SPOT, NOW).source == "PodDeleted"
-    assert worker_signal(pod(deleted=at(12)), SPOT, NOW - timedelta(seconds=300)).seconds == 120
-    assert worker_signal(pod(deleted=at(12)), LOST[0][0], NOW).source == "NodeOutOfService"
-    failed = worker_signal(pod(phase="Failed", ended=died(1)), SPOT, NOW)
-    assert (failed.kind, failed.exit_code) == (SignalKind.LOST, 1)
+@pytest.mark.parametrize(
+    ("of_pod", "of_node", "now", "source", "seconds", "code"),
+    [
+        (pod(), SPOT, NOW, "AwsSpotInterruption", 120, None),
+        (pod(deleted=at(12)), SPOT, NOW, "PodDeleted", 12, None),
+        (pod(deleted=at(12)), SPOT, EARLIER, "AwsSpotInterruption", 120, None),
+        (pod(deleted=at(12)), LOST[0][0], NOW, "NodeOutOfService", 0, None),
+        (pod(phase="Failed", ended=died(1)), SPOT, NOW, "ContainerFailed", 0, 1),
+        (pod(phase="Failed", ended=died(137)), SPOT, NOW, "AwsSpotInterruption", 0, None),  # killed with its node
+        (pod(phase="Failed", ended=died(143)), SPOT, NOW, "AwsSpotInterruption", 0, None),
+        (pod(phase="Failed", ended=died(137, reason="OOMKilled")), SPOT, NOW, "OOMKilled", 0, 137),
+    ],
+)
+def test_the_worse_signal_of_pod_and_node_counts(of_pod, of_node, now, source, seconds, code):
+    signal = worker_signal(of_pod, of_node, now)
+    assert (signal.source, signal.seconds, signal.exit_code) == (source, seconds, code)
 
 
-@pytest.mark.parametrize("code", [137, 143])
-def test_who_is_killed_while_the_node_goes_has_not_failed(code):
-    signal = worker_signal(pod(phase="Failed", ended=died(code)), SPOT, NOW)
-    assert (signal.kind, signal.source, signal.exit_code) == (SignalKind.LOST, "AwsSpotInterruption", None)
-
-
-def test_out_of_memory_is_a_failure_wherever_it_happens():
-    signal = worker_signal(pod(phase="Failed", ended=died(137, reason="OOMKilled")), SPOT, NOW)
-    assert (signal.source, signal.exit_code) == ("OOMKilled", 137)
-
-
-def test_a_deleted_pod_or_node_is_a_loss():
-    assert (node_deleted_signal("n1").kind, node_deleted_signal("n1").source) == (SignalKind.LOST, "NodeDeleted")
-    assert (pod_deleted_signal("p").kind, pod_deleted_signal("p").source, pod_deleted_signal("p").exit_code) == (
-        SignalKind.LOST,
-        "PodDeleted",
-        None,
-    )
-
-
-def test_the_answer_is_withdrawn_with_the_mark():
-    given = node(taints={"karpenter.sh/disrupted": ""})
-    assert node_signal(given, NOW) is not None
-    given["spec"]["taints"] = []
-    assert node_signal(given, NOW) is None
+@pytest.mark.parametrize("of_node", [None, node()])
+def test_a_running_pod_on_an_ordinary_node_gives_no_signal(of_node):
+    assert worker_signal(pod(), of_node, NOW) is None

@@ -18,7 +18,6 @@ from bamboo_operator.pods.starting import (
     StartBackoff,
     StartupProblem,
     event_problem,
-    gates_of,
     is_unexplained,
     join_problem,
     seconds_unjoined,
@@ -32,11 +31,6 @@ GATE = {"name": "example.com/held"}
 
 def gated_pod(*gates: Any) -> dict[str, Any]:
     return {"metadata": {}, "spec": {"schedulingGates": list(gates)} if gates else {}}
-
-
-def test_gates_have_names() -> None:
-    assert gates_of(gated_pod(GATE, {"name": "other"})) == ("example.com/held", "other")
-    assert gates_of(gated_pod()) == gates_of({}) == gates_of({"spec": {"schedulingGates": None}}) == ()
 
 
 def test_the_moment_when_a_gate_goes_is_kept_while_the_pod_waits() -> None:
@@ -60,12 +54,6 @@ def test_one_that_may_have_had_a_gate_counts_as_released_when_it_is_first_seen_w
     gated = GateReleases(job(worker={"template": {"spec": {"schedulingGates": [GATE]}}}))
     gated.observe({"w0": gated_pod(), "w1": gated_pod(GATE)}, 6.0)
     assert (gated.at("w0"), gated.at("w1")) == (6.0, None)
-
-
-def test_the_first_workers_that_end_at_once_are_replaced_at_once() -> None:
-    backoff = StartBackoff().after(0, 8, 100.0, "exited with code 1")
-    assert (backoff.rounds, backoff.pause) == (1, 0.0)
-    assert not backoff.holds(100.0)
 
 
 def test_workers_that_were_made_together_are_one_round() -> None:
