@@ -1,4 +1,4 @@
-"""What jobs cost, and what part of it was useful."""
+"""The dashboard of jobs' costs and of the useful part of them."""
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from parts import SOME_JOBS as J
@@ -18,7 +18,7 @@ def make() -> Dashboard:
 
 
 def _counted(name: str, time: str) -> str:
-    """By how much a cost grew, by job: one series of a job, whichever operators told of it, for its status has it."""
+    """Return the query of a cost's growth by job, as one series for each job, whichever operators exported it."""
     return f"increase((max by (namespace, job) (bamboo_job_{name}_total{{{J}}}))[{time}:])"
 
 

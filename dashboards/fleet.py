@@ -1,4 +1,4 @@
-"""All jobs at a glance, and the operator that runs them."""
+"""The dashboard of all jobs and of the operator."""
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from parts import SOME_NAMESPACES as N

@@ -1,4 +1,4 @@
-"""Writes the Grafana dashboards in this folder anew: `make docs`. A test fails if a committed one is stale."""
+"""Generate the Grafana dashboards in this folder (`make docs`). A test fails if a committed one is stale."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ MAKERS = {"fleet": fleet.make, "job": job.make, "cost": cost.make}
 
 
 def text(name: str) -> str:
-    """The dashboard's JSON."""
+    """Return the dashboard's JSON."""
     return json.dumps(MAKERS[name](), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""One job: progress, workers, takeovers, and what time and memory go to."""
+"""The dashboard of one job: progress, workers, takeovers, and the use of time and memory."""
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from parts import ONE_JOB as J
@@ -26,7 +26,7 @@ def make() -> Dashboard:
 
 
 def _job(name: str, legend: str) -> Query:
-    """One of the job's metrics as it is."""
+    """Return the query of one of the job's metrics."""
     return Query(f"bamboo_job_{name}{{{J}}}", legend)
 
 

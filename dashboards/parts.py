@@ -1,4 +1,4 @@
-"""What all dashboards are made of. Every panel has a unit, a title and a description, and asks $datasource."""
+"""Builders of dashboards and panels. Every panel has a unit, a title and a description, and queries $datasource."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ JOBS = '{__name__=~"bamboo_job_state|bamboo_job_step"}'
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """legend: Grafana's format, such as {{job}}."""
+    """A query of a panel. legend: Grafana's format, such as {{job}}."""
 
     expr: str
     legend: str = ""
@@ -31,23 +31,23 @@ Panels = Sequence[Any]
 
 
 def increase(counter: str, window: str = "1h", *, by: str = "") -> str:
-    """By how much a counter with its selector grew, summed; by: the label that stays."""
+    """Return the query of a counter's growth, summed. counter: with its selector. by: the label to group by."""
     return f"sum{f' by ({by}) ' if by else ''}(increase({counter}[{window}]))"
 
 
 def per_second(counter: str, *, by: str = "") -> str:
-    """How fast a counter with its selector grows, summed; by: the label that stays."""
+    """Return the query of a counter's rate, summed. counter: with its selector. by: the label to group by."""
     return f"sum{f' by ({by}) ' if by else ''}(rate({counter}[$__rate_interval]))"
 
 
 def goodput(selector: str, window: str = "1h") -> str:
-    """The useful share of the paid worker time."""
+    """Return the query of the useful share of the paid worker time."""
     useful, paid = (f"bamboo_job_{name}_worker_seconds_total{{{selector}}}" for name in ("useful", "paid"))
     return f"{increase(useful, window)} / {increase(paid, window)}"
 
 
 def quantile(share: float, buckets: str, window: str = "$__rate_interval") -> str:
-    """A quantile of a histogram, which is named with _bucket and its selector."""
+    """Return the query of a quantile. buckets: the histogram's name with _bucket and its selector."""
     return f"histogram_quantile({share}, sum by (le) (rate({buckets}[{window}])))"
 
 
@@ -61,7 +61,7 @@ def _targets(builder: Any, queries: Sequence[Query], *, instant: bool) -> None:
 def graph(
     title: str, text: str, unit: str, *queries: Query, width: int = 12, stacked: bool = False, most: float | None = None
 ) -> timeseries.Panel:
-    """Lines over time; stacked areas for parts of a whole. most: the axis' upper end."""
+    """Return a panel of lines over time, or of stacked areas. most: the upper end of the axis."""
     legend = (
         common_builders.VizLegendOptions()
         .display_mode(common.LegendDisplayMode.TABLE)
@@ -86,7 +86,7 @@ def graph(
 def number(
     title: str, text: str, unit: str, query: str, *, width: int = 4, steps: Sequence[tuple[float | None, str]] = ()
 ) -> stat.Panel:
-    """One number. steps: from which value on it has which colour; the first has none."""
+    """Return a panel of one number. steps: the values from which on a colour applies; the first is None."""
     reduce = common_builders.ReduceDataOptions().calcs(["lastNotNull"])
     panel = stat.Panel().title(title).description(text).unit(unit).datasource(SOURCE).span(width).height(4)
     panel = panel.reduce_options(reduce).color_mode(common.BigValueColorMode.VALUE)
@@ -98,7 +98,7 @@ def number(
 
 
 def words(title: str, text: str, *queries: Query, width: int = 8) -> stat.Panel:
-    """The name of the series that is there, such as a state."""
+    """Return a panel of the names of the series that exist, such as a state."""
     reduce = common_builders.ReduceDataOptions().calcs(["lastNotNull"])
     panel = stat.Panel().title(title).description(text).unit("none").datasource(SOURCE).span(width).height(4)
     panel = panel.reduce_options(reduce).text_mode(common.BigValueTextMode.NAME).no_value("none")
@@ -108,7 +108,7 @@ def words(title: str, text: str, *queries: Query, width: int = 8) -> stat.Panel:
 
 
 def warm(title: str, text: str, unit: str, expr: str, *, width: int = 12) -> heatmap.Panel:
-    """A histogram over time; the query gives increases by le."""
+    """Return a heatmap over time. expr: a query of increases by le."""
     panel = heatmap.Panel().title(title).description(text).unit(unit).datasource(SOURCE).span(width).height(HEIGHT)
     panel = panel.calculate(False).y_axis(heatmap.YAxisConfig().unit(unit))
     target = prometheus.Dataquery().expr(expr).ref_id("A").datasource(SOURCE).range().legend_format("{{le}}")
@@ -118,7 +118,7 @@ def warm(title: str, text: str, unit: str, expr: str, *, width: int = 12) -> hea
 def listing(
     title: str, text: str, state: str, columns: Sequence[tuple[str, str, str]], *, width: int = 24
 ) -> table.Panel:
-    """A row for each job. state: a query whose label of that name is shown. columns: heading, unit and query."""
+    """Return a table with a row for each job. state: a query with a label `state`. columns: heading, unit and query."""
     panel = table.Panel().title(title).description(text).unit("none").datasource(SOURCE).span(width).height(10)
     for index, expr in enumerate([state, *(column[2] for column in columns)]):
         target = prometheus.Dataquery().expr(expr).ref_id(chr(ord("A") + index)).datasource(SOURCE).instant()
@@ -162,7 +162,9 @@ def _annotation(name: str, colour: str, expr: str, title: str) -> d.AnnotationQu
 def build(
     uid: str, title: str, text: str, rows: Sequence[tuple[str, Panels]], *, job: bool = True, several: bool = True
 ) -> dashboard.Dashboard:
-    """rows: heading and panels. job, several: which variables there are, and whether they take several values."""
+    """Return a dashboard. rows: heading and panels. job: it has a variable for the job. several: variables take several
+    values.
+    """
     selector = ONE_JOB if job and not several else SOME_JOBS if job else SOME_NAMESPACES
     board = d.Dashboard(title).uid(uid).description(text).tags(["bamboo"]).readonly().timezone("browser")
     board = board.refresh("30s").time("now-3h", "now").tooltip(dashboard.DashboardCursorSync.CROSSHAIR)

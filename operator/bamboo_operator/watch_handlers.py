@@ -1,4 +1,4 @@
-"""kopf's watches, and the handlers of their events."""
+"""kopf's settings, and the handlers of its watch events and indices."""
 
 import logging
 from typing import Any
@@ -15,7 +15,7 @@ JOBS, OURS = (GROUP, VERSION, PLURAL), {LABEL_JOB_NAME: kopf.PRESENT}
 
 
 def watch_handlers(jobs: JobController, shared: SharedResources) -> kopf.OperatorRegistry:
-    """Return the handlers. kopf completes the indices before it calls any other handler."""
+    """Return the operator's kopf handlers. kopf completes the indices before it calls any other handler."""
     handlers, cluster = kopf.OperatorRegistry(), shared.cluster
 
     @kopf.on.startup(registry=handlers)
@@ -66,8 +66,8 @@ def watch_handlers(jobs: JobController, shared: SharedResources) -> kopf.Operato
         observed("node", type)
         if type == "DELETED":
             cluster.node_deleted(name)
-        elif (now := cluster.node(name)) is not memo.get("told"):  # not for every heartbeat of the kubelet
-            memo.told = now
+        elif (now := cluster.node(name)) is not memo.get("indexed"):  # not for every heartbeat of the kubelet
+            memo.indexed = now
             cluster.node_changed(name)
 
     def observed(kind: str, change: str | None) -> None:
@@ -97,11 +97,11 @@ class HandledGenerations(kopf.DiffBaseStorage):
         return None if generation is None else {"spec": generation}
 
     def store(self, *, body: kopf.Body, patch: Any, essence: Any) -> None:
-        """Store nothing: the handlers have told the jobs."""
+        """Store nothing: the handlers have passed the spec on to the jobs."""
 
 
 def kopf_settings(jobs: JobController) -> kopf.OperatorSettings:
-    """Return settings with finite timeouts; kopf streams only workers' pods and writes nothing to the cluster."""
+    """Return kopf's settings: finite timeouts, a stream of workers' pods only, and no writes to the cluster."""
     chosen = kopf.OperatorSettings()
     chosen.watching.label_selectors["v1/pods"] = LABEL_JOB_NAME
     chosen.watching.server_timeout = 300

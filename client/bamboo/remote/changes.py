@@ -23,7 +23,7 @@ async def submit(
     watch: bool,
     wanted_namespace: str | None,
 ) -> int:
-    """Create the job; with apply, or merge it into the existing one. wanted_namespace: of --namespace."""
+    """Create the job; with `apply` also merge it into an existing one. wanted_namespace: the value of --namespace."""
     before, after = await operations.submit(
         session.api, job, wanted_namespace, apply=apply, force=force, dry_run=dry_run
     )

@@ -40,10 +40,10 @@ async def existing(api: KubeApi, namespace: str, name: str) -> JobView | None:
 async def submit(
     api: KubeApi, job: JobSource, namespace: str | None, *, apply: bool, force: bool, dry_run: bool
 ) -> tuple[JobView | None, JobView]:
-    """Create the job of a manifest; with apply, or merge it into the existing one, with force over other owners.
+    """Create the job of a manifest; with `apply` also merge it into an existing one, with `force` over other owners.
 
-    namespace: the user's, None for the manifest's, else the access's. Return the job before, None if it did not exist,
-    and after.
+    namespace: the user's choice; None for the manifest's, or else the kubeconfig's. Return the job before the change
+    (None if it did not exist) and after it.
     """
     document, named = job.document, job.document["metadata"].get("namespace")
     if named and namespace and named != namespace:

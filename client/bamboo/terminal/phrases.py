@@ -188,7 +188,7 @@ def places(cells: Sequence[CellIndex]) -> str:
 
 
 def suspending(job: JobView) -> str | None:
-    """Return what suspending the job now loses, or None."""
+    """Return a sentence on the steps that suspending the job now would lose; None if it loses none."""
     step, kept = job.step, job.status.checkpoint.last_step
     if job.status.ended or job.suspended or not step:
         return None
@@ -203,7 +203,7 @@ def suspending(job: JobView) -> str | None:
 
 
 def deleting(job: JobView) -> str | None:
-    """Return what deleting the job now loses, or None."""
+    """Return a sentence on the progress that deleting the job now would lose; None if the job is over."""
     if job.status.ended:
         return None
     return f"{job.name} is not over ({job.status.state}, {progress(job)}); its progress is lost"

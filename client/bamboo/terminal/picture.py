@@ -155,7 +155,7 @@ def _state(job: JobView) -> Text:
 
 
 def _progress(job: JobView, width: int) -> Text:
-    """Return the progress bar, as long as fits next to the words."""
+    """Return the progress bar, as long as the words next to it allow."""
     words = f"  {phrases.progress(job)}"
     room = max(LEAST_WIDTH, width - len(words))
     done = room * min(job.step, job.steps) // job.steps if job.steps else 0

@@ -52,8 +52,8 @@ def plan_text(report: PlanReport, width: int | None = None) -> str:
     """
     front = report.found.front
     fields = [_fields(one.candidate) for one in front]
-    said = [{row[i] for row in fields} - {NOTHING} for i in range(len(FIELDS))]
-    same = [len(values) < 2 and len(fields) > 1 for values in said]
+    values_of = [{row[i] for row in fields} - {NOTHING} for i in range(len(FIELDS))]
+    same = [len(values) < 2 and len(fields) > 1 for values in values_of]
     time, money = time_unit(one.hours for one in front), money_unit(one.usd for one in front)
     rows = []
     for number, (one, row) in enumerate(zip(front, fields, strict=True), start=1):
@@ -68,13 +68,13 @@ def plan_text(report: PlanReport, width: int | None = None) -> str:
         *(name for name, once in zip(FIELDS, same, strict=True) if not once),
     )
     lines = _printed(1000, fitted(heads, rows, width, WORDS))
-    once = [f"{n.lower()} {v}" for n, v, one in zip(FIELDS, map(_any, said), same, strict=True) if one and v]
-    told: list[str | Group] = [f"In all of them: {', '.join(once)}."] if once else []
+    once = [f"{n.lower()} {v}" for n, v, one in zip(FIELDS, map(_any, values_of), same, strict=True) if one and v]
+    paragraphs: list[str | Group] = [f"In all of them: {', '.join(once)}."] if once else []
     if report.found.chosen is not None:
         if report.instead:
-            told += ["", fitted(("INSTEAD", *_heads(time, money)), _instead(report.instead, time, money), width)]
-        told += ["", *report.reasons, "", *_changes(report)]
-    return "\n".join([*lines, *_printed(min(WIDTH, width or WIDTH), *told, "", _looked_at(report))])
+            paragraphs += ["", fitted(("INSTEAD", *_heads(time, money)), _instead(report.instead, time, money), width)]
+        paragraphs += ["", *report.reasons, "", *_changes(report)]
+    return "\n".join([*lines, *_printed(min(WIDTH, width or WIDTH), *paragraphs, "", _looked_at(report))])
 
 
 def _printed(width: int, *parts: str | Group) -> list[str]:
@@ -160,8 +160,7 @@ def _changes(report: PlanReport) -> list[str]:
     changes = edits(report.found.chosen.candidate, report.world.spec)
     if not changes:
         return ["The manifest already has this plan."]
-    told = [f"  {_path(path)}: {value}" for path, value in changes.items()]
-    return ["To change in the manifest:", *told]
+    return ["To change in the manifest:", *(f"  {_path(path)}: {value}" for path, value in changes.items())]
 
 
 def _path(path: Sequence[str | int]) -> str:

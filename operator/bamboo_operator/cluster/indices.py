@@ -42,7 +42,7 @@ class ClusterIndices:
         self._listeners: dict[JobKey, PodListener] = {}
         self._deleted: deque[str] = deque(maxlen=REMEMBERED)  # uids of pods
 
-    # functions that kopf indexes by
+    # index functions for kopf
 
     def by_job(self, pod: Mapping[str, Any]) -> dict[JobKey, Object]:
         return {job: _trimmed_pod(pod)} if (job := self._job_of(pod)) else {}
@@ -55,9 +55,7 @@ class ClusterIndices:
         return {node["metadata"]["name"]: _trimmed_node(node)}
 
     def _job_of(self, pod: Mapping[str, Any]) -> JobKey | None:
-        """Return the pod's job; None for other pods, and for a pod that is known to be deleted before the watch reports
-        it.
-        """
+        """Return the pod's job; None for pods of no job, and for pods that this cache knows to be deleted."""
         return None if pod["metadata"]["uid"] in self._deleted else job_of(pod)
 
     def _index(self, kind: HandlerId) -> Index[Any, Any]:
@@ -119,7 +117,7 @@ class ClusterIndices:
             for listener, pod in self._listening(name):
                 listener.node_deleted(pod, name)
 
-    # changes known from elsewhere
+    # changes that no watch has reported
 
     def known_pods(self) -> Known:
         return {pod["metadata"]["uid"]: partial(self.forget_pod, pod) for pod in self._values(PODS)}

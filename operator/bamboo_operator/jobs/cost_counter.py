@@ -31,7 +31,7 @@ class CostCounter:
     """One job's cost since an operator first saw it. meter: receives worker time.
 
     paid: number of workers with a node, by pool; None until known. cost: since this operator has known the job.
-    counted_until: None if never counted. Time is priced as of its beginning; an edit of a price counts from then on.
+    counted_until: None if never counted. An edit of a price counts from the next count on.
     """
 
     def __init__(self, pods: JobPods, meter: JobMeter, counted_until: datetime | None) -> None:

@@ -182,7 +182,7 @@ def _encoded(spec: Json) -> str:
 
 
 def _decoded(text: Any) -> Any:
-    """Return the spec of such a text, or None."""
+    """Return the spec that `_encoded` wrote; None for any other text."""
     try:
         return json.loads(text)
     except (TypeError, ValueError):
@@ -227,7 +227,7 @@ class EffectiveSpec:
         self.surprises: tuple[str, ...] = ()
 
     def update(self, body: Mapping[str, Any]) -> None:
-        """Take the newest BambooJob."""
+        """Replace the BambooJob by a newer one."""
         self._body = body
 
     def report_problems(self, record: Callable[[Emit], None]) -> None:

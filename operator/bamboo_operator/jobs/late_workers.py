@@ -1,7 +1,7 @@
 """Workers that connect after their job has ended or was suspended or deleted: the operator stops them.
 
-They missed the order to stop because the operator or their connection had ended. Without it they would train on until
-their pods' grace period ends.
+They missed the order to stop because the operator had ended or their connection was broken. Without it they would
+train on until their pods' grace period ends.
 """
 
 import asyncio

@@ -51,6 +51,8 @@ class LeaseLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LeaseName:
+    """The namespace and name of a Lease."""
+
     namespace: str
     name: str
 
@@ -185,7 +187,7 @@ def released(lease: Object) -> Object:
 
 
 class Lease:
-    """The operator's Lease. me: its identity, the name of its pod.
+    """The operator's Lease. place: the Lease. me: this operator's identity, the name of its pod.
 
     Call acquire() first, then run keep() alongside settle() and the work.
     """

@@ -106,6 +106,8 @@ def _selectors(job: JobSpec, spec: Mapping[str, Any], path: str, pools: Sequence
 
 @dataclass(slots=True)
 class _Refusal:
+    """Removes fields that the operator sets itself, and notes a problem for each."""
+
     problems: list[str]
 
     def __call__(

@@ -186,7 +186,7 @@ class PodController:
 
     @property
     def unmanaged(self) -> str:
-        """Why the job's queue has no effect, as a sentence; "" if it has one."""
+        """A sentence why the job's queue has no effect; "" if the queue works or there is none."""
         return unmanaged(self.view().spec, self._pods.living().values())
 
     def view(self) -> PodsView:
@@ -241,7 +241,7 @@ class PodController:
         self.rolling.look(view)
 
     def _look_at_quota(self, view: PodsView) -> None:
-        """Note whether the job holds quota in vain: too little to begin with, while other pods of it wait for quota."""
+        """Note whether the job holds too little quota to begin, while its other pods wait for quota."""
         phase, staying = view.status.phase, view.staying
         waits = phase in ("Pending", "Restoring") and any(map(waits_for_quota, staying.values()))
         in_vain = waits and 0 < admitted(staying) < view.wanted.fewest

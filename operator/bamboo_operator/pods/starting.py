@@ -1,9 +1,9 @@
-"""Workers that have not joined yet: what holds them back, for how long, and when the operator requests others.
+"""Startup problems of workers that have not joined yet, and the backoff before the operator requests others.
 
-A pod's status shows why it does not start: no node, no image, a missing secret, or a scheduling gate of its template or
-of Kueue, which holds it back: it does not look for a node yet (for Kueue's see `queueing`). Where the status is silent,
-the operator reads the pod's events. A missing Secret of an environment variable is in the status; a missing Secret of a
-volume is not: the container is `ContainerCreating` until it starts, and the kubelet reports the problem in events only.
+A pod's status shows why it does not start: no node, no image, a missing Secret of an environment variable, or a
+scheduling gate of its template or of Kueue (`queueing`), which keeps it from looking for a node. A missing Secret of a
+volume is not in the status: the container is `ContainerCreating` until it starts, and only the kubelet's events report
+the problem. So the operator reads the events of a pod whose status gives no reason.
 
 A worker whose image or template is wrong, or whose node refuses it, ends before it has joined, and its successor would
 end the same way: the operator waits before it requests workers again.

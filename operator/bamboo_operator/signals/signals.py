@@ -44,8 +44,7 @@ class Signal:
     source: str  # a CamelCase reason
     message: str  # a sentence
     seconds: float = 0.0  # until the worker is gone; 0 if it is gone
-    # how the worker itself ended, which is then the message's subject and not said again; None for disruptions, which
-    # never count as failures
+    # the worker's exit code if it ended by itself; None for disruptions, which never count as failures
     exit_code: int | None = None
 
 

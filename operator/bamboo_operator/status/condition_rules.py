@@ -37,12 +37,12 @@ class PipelineDamage:
 
 @dataclass(frozen=True, slots=True)
 class RuleInput:
-    """What the rules for conditions read: the coordinator's status, the operator's facts, the conditions before."""
+    """The input of the rules for conditions: the coordinator's status, the operator's facts, the written conditions."""
 
     status: Status | None  # None while the coordinator does not know the job's plan
     facts: StatusFacts
     previous: Mapping[str, ConditionResult]  # the conditions written before
-    # the number of workers in the status before, of a job that gives workers back; None if there is none
+    # the number of workers in the written status, for a job that gives workers back; else None
     desired: int | None = None
 
     def was(self, condition: str) -> bool:
@@ -128,7 +128,7 @@ def _workers_ready(given: RuleInput) -> ConditionResult:
 
 
 def _as_many_as_pods(given: RuleInput, needed: int) -> ConditionResult:
-    """Return the result while the coordinator does not know its workers: at most those with a pod are ready."""
+    """Return WorkersReady while the coordinator does not know its workers: at most the workers with a pod are ready."""
     existing = sum(given.pods.values())
     if given.was("Running") and existing < needed and not given.facts.unattended:
         message = f"{existing} of {needed} workers have a pod; the operator was restarted, and waits for their reports"

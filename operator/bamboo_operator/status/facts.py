@@ -24,12 +24,12 @@ class StatusFacts:
     generation: int
     spec: JobSpec | None  # the spec in force; None if there never was a valid one
     problems: tuple[str, ...] = ()  # errors of the newest manifest
-    refused: str = ""  # its changes that a running job does not follow
-    deleted: bool = False  # the job is being deleted; its workers were told to stop
-    unattended: bool = False  # its workers train without an operator
-    warnings: tuple[str, ...] = ()  # its fields without effect
+    refused: str = ""  # changes of the manifest that a running job does not follow
+    deleted: bool = False  # the job is being deleted, and its workers stop
+    unattended: bool = False  # the job's workers train without an operator
+    warnings: tuple[str, ...] = ()  # the manifest's fields without effect
     surprises: tuple[str, ...] = ()  # settings that may not be intended
-    # the status when the coordinator was made, to whose counts its own are added
+    # the status before the present coordinator; its counts are added to the coordinator's
     earlier: BambooJobStatus = field(default_factory=BambooJobStatus)
     pods: Mapping[str, int] = field(default_factory=dict)  # number of living pods by pool
     paid: Mapping[str, int] | None = None  # number of pods with a node by pool; None for all
@@ -39,7 +39,7 @@ class StatusFacts:
     finish: Finish | None = None
     plan: str | None = None  # the plan record to keep
     rollout: RolloutRecord | None = None  # None if not known yet
-    unmanaged: str = ""  # a sentence why its queue has no effect
+    unmanaged: str = ""  # a sentence why the job's queue has no effect
 
     @property
     def pools(self) -> tuple[NodePool, ...]:

@@ -20,14 +20,16 @@ from bamboo_operator.status.merge_patch import either, merge_patch
 
 
 class StatusWriter:
-    """The only writer of a job's status. found: the existing one. earlier: counts before the newest coordinator."""
+    """The only writer of a job's status. existing: the status in the cluster. earlier: the status before the newest
+    coordinator, to whose counts the coordinator's are added.
+    """
 
-    def __init__(self, job: JobIdentity, found: Mapping[str, Any], api: KubeApi) -> None:
+    def __init__(self, job: JobIdentity, existing: Mapping[str, Any], api: KubeApi) -> None:
         (self._key, self._uid), self._api = job, api
-        self.written = read_status(found)
+        self.written = read_status(existing)
         self._written_at = 0.0
         self._warnings: list[Emit] = []
-        self._stored: Mapping[str, Any] = found  # the status that the API server has, or may have
+        self._stored: Mapping[str, Any] = existing  # the status that the API server has, or may have
         self._answered = True  # False: the answer to the last write was lost
         self.earlier = self.written  # of the coordinators before the newest one
         self.earlier_cost = Decimal(self.written.cost.total or 0)  # of the operators before this one
@@ -42,8 +44,8 @@ class StatusWriter:
 
         An unreadable record, of another version, counts as one.
         """
-        record, found = self.written.plan_record, self.written.plan
-        return (found or None) if record.lost is None or record.pipelines else None
+        record, text = self.written.plan_record, self.written.plan
+        return (text or None) if record.lost is None or record.pipelines else None
 
     @property
     def suspended(self) -> bool:
