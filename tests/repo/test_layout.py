@@ -51,7 +51,7 @@ SCENARIOS = {
         "zero_bubble",
         "zone_traffic_of_engines",
     },
-    "operator": {"operator_crd", "operator_failures", "operator_many", "operator_waiting"},
+    "operator": {"operator_many", "operator_waiting"},
     "cli": {"cli_docs"},
     "page": {"page_browser"},
 }
