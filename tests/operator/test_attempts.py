@@ -80,21 +80,3 @@ async def test_a_refusal_is_told_once_and_another_one_again() -> None:
         ("ClusterRefuses", str(forbidden)),
         ("ClusterRefuses", str(invalid)),
     ]
-
-
-@pytest.mark.parametrize(
-    ("status", "reason", "refused"),
-    [
-        (403, "Forbidden", True),
-        (422, "Invalid", True),
-        (400, "BadRequest", True),
-        (500, "InternalError", True),  # a webhook that fails
-        (500, "Timeout", False),
-        (409, "AlreadyExists", False),
-        (429, "TooManyRequests", False),
-    ],
-)
-def test_what_passes_by_itself_is_no_refusal_of_a_pod(status: int, reason: str, refused: bool) -> None:
-    found = PodRefused.of(ApiError(status, reason, "said"))
-    assert (found is not None) == refused
-    assert found is None or (found.status, found.message) == (status, "said")

@@ -23,12 +23,17 @@ def start(folder: Path, *flags: str) -> Result:
     [
         (["--label-active"], "--label-active: expected --lease as well"),
         (["--lease", "bamboo-operator"], '--lease: expected NAMESPACE/NAME, got "bamboo-operator"'),
+        (["--node-marks", "FOLDER/none.json"], "--node-marks: FOLDER/none.json: no such file"),
+        (["--node-marks", "FOLDER/marks.json"], "--node-marks: nodeMarks[0]: expected exactly one of taint"),
+        (["--node-marks", "FOLDER/marks.json"], "--node-marks: more: unknown field"),
     ],
 )
 def test_a_wrong_flag_is_named(flags: list[str], sentence: str, tmp_path: Path) -> None:
-    result = start(tmp_path, *flags)
+    (tmp_path / "marks.json").write_text('{"nodeMarks": [{"reason": "A", "gone": true}], "more": 1}')
+    result = start(tmp_path, *(flag.replace("FOLDER", str(tmp_path)) for flag in flags))
     assert result.exit_code == EXIT_USAGE
-    assert f"bamboo-operator: {sentence}" in result.output
+    assert result.output.startswith("bamboo-operator: ")
+    assert sentence.replace("FOLDER", str(tmp_path)) in result.output
 
 
 def test_an_operator_without_a_cluster_ends_with_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,18 +73,6 @@ def test_a_lease_is_taken_only_from_who_is_silent_or_gone(
         assert verdict.notice == ("a", *("x",) * notice), "who had to notice before that still has to"
 
 
-@given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 2)), min_size=1))
-def test_a_holders_time_begins_anew_with_each_renewal_that_is_seen(looks: list[tuple[float, int]]) -> None:
-    """Whatever times are written in the record."""
-    now, sight, changed, last = 0.0, ObservedLease(record(), 0.0), 0.0, record()
-    for pause, renewed in looks:
-        now += pause
-        found = record(renewed=str(renewed))
-        sight, changed, last = sight.after(found, now), now if found != last else changed, found
-        assert (sight.record, sight.since) == (found, changed)
-        assert decide(sight, "me", now, HolderPod.LIVES).take == (now - changed >= 30)
-
-
 @pytest.mark.parametrize(
     ("pod", "expected"),
     [

@@ -5,13 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
-from typer.testing import CliRunner
 
 from bamboo_core.job.fields import ManifestError
-from bamboo_core.names import EXIT_USAGE
-from bamboo_operator.__main__ import command
 from bamboo_operator.signals.node_marks import NodeMark, read_marks
 from bamboo_operator.signals.signals import SignalKind, node_signal, worker_signal
 from operator_kit import NOW, node, pod
@@ -139,18 +135,3 @@ def test_what_is_wrong_is_said_in_a_sentence(tmp_path: Path, given: Any, said: s
         marks(tmp_path, given)
     (problem,) = refused.value.problems
     assert str(problem).startswith(said)
-
-
-def test_the_operator_does_not_start_with_a_wrong_file(tmp_path: Path) -> None:
-    (tmp_path / "key").write_bytes(b"k" * 32)
-    (tmp_path / "marks.json").write_text('{"nodeMarks": [{"reason": "A", "gone": true}], "more": 1}')
-    app = typer.Typer()
-    app.command()(command)
-    options = ["--key-file", str(tmp_path / "key"), "--node-marks"]
-    result = CliRunner().invoke(app, [*options, str(tmp_path / "marks.json")])
-    assert result.exit_code == EXIT_USAGE
-    assert "bamboo-operator: --node-marks: nodeMarks[0]: expected exactly one of taint" in result.output
-    assert "--node-marks: more: unknown field" in result.output
-    result = CliRunner().invoke(app, [*options, str(tmp_path / "none.json")])
-    assert result.exit_code == EXIT_USAGE
-    assert f"--node-marks: {tmp_path}/none.json: no such file" in result.output

@@ -127,6 +127,7 @@ async def test_what_a_quota_refused_is_not_made_when_it_is_not_wanted_any_more(b
         (403, "Forbidden", 'error looking up service account default/x: serviceaccount "x" not found'),
         (403, "Forbidden", 'violates PodSecurity "restricted:latest": hostNetwork'),
         (400, "BadRequest", 'admission webhook "policy.dev" denied the request: no'),
+        (422, "Invalid", "spec.priority: Invalid value"),
         (500, "InternalError", 'failed calling webhook "policy.dev": connection refused'),
     ],
 )

@@ -1,8 +1,6 @@
 """What is written to a job's status although the API server's answers are lost."""
 
-import math
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +13,7 @@ from bamboo_core.kube.errors import ClusterUnreachable
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.status.document import job_status
 from bamboo_operator.status.writer import StatusWriter
-from operator_kit import job, said
+from operator_kit import job
 from opsim_server import merged
 from status_kit import facts
 
@@ -72,22 +70,6 @@ def test_a_job_counts_as_suspended_once_its_workers_were_told_to_stop() -> None:
     saving = msgspec.structs.replace(resting, plan='{"epoch":1}')
     found = [StatusWriter(JOB, written(one), Api()) for one in (BambooJobStatus(), saving, resting)]  # type: ignore[arg-type]
     assert [writer.suspended for writer in found] == [False, False, True]
-
-
-@pytest.mark.parametrize("answered", [True, False])
-async def test_a_field_within_another_one_is_removed_when_it_is_not_there_any_more(answered: bool) -> None:
-    api = Api()
-    writer = StatusWriter(JOB, {}, api)  # type: ignore[arg-type]
-    known = facts(spec=job())
-    await writer.write(known, said(loss=math.nan, steps=11))
-    api.answers = answered
-    with nullcontext() if answered else pytest.raises(ClusterUnreachable):
-        await writer.write(known, said(steps=12))
-    assert api.status["training"]["loss"] == 4.0
-    api.answers = True
-    await writer.write(known, said(loss=math.nan, steps=13))
-    assert "loss" not in api.status["training"]
-    assert api.status == written(writer.written)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from bamboo_operator.manifests.worker_pod import (
     HOST_NETWORK,
     network_policy,
     template_problems,
-    worker_number,
     worker_pod,
     worker_pool,
     worker_revision,
@@ -277,15 +276,10 @@ def test_a_volume_claim_is_mounted():
     assert pod["spec"]["securityContext"]["fsGroup"] == 65532
 
 
-def test_a_queue_and_a_spread():
+def test_a_queue_is_named_in_labels():
     pod = render({"queue": {"name": "q", "priorityClass": "high"}})
     asked = {key: value for key, value in pod["metadata"]["labels"].items() if "kueue" in key}
     assert asked == {"kueue.x-k8s.io/queue-name": "q", "kueue.x-k8s.io/priority-class": "high"}
-    constraint = render({})["spec"]["topologySpreadConstraints"][0]
-    assert (constraint["topologyKey"], constraint["whenUnsatisfiable"]) == (
-        "topology.kubernetes.io/zone",
-        "ScheduleAnyway",
-    )
 
 
 def test_a_job_in_one_zone_asks_for_the_zone_of_its_other_pods():
@@ -376,12 +370,6 @@ def test_long_names_do_not_collide():
     pod = worker_pod(job("a" * 63), JOB_UID, 1, None, SETTINGS)
     assert pod["metadata"]["labels"]["bamboo.dev/job-name"] == "a" * 63
     check_pod(pod)
-
-
-def test_what_a_pod_says_of_itself():
-    assert worker_number(render(number=12)) == 12
-    assert worker_number({"metadata": {"name": "x"}}) is None
-    assert worker_pool(render()) is None
 
 
 def test_only_workers_of_the_job_connect_to_its_workers_and_whoever_reads_metrics() -> None:
