@@ -166,7 +166,7 @@ def test_what_running_jobs_need_outlives_the_release(rendered: dict[str, list[Js
     assert len(secrets) == 3
 
 
-NAMES = ["bamboo-operator", "bamboo-operator.bamboo-system.svc", "bamboo-operator.bamboo-system.svc.cluster.local"]
+NAMES = ["bamboo-operator", "bamboo-operator.bamboo-system", "bamboo-operator.bamboo-system.svc"]
 
 
 @pytest.mark.parametrize(

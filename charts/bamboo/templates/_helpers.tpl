@@ -66,7 +66,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") 
 {{- define "bamboo.dnsNames" -}}
 {{- $name := include "bamboo.fullname" . -}}
 {{- $host := include "bamboo.host" . -}}
-{{- $own := list $host (printf "%s.%s" $host .Values.clusterDomain) (printf "%s.%s" $name .Release.Namespace) $name -}}
+{{- $own := list $host (printf "%s.%s" $name .Release.Namespace) $name -}}
 {{- concat $own .Values.tls.dnsNames | uniq | toJson -}}
 {{- end -}}
 
