@@ -86,19 +86,6 @@ async def test_a_pod_of_which_no_watch_has_told_is_replaced_when_it_goes(
     assert (started.controller.view().adding, started.runner.state.membership.requested) == (0, 2)
 
 
-async def test_a_pod_whose_end_was_found_does_not_come_back(begin: Callable[..., Job]) -> None:
-    """What was still to be told of it before its end comes too late."""
-    place = Place()
-    started = begin(place)
-    await started.reconciles()
-    late = place.pods.pop("tiny-w0")
-    place.cluster.known_pods()[late["metadata"]["uid"]]()
-    await started.reconciles()
-    pod_event(place.cluster, "MODIFIED", late)
-    await started.reconciles()
-    assert sorted(started.pods.all()) == sorted(place.pods) == ["tiny-w1", "tiny-w2"]
-
-
 # on their way out
 
 
