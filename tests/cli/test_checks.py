@@ -1,4 +1,4 @@
-"""What a diagnosis says of the CRD, the operator, the caller's rights, quotas, a job's queue, and nodes."""
+"""Findings about the CRD, the operator, the caller's rights, quotas, a job's queue, and nodes."""
 
 import copy
 from typing import Any

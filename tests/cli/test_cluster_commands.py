@@ -1,4 +1,4 @@
-"""The remote commands as they are typed: flags, errors and exit codes, against a small HTTP server; completion."""
+"""Refusals of commands on a cluster, against a small HTTP server, and their imports."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`bamboo doctor`, as it is typed, and as a person sees it."""
+"""The command `bamboo doctor` and its table."""
 
 import io
 import json
@@ -15,7 +15,7 @@ from remote_kit import Asked, job, refusal
 
 
 class Cluster(Fake):
-    """An API server with the whole installation. allowed: whether reviews say that a right is there."""
+    """An API server with the whole installation. allowed: the answer to reviews of rights."""
 
     def __init__(self, *, allowed: bool = True, node: dict[str, Any] | None = None, **more: Any) -> None:
         super().__init__(job(), **more)

@@ -1,4 +1,4 @@
-"""Which job a name or a file means."""
+"""Names and files as arguments that name a job."""
 
 from typing import Any
 

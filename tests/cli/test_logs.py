@@ -1,4 +1,4 @@
-"""Workers' logs are read to their end."""
+"""Following a worker's log to its end."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from remote_kit import Asked, Json, ended, job, pod
 
 
 def test_a_log_that_breaks_off_is_taken_up_until_the_worker_has_ended(tmp_path: Path) -> None:
-    """Each stream ends after two lines, as at a proxy that has no patience; after three of them the worker ends."""
+    """Each stream ends after two lines, as at an impatient proxy; after three streams the worker ends."""
     streams: list[Json] = []
 
     def answered(asked: Asked) -> tuple[int, Any]:

@@ -1,4 +1,4 @@
-"""The remote commands' pure parts: what objects say, what is drawn, what is lost."""
+"""Parsing of pods and events into workers and events of a job."""
 
 import pytest
 

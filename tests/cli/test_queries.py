@@ -11,7 +11,7 @@ from remote_kit import job
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables are as wide as they need, whatever terminal the tests have."""
+    """Make tables as wide as they need, on any terminal."""
     monkeypatch.setenv("COLUMNS", "300")
 
 

@@ -1,4 +1,4 @@
-"""The way to a job's page: which operator has the job, and how its secret URL gets into the browser."""
+"""The operator that serves a job's page, and the way of the secret URL into the browser."""
 
 import os
 import re
@@ -66,7 +66,7 @@ SHOW = "import asyncio, sys; from bamboo.remote.page import show; sys.exit(not a
 
 
 def test_the_browser_gets_the_url_by_a_file_that_only_its_user_can_read(tmp_path: Path) -> None:
-    """A real browser's part is played by a program that keeps what it was given."""
+    """A program that stores its arguments plays the browser."""
     browser = tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\nprintf "%s" "$*" >{tmp_path}/argv\ncp -p "${{1#file://}}" {tmp_path}/page\n')
     browser.chmod(0o700)

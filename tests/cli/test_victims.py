@@ -1,4 +1,4 @@
-"""Who is taken away in a drill, what speaks against it, and the taints of nodes."""
+"""The worker that a drill takes away, and objections to the drill."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a run tells: the live picture, plain lines, the summary and the trace."""
+"""The lines that a local run prints."""
 
 import re
 from dataclasses import replace

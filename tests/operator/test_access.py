@@ -1,4 +1,4 @@
-"""Where the operator finds the API server, and as whom it is there."""
+"""The operator's API server and credentials, in a pod and outside."""
 
 from pathlib import Path
 from typing import Any

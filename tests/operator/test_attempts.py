@@ -1,4 +1,4 @@
-"""A job's calls of the API server: what is tried again, what ends it, and which refusals the user hears of."""
+"""A job's calls to the API server: retries, their end, and refusals as events."""
 
 from types import SimpleNamespace
 

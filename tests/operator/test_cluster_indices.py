@@ -1,4 +1,4 @@
-"""Informer caches: what is kept of pods and nodes, and who is told of a change."""
+"""The cache of pods and nodes: its content, and the listeners that it notifies."""
 
 from typing import Any
 

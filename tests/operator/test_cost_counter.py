@@ -1,4 +1,4 @@
-"""What a job's workers cost: while an operator looks, at the prices of the time, and while none did."""
+"""The cost of a job's workers: with an operator, after edits of prices, and without an operator."""
 
 from datetime import timedelta
 from typing import Any

@@ -1,4 +1,4 @@
-"""How many workers a drain may take: the budget's floor, and that it follows what protects the job."""
+"""The PodDisruptionBudget of a job: its floor, and how it follows the job's protection."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -119,7 +119,7 @@ async def test_without_the_right_to_make_one_everything_else_goes_on(begin: Call
 
 
 async def test_a_refusal_that_passes_does_not_end_the_care_for_it(begin: Callable[..., Job]) -> None:
-    """As of an API server that has just started, which forbids everything for a moment."""
+    """An API server that has just started forbids everything for a moment."""
     place = Place()
     started = await running(begin, place, **FOUR)
     await started.reconciles()

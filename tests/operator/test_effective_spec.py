@@ -1,4 +1,4 @@
-"""By which spec a job runs: the newest that is valid, or what its workers began with; and what the user hears of it."""
+"""The spec that a job runs by: the newest valid one, or the accepted one; and the events about it."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def body(document: dict[str, Any], generation: int = 1, **status: Any) -> dict[s
 
 
 def trains(document: dict[str, Any]) -> str:
-    """The status' plan of a job whose workers train that."""
+    """Return the plan record in the status of a job whose workers train this manifest."""
     rows = tuple(tuple(assignment.owner for assignment in row) for row in PLAN.pipelines)
     return PlanRecord(epoch=1, pipelines=rows, lost=frozenset(), task=task_digest(parse_manifest(document))).written()
 
@@ -174,7 +174,7 @@ async def test_what_was_accepted_is_asked_for_until_the_server_answers_or_refuse
 
 
 async def test_a_task_that_was_edited_in_between_is_not_trained_by_workers_that_began_another() -> None:
-    """What they began with is known by its digest only: the revision could not be written."""
+    """Only the digest of their manifest is known: its revision could not be written."""
     one = One(edited(task={"config": {"a": 1}}), plan=trains(edited()))
     assert await one.next() is None
     assert "the task that the job began with" in one.problems[0]
@@ -207,7 +207,7 @@ def test_of_a_manifest_that_is_not_valid_nothing_is_followed_but_a_suspension() 
 
 
 def test_what_is_valid_only_with_another_grid_is_not_followed() -> None:
-    """The most workers are enough for the stages of the newest manifest, and not for those of the job."""
+    """maxWorkers suffices for the stages of the newest manifest, but not for the stages of the running job."""
     before, newest = edited(elastic={"maxWorkers": 4}), edited(topology={"stages": 1}, elastic={"maxWorkers": 1})
     parse_manifest(newest)
     accepted, found = merge_followed(before, newest)
@@ -290,7 +290,7 @@ async def test_whatever_fails_the_newest_is_recalled(failing: str) -> None:
 
 
 async def test_what_was_accepted_of_an_earlier_training_is_not_recalled() -> None:
-    """The job was suspended, its task edited, and resumed; what its workers train by then could not be written."""
+    """The job was suspended, edited and resumed; the manifest of its new workers could not be written."""
     api: Any = Revisions()
     first = AcceptedManifest(JobIdentity(KEY, "u1"), api)
     first.accept(edited(), 1)

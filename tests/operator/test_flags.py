@@ -1,4 +1,4 @@
-"""The operator's flags: what is wrong with them is said in one sentence."""
+"""The operator's flags: one sentence for each mistake."""
 
 from pathlib import Path
 

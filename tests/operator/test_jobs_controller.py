@@ -1,4 +1,4 @@
-"""Who is looked after, in any order of events and whichever are missed."""
+"""The jobs that an operator manages, with events in any order and with missed events."""
 
 import asyncio
 
@@ -30,7 +30,7 @@ def test_a_job_made_anew_under_its_name_is_managed(made: str) -> None:
 
 
 async def test_of_a_job_that_a_finalizer_keeps_nothing_runs_by_its_status() -> None:
-    """Its workers are told to stop at once."""
+    """The operator stops the job's workers at once."""
     server = Server()
     async with managed(server) as jobs:
         job_event(jobs, "ADDED", body("u1"))
@@ -87,7 +87,7 @@ class Checking(Server):
 
 
 async def begins_with(jobs: JobController, *, steps: int) -> None:
-    """Waits until the only job trains; what its coordinator goes by, and what is kept of it, say so many steps."""
+    """Wait until the only job trains, and check the steps in its coordinator's spec and manifest."""
     (job,) = jobs.running()
     await until(lambda: job.runner is not None)
     assert job.runner is not None
@@ -109,7 +109,7 @@ async def test_an_edit_that_comes_while_the_pod_template_is_checked_is_what_the_
 
 
 class Silent(Server):
-    """Does not answer who writes a status."""
+    """An API server that does not answer writes of a status."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Silent(Server):
 
 
 async def test_a_suspension_is_handled_while_the_api_server_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the watch tells goes to the coordinator at once, and not with the next reconciliation."""
+    """The coordinator gets an edit from the watch at once, not with the next reconciliation."""
     monkeypatch.setattr(access, "TIMEOUT_SECONDS", 600.0)
     server = Silent()
     async with managed(server) as jobs:

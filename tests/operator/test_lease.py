@@ -213,7 +213,7 @@ class Process:
 
     @property
     def in_its_pod(self) -> bool:
-        """Which is there, and not told to leave."""
+        """Whether its pod exists and is not being deleted."""
         pod = self.simulation.pods.get(self.name)
         return pod is not None and "deletionTimestamp" not in pod["metadata"]
 
@@ -242,7 +242,7 @@ class Process:
         self.cut, self.disturbed = cut, self.simulation.now
 
     async def meet(self, action: str) -> None:
-        """What befalls the operator, where it can."""
+        """Apply an action to the operator, where it is possible."""
         match action:
             case "again" if self.in_its_pod:
                 await self.again()
@@ -372,7 +372,7 @@ async def test_an_api_server_that_was_away_for_all_takes_the_lease_from_nobody(a
 
 
 async def test_who_is_no_pod_is_waited_for() -> None:
-    """That there is no such pod says nothing about the process; what cannot be a name gets into no address."""
+    """A missing pod of that name proves nothing about the process; an invalid pod name must not get into a URL."""
     simulation = LeaseSimulation()
     for name in ("../nodes/x", "Laptop", "a pod", "laptop-a"):
         simulation.api.put("leases", lease_held_by(PLACE, None, name, NOW))

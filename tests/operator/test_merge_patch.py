@@ -1,4 +1,4 @@
-"""A status becomes what it should be, whatever of it was there."""
+"""A patch gives the wanted status, whatever the status was before."""
 
 from typing import Any
 

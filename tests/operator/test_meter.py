@@ -1,4 +1,4 @@
-"""What the operator counts of its jobs."""
+"""The operator's counts of its jobs."""
 
 from dataclasses import replace
 

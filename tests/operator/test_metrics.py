@@ -1,4 +1,4 @@
-"""The table of metrics, pages made from it, and what a job's metrics say."""
+"""The operator's metrics of a job."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""An installation's own marks on nodes that go: where they may be, what they say, and what is wrong with them."""
+"""An installation's own marks of nodes to be removed: fields, signals and mistakes."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Many jobs at an API server that is slow, in virtual time: what a user hears of each must not wait for all others."""
+"""Many jobs at a slow API server, in virtual time: no job's status waits for all others."""
 
 import asyncio
 import random
@@ -62,9 +62,9 @@ def late_pod(job: str, uid: str) -> Object:
 
 
 class ManyJobs:
-    """All jobs are made at once, and no node can pull their image. When what was first seen of each job, by its name.
+    """Many jobs created at once, whose image no node can pull. Times of the first event of each job are by its name.
 
-    refused: a pod's status says that it cannot start. told: the job's status does. stuck: what liveness has said.
+    refused: when a pod's status showed the problem. told: when the job's status did. stuck: the liveness problems.
     """
 
     def __init__(self, loop: VirtualLoop, slowness: float = SLOWNESS, *, suspended: bool = False) -> None:
@@ -100,7 +100,7 @@ class ManyJobs:
             await self._controller.stop()
 
     def bring_late_pod(self, name: str) -> None:
-        """Brings a pod of an operator that was there before, and whose answer came late."""
+        """Create a pod of an earlier operator, whose creation was answered late."""
         (uid,) = [job["metadata"]["uid"] for job in self._jobs_made if job["metadata"]["name"] == name]
         self._server.create("pods", late_pod(name, uid))
 
@@ -174,7 +174,7 @@ async def notices(burst: Burst, loop: VirtualLoop, seconds: float) -> None:
 def test_while_workers_are_taken_away_decisions_come_first(
     monkeypatch: pytest.MonkeyPatch, seconds: float, first: float
 ) -> None:
-    """What follows from them waits until it is calm; but if that takes long, nothing waits any more."""
+    """Pods follow after the burst of preemptions; but a long burst delays nothing."""
 
     async def both(simulated: ManyJobs, loop: VirtualLoop) -> None:
         await asyncio.gather(simulated.run(JOBS, 10.0), notices(simulated.burst, loop, seconds))
@@ -191,7 +191,7 @@ IDLE_SECONDS = 900.0
 
 
 def test_idle_jobs_are_looked_at_only_when_something_happens_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pod that nobody knew of is removed at once all the same, and an edit is followed."""
+    """Late pods are removed at once all the same, and edits are followed."""
     looks: Counter[str] = Counter()
 
     class Counted(ApiAttempts):

@@ -28,7 +28,7 @@ NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 
 @contextlib.asynccontextmanager
 async def api_server(folder: Path, holder: str) -> AsyncIterator[list[str]]:
-    """Knows one Lease and its holder's pod, and remembers what is asked. KUBECONFIG names it."""
+    """Serve one Lease and its holder's pod, and yield the list of requests. KUBECONFIG names the server."""
     asked: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -154,7 +154,7 @@ KINDS = {
 
 
 class ApiServer:
-    """Lists are empty, and nothing is said on a watch but what becomes of the CRD. told: whether that is said."""
+    """An API server with empty lists, whose watches report only changes of the CRD. told: whether they report these."""
 
     def __init__(self, *, served: bool, told: bool = True) -> None:
         self.served, self.told = served, told

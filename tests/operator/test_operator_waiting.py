@@ -56,7 +56,7 @@ def commit(job: Job) -> None:
 
 
 async def test_a_pod_that_goes_when_a_coordinator_begins_is_replaced(begin: Callable[..., Job]) -> None:
-    """As those of a job that is suspended and resumed at once."""
+    """Such as a pod of a job that is suspended and resumed at once."""
     first = Place()
     await begin(first).reconciles()
     place = copied(first)
@@ -71,7 +71,7 @@ async def test_a_pod_that_goes_when_a_coordinator_begins_is_replaced(begin: Call
 async def test_a_pod_of_which_no_watch_has_told_is_replaced_when_it_goes(
     begin: Callable[..., Job], answered: bool
 ) -> None:
-    """Events that come in one moment reach us as one, so that of such a pod only its end is told."""
+    """kopf merges quick events of one object, so the watch may report only the end of a pod."""
     place = Place()
     place.shown = False
     started = begin(place)
@@ -91,7 +91,7 @@ async def test_a_pod_of_which_no_watch_has_told_is_replaced_when_it_goes(
 
 @pytest.mark.parametrize("resumed", [True, False])
 async def test_a_pod_that_never_goes_is_replaced(begin: Callable[..., Job], resumed: bool) -> None:
-    """Nobody ends it on a node that hangs."""
+    """On a node that hangs, nothing ends the pod."""
     first = Place()
     await begin(first).reconciles()
     place = copied(first)
@@ -115,7 +115,7 @@ def _running(started: Job) -> CoordinatorState:
 
 @pytest.mark.parametrize("told", [True, False])
 async def test_who_is_left_of_the_training_before_does_not_come_in(begin: Callable[..., Job], told: bool) -> None:
-    """A worker that did not hear of the suspension would bring its old plan. told: of its deletion, by a watch."""
+    """A worker that missed the suspension would bring its old plan. told: the watch reported its deletion."""
     first = Place()
     suspended = begin(first)
     await suspended.reconciles()
@@ -137,7 +137,7 @@ async def test_who_is_left_of_the_training_before_does_not_come_in(begin: Callab
 
 
 async def test_workers_that_cannot_reach_a_restarted_operator_are_left_alone(begin: Callable[..., Job]) -> None:
-    """They train on. What keeps them from coming is for the user to find."""
+    """They train on. The user has to find out why they cannot connect."""
     first = Place()
     await begin(first).reconciles()
     place = copied(first)
@@ -199,7 +199,7 @@ async def test_a_worker_that_goes_by_order_while_operators_change_was_not_preemp
 async def test_a_worker_that_goes_after_a_notice_while_operators_change_was_preempted_once(
     begin: Callable[..., Job], comes_back: bool
 ) -> None:
-    """The operator before has counted its preemption when somebody deleted its pod."""
+    """The earlier operator counted the preemption when somebody deleted the pod."""
     first = Place()
     started = begin(first, standby={"workers": 1})
     await started.reconciles()
@@ -264,7 +264,7 @@ async def missed(job: Job, name: str) -> None:
 async def test_a_pod_that_we_delete_because_its_worker_was_missed_was_not_taken_away(
     begin: Callable[..., Job],
 ) -> None:
-    """Nor one that ends with its node for the same reason: what is deleted by others is a disruption."""
+    """A pod that others delete, or that ends with its node, counts as disrupted."""
     place = Place()
     job = begin(place, standby={"workers": 1})
     await job.reconciles()

@@ -1,4 +1,4 @@
-"""Which tokens are asked about, and who their pods are."""
+"""Workers' tokens: which ones are reviewed, and the pods that they identify."""
 
 import asyncio
 import base64

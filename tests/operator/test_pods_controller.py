@@ -1,4 +1,4 @@
-"""What becomes of a job's pods: those that a gate holds back, and those that are wanted and cannot be made yet."""
+"""A job's pods: gated ones, refused ones, and changes of the wanted number."""
 
 from collections.abc import Callable
 from typing import Any

@@ -32,7 +32,7 @@ def shrunk(
     phase: str = "Running",
     chosen: bool = False,
 ) -> list[Any]:
-    """Return the actions for workers in these pools, of which two are wanted. waiting: have no node."""
+    """Return the actions for workers in these pools; the job wants two workers. waiting: workers without a node."""
     living = {name: {"metadata": {"labels": {LABEL_NODE_POOL: pool}}} for name, pool in placed.items()}
     states = dict.fromkeys(living.keys() - set(waiting), WorkerState.TRAINING)
     states |= dict.fromkeys(standby, WorkerState.STANDBY) | dict.fromkeys(leaving, WorkerState.LEAVING)
@@ -76,7 +76,7 @@ def test_when_a_probe_came_first_and_took_the_place_the_one_who_comes_late_is_on
 
 
 def test_who_of_those_there_goes_may_be_for_the_coordinator_to_choose() -> None:
-    """It goes by prices and losses; a pod that finds no node is nobody's."""
+    """The coordinator decides by prices and losses, but not about a pod without a node."""
     placed = dict.fromkeys(("w0", "w1", "w2"), "spot")
     assert shrunk(placed, standby=["w2"])[1].worker == "w2"
     assert shrunk(placed, standby=["w2"], chosen=True) == [NONE]

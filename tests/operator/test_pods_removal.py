@@ -1,4 +1,4 @@
-"""The end of a job's workers: which pods are deleted, and what is tried again."""
+"""The end of a job's workers: the deleted pods, and the time that workers get to exit."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ KEY = ("default", "tiny")
 
 
 class Deletions:
-    """Of an API server: each call is answered with the next of these, an error or whether the pod was there."""
+    """An API server whose answers to deletions are given: an error, or whether the pod existed."""
 
     def __init__(self, *answers: bool | Exception) -> None:
         self.answers, self.names = list(answers), list[str]()

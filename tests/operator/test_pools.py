@@ -1,4 +1,4 @@
-"""Which pool the next pod goes to, who is given back, and what it costs."""
+"""Choice of node pools, the worker to give back, and prices."""
 
 from decimal import Decimal
 

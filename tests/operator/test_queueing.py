@@ -1,4 +1,4 @@
-"""What a job asks its queue for, one pod at a time, and when it lets its quota go. Kueue's webhook is played."""
+"""Requests of a job to its Kueue queue, and when it gives its quota back. Kueue's webhook is simulated."""
 
 import math
 from collections.abc import Callable
@@ -202,7 +202,7 @@ async def test_time_at_kueues_gate_is_not_taken_for_a_lack_of_nodes(begin: Calla
 
 
 def nodes_come(place: Place, queued: Job) -> None:
-    """All is admitted, but for what the job would grow by."""
+    """Kueue admits all pods except the pods by which the job would grow."""
     admit(place, "tiny-w0", "tiny-w1")
 
 
@@ -211,7 +211,7 @@ def nothing_is_admitted(place: Place, queued: Job) -> None:
 
 
 def it_trains(place: Place, queued: Job) -> None:
-    """And loses a worker, for which there is no quota."""
+    """It trains and loses a worker, for which there is no quota."""
     admit(place, "tiny-w0", "tiny-w1")
     queued.train()
     place.take("tiny-w1")

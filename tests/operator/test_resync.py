@@ -1,4 +1,4 @@
-"""What is listed again after a watch was interrupted, and from time to time."""
+"""Resync: listings after an interrupted watch, and periodic ones."""
 
 import asyncio
 from collections.abc import Collection
@@ -12,7 +12,7 @@ from opsim_loop import VirtualLoop, virtual_time
 
 
 class Things:
-    """there: the UIDs of what exists; known: what the operator knows; meanwhile: comes while the list is read."""
+    """Objects of one kind. there: existing UIDs; known: the operator's; meanwhile: created while the list is read."""
 
     def __init__(self, there: set[str], known: set[str], failures: int = 0, meanwhile: Collection[str] = ()) -> None:
         self.there, self.known, self.failures, self.meanwhile = there, known, failures, meanwhile
@@ -33,7 +33,7 @@ class Things:
 
 
 def resynced(*things: Things, seconds: float, soon: float | None = None) -> tuple[str | None, str | None]:
-    """Lets a resync run for that long; what it waits for then, and what it finds wrong. soon: when it is asked for."""
+    """Run a resync that long; return its `waiting` and its problem. soon: when it is asked to list again."""
 
     async def play() -> tuple[str | None, str | None]:
         resync = Resync([Watched("things", one.forgettable, one.list) for one in things])

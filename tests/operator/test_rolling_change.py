@@ -38,7 +38,7 @@ def state_of(running: Job) -> RolloutState:
 
 
 def obey(running: Job) -> None:
-    """Every worker of the plan does what it says, steps are committed, and who has been let go ends."""
+    """Apply plans, synchronize replicas and commit steps; end the workers that were released."""
     for _ in range(12):
         plan = running.runner.state.plan
         if plan is None or running.runner.state.phase != "Running":

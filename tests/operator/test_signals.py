@@ -1,4 +1,4 @@
-"""What nodes and pods say about a worker: the strings of every cloud, and what must not be taken for a notice."""
+"""Signals of nodes and pods about a worker: every cloud's marks, and marks that are no notice."""
 
 from datetime import timedelta
 from email.utils import format_datetime

@@ -1,4 +1,4 @@
-"""Workers that have not joined yet: what holds them back, and when others are requested."""
+"""Startup problems of workers that have not joined, gates, and the backoff before new requests."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

@@ -36,7 +36,7 @@ def test_a_job_that_is_suspended_by_its_user_says_so():
 
 
 def going_on(left, **more):
-    """A job that runs, with so many seconds until its last step; None if they are not known."""
+    """Return the status of a running job. left: seconds until its last step; None if unknown."""
     return said(eta_seconds=left, **more)
 
 

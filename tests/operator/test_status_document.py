@@ -1,4 +1,4 @@
-"""What a job's status says, and when it is worth a write."""
+"""The content of a job's status, and when it is written."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a user's pod template changes, what it changes in vain, and that nothing in it breaks the operator's part."""
+"""Users' pod templates: their effect, ignored fields, and the fields that only the operator sets."""
 
 import copy
 

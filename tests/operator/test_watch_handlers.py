@@ -1,4 +1,4 @@
-"""What kopf makes of events, with our handlers and settings."""
+"""kopf's processing of events with the operator's handlers and settings."""
 
 import asyncio
 from typing import Any, cast
@@ -18,14 +18,14 @@ from watched_api_kit import KEY, LATE, Server, body, sharing
 
 
 class Uncopied(dict[str, Any]):
-    """A part of an object of which nobody needs a copy."""
+    """A part of an object that must not be copied."""
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise AssertionError("it was copied")
 
 
 class Recorded(JobController):
-    """Notes what the handlers call it for."""
+    """A controller that records the calls of the handlers."""
 
     def __init__(self, shared: SharedResources) -> None:
         super().__init__(shared)
@@ -50,7 +50,7 @@ class Recorded(JobController):
 
 
 class Kopf:
-    """kopf's processing of events; nothing is asked of an API server, for there is none."""
+    """kopf's processing of events, without an API server."""
 
     def __init__(self, jobs: JobController, shared: SharedResources) -> None:
         self._handlers, self._indexers = watch_handlers(jobs, shared), shared.cluster.indexers

@@ -1,4 +1,4 @@
-"""The workers' door: who comes in, what a stranger can make the operator do, and TLS."""
+"""The workers' port: refusals, limits, late workers and TLS."""
 
 import asyncio
 import contextlib

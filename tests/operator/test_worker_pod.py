@@ -307,7 +307,9 @@ def test_pods_that_share_nodes_ask_for_nodes_that_have_some_already():
 
 @pytest.mark.parametrize("policy", list(SpreadPolicy))
 def test_a_node_never_gets_more_of_a_jobs_pods_than_it_has_room_for(policy):
-    """The node with the fewest counts as empty while there are fewer than minDomains: the skew is what a node has."""
+    """While there are fewer nodes than minDomains, the emptiest counts as empty: the skew is the number of pods on a
+    node.
+    """
     alone = render({"spread": {"policy": policy.value}})["spec"].get("topologySpreadConstraints", [])
     assert all(one["whenUnsatisfiable"] == "ScheduleAnyway" for one in alone)
     pod = render({"spread": {"workersPerNode": 4, "policy": policy.value}})
@@ -342,7 +344,7 @@ def test_pods_are_made_in_as_many_groups_as_there_are_pipelines():
 
 
 def test_pods_of_a_grid_that_is_chosen_are_in_no_group():
-    """How many pipelines there will be is not known; those of one pipeline at most stay together."""
+    """The number of pipelines is unknown; with one pipeline at most, all pods stay together."""
     topology, elastic = {}, {"maxWorkers": 8}
     chosen = render({"spread": {"policy": "ZonePerPipeline"}, "topology": topology, "elastic": elastic})
     mixed = render({"spread": {"policy": "Interleave"}, "topology": topology, "elastic": elastic})

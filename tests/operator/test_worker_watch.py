@@ -1,4 +1,4 @@
-"""What a coordinator is told of its workers' pods and nodes: each thing once, and again only when it matters again."""
+"""Events for the coordinator about workers' pods and nodes: each one once."""
 
 from collections import Counter
 from typing import Any
@@ -21,7 +21,7 @@ TERMINATED = {"exitCode": 1, "reason": "Error"}
 
 
 class Cluster:
-    """A job's pod on a node, and what is told of them."""
+    """A job's pod on a node, and the watch of both."""
 
     def __init__(self, **pod: Any) -> None:
         self.cache, self.signals = ClusterIndices(), Counter[str]()

@@ -1,4 +1,4 @@
-"""A cluster on which nothing is wrong, as a diagnosis reads it, and what tests change of it."""
+"""The facts of a cluster without faults, and builders of faults."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -34,7 +34,7 @@ def lease(renewed: str = "2026-05-04T11:59:55.000000Z") -> Json:
 
 
 def node(name: str, *taints: Json, ready: bool = True, allocatable: Json | None = None) -> Json:
-    """A node of no pool."""
+    """Return a node without a pool."""
     return {
         "metadata": {"name": name, "labels": {}},
         "spec": {"taints": list(taints)},
@@ -46,14 +46,14 @@ def node(name: str, *taints: Json, ready: bool = True, allocatable: Json | None 
 
 
 def spot_node(name: str, *taints: Json, **more: Any) -> Json:
-    """One of Karpenter's."""
+    """Return a spot node of Karpenter."""
     made = node(name, *taints, **more)
     made["metadata"]["labels"]["karpenter.sh/capacity-type"] = "spot"
     return made
 
 
 def spec(**parts: Any) -> JobSpec:
-    """Four workers on spot nodes of Karpenter's."""
+    """Return a job of four workers on Karpenter's spot nodes."""
     usual = {
         "task": {"entrypoint": "bamboo_trainer.models.mlp:build"},
         "training": training(1000, 64, 8),
@@ -77,10 +77,10 @@ WELL = ClusterFacts(
 
 
 def found(**changes: Any) -> tuple[Finding, ...]:
-    """What is said of a cluster on which all is well but for these facts."""
+    """Return the findings for a faultless cluster with these facts changed."""
     return diagnosis(replace(WELL, **changes), NOW)
 
 
 def lines(findings: tuple[Finding, ...]) -> list[str]:
-    """What asks for a look: severity, subject and message, without what is well."""
+    """Return severity, subject and message of all findings that are not OK."""
     return [f"{one.severity} {one.subject}: {one.message}" for one in findings if one.severity is not Severity.OK]

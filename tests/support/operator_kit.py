@@ -29,12 +29,12 @@ NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 
 
 def at(seconds: float) -> str:
-    """A time of the API, that many seconds from NOW."""
+    """Return the API's form of a time that many seconds after NOW."""
     return (NOW + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def job(name: str = "tiny", **spec: Any) -> JobSpec:
-    """The smallest one, with these fields."""
+    """Return the smallest job with these fields changed."""
     return parse_manifest(bamboojob(name, **(minimal()["spec"] | spec)))
 
 
@@ -69,7 +69,7 @@ def pod(
     init: Mapping[str, Any] | None = None,
     **status: Any,
 ) -> dict[str, Any]:
-    """ended, init: the `terminated` state of the trainer's container, of an init container."""
+    """Return a worker's pod. ended, init: the `terminated` state of the trainer's, and of an init container."""
     metadata: dict[str, Any] = {"name": "tiny-w3"}
     if deleted:
         metadata |= {"deletionTimestamp": deleted, "deletionGracePeriodSeconds": grace}
@@ -87,7 +87,7 @@ def pod(
 
 
 def said(*, grid: Any = (), workers: Any = None, **values: Any) -> Status:
-    """A coordinator's status; by default two stages run in one pipeline, and are protected."""
+    """Return a coordinator's status; by default two protected stages run in one pipeline."""
     grid = grid or ((("w0", True), ("w1", True)),)
     if workers is None:
         workers = tuple((owner, WorkerState.TRAINING) for row in grid for owner, _ in row)
@@ -114,7 +114,7 @@ def said(*, grid: Any = (), workers: Any = None, **values: Any) -> Status:
 
 
 def takeover(**facts: Any) -> Takeover:
-    """A takeover of 100 ms without notice, of stage 1 of the job "tiny"."""
+    """Return a takeover of 100 ms without notice, of stage 1 of the job "tiny"."""
     usual: dict[str, Any] = {
         "epoch": 2,
         "victim": "tiny-w1",
@@ -133,7 +133,7 @@ def takeover(**facts: Any) -> Takeover:
 
 
 def viewed(spec: JobSpec, status: BambooJobStatus | None = None, live: Status | None = None) -> JobView:
-    """The view of a job on a cluster."""
+    """Return the view of a job on a cluster."""
     metadata = Metadata(name=spec.name, namespace=spec.namespace)
     return JobView(metadata=metadata, spec=spec, status=status or BambooJobStatus(), live=live)
 
@@ -147,7 +147,7 @@ def checkpoints(
     repeated_seconds: float = 0.0,
     **values: Any,
 ) -> CheckpointSummary:
-    """What a coordinator's status says of them."""
+    """Return a coordinator's summary of its checkpoints."""
     counts = CheckpointCounts(
         restores={RestoreCause.STAGE_LOST: restores}, repeated=repeated, repeated_seconds=repeated_seconds
     )
@@ -156,7 +156,7 @@ def checkpoints(
 
 @cache
 def pod_validator(version: str) -> Any:
-    """The validator of pods of that Kubernetes version; unknown fields are errors."""
+    """Return the validator of pods of that Kubernetes version, which refuses unknown fields."""
     import jsonschema
 
     folder = f"kubernetes-json-schema/v{version}.0-local-strict"
@@ -167,7 +167,7 @@ def pod_validator(version: str) -> Any:
 
 
 def check_pod(rendered: Mapping[str, Any], version: str = "1.37") -> None:
-    """Raises jsonschema's ValidationError."""
+    """Validate a pod. Raises jsonschema's ValidationError."""
     pod_validator(version).validate(rendered)
 
 

@@ -1,4 +1,4 @@
-"""A job's coordinator and pod controller at a made-up API server, in which pods are made and nothing runs."""
+"""A job's coordinator and pod controller at a fake API server, on which no pod runs."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ BEGINNING = 10_000.0  # the time at which a test begins, in seconds
 
 
 class Place:
-    """An API server with room for so many pods, and the watch of it. It places none of them."""
+    """An API server with limited room for pods, and its watch. No pod gets a node."""
 
     def __init__(self) -> None:
         self.cluster, self.room, self.made = ClusterIndices(), 100, 0
@@ -118,13 +118,13 @@ class Place:
         return True
 
     def mark(self, name: str, seconds: float = 30.0) -> None:
-        """The pod is to go within that time."""
+        """Mark the pod as being deleted within that time."""
         end = datetime.now(UTC) + timedelta(seconds=seconds)
         self.pods[name]["metadata"] |= {"deletionTimestamp": end.isoformat(), "deletionGracePeriodSeconds": 30}
         pod_event(self.cluster, "MODIFIED", self.pods[name])
 
     def run(self, name: str, age: float) -> None:
-        """Lets a worker's container have run for so many seconds."""
+        """Make a worker's container run, for that many seconds already."""
         began = (datetime.now(UTC) - timedelta(seconds=age)).isoformat()
         state = {"name": TRAINER_CONTAINER, "state": {"running": {"startedAt": began}}}
         self.pods[name]["spec"]["nodeName"] = f"node-of-{name}"
@@ -132,13 +132,13 @@ class Place:
         pod_event(self.cluster, "MODIFIED", self.pods[name])
 
     def find_no_node(self, name: str) -> None:
-        """The scheduler finds none for it."""
+        """Let the scheduler report that no node fits the pod."""
         condition = {"type": "PodScheduled", "status": "False", "reason": UNSCHEDULABLE, "message": "0/3 nodes"}
         self.pods[name]["status"] = {"phase": "Pending", "conditions": [condition]}
         pod_event(self.cluster, "MODIFIED", self.pods[name])
 
     def stall(self, name: str, reason: str) -> None:
-        """It has a node, on which its container cannot start."""
+        """Give the pod a node on which its container cannot start."""
         state = {"name": TRAINER_CONTAINER, "state": {"waiting": {"reason": reason}}}
         self.pods[name]["spec"]["nodeName"] = f"node-of-{name}"
         self.pods[name]["status"] = {"phase": "Pending", "containerStatuses": [state]}
@@ -168,11 +168,11 @@ class Place:
         self.budgets.append(None)
 
     def about(self) -> set[str]:
-        """The pods that the newest budget limits evictions of."""
+        """Return the pods that the newest budget protects from eviction."""
         return {name for name, pod in self.pods.items() if self.budget and is_about(self.budget, pod)}
 
     def allowed(self) -> int:
-        """The number of pods that may be evicted now."""
+        """Return the number of pods that may be evicted now."""
         assert self.budget is not None
         return disruptions_allowed(self.budget, self.pods.values())
 
@@ -181,7 +181,7 @@ class Place:
 
 
 class Job:
-    """A job's coordinator and pod controller at that place. now: what they take for the time, in seconds."""
+    """A job's coordinator and pod controller. now: their time, in seconds."""
 
     def __init__(
         self,
@@ -225,26 +225,26 @@ class Job:
         return RollingChange(WorkerTemplates(JOB_UID, self.settings), self.runner.events.append)
 
     async def reconciles(self, seconds: float = 0.0, count: int = 4) -> None:
-        """Time passes, and then it is reconciled so many times, whatever the API server refuses."""
+        """Advance the time, then reconcile that many times, whatever the API server refuses."""
         self.now += seconds
         for _ in range(count):
             with contextlib.suppress(ApiError, ClusterUnreachable):
                 await self.controller.reconcile()
 
     async def ticks(self, seconds: float) -> None:
-        """Time passes for the coordinator, too."""
+        """Advance the time, for the coordinator as well."""
         self.now += seconds
         self.place.passed += seconds
         await asyncio.sleep(2 * TICK_SECONDS)
 
     def hear(self, worker: str, *messages: Message, plan: Plan | None = None) -> None:
-        """The worker comes, and says that."""
+        """Let the worker join and send messages."""
         self.runner.handle(WorkerJoined(Hello(worker=worker, host="10.0.0.1", port=1, plan=plan)))
         for message in messages:
             self.runner.handle(Received(worker, message))
 
     def train(self) -> None:
-        """All workers that have a pod come, and the first plan is made."""
+        """Let all workers with a pod join, so that the coordinator makes its first plan."""
         for worker in sorted(self.place.pods):
             self.hear(worker, WorkerReady())
         self.runner.handle(Received(self.runner.state.profile.asked or "", Profile(costs=(1.0,) * 4)))
@@ -257,7 +257,7 @@ class Job:
         return [emit.reason for emit in self.runner.events]
 
     def plan_record(self) -> str | None:
-        """As it is written into the status."""
+        """Return the plan record that the status would get."""
         return self.runner.plan_record(self.pods.deleted())
 
     def problems(self) -> dict[str, str]:

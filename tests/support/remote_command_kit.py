@@ -1,4 +1,4 @@
-"""Commands on a cluster, as they are typed."""
+"""A runner of `bamboo` commands against a fake API server."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ status: {state: Running}
 
 
 class Fake:
-    """Answers as an API server with one job and its pods. there: whether the job exists; forbidden: paths' endings."""
+    """An API server with one job and its pods. there: whether the job exists; forbidden: endings of refused paths."""
 
     def __init__(self, body: Json, *, there: bool = True, forbidden: tuple[str, ...] = ()) -> None:
         self.body, self.there, self.forbidden = body, there, forbidden
@@ -54,7 +54,7 @@ class Fake:
 
 
 def type_in(folder: Path, fake: Fake, *arguments: str) -> tuple[int, str, str, list[Asked]]:
-    """What `bamboo ...` ends with, prints and complains of, and what it asked."""
+    """Run `bamboo ...`; return its exit code, its outputs, and the requests to the server."""
     with server(fake) as (url, asked):
         path = kubeconfig(folder / "config", url, {"token": "t"})
         manifest = folder / "job.yaml"

@@ -1,4 +1,4 @@
-"""Objects as an API server has them, and a small server that answers with them, for tests of the remote commands."""
+"""API objects, and a small HTTP server that serves them, for tests of commands on a cluster."""
 
 import json
 import sys
@@ -36,7 +36,7 @@ def plan(*rows: list[str]) -> str:
 
 
 def job(name: str = "story", spec: Mapping[str, Any] = SPEC, **status: Any) -> Json:
-    """Running, a hundred steps on, on w0 to w3, with w4 on standby."""
+    """Return a running job at step 100, on workers w0 to w3, with w4 on standby."""
     row = [f"{name}-w{n}" for n in range(4)]
     usual: Json = {
         "state": "Running",
@@ -72,7 +72,7 @@ def job(name: str = "story", spec: Mapping[str, Any] = SPEC, **status: Any) -> J
 
 
 def pod(number: int, name: str = "story", **status: Any) -> Json:
-    """A worker's, which runs on one of three nodes."""
+    """Return the pod of a worker that runs on one of three nodes."""
     started = {"name": "trainer", "state": {"running": {"startedAt": stamp(300)}}}
     return {
         "metadata": {
@@ -94,7 +94,7 @@ def pod(number: int, name: str = "story", **status: Any) -> Json:
 
 
 def ended(code: int, reason: str = "Error") -> Json:
-    """The status of a pod whose worker has ended."""
+    """Return the status of the pod of a worker that has ended."""
     state = {"terminated": {"exitCode": code, "reason": reason}}
     return {"phase": "Failed" if code else "Succeeded", "containerStatuses": [{"name": "trainer", "state": state}]}
 
@@ -139,7 +139,7 @@ def kubeconfig(path: Path, url: str, user: Mapping[str, Any] | None = None, **cl
 
 
 class Asked:
-    """A request as the server saw it."""
+    """A request that the server received."""
 
     def __init__(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
         parts = urlsplit(handler.path)
@@ -157,7 +157,7 @@ def refusal(status: int, reason: str, message: str) -> tuple[int, Json]:
 
 @contextmanager
 def server(answer: Answer) -> Iterator[tuple[str, list[Asked]]]:
-    """A real HTTP server that answers so; its URL, and what it was asked."""
+    """Serve the answers over HTTP; yield the server's URL and the list of its requests."""
     asked: list[Asked] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -183,7 +183,7 @@ def server(answer: Answer) -> Iterator[tuple[str, list[Asked]]]:
         request_queue_size = 128  # of 5 the sixth caller at once waits for seconds until it tries again
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """Not of a caller that hangs up: it has what it needs, and is what is tested."""
+            """Ignore errors of callers that hang up: tests do so on purpose."""
             if not isinstance(sys.exception(), ConnectionError):
                 super().handle_error(request, client_address)
 

@@ -1,4 +1,4 @@
-"""Checks of what may keep a job from starting: the CRD, the operator, rights, quotas, the queue, nodes. Pure."""
+"""Checks of CRD, operator, rights, quotas, queue and nodes, each of which may keep a job from starting. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""`doctor`: reads from a cluster what may keep a job from starting, and prints one line for each check, with advice."""
+"""`doctor`: checks a cluster for causes that keep jobs from starting, and prints a line for each, with advice."""
 
 import json
 from collections.abc import Awaitable, Sequence

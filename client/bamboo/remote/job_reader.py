@@ -1,4 +1,4 @@
-"""A job and what belongs to it, read from the API server; parts that the user may not see are named."""
+"""A reader of a job with its workers and events, which names the parts that the user may not see."""
 
 import asyncio
 from collections.abc import Awaitable

@@ -85,7 +85,7 @@ async def take_away(api: KubeApi, job: JobView, worker: RemoteWorker, *, notice:
 async def until_so(
     job_reader: JobReader, met: Callable[[JobView], object], what: str, seconds: float | None
 ) -> JobView:
-    """Wait until the job meets a condition. what: names the failure. Raises WaitTimedOut, JobDeleted."""
+    """Wait until the job meets a condition. what: a verb phrase for the failure. Raises WaitTimedOut, JobDeleted."""
 
     def otherwise(job: JobView) -> str:
         why = phrases.why_waiting(job)

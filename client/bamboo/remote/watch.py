@@ -46,7 +46,7 @@ async def until_over(session: Session, namespace: str, name: str, interval: floa
 
 
 async def _final_events(job_reader: JobReader, shown: Screen) -> None:
-    """Show the events that came after the end, if cluster and job are still there."""
+    """Show the events after the job's end, if the cluster answers and the job still exists."""
     await asyncio.sleep(FINAL_EVENTS_SECONDS)
     with suppress(RemoteError):
         shown.show(await job_reader.snapshot())

@@ -1,1 +1,1 @@
-"""What the cluster shows: indexed pods and nodes, missed deletions, and whether it is watched at all."""
+"""The operator's cache of pods and nodes, and the resync that finds missed deletions and broken watches."""

@@ -122,15 +122,15 @@ class CoordinatorRunner:
         return self._status[2]
 
     def demand(self) -> PodDemand:
-        """Return what the coordinator wants of the job's pods now."""
+        """Return the workers that the coordinator wants now."""
         if self._wanted is None or self._wanted[0] is not self.state:
             self._wanted = self.state, wanted_workers(self.state)
         return PodDemand(wanted=self._wanted[1], status=self.status(), joined=self.joined)
 
     def plan_record(self, deleting: Collection[WorkerId]) -> str | None:
-        """Return the record for the next operator; None if there is none or the earlier operator's record still holds.
+        """Return the plan record for the status; None without a plan, or while the earlier operator's record holds.
 
-        deleting: workers whose pods the pod controller has deleted. They, and workers that were told to leave, go by
+        deleting: workers whose pods the pod controller has deleted. They, and workers that were released, leave by
         order: another operator does not count their end as a preemption. Without a part in the plan they are lost.
         """
         state, pods = self.state, self._watch.pods().keys()
@@ -184,7 +184,7 @@ class CoordinatorRunner:
 
     @property
     def ending(self) -> bool:
-        """Whether the job has ended, or was told to end."""
+        """Whether the job has ended, or was interrupted."""
         return self._interrupted or self.finish is not None
 
     @property

@@ -1,5 +1,6 @@
-"""The controller that brings one job's pods to what its coordinator wants. Level-triggered: a failed action is tried
-again in the next reconciliation.
+"""The controller of one job's pods, which creates and deletes them as its coordinator wants.
+
+Level-triggered: a failed action is tried again in the next reconciliation.
 """
 
 import asyncio
@@ -127,7 +128,7 @@ class PodController:
     async def reconcile(self) -> None:
         """Bring the pods to what the coordinator wants, one decision after the other.
 
-        Raises the last RemoteError; the next reconciliation does what failed.
+        Raises the last RemoteError; the next reconciliation repeats the failed parts.
         """
         await asyncio.sleep(0)  # the coordinator first handles pending events, such as an edit
         await self._carry_out(withdraw)
@@ -212,7 +213,7 @@ class PodController:
         )
 
     def _observe(self) -> None:
-        """Remember what later decisions need of the pods as they are now."""
+        """Note the facts about the present pods that later decisions need."""
         self.created = max(self.created, self._pods.next_number())  # the answer to a creation may have been lost
         view = self.view()
         self._releases.observe(view.without_node, view.now)

@@ -1,4 +1,4 @@
-"""What a job requests from its queue, and when it gives quota back. No I/O.
+"""Requests of a job to its Kueue queue, and the return of its quota. No I/O.
 
 Kueue admits each worker's pod by itself (docs/design/operator.md): its webhook puts a scheduling gate on a new pod, and
 its manager removes the gate once the queue has quota for that pod. To preempt a worker it deletes the worker's pod.
@@ -35,7 +35,7 @@ def admitted(pods: Pods) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRequest:
-    """What a job requests from its queue next.
+    """A job's next request to its queue.
 
     room: how many more pods it may create. priority: the priority class of the next pod; None keeps the class of its
     template. outranked: pods that wait as growth although the job lacks workers to train at all. The operator deletes
@@ -80,7 +80,7 @@ def with_priority_class(pod: dict[str, Any], name: str | None) -> dict[str, Any]
 
 
 def waiting_for_quota(pods: Pods, unrequested: int) -> Iterator[StartupProblem]:
-    """Yield what the job waits for in its queue. unrequested: workers that the job requests later."""
+    """Yield the problem that pods wait for quota. unrequested: the number of workers that the job requests later."""
     queues = [_label(pod, LABEL_QUEUE) or "" for pod in pods.values() if lives(pod) and waits_for_quota(pod)]
     if queues:
         later = f"; {unrequested} more are requested once these are admitted" if unrequested else ""

@@ -142,7 +142,7 @@ def _why_stalled(record: RolloutRecord, view: RolloutView, now: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RolloutStep:
-    """The next step of a rollout. release: the worker to release; delete: the worker whose pod is of no use. At most
+    """The next step of a rollout. release: the worker to release; delete: the outdated worker that is not ready. At most
     one is set.
     """
 

@@ -111,7 +111,7 @@ class PodDemand:
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for cached properties
 class PodsView:
-    """A job's pods at one moment, and what the controller remembers of them. Times are of time.monotonic().
+    """A job's pods at one moment, and the controller's notes about them. Times are of time.monotonic().
 
     pods: all pods; living: the pods of workers that have not ended and may stay. deleted: the workers whose pods'
     deletion was requested lately. startup_events: problems from the events of pods that do not start, by their uids.
@@ -186,7 +186,7 @@ class PodsView:
 
     @cached_property
     def queue_request(self) -> QueueRequest | None:
-        """What the job requests from its queue next; None if it is in no queue."""
+        """The job's next request to its queue; None if it is in no queue."""
         if self.spec.queue is None:
             return None
         grid = self.status.grid

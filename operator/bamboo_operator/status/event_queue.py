@@ -62,7 +62,7 @@ class EventQueue(deque[Emit]):
 
 
 async def post_events(api: KubeApi, job: JobIdentity, queue: EventQueue) -> None:
-    """Post the oldest events and remove them, and those that can never be posted. Raises RemoteError."""
+    """Post the oldest events, and drop events that can never be posted. Raises RemoteError."""
     for _ in range(min(EVENTS_AT_ONCE, len(queue))):
         emit = queue[0]
         try:

@@ -7,7 +7,7 @@ Json = Mapping[str, Any]
 
 
 def merge_patch(new: Json, before: Json) -> dict[str, Any]:
-    """Return the patch that makes `new` of any object whose fields are those of `before`. Neither contains None."""
+    """Return the patch that turns any object with the fields of `before` into `new`. Neither contains None."""
     patch: dict[str, Any] = dict.fromkeys(before.keys() - new.keys())
     for key, value in new.items():
         old = before.get(key)

@@ -35,7 +35,7 @@ class StatusWriter:
         self.earlier_cost = Decimal(self.written.cost.total or 0)  # of the operators before this one
 
     def begin(self) -> None:
-        """Note that a coordinator is created, whose counts add to the earlier ones; costs go on as they are."""
+        """Note that a coordinator is created: its counts add to the written ones."""
         self.earlier = self.written
 
     @property
