@@ -142,8 +142,9 @@ def _why_stalled(record: RolloutRecord, view: RolloutView, now: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RolloutStep:
-    """The next step of a rollout. release: the worker to release; delete: the outdated worker that is not ready. At most
-    one is set.
+    """The next step of a rollout; at most one field is set.
+
+    release: the worker to release. delete: the outdated worker that is not ready.
     """
 
     release: WorkerId | None = None
