@@ -14,13 +14,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
+from bamboo.job_source import source_of_file  # noqa: E402
 from bamboo.local.runner import RunOptions, run_job  # noqa: E402
 from bamboo.local.views.page_view import PageView  # noqa: E402
 from bamboo.preemption import scheduling  # noqa: E402
 from bamboo.terminal.view import CombinedView, StopJob, UserRequest  # noqa: E402
 from bamboo_core.coordinator.events import Emit, Status  # noqa: E402
-from bamboo_core.job.manifest import parse_manifest  # noqa: E402
-from bamboo_core.job.yaml_file import load_document  # noqa: E402
 from chromium_kit import MISSING, Tab, browser, chromium  # noqa: E402
 
 JOB = ROOT / "examples/quickstart.yaml"
@@ -50,12 +49,11 @@ class Newest:
 
 
 async def take(folder: Path) -> None:
-    document = load_document(str(JOB))
-    spec = parse_manifest(document)
+    job = source_of_file(str(JOB), pods=False)
     schedule = scheduling.parse(LOSSES, seed=0)
-    newest, page = Newest(), PageView(spec)
+    newest, page = Newest(), PageView(job.spec)
     async with page.serving() as url, browser() as tab:
-        run = asyncio.create_task(run_job(spec, document, RunOptions(preempt=schedule), CombinedView(page, newest)))
+        run = asyncio.create_task(run_job(job, RunOptions(preempt=schedule), CombinedView(page, newest)))
         try:
             await look(tab, url, newest, folder, run)
         finally:

@@ -20,8 +20,8 @@ class JobSource:
     name: str
     spec: JobSpec
     document: dict[str, Any]
-    folders: tuple[Path, ...]
-    text: str
+    folders: tuple[Path, ...] = (Path(),)
+    text: str = ""
 
 
 def source_of_file(path: str) -> JobSource:

@@ -15,8 +15,8 @@ from bamboo.local.run_options import ReportOptions
 from bamboo.local.runner import RunOptions
 from bamboo.local.session import train
 from bamboo.terminal.live_view import LiveView
-from bamboo_core.job.manifest import parse_manifest
 from manifest_kit import bamboojob, training
+from run_view_kit import source
 
 LONG = 600.0
 TINY = bamboojob(
@@ -89,7 +89,7 @@ def test_weights_that_cannot_be_written_fail_the_job_and_its_last_state_stays(
 ) -> None:
     monkeypatch.setattr(runner, "EXPORT", "bamboo_trainer.checkpoint.export:of_another_version")
     output = tmp_path / "out"
-    code = train(parse_manifest(TINY), TINY, RunOptions(output=output), ReportOptions())
+    code = train(source(TINY), RunOptions(output=output), ReportOptions())
     out, err = capfd.readouterr()
     assert code == 1, out + err
     assert "SaveFailed" in out + err
@@ -123,7 +123,7 @@ def test_a_complete_job_stays_complete_whatever_happens_while_it_closes(
 
     monkeypatch.setattr(LiveView, "stop", stop)
     output = tmp_path / "out"
-    code = train(parse_manifest(TINY), TINY, RunOptions(output=output), ReportOptions())
+    code = train(source(TINY), RunOptions(output=output), ReportOptions())
     out, err = capfd.readouterr()
     assert (code, "complete" in out.lower()) == (0, True), out + err
     assert {file.name for file in output.iterdir()} >= {"weights", "history.jsonl", "page.html"}

@@ -18,8 +18,8 @@ from bamboo.terminal.view import CombinedView, StopJob, UserRequest
 from bamboo_core.control import protocol
 from bamboo_core.control.protocol import ChannelClosed, ChannelEvent, Received, WorkerJoined
 from bamboo_core.coordinator.events import Status
-from bamboo_core.job.manifest import parse_manifest
 from manifest_kit import bamboojob, training
+from run_view_kit import source
 
 SECONDS = 60.0  # that a test waits for something
 
@@ -161,7 +161,7 @@ async def running(
     monkeypatch.setattr(runner, "AwakeClock", lambda: lambda: run.now)
     monkeypatch.setattr(runner, "TICK_SECONDS", 0.001)
     monkeypatch.setattr(runner, "DRAIN_SECONDS", 0.1)
-    task = asyncio.create_task(run_job(parse_manifest(document), document, RunOptions(output=folder, **options), run))
+    task = asyncio.create_task(run_job(source(document), RunOptions(output=folder, **options), run))
     try:
         yield run, task
     finally:

@@ -11,7 +11,7 @@ from bamboo.local.views.summary import Summary, compare
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import RedundancyMode
 from manifest_kit import WHOLE, bamboojob, training
-from run_view_kit import STATUS, ran
+from run_view_kit import STATUS, ran, source
 
 
 def _ran(stages: int, pipelines: int, *, lacks_room: bool = False) -> Summary:
@@ -38,9 +38,10 @@ def test_a_run_is_compared_with_one_on_another_grid(
     manifest["spec"]["training"] |= {"reproducible": reproducible, "gradientGroups": 16 if reproducible else None}
     given = yaml.safe_dump(manifest)
     job = parse_manifest(manifest)
-    spec, changed = undisturbed_job(job, manifest, _ran(7, 7))
+    again = undisturbed_job(source(manifest), _ran(7, 7))
+    spec = again.spec
     assert ((spec.topology.stages, spec.topology.pipelines), spec.topology.split) == (grid, split)
-    assert spec == parse_manifest(changed)
+    assert spec == parse_manifest(again.document)
     assert (spec.training, spec.task) == (job.training, job.task), "it stops early where the job does"
     assert spec.redundancy.mode is RedundancyMode.NONE
     assert (spec.elastic, spec.standby.workers) == (None, 0)
@@ -64,7 +65,7 @@ def test_a_chosen_grid_is_compared_with_one_that_needs_no_more_memory(
     manifest = bamboojob(
         task={"entrypoint": "m:build"}, training=training(3, 8, 2), elastic={"maxWorkers": 4}, topology=topology
     )
-    spec, _ = undisturbed_job(parse_manifest(manifest), manifest, _ran(*ran, lacks_room=lacks_room))
+    spec = undisturbed_job(source(manifest), _ran(*ran, lacks_room=lacks_room)).spec
     assert (spec.topology.stages, spec.topology.pipelines) == grid
     assert spec.elastic is None
 
@@ -82,7 +83,7 @@ def test_the_run_to_compare_with_has_no_budget(budget: dict[str, str]) -> None:
         nodePools=[{"name": "s", "pricePerHour": "1"}],
         budget=budget,
     )
-    spec, _ = undisturbed_job(parse_manifest(manifest), manifest, _ran(2, 2))
+    spec = undisturbed_job(source(manifest), _ran(2, 2)).spec
     assert spec.budget is None
 
 

@@ -6,12 +6,14 @@ from typing import Any
 
 from rich.console import Console
 
+from bamboo.job_source import JobSource
 from bamboo.local.views.summary import Summary
 from bamboo.terminal.live_view import run_snapshot
 from bamboo.terminal.picture import live
 from bamboo.terminal.snapshot import JobEvent
 from bamboo_core.control.memory import Memory, Traffic
 from bamboo_core.coordinator.events import Emit, Outcome, SlowWorker, Status, WorkerState
+from bamboo_core.job.manifest import parse_manifest
 from operator_kit import job, takeover
 
 TAKEOVER = takeover(victim="w1", worker="w0")
@@ -53,6 +55,11 @@ def drawn(status: Status, *events: Emit, width: int = 120, height: int = 200, pa
     )
     console.print(live(run_snapshot(job("job"), status, told, began), NOW, width, height, page))
     return console.export_text()
+
+
+def source(document: dict[str, Any]) -> JobSource:
+    """Return a manifest's job, as `bamboo run` reads it."""
+    return JobSource(name="job.yaml", spec=parse_manifest(document), document=document)
 
 
 def ran(status: Status = STATUS, outcome: Outcome = Outcome.COMPLETE, reason: str = "Complete", **more: Any) -> Summary:

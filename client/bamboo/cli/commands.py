@@ -94,7 +94,7 @@ def run(
         options = replace(options, show_log=_print_log)
     standard_streams.go_on_without_reader()
     _log_on_standard_error()
-    raise typer.Exit(train(source.spec, source.document, options, report))
+    raise typer.Exit(train(source, options, report))
 
 
 @app.command()

@@ -81,7 +81,6 @@ def prepared(job: JobSource, options: LocalRunOptions) -> tuple[JobSource, RunOp
         profile=profile,
         heartbeat_timeout=options.heartbeat_timeout,
         replace_after=options.replace_after,
-        folders=job.folders,
         store_writable=not trouble,
     )
     return job, run, [*warnings, *filter(None, [trouble])]

@@ -254,7 +254,7 @@ class LocalJob:
         ended: Summary | BambooError = BambooError("the run ended with an error")
         try:
             with only_run_in(options.output):
-                ended = await run_with_page(job.spec, job.document, options, self._view, port=self._port)
+                ended = await run_with_page(job, options, self._view, port=self._port)
         except (OutputRefused, PageError, ForkServerError) as error:
             ended = BambooError(str(error))
         except OSError as error:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bamboo import loop_signals
+from bamboo.job_source import JobSource
 from bamboo.local.closing import Closing
 from bamboo.local.fork_server import ForkServer, ForkServerError
 from bamboo.local.history_end import StepsHeard, end_history
@@ -56,7 +57,7 @@ from bamboo_core.coordinator.job_status import status
 from bamboo_core.history.files import history_url
 from bamboo_core.history.records import HistoryError
 from bamboo_core.job.placement_spec import one_price
-from bamboo_core.job.spec import JobSpec, wanted_workers
+from bamboo_core.job.spec import wanted_workers
 from bamboo_core.names import HEARTBEAT_TIMEOUT_SECONDS
 from bamboo_core.planning.plan import ROOT, WorkerId
 from bamboo_core.serving.descriptors import raise_limit
@@ -84,18 +85,17 @@ class RunOptions:
     profile: tuple[int, int] | None = None  # the first and the last step in which torch.profiler runs
     heartbeat_timeout: float = HEARTBEAT_TIMEOUT_SECONDS
     replace_after: float = 0.0  # seconds until a lost worker is replaced, as on a cluster
-    folders: tuple[Path, ...] = (Path(),)  # where the task's modules are searched first, in this order
     store_writable: bool = True  # the store of checkpoints; if it is not, the history is kept in the output
     show_log: Callable[[str], object] | None = None  # receives what the workers print and log
 
 
-async def run_job(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, view: RunView) -> Summary:
+async def run_job(job: JobSource, options: RunOptions, view: RunView) -> Summary:
     """Run the job to its end, or until a signal or the view stops it, and leave no process and no socket.
 
     Raises ForkServerError if no worker can be started at all, and the view's error if the view cannot be shown.
     """
     with scratch_folder() as scratch:
-        return await _LocalRun(spec, manifest, options, view, scratch).run()
+        return await _LocalRun(job, options, view, scratch).run()
 
 
 class _LocalRun:
@@ -103,10 +103,9 @@ class _LocalRun:
     purpose.
     """
 
-    def __init__(
-        self, spec: JobSpec, manifest: dict[str, Any], options: RunOptions, view: RunView, scratch: Path
-    ) -> None:
-        self._spec, self._manifest, self._options, self._view = spec, manifest, options, view
+    def __init__(self, job: JobSource, options: RunOptions, view: RunView, scratch: Path) -> None:
+        spec = job.spec
+        self._spec, self._options, self._view = spec, options, view
         self._folder = options.output.absolute() if options.output else scratch
         self._traces = scratch / "traces"
         self._traces.mkdir()
@@ -123,7 +122,7 @@ class _LocalRun:
             self._exited,
             self._folder / "workers.log",
             imports=imports,
-            folders=options.folders,
+            folders=job.folders,
             scratch=scratch,
             on_ask=self._asked,
             on_wait=self._waits,
@@ -133,7 +132,7 @@ class _LocalRun:
         self._feed = HistoryFeed(secrets.token_hex(4), time.time)
         self._state = coordinator.initial(
             spec,
-            manifest,
+            job.document,
             secret=secrets.token_hex(16),
             now=self._now(),
             heartbeat_timeout=options.heartbeat_timeout,

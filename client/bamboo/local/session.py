@@ -4,15 +4,15 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from bamboo import loop_signals, stop_signals
+from bamboo.job_source import JobSource
 from bamboo.local.closing import Closing
 from bamboo.local.fork_server import ForkServerError
 from bamboo.local.output_folder import OutputRefused, only_run_in
@@ -40,19 +40,19 @@ DIFFERENT = (
 )
 
 
-def train(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: ReportOptions) -> int:
+def train(job: JobSource, options: RunOptions, report: ReportOptions) -> int:
     """Run the job, report on it, and return the exit code."""
     try:
         with stop_signals.held(), only_run_in(options.output):  # a late signal takes effect after the report
-            summary = loop_signals.run(lambda: _shown(spec, manifest, options, report))
+            summary = loop_signals.run(lambda: _shown(job, options, report))
             if not report.verify or summary.outcome is not Outcome.COMPLETE:
                 return _conclude(summary, None, json=report.json)
-            spec, manifest = undisturbed_job(spec, manifest, summary)
+            again = undisturbed_job(job, summary)
             if not report.json:
-                _say(f"{to_text(summary)}\nthe same job again, undisturbed, {_grid(spec)}:")
+                _say(f"{to_text(summary)}\nthe same job again, undisturbed, {_grid(again.spec)}:")
         calm = replace(options, preempt=Schedule(), output=None, trace=None, profile=None)
-        view = _view(replace(spec, name=f"{spec.name}, undisturbed"), report)
-        check = loop_signals.run(lambda: run_job(spec, manifest, calm, view))
+        view = _view(replace(again.spec, name=f"{job.spec.name}, undisturbed"), report)
+        check = loop_signals.run(lambda: run_job(again, calm, view))
     except (PageError, OutputRefused) as error:
         complain(error)
         return EXIT_USAGE
@@ -65,7 +65,7 @@ def train(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: 
     return _conclude(summary, check, json=report.json)
 
 
-def undisturbed_job(spec: JobSpec, manifest: Mapping[str, Any], ran: Summary) -> tuple[JobSpec, dict[str, Any]]:
+def undisturbed_job(job: JobSource, ran: Summary) -> JobSource:
     """Return the job to compare with: on another grid where the bits do not depend on it, without replicas or standby.
 
     It has one pipeline less than the manifest, or than the grid at the end of `ran` if the coordinator chose the grid.
@@ -73,14 +73,14 @@ def undisturbed_job(spec: JobSpec, manifest: Mapping[str, Any], ran: Summary) ->
     replicas. If the job had no room for replicas, it has none for longer stages either, and is compared on the same
     grid. The copy has no budget and no date.
     """
-    topology = spec.topology
+    spec, topology = job.spec, job.spec.topology
     stages, pipelines = ran.grid if spec.elastic and ran.grid else (topology.stages, topology.pipelines)
     split = topology.split
     if spec.training.reproducible and pipelines > 1:
         pipelines -= 1
     elif spec.training.reproducible and stages > 1 and not ran.status.lacks_room:
         stages, split = stages - 1, None
-    changed = deepcopy(dict(manifest))
+    changed = deepcopy(job.document)
     part = changed["spec"]
     part["topology"] = {"stages": stages, "pipelines": pipelines}
     if split is not None:
@@ -88,7 +88,7 @@ def undisturbed_job(spec: JobSpec, manifest: Mapping[str, Any], ran: Summary) ->
     part["redundancy"] = {"mode": RedundancyMode.NONE.value}
     for name in ("elastic", "standby", "checkpoint", "budget"):
         part.pop(name, None)
-    return parse_manifest(changed), changed
+    return replace(job, spec=parse_manifest(changed), document=changed)
 
 
 def _grid(spec: JobSpec) -> str:
@@ -96,28 +96,28 @@ def _grid(spec: JobSpec) -> str:
     return f"with {count(topology.stages, 'stage')} and {count(topology.pipelines, 'pipeline')}"
 
 
-async def _shown(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: ReportOptions) -> Summary:
+async def _shown(job: JobSource, options: RunOptions, report: ReportOptions) -> Summary:
     """Run the job with its page and its view."""
 
     def view(url: str) -> RunView:
         if url:
             print(f"page: {url}", file=sys.stderr if report.json or report.quiet else sys.stdout, flush=True)
-        return _view(spec, report, page=url)
+        return _view(job.spec, report, page=url)
 
-    return await run_with_page(spec, manifest, options, view, port=report.port)
+    return await run_with_page(job, options, view, port=report.port)
 
 
 async def run_with_page(
-    spec: JobSpec, manifest: dict[str, Any], options: RunOptions, view: Callable[[str], RunView], *, port: int | None
+    job: JobSource, options: RunOptions, view: Callable[[str], RunView], *, port: int | None
 ) -> Summary:
     """Run the job, serve its page meanwhile, and keep the page's last state in the output.
 
     view: returns the user's view for the page's URL, "" without a page. port: 0 for any, None for no page. Raises
     PageError if the page cannot be served, and what `run_job` raises.
     """
-    page = PageView(spec, port=port or 0)
+    page = PageView(job.spec, port=port or 0)
     async with contextlib.nullcontext("") if port is None else page.serving() as url:
-        summary = await run_job(spec, manifest, options, CombinedView(page, view(url)))
+        summary = await run_job(job, options, CombinedView(page, view(url)))
         page.finish(summary)
     if options.output is not None:
         file = options.output / PAGE
