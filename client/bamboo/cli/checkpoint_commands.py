@@ -3,18 +3,17 @@
 import json
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bamboo.cli.dispatch import usage
 from bamboo.cli.output_files import check_is_path
 from bamboo.terminal.output_format import Output, OutputFormat
 from bamboo_core.complaints import complain
-from bamboo_core.names import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from bamboo_core.names import EXIT_FAILED, EXIT_OK
 
 if TYPE_CHECKING:
     from bamboo_core.checkpoint.selection import ListedCheckpoint
@@ -66,21 +65,28 @@ def checkpoints(
     Example: bamboo checkpoints s3://bucket/llama
     """
     from bamboo_core.checkpoint.selection import ListedState
+    from bamboo_core.checkpoint.store import CheckpointStore
+    from bamboo_core.storage.bounded import StorageError
 
-    with _told():
-        store = _open(url)
+    _check_url(url)
+    bad, store = False, CheckpointStore(url)
+    try:
         found = [one for one in store.list() if step is None or one.attempt.step == step]
         if verify:
             found = [one for one in found if one.state is not ListedState.UNFINISHED]
-        bad = _verify(store, found, output) if verify else _list(found, output)
+            bad = _verify(store, found, output)
+        else:
+            _list(found, output)
+    except StorageError as error:
+        complain(error)
+        raise typer.Exit(EXIT_FAILED) from None
     if not found and output is OutputFormat.TEXT:
         typer.echo("no checkpoints" if step is None else f"no checkpoint of step {step}", err=True)
     missing = step is not None and not found
     raise typer.Exit(EXIT_FAILED if bad or missing else EXIT_OK)
 
 
-def _list(found: "list[ListedCheckpoint]", output: OutputFormat) -> bool:
-    """Print the checkpoints. Return False, since without reading contents none is known to be bad."""
+def _list(found: "list[ListedCheckpoint]", output: OutputFormat) -> None:
     from rich.console import Console
 
     from bamboo.terminal.checkpoint_table import document, table
@@ -90,7 +96,6 @@ def _list(found: "list[ListedCheckpoint]", output: OutputFormat) -> bool:
     elif found:
         wide = None if sys.stdout.isatty() else 1000
         Console(highlight=False, soft_wrap=True, width=wide).print(table(found, time.time()))
-    return False
 
 
 def _verify(store: "CheckpointStore", found: "list[ListedCheckpoint]", output: OutputFormat) -> bool:
@@ -160,43 +165,22 @@ def export(
 
     Example: bamboo export s3://bucket/llama --output llama.safetensors
     """
-    from bamboo.local.trainer_calls.trainer_process import run_trainer
+    from bamboo.local.trainer_calls.trainer_process import arguments_of, run_trainer
 
     check_is_path("--output", output, "a file" if form is ExportFormat.SAFETENSORS else "a folder")
-    arguments = ["--format", form.value, "--output", str(output), *(["--force"] if force else [])]
-    arguments += [*(["--step", str(step)] if step is not None else []), *(["--quiet"] if quiet else [])]
-    arguments += [*(["--job", str(job)] if job else []), *(["--model", str(model)] if model else [])]
-    with _told():
-        _parse(url)
-    raise typer.Exit(run_trainer(EXPORTER, [*arguments, "--", url], "an export"))
+    options = arguments_of(format=form.value, output=output, step=step, job=job, model=model, force=force, quiet=quiet)
+    _check_url(url)
+    raise typer.Exit(run_trainer(EXPORTER, [*options, "--", url], "an export"))
 
 
-def _parse(url: str) -> None:
-    """Parse a URL; a wrong one ends the command."""
+def _check_url(url: str) -> None:
+    """End the command if the URL is not one of a store."""
     from bamboo_core.storage.url import parse_url
 
     try:
         parse_url(url)
     except ValueError as error:
-        _end(str(error), EXIT_USAGE)
-
-
-def _open(url: str) -> "CheckpointStore":
-    from bamboo_core.checkpoint.store import CheckpointStore
-
-    _parse(url)
-    return CheckpointStore(url)
-
-
-@contextmanager
-def _told() -> Iterator[None]:
-    """End the command with a sentence if the store fails."""
-    from bamboo_core.storage.bounded import StorageError
-
-    try:
-        yield
-    except StorageError as error:
-        _end(str(error), EXIT_FAILED)
+        usage(str(error))
 
 
 def _problems(store: "CheckpointStore", one: "ListedCheckpoint") -> list[str]:
@@ -220,8 +204,3 @@ def _print_verified(one: "ListedCheckpoint", problems: list[str]) -> None:
         typer.echo(f"step {one.attempt.step}: {one.attempt.folder} is sound: {layers}, {size(one.bytes)}")
     for problem in problems:
         typer.echo(f"step {one.attempt.step}: {printable(problem)}")
-
-
-def _end(message: str, code: int) -> NoReturn:
-    complain(message)
-    raise typer.Exit(code)

@@ -1,11 +1,12 @@
 """The commands on a cluster: their flags and --help. Other modules, imported late, do the work."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bamboo.cli import options
-from bamboo.cli.dispatch import on_cluster, run, targets_of, usage
+from bamboo.cli.dispatch import check_job, job_of, run, targets_of, usage
 from bamboo.cli.options import INTERVAL, WAIT, ClusterOptions, ClusterPlace
 from bamboo.terminal.output_format import Output, OutputFormat
 from bamboo_core.option_groups import grouped
@@ -36,7 +37,20 @@ def submit(
 
     Manifest and task are checked first; with --no-load the task is not, as when its data are only in the image.
     """
-    on_cluster(file, cluster, load=load, apply=apply, force=force, dry_run=dry_run, watch=watch)
+    from bamboo.remote import changes
+
+    if force and not apply:
+        usage("--force: expected together with --apply")
+    if dry_run and watch:
+        usage("--dry-run creates no job that could be watched; leave out one of --dry-run and --watch")
+    job = job_of(Path(file), pods=False)
+    check_job(job, load=load, quiet=cluster.quiet)
+    run(
+        cluster,
+        lambda s: changes.submit(
+            s, job, apply=apply, force=force, dry_run=dry_run, watch=watch, wanted_namespace=cluster.namespace
+        ),
+    )
 
 
 @app.command("list")

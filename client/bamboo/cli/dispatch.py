@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from bamboo.cli.options import ClusterOptions, ClusterPlace
+from bamboo.cli.options import ClusterPlace
 from bamboo_core.complaints import complain
 from bamboo_core.names import EXIT_USAGE
 
@@ -49,35 +49,8 @@ def refuse_beside(ctx: typer.Context, names: Iterable[str], beside: str) -> None
             usage(f"--{name.replace('_', '-')}: cannot be combined with {beside}")
 
 
-def on_cluster(
-    file: str,
-    cluster: ClusterOptions,
-    *,
-    load: bool = True,
-    apply: bool = False,
-    force: bool = False,
-    dry_run: bool = False,
-    watch: bool = False,
-) -> NoReturn:
-    """Submit a job, after this machine has tried its task."""
-    from bamboo.remote import changes
-
-    if force and not apply:
-        usage("--force: expected together with --apply")
-    if dry_run and watch:
-        usage("--dry-run creates no job that could be watched; leave out one of --dry-run and --watch")
-    job = job_of(Path(file))
-    _look_over(job, load=load, quiet=cluster.quiet)
-    run(
-        cluster,
-        lambda s: changes.submit(
-            s, job, apply=apply, force=force, dry_run=dry_run, watch=watch, wanted_namespace=cluster.namespace
-        ),
-    )
-
-
-def _look_over(job: "JobSource", *, load: bool, quiet: bool) -> None:
-    """Print warnings about a job; a task that does not load ends the command."""
+def check_job(job: "JobSource", *, load: bool, quiet: bool) -> None:
+    """Print warnings about a job on standard error. A task that does not load here ends the command."""
     from bamboo.jobs.errors import BambooError
     from bamboo.jobs.here import validated
 

@@ -55,19 +55,18 @@ def tokenize(
 
     Example: bamboo tokenize books/ -o books.tokens --tokenizer tokenizer.json --end '<|endoftext|>'
     """
-    from bamboo.local.trainer_calls.trainer_process import run_trainer
+    from bamboo.local.trainer_calls.trainer_process import arguments_of, run_trainer
 
     check_is_path("--output", output, "a folder" if shard is not None else "a file")
-    given = {
-        "--tokenizer": tokenizer,
-        "--end": end,
-        "--field": field,
-        "--document": document.value,
-        "--output": str(output),
-    }
-    arguments = [f"{name}={value}" for name, value in given.items()]
-    arguments += [f"--pattern={one}" for one in pattern or ()]
-    arguments += [f"--shard={shard}"] if shard is not None else []
-    switches = {"--force": force, "--quiet": quiet}
-    arguments += [name for name, on in switches.items() if on]
+    arguments = arguments_of(
+        tokenizer=tokenizer,
+        end=end,
+        field=field,
+        document=document.value,
+        output=output,
+        pattern=pattern,
+        shard=shard,
+        force=force,
+        quiet=quiet,
+    )
     raise typer.Exit(run_trainer("bamboo_trainer.data", [*arguments, "--", *map(str, texts)], "this command"))

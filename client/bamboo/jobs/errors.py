@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from bamboo_core.job.fields import ManifestError, Problem
+from bamboo_core.job.fields import Problem
 
 
 class BambooError(Exception):
@@ -15,10 +15,6 @@ class InvalidJob(BambooError, ValueError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
         self.problems = tuple(problems)
-
-    @classmethod
-    def from_manifest_error(cls, error: ManifestError) -> "InvalidJob":
-        return cls(error.problems)
 
 
 class InvalidRequest(BambooError, ValueError):

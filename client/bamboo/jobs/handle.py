@@ -1,26 +1,28 @@
 """The handle of a started job, here or on a cluster: its progress, history, checkpoints and weights."""
 
-import asyncio
 import importlib
 import json
-import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from bamboo import background
 from bamboo.jobs.errors import BambooError, InvalidRequest, NotInTime
 from bamboo.jobs.notebook import handle_html
 from bamboo.jobs.results import HistoryRows, JobProgress, Occurrence
-from bamboo.local.trainer_calls.trainer_process import missing_packages
-from bamboo_core.checkpoint.selection import ListedCheckpoint, ListedState, newest_first
+from bamboo.local.trainer_calls.trainer_process import TrainerError, arguments_of, missing_packages, run_silently
+from bamboo_core.checkpoint.selection import ListedState, newest_first
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.history.files import find
 from bamboo_core.history.records import HistoryError
 from bamboo_core.storage.bounded import StorageError
+
+if TYPE_CHECKING:
+    from bamboo.jobs.cluster_job import ClusterJob
+    from bamboo.jobs.local_job import LocalJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,117 +40,13 @@ class StoredCheckpoint:
     reason: str = ""
 
 
-async def checkpoints_at(url: str) -> list[StoredCheckpoint]:
-    """Return the checkpoints in a store, newest first. Raises InvalidRequest if it cannot be read."""
-    try:
-        checkpoints = await asyncio.to_thread(lambda: CheckpointStore(url).list())
-    except (StorageError, ValueError) as error:
-        raise InvalidRequest(str(error)) from None
-    return [_checkpoint(one) for one in sorted(checkpoints, key=newest_first)]
-
-
-def _checkpoint(found: ListedCheckpoint) -> StoredCheckpoint:
-    return StoredCheckpoint(
-        step=found.attempt.step,
-        state=found.state,
-        bytes=found.bytes,
-        written=None if found.written is None else datetime.fromtimestamp(found.written, UTC),
-        reason=found.reason,
-    )
-
-
 EXPORTER: Final = "bamboo_trainer.checkpoint"
 ExportFormat = Literal["safetensors", "huggingface", "peft"]
-
-
-async def export(
-    url: str,
-    output: Path,
-    form: ExportFormat,
-    *,
-    step: int | None,
-    task_config: Mapping[str, Any],
-    force: bool,
-) -> Path:
-    """Write a checkpoint or a folder of weights as one state dict, and return its path.
-
-    task_config: the config of the job's task. Raises BambooError.
-    """
-    if missing := missing_packages():
-        raise BambooError(f"an export needs {missing}, not installed here")
-    arguments = ["--format", form, "--output", str(output), "--task-config", json.dumps(task_config), "--quiet"]
-    arguments += ["--step", str(step)] if step is not None else []
-    arguments += [*(["--force"] if force else []), "--", url]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", EXPORTER, *arguments),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        _, printed = await process.communicate()
-    finally:
-        if process.returncode is None:  # cancelled: the process removes its partial output
-            process.terminate()
-            await process.wait()
-    if process.returncode:
-        problem = printed.decode(errors="replace").strip().removeprefix("bamboo: ")
-        raise BambooError(problem or f"the export ended with code {process.returncode}")
-    return output
-
-
 PRINT_SECONDS = 2.0  # at least, between lines of progress
 NewEvents = Callable[[], Coroutine[Any, Any, list[Occurrence]]]
 
 
-class BegunJob(Protocol):
-    """A started job, wherever it runs, in the background loop. All methods raise BambooError."""
-
-    @property
-    def name(self) -> str: ...
-    async def progress(self) -> JobProgress: ...
-    def feed(self) -> NewEvents:
-        """Return a function that returns the job's events since its last call."""
-
-    async def over(self) -> bool:
-        """Return whether nothing more happens to the job for now."""
-
-    async def moment(self) -> None:
-        """Wait until something may have happened."""
-
-    async def wait(self, seconds: float | None) -> JobProgress: ...
-    async def preempt(self, worker: str | None, *, notice: bool) -> None: ...
-    async def scale(self, workers: int) -> None: ...
-    async def suspend(self) -> None: ...
-    async def resume(self) -> None: ...
-    async def interrupted(self) -> None:
-        """Handle Ctrl-C during a wait for this job."""
-
-    async def stop(self) -> None: ...
-    def history_place(self) -> str: ...
-    def checkpoint_place(self) -> str: ...
-    def weights_place(self) -> str: ...
-    def task_config(self) -> Mapping[str, Any]: ...
-    async def close(self) -> None: ...
-
-
-async def _export(job: BegunJob, path: str | Path, form: ExportFormat, *, step: int | None, force: bool) -> Path:
-    """Export weights, or with step a checkpoint, which alone has that step's state."""
-    place = job.checkpoint_place() if step is not None else job.weights_place()
-    return await export(place, Path(path), form, step=step, task_config=job.task_config(), force=force)
-
-
-async def _history(job: BegunJob) -> HistoryRows:
-    """Read the job's history. Raises InvalidRequest if there is none yet."""
-    place = job.history_place()
-    try:
-        return HistoryRows(await asyncio.to_thread(lambda: find(place).read_all()))
-    except (HistoryError, StorageError, ValueError) as error:
-        raise InvalidRequest(f"{job.name}: {error}") from None
-
-
-async def _news(job: BegunJob, new: NewEvents, *, follow: bool) -> tuple[bool, list[Occurrence]]:
+async def _news(job: "ClusterJob | LocalJob", new: NewEvents, *, follow: bool) -> tuple[bool, list[Occurrence]]:
     """Return whether no more events will come, and the new events; with follow, wait for some or for the job's end."""
     while True:
         over = not follow or await job.over()
@@ -164,7 +62,7 @@ class JobHandle:
     As a context manager it ends a local job with its block; a job on a cluster goes on.
     """
 
-    def __init__(self, job: BegunJob) -> None:
+    def __init__(self, job: "ClusterJob | LocalJob") -> None:
         self._job = job
 
     @property
@@ -184,8 +82,12 @@ class JobHandle:
             yield from events
 
     def history(self) -> HistoryRows:
-        """Return the losses, evaluations and events of all steps."""
-        return background.call(_history(self._job))
+        """Return the losses, evaluations and events of all steps. Raises InvalidRequest if there are none yet."""
+        place = self._job.history_place()
+        try:
+            return HistoryRows(find(place).read_all())
+        except (HistoryError, StorageError, ValueError) as error:
+            raise InvalidRequest(f"{self.name}: {error}") from None
 
     def wait(self, timeout: float | None = None) -> JobProgress:
         """Wait until the job is complete. timeout: seconds, after which NotInTime is raised and the job goes on.
@@ -246,8 +148,21 @@ class JobHandle:
         background.call(self._job.stop())
 
     def checkpoints(self) -> list[StoredCheckpoint]:
-        """Return the job's checkpoints, newest first."""
-        return background.call(checkpoints_at(self._job.checkpoint_place()))
+        """Return the job's checkpoints, newest first. Raises InvalidRequest if their store cannot be read."""
+        try:
+            found = CheckpointStore(self._job.checkpoint_place()).list()
+        except (StorageError, ValueError) as error:
+            raise InvalidRequest(str(error)) from None
+        return [
+            StoredCheckpoint(
+                step=one.attempt.step,
+                state=one.state,
+                bytes=one.bytes,
+                written=None if one.written is None else datetime.fromtimestamp(one.written, UTC),
+                reason=one.reason,
+            )
+            for one in sorted(found, key=newest_first)
+        ]
 
     def export(
         self,
@@ -258,7 +173,15 @@ class JobHandle:
         force: bool = False,
     ) -> Path:
         """Write the trained weights, or with step that step's checkpoint, as one state dict: `bamboo export`."""
-        return background.call(_export(self._job, path, format, step=step, force=force))
+        job, output = self._job, Path(path)
+        url = job.checkpoint_place() if step is not None else job.weights_place()  # only a checkpoint has that step
+        config = json.dumps(job.task_config())
+        options = arguments_of(format=format, output=output, task_config=config, quiet=True, step=step, force=force)
+        try:
+            run_silently(EXPORTER, [*options, "--", url], "an export")
+        except TrainerError as error:
+            raise BambooError(str(error)) from None
+        return output
 
     def weights(self) -> dict[str, Any]:
         """Return the trained weights as a state dict of tensors, named as `load` names them."""

@@ -243,7 +243,7 @@ def _source(read: Callable[[], JobSource]) -> JobSource:
     try:
         return read()
     except ManifestError as error:
-        raise InvalidJob.from_manifest_error(error) from None
+        raise InvalidJob(error.problems) from None
 
 
 @contextmanager
