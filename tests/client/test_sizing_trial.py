@@ -8,7 +8,7 @@ import pytest
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_record import JobRecord, JobResult
 from bamboo.sizing.trials.candidate import as_the_job_is
-from bamboo.sizing.trials.trial import CandidateTrial, outcome_of, simulate_trial
+from bamboo.sizing.trials.trial import outcome_of, simulate_trial
 from bamboo_core.job.training_spec import TrainingSpec
 from job_simulation_kit import HOUR, manifest
 from sizing_kit import assessed, layered, world
@@ -70,4 +70,4 @@ def test_without_a_price_nothing_can_be_weighed() -> None:
     bare = msgspec.structs.replace(layered(3), prices=None)
     at = world(manifest(2, 1, 6), bare)
     with pytest.raises(SimulationError, match="no price is known for m; say it in a file for --prices"):
-        simulate_trial(at, CandidateTrial(candidate=as_the_job_is("m", at.spec), seeds=(1,), seconds=60.0))
+        simulate_trial(at, as_the_job_is("m", at.spec))

@@ -1,11 +1,12 @@
 """Plans to choose from: a made-up machine and market, and runs as if they had been simulated."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import msgspec
 from hypothesis import strategies as st
 
+from bamboo.simulation.job.job_record import JobRecord
 from bamboo.sizing.pareto import Point
 from bamboo.sizing.trials.candidate import as_the_job_is
 from bamboo.sizing.trials.trial import Assessment, TrialOutcome
@@ -50,20 +51,15 @@ def world(document: dict[str, Any], profile: ModelProfile, *, rate: float = 0.5,
 
 
 def outcome(hours: float, usd: float, **more: Any) -> TrialOutcome:
-    usual = TrialOutcome(
-        hours=hours,
-        usd=usd,
-        traffic_usd=0.0,
-        nodes=1.0,
-        preemptions=1,
-        takeovers=0,
-        restores=0,
-        fatal=0,
-        goodput=1.0,
-        throughput=1.0,
-        simulated=1.0,
-    )
-    return replace(usual, **more)
+    usual = {
+        **asdict(JobRecord(samples=1).figures(3600.0)),
+        "nodes": 1.0,
+        "value": 1.0,
+        "goodput": 1.0,
+        "throughput": 1.0,
+    }
+    usual |= {"hours": hours, "usd": usd, "preemptions": 1, "traffic_usd": 0.0, "simulated": 1.0}
+    return TrialOutcome(**usual | more)
 
 
 def assessed(number: int, *points: Point) -> Assessment:

@@ -20,13 +20,12 @@ from bamboo.sizing.estimate import (
 from bamboo.sizing.pareto import Point, dominates, front
 from bamboo.sizing.space import Limits, grids, redundancies, spreads, standbys
 from bamboo.sizing.trials.candidate import Candidate, edits, job_of
-from bamboo.sizing.trials.trial import Assessment, CandidateTrial, simulate_trial
-from bamboo.sizing.trials.world import HOUR, World
+from bamboo.sizing.trials.trial import Assessment, simulate_trial
+from bamboo.sizing.trials.world import World
 
 SLACK: Final = 0.5  # a grid whose undisturbed step is so much slower and dearer than another's is not estimated
 MOST_NEAR: Final = 8  # simulated candidates that are estimated to be nearest to what is wanted
 MOST_SIMULATED: Final = 12  # with others along the front
-LOSSES: Final = 10.0  # expected in a run after made-up nodes have settled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +62,7 @@ def search(
     """
     listed = shortlist(world, limits, like, bounds)
     simulated = []
-    trials = [trial(world, one.candidate) for one in listed.candidates]
-    for assessment in in_processes(partial(simulate_trial, world), trials, jobs):
+    for assessment in in_processes(partial(simulate_trial, world), [one.candidate for one in listed.candidates], jobs):
         simulated.append(assessment)
         done(len(assessment.outcomes))
     ascending = sorted(front(simulated, lambda one: one.point), key=lambda one: one.point)
@@ -98,14 +96,6 @@ def shortlist(world: World, limits: Limits, like: Candidate, bounds: Bounds) -> 
         grids=len(every),
         too_large=len(smallest),
     )
-
-
-def trial(world: World, candidate: Candidate) -> CandidateTrial:
-    """Return the runs of a candidate: until its figures no longer depend on the start."""
-    seconds, rate = world.hours * HOUR, world.market.losses_per_hour(candidate.workers)
-    if rate:
-        seconds = min(seconds, HOUR * (world.market.settled_hours + LOSSES / rate))
-    return CandidateTrial(candidate=candidate, seeds=tuple(range(1, world.seeds + 1)), seconds=seconds)
 
 
 def _fast(world: World, fitting: Sequence[Candidate]) -> list[tuple[Candidate, float]]:

@@ -33,40 +33,29 @@ def grids(world: World, limits: Limits, like: Candidate) -> Iterator[Candidate]:
     Of the numbers of pipelines with the same largest share of a step only the least counts: more are not faster. Where
     the coordinator chooses the grid, only grids that it may choose.
     """
-    bounds = grid_bounds(world.spec)
+    stage_bounds, pipeline_bounds = _grid_bounds(world.spec)
     for name, machine in world.machines.items():
         layers = len(machine.profile.layers)
         for micro_batch in _micro_batches(world.spec, machine.profile.samples, limits):
             training = replace(world.spec.training, micro_batch_size=micro_batch)
-            for stages in _stages(world.spec, layers // world.spec.worker.devices, limits, bounds):
-                for pipelines in _pipelines(training.microbatches, training.groups, limits, stages, bounds):
+            for stages in _stages(world.spec, layers // world.spec.worker.devices, limits, stage_bounds):
+                for pipelines in _pipelines(training.microbatches, training.groups, limits, stages, pipeline_bounds):
                     if stages * pipelines + min(limits.standby, default=0) <= limits.nodes:
                         yield replace(
                             like, machine=name, stages=stages, pipelines=pipelines, micro_batch=micro_batch, standby=0
                         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GridBounds:
-    min_stages: int = 1
-    max_stages: int = MOST_STAGES
-    min_pipelines: int = 1
-    max_pipelines: int = MOST_PIPELINES
+def _grid_bounds(spec: JobSpec) -> tuple[range, range]:
+    """Return the numbers of stages and of pipelines that the coordinator may choose from.
 
-
-def grid_bounds(spec: JobSpec) -> GridBounds:
-    """Return the bounds of a grid that the coordinator chooses; a fixed grid has none, since another one may be
-    recommended.
+    A fixed grid has no bounds, since another one may be recommended.
     """
-    topology = spec.topology
-    if spec.elastic is None:
-        return GridBounds()
-    return GridBounds(
-        min_stages=fewest_stages(spec),
-        max_stages=MOST_STAGES if topology.chooses_stages else topology.stages,
-        min_pipelines=topology.pipelines,
-        max_pipelines=MOST_PIPELINES if topology.chooses_pipelines else topology.pipelines,
-    )
+    topology, fixed = spec.topology, spec.elastic is None
+    most_stages = MOST_STAGES if fixed or topology.chooses_stages else topology.stages
+    most_pipelines = MOST_PIPELINES if fixed or topology.chooses_pipelines else topology.pipelines
+    first_stages, first_pipelines = (1, 1) if fixed else (fewest_stages(spec), topology.pipelines)
+    return range(first_stages, most_stages + 1), range(first_pipelines, most_pipelines + 1)
 
 
 def redundancies(one: Candidate) -> Iterator[Candidate]:
@@ -102,19 +91,18 @@ def _micro_batches(spec: JobSpec, measured: int, limits: Limits) -> list[int]:
     return sorted(size for size in wanted if size > 0 and batch % size == 0)
 
 
-def _stages(spec: JobSpec, layers: int, limits: Limits, bounds: GridBounds) -> Sequence[int]:
+def _stages(spec: JobSpec, layers: int, limits: Limits, bounds: range) -> Sequence[int]:
     if spec.topology.split is not None:
         return (len(spec.topology.split),)
-    wanted = limits.stages or range(bounds.min_stages, min(layers, bounds.max_stages) + 1)
-    return [stages for stages in wanted if stages <= min(layers, limits.nodes, MOST_STAGES)]
+    return [stages for stages in limits.stages or bounds if stages <= min(layers, limits.nodes, MOST_STAGES)]
 
 
-def _pipelines(microbatches: int, groups: int | None, limits: Limits, stages: int, bounds: GridBounds) -> list[int]:
+def _pipelines(microbatches: int, groups: int | None, limits: Limits, stages: int, bounds: range) -> list[int]:
     most = min(limits.nodes // stages, groups or microbatches, MOST_PIPELINES)
     if limits.pipelines:
         return [count for count in limits.pipelines if count <= most]
     least: dict[int, int] = {}
-    for count in range(bounds.min_pipelines, min(most, bounds.max_pipelines) + 1):
+    for count in range(bounds.start, min(most + 1, bounds.stop)):
         largest = max(map(len, make_layout(0, microbatches, count, groups).split))
         least.setdefault(largest, count)
     return sorted(least.values())

@@ -2,46 +2,30 @@
 
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from bamboo.simulation.figures import SimulationError
-from bamboo.simulation.job.job_record import JobResult
+from bamboo.simulation.job.job_record import JobFigures, JobResult
 from bamboo.simulation.job.job_run import CUT, model_of, simulate_job
 from bamboo.sizing.trials.candidate import Candidate
 from bamboo.sizing.trials.world import HOUR, World
 from bamboo_core.job.training_spec import TrainingSpec
-from bamboo_core.planning.steps.step_times import StepModel
 
 LEAST_LATE_STEPS = 20.0  # after the nodes have settled, so that they count instead of the whole run
 SURE = 1.645  # standard deviations above the mean of a normal distribution, for 95 of 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CandidateTrial:
-    """A candidate to simulate, once with each seed. seconds: virtual time of each run."""
+class TrialOutcome(JobFigures):
+    """The figures of one simulated run, with hours and USD extrapolated to the whole job.
 
-    candidate: Candidate
-    seeds: tuple[int, ...]
-    seconds: float
+    hours, usd: infinite if the job does not come to its end. traffic_usd: the part of usd for traffic between zones.
+    simulated: hours of the run. failed: why the job ended early, "" if it did not.
+    """
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialOutcome:
-    """The outcome of one run."""
-
-    # hours, usd: of the whole job, infinite if it does not come to its end
-    hours: float
-    usd: float
-    traffic_usd: float  # that is for traffic between zones
-    nodes: float
-    preemptions: int
-    takeovers: int
-    restores: int
-    fatal: int
-    goodput: float
-    throughput: float
-    simulated: float  # hours
-    failed: str = ""  # why the job ended early, "" if it did not
+    traffic_usd: float
+    simulated: float
+    failed: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,19 +65,18 @@ class Assessment:
         return float(sum(getattr(outcome, name) for outcome in self.outcomes))
 
 
-def simulate_trial(world: World, trial: CandidateTrial) -> Assessment:
-    """Return the assessment of a trial, with one model for all seeds, which share its step times."""
-    model = model_of(world.run(trial.candidate, trial.seeds[0], trial.seconds))
-    outcomes = tuple(_outcome(world, trial, model, seed) for seed in trial.seeds)
+def simulate_trial(world: World, candidate: Candidate) -> Assessment:
+    """Return the assessment of a candidate: a run for each seed, with one model, since all share its step times."""
+    model, outcomes = None, []
+    for seed in range(1, world.seeds + 1):
+        run = world.run(candidate, seed)
+        model = model or model_of(run)
+        result = simulate_job(run, model=model)
+        ended = "" if result.outcome in (CUT[0], "Complete") else result.message
+        outcomes.append(outcome_of(result, ended, world.spec.training, world.market.settled_hours))
     if all(math.isnan(outcome.usd) for outcome in outcomes):
-        raise SimulationError(f"no price is known for {trial.candidate.machine}; say it in a file for --prices")
-    return Assessment(candidate=trial.candidate, outcomes=outcomes)
-
-
-def _outcome(world: World, trial: CandidateTrial, model: StepModel, seed: int) -> TrialOutcome:
-    result = simulate_job(world.run(trial.candidate, seed, trial.seconds), model=model)
-    ended = "" if result.outcome in (CUT[0], "Complete") else result.message
-    return outcome_of(result, ended, world.spec.training, world.market.settled_hours)
+        raise SimulationError(f"no price is known for {candidate.machine}; say it in a file for --prices")
+    return Assessment(candidate=candidate, outcomes=tuple(outcomes))
 
 
 def outcome_of(result: JobResult, ended: str, training: TrainingSpec, settled: float) -> TrialOutcome:
@@ -111,20 +94,8 @@ def outcome_of(result: JobResult, ended: str, training: TrainingSpec, settled: f
         hours = figures.hours + rest * pace[0]
         usd = figures.usd + rest * pace[1]
         traffic = figures.zone_usd_per_hour * figures.hours * training.steps / figures.steps
-    return TrialOutcome(
-        hours=hours,
-        usd=usd,
-        traffic_usd=traffic,
-        nodes=figures.nodes,
-        preemptions=figures.preemptions,
-        takeovers=figures.takeovers,
-        restores=figures.restores,
-        fatal=figures.fatal,
-        goodput=figures.goodput,
-        throughput=figures.throughput,
-        simulated=figures.hours,
-        failed=ended,
-    )
+    whole = {**asdict(figures), "hours": hours, "usd": usd}
+    return TrialOutcome(**whole, traffic_usd=traffic, simulated=figures.hours, failed=ended)
 
 
 def _pace(result: JobResult, settled: float, batch: int) -> tuple[float, float]:

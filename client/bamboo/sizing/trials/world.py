@@ -24,6 +24,7 @@ from bamboo_core.planning.profile import ModelProfile
 from bamboo_core.planning.profile import Prices as ProfilePrices
 
 HOUR: Final = 3600.0
+LOSSES: Final = 10.0  # expected in a run after made-up nodes have settled
 LEAST_SHARE: Final = 1e-6  # of time, that counts
 
 
@@ -157,14 +158,22 @@ class World:
             return kind.profile.prices.on_demand
         return self.spec.spread.node_price(pool_price(self.spec.node_pools, Capacity.ON_DEMAND))
 
-    def run(self, candidate: Candidate, seed: int, seconds: float) -> JobRun:
-        """Return the run of a candidate that the manifest's rules allow."""
+    def seconds(self, candidate: Candidate) -> float:
+        """Return the virtual seconds of a candidate's runs: until its figures no longer depend on the start."""
+        rate = self.market.losses_per_hour(candidate.workers)
+        return HOUR * min(self.hours, self.market.settled_hours + LOSSES / rate if rate else math.inf)
+
+    def run(self, candidate: Candidate, seed: int, seconds: float | None = None) -> JobRun:
+        """Return the run of a candidate that the manifest's rules allow. seconds: its length, if not the usual one."""
+        seconds = self.seconds(candidate) if seconds is None else seconds
         made = job_of(candidate, self.spec, self.document)
         assert made is not None
         spec, document = made
         machine = self.machines[candidate.machine]
+        if machine.price is not None:  # the price file overrides the prices of pools
+            spec = replace(spec, node_pools=tuple(replace(pool, price_per_hour=None) for pool in spec.node_pools))
         return JobRun(
-            spec=with_prices(spec, machine.price),
+            spec=spec,
             manifest=document,
             profile=machine.profile,
             trace=self.market.trace(spec, seed, self.seeds, seconds),
@@ -173,19 +182,11 @@ class World:
         )
 
 
-def with_prices(spec: JobSpec, price: MachinePrice | None) -> JobSpec:
-    """Return the job without prices of its pools, which the price file overrides."""
-    if price is None:
-        return spec
-    pools = tuple(replace(pool, price_per_hour=None) for pool in spec.node_pools)
-    return replace(spec, node_pools=pools)
-
-
 def machine_of(name: str, profile: ModelProfile, price: MachinePrice | None) -> MachineKind:
     """Return the machine with the price file's prices in place of the profile's."""
     if price is not None:
-        on_demand = price.on_demand if price.on_demand is not None else _on_demand(profile, price)
-        known = ProfilePrices(spot=price.spot, on_demand=on_demand)
+        usual = profile.prices.on_demand if profile.prices else price.spot
+        known = ProfilePrices(spot=price.spot, on_demand=usual if price.on_demand is None else price.on_demand)
         profile = msgspec.structs.replace(profile, prices=known)
     return MachineKind(name=name, profile=profile, price=price)
 
@@ -194,10 +195,6 @@ def has_price(machine: MachineKind, spec: JobSpec, market: Market) -> bool:
     spot = [pool for pool in spec.node_pools if pool.capacity is Capacity.SPOT]
     recorded = market.recording is not None and bool(market.recording.prices)
     return machine.profile.prices is not None or recorded or any(pool.price_per_hour is not None for pool in spot)
-
-
-def _on_demand(profile: ModelProfile, price: MachinePrice) -> float:
-    return profile.prices.on_demand if profile.prices else price.spot
 
 
 def _mean_price(trace: Trace, zone: str) -> float | None:
