@@ -56,9 +56,12 @@ def test_the_command_draws_and_tells_what_happens(files: tuple[str, str], tmp_pa
         (["JOB", "--profile", "PROFILE"], "--preempt-rate or --trace: expected one of them"),
         (
             ["JOB", "--profile", "PROFILE", "--preempt-rate", "2"],
-            "--preempt-rate 2: expected a probability",
+            "--preempt-rate 2: expected a number from 0 to 1",
         ),
-        (["JOB", "--profile", "PROFILE", "--preempt-rate", "0", "--hours", "0"], "--hours must be more than 0"),
+        (
+            ["JOB", "--profile", "PROFILE", "--preempt-rate", "0", "--hours", "0"],
+            "--hours 0: expected a number above 0",
+        ),
     ],
 )
 def test_wrong_flags_get_one_sentence(files: tuple[str, str], arguments: list[str], told: str) -> None:

@@ -65,7 +65,7 @@ def test_bounds_that_nothing_keeps_are_a_failure(files: Path) -> None:
     ("arguments", "told"),
     [
         ([], "--preempt-rate or --trace: expected one of them"),
-        (["--preempt-rate", "2"], "--preempt-rate 2: expected a probability from 0 to 1"),
+        (["--preempt-rate", "2"], "--preempt-rate 2: expected a number from 0 to 1"),
         (["--preempt-rate", "0.1", "--trace", "x"], "--preempt-rate: cannot be combined with --trace"),
         (["--trace", "x", "--zones", "a"], "--zones: cannot be combined with --trace"),
         (["--trace", "x", "--replace-rate", "0.5"], "--replace-rate: cannot be combined with --trace"),

@@ -134,4 +134,4 @@ def test_the_command_shows_what_crosses_zones(tmp_path: Path) -> None:
         assert mean["zone_gb_per_hour"] > 0
     wrong = CliRunner().invoke(app, [*command, "--zone-traffic-price", "-1"])
     assert wrong.exit_code == 2
-    assert "--zone-traffic-price -1: expected USD from 0 to 1000" in wrong.output
+    assert "--zone-traffic-price -1: expected a number from 0 to 1000" in wrong.output

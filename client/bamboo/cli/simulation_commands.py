@@ -113,12 +113,11 @@ def plan(
     if options.trace:
         refuse_beside(ctx, MADE_UP, "--trace")
     try:
-        found = planned(job_of(job), options)
+        report, warnings = planned(job_of(job), options)
     except InvalidRequest as error:
         usage(str(error))
-    for warning in found.warnings:
+    for warning in warnings:
         complain(warning)
-    report = found.report
     if output is OutputFormat.JSON:
         print(document(report))
     else:

@@ -150,7 +150,7 @@ class Job:
             **options,
         )
         with _arguments_named():
-            return JobPlan(self._source, planned(self._source, wanted), Job.from_source)
+            return JobPlan(self._source, *planned(self._source, wanted), Job.from_source)
 
     def simulate(
         self,

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from bamboo.job_source import JobSource, source_of_manifest
-from bamboo.jobs.planning import Planned, recommended_text
-from bamboo.terminal.plan_table import document, plan_text
+from bamboo.jobs.planning import recommended_text
+from bamboo.terminal.plan_table import PlanReport, document, plan_text
 from bamboo_core.job.yaml_file import source_of
 
 J = TypeVar("J")
@@ -15,10 +15,12 @@ J = TypeVar("J")
 class JobPlan(Generic[J]):
     """The Pareto-optimal plans by time and cost, and the recommended one. Printed, it is a table."""
 
-    def __init__(self, job: JobSource, planned: Planned, make: Callable[[JobSource], J]) -> None:
+    def __init__(
+        self, job: JobSource, report: PlanReport, warnings: tuple[str, ...], make: Callable[[JobSource], J]
+    ) -> None:
         """make: builds the recommended job."""
-        self._job, self._report, self._make = job, planned.report, make
-        self.warnings = planned.warnings
+        self._job, self._report, self._make = job, report, make
+        self.warnings = warnings
 
     @property
     def recommended(self) -> J | None:

@@ -1,7 +1,7 @@
 """The search for a job's plan: the user's request, the search, and its explanation."""
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import yaml
@@ -10,7 +10,7 @@ from bamboo.job_source import JobSource
 from bamboo.jobs.errors import InvalidRequest
 from bamboo.jobs.job_profiles import read_profiles
 from bamboo.jobs.options import PlanOptions
-from bamboo.jobs.simulating import check_probability
+from bamboo.jobs.simulating import MOST_HOURS, MOST_NOTICE, check_number, with_steps
 from bamboo.profiles.devices import device_table
 from bamboo.profiles.files import shipped_names
 from bamboo.simulation.figures import SimulationError
@@ -39,16 +39,11 @@ MOST_LISTED = 64
 ZONES = ("a", "b", "c")  # of made-up nodes, if neither flags nor job name zones
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """The result of a search. warnings: sentences about the job and its profiles."""
+def planned(job: JobSource, wanted: PlanOptions) -> tuple[PlanReport, tuple[str, ...]]:
+    """Search for the job's plan. Return the result, and warnings about the job and its profiles.
 
-    report: PlanReport
-    warnings: tuple[str, ...]
-
-
-def planned(job: JobSource, wanted: PlanOptions) -> Planned:
-    """Search for the job's plan. Raises InvalidRequest if the request cannot be fulfilled."""
+    Raises InvalidRequest if the request cannot be fulfilled.
+    """
     _check(wanted)
     spec, now = job.spec, datetime.now(UTC)
     bounds = _bounds(wanted, spec, now)
@@ -70,8 +65,7 @@ def planned(job: JobSource, wanted: PlanOptions) -> Planned:
     if found.chosen is not None and (dear := on_demand(world, found.shortlist.estimated, found.chosen)) is not None:
         instead.append(dear)
     why = _reasons(world, found, bounds)
-    report = PlanReport(found=found, reasons=why, instead=tuple(instead), bounds=bounds, world=world)
-    return Planned(report=report, warnings=tuple(warnings))
+    return PlanReport(found=found, reasons=why, instead=tuple(instead), bounds=bounds, world=world), tuple(warnings)
 
 
 def _bounds(wanted: PlanOptions, spec: JobSpec, now: datetime) -> Bounds:
@@ -86,16 +80,10 @@ def _bounds(wanted: PlanOptions, spec: JobSpec, now: datetime) -> Bounds:
 
 
 def _world(job: JobSource, wanted: PlanOptions, warnings: list[str]) -> World:
+    job, prices = with_steps(job, wanted.steps), _prices(wanted)
     spec = job.spec
-    if wanted.steps is not None:
-        spec = replace(spec, training=replace(spec.training, steps=wanted.steps, epochs=None, tokens=None))
     if spec.training.steps == UNKNOWN_STEPS:
         raise SimulationError("spec.training: only the data tell how many steps its epochs or tokens are; say --steps")
-    document = dict(job.document)
-    if wanted.steps is not None:
-        training = document["spec"]["training"] | {"steps": wanted.steps, "epochs": None, "tokens": None}
-        document = {**document, "spec": {**document["spec"], "training": training}}
-    job, prices = replace(job, spec=spec, document=document), _prices(wanted)
     machines = _machines(prices, wanted, job, warnings)
     market = _market(wanted, spec)
     for machine in machines.values():
@@ -106,7 +94,7 @@ def _world(job: JobSource, wanted: PlanOptions, warnings: list[str]) -> World:
             )
     return World(
         spec=spec,
-        document=document,
+        document=job.document,
         machines=machines,
         market=market,
         hours=wanted.hours,
@@ -239,16 +227,14 @@ def _check(options: PlanOptions) -> None:
     if not options.trace and options.preempt_rate is None:
         raise InvalidRequest("--preempt-rate or --trace: expected one of them")
     for name, value in (("--preempt-rate", options.preempt_rate), ("--replace-rate", options.replace_rate)):
-        if value is not None:
-            check_probability(name, value)
+        check_number(name, value, 1.0, zero=True)
     for name, amount, most in (
         ("--budget", options.budget, 1e9),
         ("--deadline", options.deadline, LONGEST_SECONDS),
-        ("--hours", options.hours, 87_600.0),
-        ("--notice", options.notice, 86_400.0),
+        ("--hours", options.hours, MOST_HOURS),
+        ("--notice", options.notice, MOST_NOTICE),
     ):
-        if amount is not None and not 0 < amount <= most:
-            raise InvalidRequest(f"{name} {amount:g}: expected a number above 0 and at most {most:.0f}")
+        check_number(name, amount, most)
     if options.profile is not None and options.device is not None:
         raise InvalidRequest(
             "--device: not with --profile, which says on what device the job runs; @NAME is a profile, too"

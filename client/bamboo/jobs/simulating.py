@@ -11,6 +11,7 @@ from rich.console import Console
 
 from bamboo.job_source import JobSource
 from bamboo.jobs.errors import InvalidRequest
+from bamboo.jobs.here import changed
 from bamboo.jobs.job_profiles import read_profiles
 from bamboo.jobs.options import SimulateOptions
 from bamboo.profiles.files import shipped_names
@@ -32,7 +33,8 @@ from bamboo_core.planning.steps.worker_memory import memory_warning
 HOURS = 24.0  # default length of made-up preemptions
 ZONE = "zone-a"
 MOST_SEEDS = 1_000_000
-MOST_HOURS = 87_600
+MOST_HOURS = 87_600.0
+MOST_NOTICE = 86_400.0  # seconds
 WIDTH = 1000  # columns, so that no line wraps
 Say = Callable[[str], None]
 
@@ -96,11 +98,9 @@ def simulated(job: JobSource, wanted: SimulateOptions, *, say: Say | None = None
 
 def _run(job: JobSource, wanted: SimulateOptions) -> tuple[JobRun, list[str]]:
     """Return the common part of all runs, with the requested steps and profile; and warnings."""
-    spec = job.spec
     assert wanted.profile is not None
-    if wanted.steps is not None:
-        spec = replace(spec, training=replace(spec.training, steps=wanted.steps, epochs=None, tokens=None))
-        job = replace(job, spec=spec)
+    job = with_steps(job, wanted.steps)
+    spec = job.spec
     profiles, warnings = read_profiles(job, [wanted.profile])
     profile = profiles[wanted.profile]
     if warning := memory_warning(for_microbatch(profile, spec.training.micro_batch_size), spec):
@@ -170,10 +170,19 @@ def simulate_seeds(
     return results
 
 
-def check_probability(flag: str, value: float) -> None:
-    """Raise InvalidRequest unless the value is a probability."""
-    if not 0 <= value <= 1:
-        raise InvalidRequest(f"{flag} {value:g}: expected a probability from 0 to 1")
+def with_steps(job: JobSource, steps: int | None) -> JobSource:
+    """Return the job with a number of steps in place of its own length; None keeps it. Raises InvalidRequest."""
+    if steps is None:
+        return job
+    length = {"steps": steps, "epochs": None, "tokens": None}
+    return changed(job, f"--steps {steps}", training={**job.document["spec"]["training"], **length})
+
+
+def check_number(flag: str, value: float | None, most: float, *, zero: bool = False) -> None:
+    """Raise InvalidRequest unless the value is None or above 0 and at most `most`. zero: 0 is allowed, too."""
+    if value is not None and not (0 < value <= most or (zero and value == 0)):
+        least = "from 0 to" if zero else "above 0 and at most"
+        raise InvalidRequest(f"{flag} {value:g}: expected a number {least} {most:.0f}")
 
 
 def spent_text(spec: JobSpec, runs: Sequence[JobResult]) -> str:
@@ -200,16 +209,12 @@ def _check(job: JobSource, options: SimulateOptions) -> None:
     if bool(options.trace) is bool(options.preempt_rate):
         raise InvalidRequest("--preempt-rate or --trace: expected one of them")
     for rate in options.preempt_rate or ():
-        check_probability("--preempt-rate", rate)
-    check_probability("--replace-rate", options.replace_rate)
-    if options.hours is not None and not 0 < options.hours <= MOST_HOURS:
-        raise InvalidRequest(f"--hours must be more than 0 and at most {MOST_HOURS}, not {options.hours:g}")
-    if not 0 <= options.zone_traffic_price <= 1000:
-        raise InvalidRequest(f"--zone-traffic-price {options.zone_traffic_price:g}: expected USD from 0 to 1000")
-    if options.notice is not None and not 0 <= options.notice <= 86_400:
-        raise InvalidRequest(f"--notice {options.notice:g}: expected seconds from 0 to 86400")
-    if options.price is not None and not 0 <= options.price <= 1e6:
-        raise InvalidRequest(f"--price {options.price:g}: expected USD from 0 to 1000000")
+        check_number("--preempt-rate", rate, 1.0, zero=True)
+    check_number("--replace-rate", options.replace_rate, 1.0, zero=True)
+    check_number("--hours", options.hours, MOST_HOURS)
+    check_number("--zone-traffic-price", options.zone_traffic_price, 1000.0, zero=True)
+    check_number("--notice", options.notice, MOST_NOTICE, zero=True)
+    check_number("--price", options.price, 1e6, zero=True)
 
 
 def _seeds(text: str) -> range:

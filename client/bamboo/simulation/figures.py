@@ -4,17 +4,11 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 
 class SimulationError(ValueError):
     """One sentence about why a run cannot be simulated."""
-
-
-class Countable(Protocol):
-    """The figures of a run: a dataclass of numbers."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +20,10 @@ class Spread:
     deviation: dict[str, float]
 
 
-def spread(runs: Sequence[Countable]) -> Spread:
-    """Return the mean and deviation of each figure over at least one run. The deviation is that of these runs, not an
-    estimate for further ones.
+def spread(runs: Sequence[Any]) -> Spread:
+    """Return the mean and deviation of each figure over at least one run.
+
+    runs: dataclasses of numbers. The deviation is that of these runs, not an estimate for further ones.
     """
     names = [field.name for field in fields(runs[0])]
     columns = {name: [float(getattr(run, name)) for run in runs] for name in names}
