@@ -1,5 +1,7 @@
 """When workers are taken away on purpose: what a flag means, what is due when, and who it hits."""
 
+from pathlib import Path
+
 import pytest
 
 from bamboo.preemption.scheduling import AtStep, Preemption, Room, Schedule, check, due, parse, room_at, victim
@@ -20,6 +22,12 @@ STATUS = said(
         ("w4", WorkerState.LEAVING),
     ),
 )
+
+
+def recorded(folder: Path, text: str) -> str:
+    """Write a recording of nodes and return its path."""
+    (folder / "t.csv").write_text(text)
+    return str(folder / "t.csv")
 
 
 @pytest.mark.parametrize(
@@ -67,8 +75,8 @@ def test_wrong_preemptions_are_named(text: str, problem: str) -> None:
         '{"at":1,"remove":"a"}\n{"at":4,"remove":"b"}\n',
     ],
 )
-def test_a_trace_takes_workers_at_its_times(content: str) -> None:
-    schedule = parse(["trace:t.csv:2"], read=lambda path: content)
+def test_a_trace_takes_workers_at_its_times(tmp_path: Path, content: str) -> None:
+    schedule = parse([f"trace:{recorded(tmp_path, content)}:2"])
     assert due(schedule, 0, 0.4)[0] == ()
     actions, schedule = due(schedule, 0, 0.5)
     assert len(actions) == 1
@@ -88,8 +96,8 @@ COMING_AND_GOING = """{"format":"bamboo-trace","version":1}
 """
 
 
-def test_there_is_room_for_as_many_workers_as_there_are_nodes_without_notice() -> None:
-    schedule = parse(["nodes:t.jsonl:2"], read=lambda path: COMING_AND_GOING)
+def test_there_is_room_for_as_many_workers_as_there_are_nodes_without_notice(tmp_path: Path) -> None:
+    schedule = parse([f"nodes:{recorded(tmp_path, COMING_AND_GOING)}:2"])
     assert due(schedule, 100, 100.0)[0] == ()
     assert schedule.rooms == (
         Room(at=0.0, nodes=2, notice=False),
@@ -109,13 +117,14 @@ def test_there_is_room_for_as_many_workers_as_there_are_nodes_without_notice() -
         ("trace", "5,add\n", "line 1: expected milliseconds,add"),
     ],
 )
-def test_a_recording_that_is_of_no_use_is_refused(kind: str, content: str, problem: str) -> None:
-    with pytest.raises(ValueError, match=rf"--preempt {kind}:t\.csv: t\.csv .*{problem}"):
-        parse([f"{kind}:t.csv"], read=lambda path: content)
+def test_a_recording_that_is_of_no_use_is_refused(tmp_path: Path, kind: str, content: str, problem: str) -> None:
+    path = recorded(tmp_path, content)
+    with pytest.raises(ValueError, match=rf"--preempt {kind}:{path}: {path} .*{problem}"):
+        parse([f"{kind}:{path}"])
 
 
-def test_a_job_that_never_has_enough_nodes_to_begin_is_refused() -> None:
-    schedule = parse(["nodes:t.jsonl"], read=lambda path: COMING_AND_GOING)
+def test_a_job_that_never_has_enough_nodes_to_begin_is_refused(tmp_path: Path) -> None:
+    schedule = parse([f"nodes:{recorded(tmp_path, COMING_AND_GOING)}"])
     said = r"--preempt nodes: expected 4 nodes at a time, as the job begins with no fewer than 4 workers; .* has 2"
     with pytest.raises(ValueError, match=said):
         check(schedule, parse_manifest(bamboojob(topology={"stages": 4}, **JOB)))
@@ -123,9 +132,10 @@ def test_a_job_that_never_has_enough_nodes_to_begin_is_refused() -> None:
     check(schedule, parse_manifest(bamboojob(elastic={"maxWorkers": 4}, **JOB)))
 
 
-def test_nodes_of_one_recording_come_and_go() -> None:
-    with pytest.raises(ValueError, match=r"--preempt nodes:b\.jsonl: nodes: may be given once"):
-        parse(["nodes:a.jsonl", "nodes:b.jsonl"], read=lambda path: COMING_AND_GOING)
+def test_nodes_of_one_recording_come_and_go(tmp_path: Path) -> None:
+    nodes = f"nodes:{recorded(tmp_path, COMING_AND_GOING)}"
+    with pytest.raises(ValueError, match=f"--preempt {nodes}: nodes: may be given once"):
+        parse([nodes, nodes])
 
 
 def test_a_step_is_due_once_even_if_it_was_skipped() -> None:

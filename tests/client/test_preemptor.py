@@ -1,6 +1,8 @@
 """Which workers a local run takes away on purpose, and when."""
 
-from bamboo.local.preemptor import NobodyToTake, Preemptor, Strike
+from pathlib import Path
+
+from bamboo.local.preemptor import Preemptor, Strike
 from bamboo.preemption.scheduling import parse, steps_of
 from bamboo_core.coordinator.events import Status
 from operator_kit import said
@@ -49,7 +51,7 @@ def test_workers_ask_in_the_steps_of_the_schedule() -> None:
 def test_nobody_is_taken_twice_by_a_schedule() -> None:
     preemptor = Preemptor(parse(["at:4:1"]), microbatches=4)
     assert list(preemptor.take("w1", notice=True)) == [Strike(worker="w1", notice=True)]
-    assert due(preemptor, 3) == [NobodyToTake()]
+    assert due(preemptor, 3) == [None]
 
 
 def test_a_worker_is_taken_with_those_on_its_node() -> None:
@@ -79,8 +81,10 @@ NODES = """{"format":"bamboo-trace","version":1}
 """
 
 
-def test_workers_without_a_node_are_taken_once_they_have_joined() -> None:
-    preemptor = Preemptor(parse(["nodes:t.jsonl"], read=lambda path: NODES), microbatches=4)
+def test_workers_without_a_node_are_taken_once_they_have_joined(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text(NODES)
+    schedule = parse([f"nodes:{tmp_path}/t.jsonl"])
+    preemptor = Preemptor(schedule, microbatches=4)
 
     def taken(seconds: float, alive: set[str]) -> list[object]:
         return list(preemptor.due(0, 0, 0.0, seconds, alive, said))
@@ -96,8 +100,4 @@ def test_workers_without_a_node_are_taken_once_they_have_joined() -> None:
     assert (taken(21.0, {"w2"}), preemptor.room(21.0, {"w2"})) == ([], -1), "it has not joined yet"
     assert preemptor.room(30.0, {"w2"}) == 0
     assert Preemptor(parse([]), microbatches=4).room(0.0, ALIVE) is None
-
-
-def test_a_node_has_room_for_several_workers() -> None:
-    preemptor = Preemptor(parse(["nodes:t.jsonl"], read=lambda path: NODES), microbatches=4, per_node=2)
-    assert preemptor.room(0.0, ALIVE) == 2
+    assert Preemptor(schedule, microbatches=4, per_node=2).room(0.0, ALIVE) == 2, "a node has room for two"

@@ -19,11 +19,6 @@ class Strike:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NobodyToTake:
-    """A due preemption without a worker for it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _MidStep:
     """A preemption of a worker after `after` forwards and backwards of a step."""
 
@@ -94,8 +89,8 @@ class Preemptor:
         recorded: float,
         alive: Collection[WorkerId],
         shown: Callable[[], Status],
-    ) -> Iterator[Strike | NobodyToTake]:
-        """Return the preemptions that are due now.
+    ) -> Iterator[Strike | None]:
+        """Yield the preemptions that are due now; None for one that has no worker to take.
 
         step: the newest known step of any worker. in_progress: the job's step. seconds: of training. recorded: seconds
         of the recorded nodes. shown: returns the job's status.
@@ -129,10 +124,10 @@ class Preemptor:
                 return
             yield from self.take(worker, notice=room.notice)
 
-    def _plan_or_take(self, action: Preemption, shown: Status) -> Iterator[Strike | NobodyToTake]:
+    def _plan_or_take(self, action: Preemption, shown: Status) -> Iterator[Strike | None]:
         worker = victim(action, shown, self._taken | {planned.worker for planned in self._mid_step})
         if worker is None:
-            yield NobodyToTake()
+            yield None
             return
         owns = any(worker == owner for row in shown.grid for owner, _ in row)
         if action.step is None or not owns:

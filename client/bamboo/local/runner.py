@@ -21,7 +21,7 @@ from bamboo.local.closing import Closing
 from bamboo.local.fork_server import ForkServer, ForkServerError
 from bamboo.local.history_end import StepsHeard, end_history
 from bamboo.local.output_folder import LAST_STATE, WEIGHTS
-from bamboo.local.preemptor import NobodyToTake, Preemptor, Strike
+from bamboo.local.preemptor import Preemptor, Strike
 from bamboo.local.scratch import scratch_folder
 from bamboo.local.trace_files import merge_traces
 from bamboo.local.views.summary import Summary
@@ -380,11 +380,10 @@ class _LocalRun:
             return status(self._state, now)
 
         for due in self._preemptor.due(step, self._state.step, seconds, recorded, alive, shown):
-            match due:
-                case Strike():
-                    self._strike(due)
-                case NobodyToTake():
-                    self._tell(Emit("PreemptionSkipped", "there is no worker to take away", True))
+            if due is None:
+                self._tell(Emit("PreemptionSkipped", "there is no worker to take away", True))
+            else:
+                self._strike(due)
 
     def _strike(self, strike: Strike) -> None:
         """Kill a worker, or give it notice."""

@@ -11,13 +11,11 @@ Random choices are functions of the seed and of a running number, so that a run 
 
 import math
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from bamboo.traces.files import parse_trace
+from bamboo.traces.files import read_trace
 from bamboo.traces.trace import Change, Trace, removal_times
-from bamboo_core.complaints import system_reason
 from bamboo_core.coordinator.events import Status, WorkerState
 from bamboo_core.job.spec import JobSpec, fewest_workers, most_stages
 from bamboo_core.planning.plan import WorkerId
@@ -81,12 +79,8 @@ class Schedule:
     rooms: tuple[Room, ...] = ()  # in the order of time, the first at 0; empty: there is room for all workers
 
 
-def read_text(path: str) -> str:
-    return Path(path).read_text(encoding="utf-8")
-
-
-def parse(texts: Iterable[str], *, seed: int = 0, read: Callable[[str], str] = read_text) -> Schedule:
-    """Return the schedule of a flag's text. Raises ValueError naming the text and what was expected."""
+def parse(texts: Iterable[str], *, seed: int = 0) -> Schedule:
+    """Return the schedule of the texts of --preempt. Raises ValueError, which names the text and what was expected."""
     entries: list[Entry] = []
     rooms: tuple[Room, ...] = ()
     for number, text in enumerate(texts):
@@ -100,11 +94,11 @@ def parse(texts: Iterable[str], *, seed: int = 0, read: Callable[[str], str] = r
                 case "at":
                     entries.append(_at_step(rest))
                 case "trace":
-                    entries.append(_trace(rest, read))
+                    entries.append(_trace(rest))
                 case "nodes" if rooms:
                     raise ValueError("nodes: may be given once")
                 case "nodes":
-                    rooms = _rooms(rest, *_recorded(rest, read))
+                    rooms = _rooms(rest)
                 case _:
                     raise ValueError(
                         "expected none, random:RATE, at:STEP[:STAGE][:notice], trace:FILE[:SPEEDUP] or"
@@ -223,16 +217,17 @@ def _at_step(text: str) -> AtStep:
     return AtStep(step=step - 1, stage=stage, notice=notice)
 
 
-def _trace(text: str, read: Callable[[str], str]) -> AtTimes:
-    trace, speedup = _recorded(text, read)
+def _trace(text: str) -> AtTimes:
+    trace, speedup = _recorded(text)
     removed = removal_times(trace)
     if not removed:
         raise ValueError(f"{text} contains no removal of a node")
     return AtTimes(seconds=tuple(seconds / speedup for seconds in removed))
 
 
-def _rooms(text: str, trace: Trace, speedup: float) -> tuple[Room, ...]:
+def _rooms(text: str) -> tuple[Room, ...]:
     """Return the available nodes over time, from the first node on. A node on notice does not count any more."""
+    trace, speedup = _recorded(text)
     if not trace.changes:
         raise ValueError(f"{text} contains no node that comes or goes, only prices")
     begin = trace.changes[0].at
@@ -259,7 +254,7 @@ def leaves_none(schedule: Schedule, now: float) -> bool:
     return bool(schedule.rooms) and schedule.rooms[-1].at <= now and not schedule.rooms[-1].nodes
 
 
-def _recorded(text: str, read: Callable[[str], str]) -> tuple[Trace, float]:
+def _recorded(text: str) -> tuple[Trace, float]:
     """Parse FILE[:SPEEDUP]: return the recording and its speed of playing."""
     path, speedup = text, 1.0
     head, _, tail = text.rpartition(":")
@@ -269,9 +264,4 @@ def _recorded(text: str, read: Callable[[str], str]) -> tuple[Trace, float]:
         raise ValueError("FILE is missing")
     if speedup <= 0:
         raise ValueError(f"SPEEDUP must be more than 0, not {speedup:g}")
-    try:
-        recorded = read(path)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = system_reason(error) if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ValueError(f"cannot read {path}: {reason}") from None
-    return parse_trace(path, recorded), speedup
+    return read_trace(path), speedup
