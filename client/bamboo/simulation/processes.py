@@ -2,10 +2,10 @@
 
 import os
 import signal
-import traceback
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import active_children, get_context
 from typing import Any, TypeVar
 
 from bamboo.simulation.figures import SimulationError
@@ -14,6 +14,7 @@ from bamboo_core.orphans import end_with
 
 T = TypeVar("T")
 R = TypeVar("R")
+_inherited: list[tuple[Callable[[Any], Any], Sequence[Any]]] = []  # in a process: its work and all items
 
 
 def in_processes(work: Callable[[T], R], items: Sequence[T], jobs: int) -> Iterator[R]:
@@ -21,72 +22,44 @@ def in_processes(work: Callable[[T], R], items: Sequence[T], jobs: int) -> Itera
 
     Raises the work's exceptions, and SimulationError if a process is killed. If the iterator is abandoned, as by
     Ctrl-C, the processes are killed in the middle of their work; if this process is killed, the kernel kills them.
-    There is no thread that could see a process die and print a traceback, as in an executor of concurrent.futures.
     """
     if jobs == 1 or len(items) == 1:
         yield from map(work, items)
         return
-    context = get_context("fork")
-    processes, connections = [], []
+    others = active_children()
+    count = min(jobs, os.cpu_count() or 1, len(items))
+    pool = ProcessPoolExecutor(count, get_context("fork"), _begin, (work, items, os.getpid()))
     try:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # until the processes have set their handlers
         try:
-            for _ in range(min(jobs, os.cpu_count() or 1, len(items))):
-                ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(work, items, os.getpid(), theirs))
-                process.start()
-                processes.append(process)
-                connections.append(ours)
-                theirs.close()  # so that the end of the process, the only one to hold it, ends the connection
+            futures = [pool.submit(_do, number) for number in range(len(items))]
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        for result, error in _outcomes(len(items), connections):
-            if error is not None:
-                raise error
-            yield result
-    finally:
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.join()
-
-
-def _outcomes(count: int, connections: Sequence["Connection[Any, Any]"]) -> Iterator[tuple[Any, Exception | None]]:
-    """Yield each item's result or exception in order, and send each process the number of its next item."""
-    unsent = iter(range(count))
-    outcomes: dict[int, tuple[Any, Exception | None]] = {}
-    try:
-        for connection, following in zip(connections, unsent, strict=False):
-            connection.send(following)
-        for number in range(count):
-            while number not in outcomes:
-                idle: list[Any] = wait(connections)
-                outcomes.update(connection.recv() for connection in idle)
-                for connection, following in zip(idle, unsent, strict=False):
-                    connection.send(following)
-            yield outcomes.pop(number)
-    except (EOFError, ConnectionError):
+        for future in futures:
+            yield future.result()
+    except BrokenProcessPool:
         raise SimulationError(
             "a process that simulated was killed, perhaps for want of memory; --jobs 1 needs the least"
         ) from None
+    finally:
+        for process in active_children():
+            if process not in others:
+                process.kill()
+        pool.shutdown()
 
 
-def _serve(work: Callable[[T], R], items: Sequence[T], parent: int, connection: "Connection[Any, Any]") -> None:
-    """Do the items whose numbers come, until the parent kills this process.
+def _begin(work: Callable[[T], R], items: Sequence[T], parent: int) -> None:
+    """Keep work and items, which come by fork because they may hold a whole recording.
 
-    The process ignores Ctrl-C and SIGTERM, which may reach all processes. It has work and items by fork, because they
-    may hold a whole recording.
+    The process ignores Ctrl-C and SIGTERM, which may reach all processes of a group.
     """
     end_with(parent)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-    while True:
-        number = connection.recv()
-        outcome: tuple[R | None, Exception | None]
-        try:
-            outcome = work(items[number]), None
-        except Exception as error:
-            error.add_note(traceback.format_exc())
-            outcome = None, error
-        connection.send((number, outcome))
+    _inherited.append((work, items))
+
+
+def _do(number: int) -> Any:
+    work, items = _inherited[-1]
+    return work(items[number])
