@@ -8,7 +8,6 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
@@ -22,34 +21,21 @@ class _Background:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._open: list[Close] = []
         self._pid = 0
+        self.open: list[Close] = []
 
-    def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Return the running loop; start it at the first call in this process."""
         with self._lock:
-            return asyncio.run_coroutine_threadsafe(work, self._started())
-
-    def opened(self, close: Close) -> None:
-        """Register a coroutine to call before the interpreter ends."""
-        with self._lock:
-            self._started()
-            self._open.append(close)
-
-    def closed(self, close: Close) -> None:
-        with self._lock:
-            if close in self._open:
-                self._open.remove(close)
-
-    def _started(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None or self._pid != os.getpid():
-            self._loop, self._pid, self._open = asyncio.new_event_loop(), os.getpid(), []
-            threading.Thread(target=self._loop.run_forever, name="bamboo", daemon=True).start()
-            atexit.register(self._close_all)
-        return self._loop
+            if self._loop is None or self._pid != os.getpid():
+                self._loop, self._pid, self.open = asyncio.new_event_loop(), os.getpid(), []
+                threading.Thread(target=self._loop.run_forever, name="bamboo", daemon=True).start()
+                atexit.register(self._close_all)
+            return self._loop
 
     def _close_all(self) -> None:
-        if self._pid == os.getpid() and self._open:
-            call(_all_of(self._open.copy()))
+        if self._pid == os.getpid() and self.open:
+            call(_all_of(self.open.copy()))
 
 
 _BACKGROUND: Final = _Background()
@@ -69,7 +55,7 @@ def call(work: Coroutine[Any, Any, T]) -> T:
         finally:
             ended.set()
 
-    future = _BACKGROUND.submit(watched())
+    future = asyncio.run_coroutine_threadsafe(watched(), _BACKGROUND.loop())
     try:
         return future.result()
     except (KeyboardInterrupt, SystemExit):
@@ -79,10 +65,11 @@ def call(work: Coroutine[Any, Any, T]) -> T:
 
 
 def opened(close: Close) -> None:
-    """Register a coroutine to call before the interpreter ends, unless it is `closed` first."""
-    _BACKGROUND.opened(close)
+    """Register a coroutine to call before the interpreter ends, unless it is `closed` first. Called in the loop."""
+    _BACKGROUND.open.append(close)
 
 
 def closed(close: Close) -> None:
-    """Unregister what `opened` has registered."""
-    _BACKGROUND.closed(close)
+    """Unregister a coroutine that `opened` has registered. Called in the loop."""
+    if close in _BACKGROUND.open:
+        _BACKGROUND.open.remove(close)

@@ -28,10 +28,10 @@ def taken(handler: Callable[[], object]) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, handler)
-    for keeper in {id(one): one for one in before.values() if isinstance(one, Held)}.values():
-        while keeper.noted:
-            keeper.noted.popleft()
-            loop.call_soon(handler)
+    keeper = before[signal.SIGINT]  # one handler holds all signals
+    while isinstance(keeper, Held) and keeper.noted:
+        keeper.noted.popleft()
+        loop.call_soon(handler)
     try:
         yield
     finally:

@@ -38,7 +38,7 @@ def test_an_operation_takes_as_long_as_its_products_its_bytes_or_its_launch() ->
 
 def test_layers_have_the_counted_bytes_and_computed_seconds() -> None:
     counts = msgspec.structs.replace(COUNTS, layers=(msgspec.structs.replace(LAYER, times=2), LAYER))
-    found = analytic_profile(counts, TABLE, "a100")
+    found = analytic_profile(counts, "a100")
     device = TABLE.named("a100")
     assert (found.name, found.samples, len(found.layers), found.device) == ("x@a100", 2, 3, "NVIDIA A100 80 GB")
     one = found.layers[2]

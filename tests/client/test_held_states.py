@@ -25,7 +25,7 @@ def test_at_first_everybody_has_what_the_plan_says() -> None:
     states = held()
     assert (states.of(FIRST), states.of(SECOND), states.of("stranger")) == ({0, 1}, {0, 1}, set())
     assert states.follow(PLAN, 7.0) == []
-    assert states.state_bytes((0, 2)) == 2 * STATE
+    assert states.bytes_of(range(2)) == 2 * STATE
 
 
 def test_states_travel_one_after_the_other_from_their_owner() -> None:

@@ -88,16 +88,6 @@ def test_a_profile_written_by_hand_is_believed_if_its_number_of_layers_fits(
         warnings_of(job, tmp_path, None)
 
 
-def test_a_shipped_profile_that_is_far_slower_than_its_device_is_warned_of(
-    job: JobSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    has_layers(monkeypatch, None)
-    told = " ".join(read_profiles(job, ["vgg-v100", "bert-v100"])[1])
-    assert "the layers of the profile vgg-v100 take what is left of a published step, " in told
-    assert "times as long as that device by its figures (vgg@v100, " in told
-    assert "the layers of the profile bert-v100" not in told
-
-
 @pytest.mark.parametrize("name", shipped_names())
 def test_a_shipped_profile_has_the_layers_of_the_model_that_it_names(name: str) -> None:
     shipped = read_profile(name)

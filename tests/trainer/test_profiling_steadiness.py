@@ -12,7 +12,6 @@ from torch import nn
 
 from bamboo.local.trainer_calls.task_profile import counts_of
 from bamboo.profiles.analytic import analytic_profile
-from bamboo.profiles.devices import device_table
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_trainer.loading import settled_task
 from bamboo_trainer.memory.estimate import measure
@@ -131,6 +130,6 @@ def test_counted_layers_have_the_bytes_of_measured_ones() -> None:
         [one[name] for name in names] for one in measured["layers"][:-1]
     ]
     spec = parse_manifest(manifest())
-    found = analytic_profile(counts_of(spec, answer), device_table(), "l4")
+    found = analytic_profile(counts_of(spec, answer), "l4")
     assert (found.name, found.samples, len(found.layers)) == ("tiny@l4", 2, 5)
     assert all(layer.forward > 0 and layer.backward > 0 and layer.update > 0 for layer in found.layers)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from bamboo.cli import options
+from bamboo.cli.dispatch import run, usage
 from bamboo.terminal.output_format import OutputFormat
 from bamboo_core.complaints import complain, system_reason
 from bamboo_core.names import EXIT_FAILED, EXIT_OK
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 TO_LOGGER = "bamboo_trainer.worker.loggers"
 app = typer.Typer(rich_markup_mode=None)
-
-
 SOURCES: Final = (
     "the name of a job on the cluster, a manifest, the folder or URL of an output or checkpoints, or history.jsonl"
 )
@@ -64,7 +63,6 @@ def history(
 
     Example: bamboo history run --to WeightsAndBiases:project=my-project
     """
-    from bamboo.cli.dispatch import run, usage
     from bamboo.remote.session import target as job_target
     from bamboo_core.kube.errors import RemoteError
 
@@ -101,7 +99,6 @@ def _file_in(folder: str) -> str:
 
 def _logger(text: str) -> "tuple[str, dict[str, str]]":
     """Return the type and the config of a logger given as TYPE:KEY=VALUE,KEY=VALUE. A wrong one ends the command."""
-    from bamboo.cli.dispatch import usage
     from bamboo_core.job.training_spec import LoggerType
 
     kind, _, rest = text.partition(":")

@@ -137,7 +137,7 @@ class Job:
         trace: str | Path | Sequence[str | Path] = (),
         deadline: float | None = None,
         **options: Any,
-    ) -> "JobPlan[Job]":
+    ) -> JobPlan:
         """Search for the best machines, grid and protection, and their cost: `bamboo plan`.
 
         deadline: hours. options: other flags of the command, such as preempt_rate=0.1. Raises InvalidRequest.
@@ -150,7 +150,7 @@ class Job:
             **options,
         )
         with _arguments_named():
-            return JobPlan(self._source, *planned(self._source, wanted), Job.from_source)
+            return JobPlan(self._source, *planned(self._source, wanted))
 
     def simulate(
         self,

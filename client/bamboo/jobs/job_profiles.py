@@ -9,11 +9,10 @@ from bamboo.job_source import JobSource
 from bamboo.local.trainer_calls.task_check import count_layers
 from bamboo.local.trainer_calls.task_profile import count_task, task_of
 from bamboo.local.trainer_calls.trainer_process import TrainerError
-from bamboo.profiles.files import AT, read_profile, shipped_names
+from bamboo.profiles.files import read_profile
 from bamboo_core.planning.profile import ModelProfile, ProfiledTask, ProfileError
 from bamboo_core.text import count
 
-FAR: Final = 2.0  # ratio of times from which a profile is no estimate of its device
 SHOWN: Final = 200  # characters of a value in a sentence
 _FIELDS: Final = {
     "entrypoint": "task.entrypoint",
@@ -32,10 +31,7 @@ def read_profiles(job: JobSource, names: Iterable[str]) -> tuple[dict[str, Model
     """
     counts, layers = cache(lambda: count_task(job)), cache(lambda: count_layers(job.document, job.folders))
     profiles = {name: read_profile(name, counts) for name in names}
-    warnings = list[str]()
-    for name, profile in profiles.items():
-        warnings += (*_doubts(name, profile, job, layers), *_slowness(name, profile))
-    return profiles, warnings
+    return profiles, [text for name, profile in profiles.items() for text in _doubts(name, profile, job, layers)]
 
 
 def _doubts(name: str, profile: ModelProfile, job: JobSource, layers: Callable[[], int]) -> Iterator[str]:
@@ -73,24 +69,6 @@ def _mismatch(name: str, profile: ModelProfile, mine: ProfiledTask, layers: int)
         f" {layers} (task.entrypoint {mine.entrypoint} with {_shown(mine.config)}): its figures would be those of"
         " another model; bamboo profile measures the job's own"
     )
-
-
-def _slowness(name: str, profile: ModelProfile) -> Iterator[str]:
-    """Yield a sentence if the layers of one of Bamboo's own profiles take far longer than computed for its device."""
-    if name not in shipped_names():
-        return
-    model, device = name.rsplit("-", 1)
-    computed = read_profile(f"{model}{AT}{device}")
-    times = _seconds_of_a_sample(profile) / _seconds_of_a_sample(computed)
-    if times >= FAR:
-        yield (
-            f"the layers of the profile {name} take what is left of a published step, {times:.1f} times as long as that"
-            f" device by its figures ({computed.name}, docs/simulator.md)"
-        )
-
-
-def _seconds_of_a_sample(profile: ModelProfile) -> float:
-    return sum(layer.forward + layer.backward for layer in profile.layers) / profile.samples
 
 
 def _shown(value: Any) -> str:

@@ -1,34 +1,32 @@
 """The result of a search for a job's plan, in the Python API."""
 
 import json
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from bamboo.job_source import JobSource, source_of_manifest
 from bamboo.jobs.planning import recommended_text
 from bamboo.terminal.plan_table import PlanReport, document, plan_text
 from bamboo_core.job.yaml_file import source_of
 
-J = TypeVar("J")
+if TYPE_CHECKING:
+    from bamboo.jobs.job import Job
 
 
-class JobPlan(Generic[J]):
+class JobPlan:
     """The Pareto-optimal plans by time and cost, and the recommended one. Printed, it is a table."""
 
-    def __init__(
-        self, job: JobSource, report: PlanReport, warnings: tuple[str, ...], make: Callable[[JobSource], J]
-    ) -> None:
-        """make: builds the recommended job."""
-        self._job, self._report, self._make = job, report, make
-        self.warnings = warnings
+    def __init__(self, job: JobSource, report: PlanReport, warnings: tuple[str, ...]) -> None:
+        self._job, self._report, self.warnings = job, report, warnings
 
     @property
-    def recommended(self) -> J | None:
+    def recommended(self) -> "Job | None":
         """The recommended job; None if no plan is within the bounds, and `why` tells what would be needed."""
+        from bamboo.jobs.job import Job  # which imports this module
+
         if self._report.found.chosen is None:
             return None
         text = recommended_text(self._job, self._report)
-        return self._make(source_of_manifest(source_of(f"plan of {self._job.name}", text), self._job.folders))
+        return Job.from_source(source_of_manifest(source_of(f"plan of {self._job.name}", text), self._job.folders))
 
     @property
     def why(self) -> str:

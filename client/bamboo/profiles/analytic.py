@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from bamboo.profiles.devices import FP32, Device, DeviceTable, Figure
+from bamboo.profiles.devices import FP32, Device, DeviceTable, Figure, device_table
 from bamboo_core.names import HEARTBEAT_TIMEOUT_SECONDS
 from bamboo_core.planning.profile import Layer, Machine, ModelProfile, ProfiledTask, Source, Storage, Times
 
@@ -57,8 +57,9 @@ def folded(layers: tuple[LayerCount, ...]) -> tuple[LayerCount, ...]:
     return tuple(found)
 
 
-def analytic_profile(counts: TaskCounts, table: DeviceTable, name: str) -> ModelProfile:
+def analytic_profile(counts: TaskCounts, name: str) -> ModelProfile:
     """Return the profile of counted layers on a device. name: of the device. Raises ProfileError for an unknown one."""
+    table = device_table()
     device = table.named(name)
     launch = table.launch.seconds
     layers = tuple(_layer(one, device, launch) for one in counts.layers for _ in range(one.times))

@@ -38,7 +38,7 @@ def read_profile(name: str, count: Callable[[], TaskCounts] | None = None) -> Mo
     model, device = name.rsplit(AT, 1)
     device_table().named(device)  # raises for an unknown device before counting
     counts = count() if count is not None and not model else _counts(model)
-    return analytic_profile(counts, device_table(), device)
+    return analytic_profile(counts, device)
 
 
 def _counts(model: str) -> TaskCounts:

@@ -27,9 +27,6 @@ class HeldStates:
         self._held: dict[WorkerId, set[int]] = {}
         self._coming: dict[tuple[WorkerId, int], float] = {}  # when the copy is complete
 
-    def _link(self, size: int) -> float:
-        return self._profile.network.link(size)
-
     def begin(self, plan: Plan) -> None:
         """Give every worker what the plan says."""
         self._coming.clear()
@@ -59,8 +56,8 @@ class HeldStates:
             for worker in assignment.replicas:
                 if number in self._held[worker] or (worker, number) in self._coming:
                     continue
-                size = self.state_bytes(plan.stages[number])
-                busy[assignment.owner] += size / min(self._link(size), STATE_RATE)
+                size = self.bytes_of(range(*plan.stages[number]))
+                busy[assignment.owner] += size / min(self._profile.network.link(size), STATE_RATE)
                 at = now + busy[assignment.owner] + self._profile.network.latency
                 self._coming[worker, number] = at
                 transfer = Transfer(TrafficKind.STATES, assignment.owner, worker, size)
@@ -85,11 +82,8 @@ class HeldStates:
     def of(self, worker: WorkerId) -> set[int]:
         return self._held.get(worker, set())
 
-    def state_bytes(self, layers: tuple[int, int]) -> int:
-        """Return the bytes of a range of layers with the optimizer's state."""
-        return self.bytes_of(range(*layers))
-
     def bytes_of(self, layers: Iterable[int]) -> int:
+        """Return the bytes of layers with the optimizer's state."""
         return sum(self._profile.layers[i].parameters + self._profile.layers[i].optimizer for i in layers)
 
     def beginning(
@@ -118,7 +112,7 @@ class HeldStates:
                 if holders:
                     source = min(holders, key=lambda holder: (sent[holder], holder))
                     sent[source] += size
-                    receives[worker] += size / self._link(size)
+                    receives[worker] += size / network.link(size)
                     transfers.append(Transfer(TrafficKind.STATES, source, worker, size))
                 else:
                     read[worker] += size

@@ -49,7 +49,7 @@ class SimulatedTraining:
         self._clock, self._model, self._spec, self._record = clock, model, spec, record
         self._profile = profile
         self._tell, self._most = tell, most
-        self._held = self._no_states()
+        self._held = HeldStates(self._profile)
         self.step, self._furthest = 0, 0
         self.plan: Plan | None = None  # the newest that has arrived and does not wait for its boundary
         self._pending: Plan | None = None
@@ -70,9 +70,6 @@ class SimulatedTraining:
         self._checkpoints = self._backwards = 0
         self._timed: tuple[object, int] = None, 0  # the grid whose steps are reported one by one, from which step on
         self._counted = (-1, -1), 0.0  # a step's traffic, for the epoch and generation before it
-
-    def _no_states(self) -> HeldStates:
-        return HeldStates(self._profile)
 
     # plans
 
@@ -96,7 +93,7 @@ class SimulatedTraining:
             self._cut_state, self._copies = None, {}
         times, transfers = self._held.beginning(plan, self._copies)
         self._send(plan, transfers)
-        self._held = self._no_states()
+        self._held = HeldStates(self._profile)
         owners = [plan.at(cell).owner for cell in plan.cells()]
         for worker, seconds in times.items():
             self._clock.after(seconds, partial(self._applied, worker, plan))
