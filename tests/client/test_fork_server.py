@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from bamboo.local.fork_server import ForkServer, ForkServerError, exit_detail
+from bamboo.local.fork_server import ForkServer, ForkServerError
 from folders import TASK_PATH
 
 SECONDS = 60.0  # that a test waits for something
@@ -238,44 +238,14 @@ async def test_modules_are_found_in_the_folders_in_their_order_and_replace_no_ot
         await pool.close()
 
 
-async def test_close_leaves_no_process(tmp_path: Path) -> None:
-    pool = ForkServer(lambda worker, code: None, tmp_path / "log", imports=[__name__])
-    await pool.open("--bare")
-    for number in range(3):
-        start(pool, f"w{number}", LONG)
-    await until(lambda: all(pool.pid(w) for w in pool.alive))
-    pids = [pool.pid(worker) for worker in pool.alive]
-    pool.signal("w0", signal.SIGSTOP)
-    await pool.close()
-    assert not any(exists(pid) for pid in pids)
-    with pytest.raises(ForkServerError, match="has ended"):
-        start(pool, "w9", 0)
-
-
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-async def test_the_workers_die_with_their_launcher(
-    tmp_path: Path, launchers: list[Process], end: signal.Signals
-) -> None:
-    exits: list[tuple[str, int | None]] = []
-    pool = ForkServer(lambda worker, code: exits.append((worker, code)), tmp_path / "log", imports=[__name__])
-    await pool.open("--bare")
-    start(pool, "w0", LONG)
-    await until(lambda: pool.pid("w0"))
-    pid = pool.pid("w0")
-    launchers[0].send_signal(end)
-    await until(lambda: exits and not exists(pid))
-    await pool.close()
-    assert [worker for worker, _ in exits] == ["w0"]
-
-
 async def started_by_worker(pool: ForkServer, folder: Path, seconds: float) -> dict[str, int]:
-    """The processes of a worker that ends after so long, when all of them are there."""
+    """Start a worker that ends after some seconds; return the pids of it and of all processes that it starts."""
     folder.mkdir()
     main = f"{__name__}:starting_worker"
     pool.start("w0", url=str(folder), token=str(seconds), zone="", trace=None, main=main)
     files = [folder / kind for kind in KINDS]
-    await until(lambda: all(file.is_file() and file.read_text() for file in files))
-    return {file.name: int(file.read_text()) for file in files}
+    await until(lambda: pool.pid("w0") and all(file.is_file() and file.read_text() for file in files))
+    return {"w0": pool.pid("w0") or 0, **{file.name: int(file.read_text()) for file in files}}
 
 
 @pytest.mark.parametrize("end", ["killed", "by itself"])
@@ -284,7 +254,6 @@ async def test_what_a_worker_has_started_ends_with_it(pool: Any, tmp_path: Path,
     pids = await started_by_worker(pool, tmp_path / "pids", LONG if end == "killed" else 3.0)
     start(pool, "w1", LONG)
     if end == "killed":
-        await until(lambda: pool.pid("w0"))
         assert all(map(exists, pids.values())), "also the one that is nobody's lives as long as the worker"
         pool.signal("w0", signal.SIGKILL)
     assert (await exits.get())[0] == "w0"
@@ -296,13 +265,18 @@ async def test_what_a_worker_has_started_ends_with_it(pool: Any, tmp_path: Path,
 async def test_what_workers_have_started_ends_with_their_launcher(
     tmp_path: Path, launchers: list[Process], end: str
 ) -> None:
-    pool = ForkServer(lambda worker, code: None, tmp_path / "log", imports=[__name__])
+    exits: list[str] = []
+    pool = ForkServer(lambda worker, code: exits.append(worker), tmp_path / "log", imports=[__name__])
     await pool.open("--bare")
     pids = await started_by_worker(pool, tmp_path / "pids", LONG)
+    pool.signal("w0", signal.SIGSTOP)
     if end != "close":
         launchers[0].send_signal(getattr(signal, end))
     await pool.close()
+    assert exits == ["w0"]
     assert not any(map(exists, pids.values()))
+    with pytest.raises(ForkServerError, match="has ended"):
+        start(pool, "w9", 0)
 
 
 async def test_a_worker_that_cannot_be_imported_says_so(pool: Any) -> None:
@@ -338,12 +312,6 @@ async def test_a_launcher_that_cannot_start_says_why(tmp_path: Path, monkeypatch
         ForkServerError, match=r"did not start: it exited with code 1: .*No module named no_such_launcher"
     ):
         await pool.open()
-
-
-def test_the_end_of_a_process_is_said_by_code_or_signal() -> None:
-    assert exit_detail(3) == "exited with code 3"
-    assert exit_detail(-9) == "was killed by SIGKILL"
-    assert exit_detail(-40) == "was killed by signal 40", "a real-time signal, which has no name"
 
 
 def asking_worker(*, worker: str, gate: int, steps: list[int], **_: str | None) -> int:

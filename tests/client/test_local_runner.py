@@ -16,7 +16,7 @@ from bamboo.local.views.summary import Summary
 from bamboo.preemption.scheduling import Room, Schedule
 from bamboo.terminal.view import CombinedView, StopJob, UserRequest
 from bamboo_core.control import protocol
-from bamboo_core.control.protocol import ChannelClosed, ChannelEvent, Received, WorkerJoined
+from bamboo_core.control.protocol import ChannelEvent, Received, WorkerJoined
 from bamboo_core.coordinator.events import Status
 from manifest_kit import bamboojob, training
 from run_view_kit import source
@@ -125,11 +125,6 @@ class Run(CombinedView):
     def _protected(self) -> bool:
         return self.shown is not None and all(protected for row in self.shown.grid for _, protected in row)
 
-    async def misses(self, worker: str) -> None:
-        self.hear("w0", protocol.PeerDown(peer=worker))
-        self.tell(ChannelClosed(worker))
-        await self.until(lambda: (worker, signal.SIGTERM) in self.signals)
-
     async def some_ticks(self) -> None:
         seen = self.ticks
         await self.until(lambda: self.ticks > seen + 3)
@@ -168,16 +163,6 @@ async def running(
         if not task.done():
             run.request(StopJob())
         await task
-
-
-async def result_of(run: Run, task: "asyncio.Task[Summary]", *, over: bool) -> Summary:
-    """The summary of a job that ends, or of one that goes on and is stopped."""
-    if not over:
-        await run.some_ticks()
-        assert not task.done()
-        run.request(StopJob())
-    async with asyncio.timeout(SECONDS):
-        return await task
 
 
 @pytest.mark.parametrize("seconds", [0.0, 3600.0])
@@ -228,7 +213,8 @@ async def test_a_job_ends_with_a_recording_that_leaves_no_node(tmp_path: Path, m
         assert not task.done(), "they are still there"
         for worker in run.alive:
             run.ends(worker, -signal.SIGKILL)
-        summary = await result_of(run, task, over=True)
+        async with asyncio.timeout(SECONDS):
+            summary = await task
     assert (summary.reason, summary.message) == (
         "RecordingOver",
         "the recording of nodes is over, and none is left at its end; 0 of 10 steps are done",

@@ -26,6 +26,7 @@ def workers(tmp_path: Path) -> LocalWorkers:
         (EXIT_FENCED, EXIT_FENCED, []),
         (9, 9, ["w1 exited with code 9"]),
         (-signal.SIGSEGV, 128 + signal.SIGSEGV, ["w1 was killed by SIGSEGV"]),
+        (-40, 168, ["w1 was killed by signal 40"]),  # a real-time signal, which has no name
         (None, None, []),
     ],
 )

@@ -75,14 +75,9 @@ def small() -> tuple[World, SearchResult]:
     limits, like = Limits(nodes=4, micro_batches=(4,)), as_the_job_is("m", at.spec)
     found = search(at, limits, like, Bounds(), jobs=1, done=done.append)
     assert sum(done) == found.runs == 2 * len(found.shortlist.candidates)
+    assert all(one.hours < other.hours and one.usd > other.usd for one, other in pairwise(found.front))
+    assert found.chosen in found.front
     return at, found
-
-
-def test_the_front_ascends_in_time_and_descends_in_cost(small: tuple[World, SearchResult]) -> None:
-    found = small[1].front
-    assert len(found) >= 2
-    assert all(one.hours < other.hours and one.usd > other.usd for one, other in pairwise(found))
-    assert small[1].chosen in found
 
 
 def test_what_is_promised_is_what_the_manifest_simulates_to(small: tuple[World, SearchResult]) -> None:

@@ -63,28 +63,16 @@ def test_a_chosen_grid_is_compared_with_one_that_needs_no_more_memory(
     ran: tuple[int, int], lacks_room: bool, grid: tuple[int, int], topology: dict[str, int]
 ) -> None:
     manifest = bamboojob(
-        task={"entrypoint": "m:build"}, training=training(3, 8, 2), elastic={"maxWorkers": 4}, topology=topology
-    )
-    spec = undisturbed_job(source(manifest), _ran(*ran, lacks_room=lacks_room)).spec
-    assert (spec.topology.stages, spec.topology.pipelines) == grid
-    assert spec.elastic is None
-
-
-@pytest.mark.parametrize(
-    "budget",
-    [{"money": "7"}, {"doneBy": "2030-01-01T00:00:00Z"}],
-    ids=lambda one: next(iter(one)),
-)
-def test_the_run_to_compare_with_has_no_budget(budget: dict[str, str]) -> None:
-    manifest = bamboojob(
         task={"entrypoint": "m:build"},
         training=training(3, 8, 2),
         elastic={"maxWorkers": 4, "objective": "Value"},
         nodePools=[{"name": "s", "pricePerHour": "1"}],
-        budget=budget,
+        budget={"money": "7", "doneBy": "2030-01-01T00:00:00Z"},
+        topology=topology,
     )
-    spec = undisturbed_job(source(manifest), _ran(2, 2)).spec
-    assert spec.budget is None
+    spec = undisturbed_job(source(manifest), _ran(*ran, lacks_room=lacks_room)).spec
+    assert (spec.topology.stages, spec.topology.pipelines) == grid
+    assert (spec.elastic, spec.budget) == (None, None)
 
 
 def test_states_are_compared_however_they_are_divided() -> None:

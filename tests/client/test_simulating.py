@@ -55,6 +55,10 @@ def test_the_command_draws_and_tells_what_happens(files: tuple[str, str], tmp_pa
         ),
         (["JOB", "--profile", "PROFILE"], "--preempt-rate or --trace: expected one of them"),
         (
+            ["JOB", "--profile", "PROFILE", "--preempt-rate", "0", "--zone-traffic-price", "-1"],
+            "--zone-traffic-price -1: expected a number from 0 to 1000",
+        ),
+        (
             ["JOB", "--profile", "PROFILE", "--preempt-rate", "2"],
             "--preempt-rate 2: expected a number from 0 to 1",
         ),

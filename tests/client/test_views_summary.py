@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bamboo.local.views.summary import compare, to_json, to_text
+from bamboo.local.views.summary import to_json, to_text
 from bamboo_core.control.memory import Traffic
 from bamboo_core.coordinator.events import Outcome
 from operator_kit import checkpoints
@@ -80,8 +80,3 @@ def test_what_a_checkpoint_has_is_not_lost_and_is_not_the_runs_own_work() -> Non
     assert "  checkpoint: step 2, in /kept; went back 1 time; 3 steps repeated (1:15)\n" in text
     document = json.loads(to_json(summary))
     assert (document["kept_in"], document["repeated_steps"], document["repeated_seconds"]) == ("/kept", 3, 75.0)
-
-
-def test_nothing_to_compare_is_no_equality() -> None:
-    assert compare(["a"], ("a",))
-    assert not compare([], [])

@@ -1,23 +1,16 @@
 """Simulated jobs over zones: which nodes they take, what crosses zones and is paid for, and the command's column."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-import yaml
-from typer.testing import CliRunner
 
-from bamboo.cli.commands import app
 from bamboo.simulation.job.job_run import JobRun
 from bamboo.simulation.job.node_supply import NodeSupply
 from bamboo.traces.trace import Change, NodeChange, Trace, make_trace
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.placement_spec import Capacity, NodePool
-from bamboo_core.planning.profile import to_json
 from job_simulation_kit import HOUR, job, manifest, run
-from node_trace_kit import recording
 
 BOUNDARY = 10_000  # bytes
 
@@ -116,22 +109,3 @@ def test_nodes_on_demand_come_in_the_zone_that_the_policy_wants() -> None:
     assert node is not None
     assert isinstance(node.pool, NodePool)
     assert (node.pool.capacity, node.zone) == (Capacity.ON_DEMAND, "b")
-
-
-def test_the_command_shows_what_crosses_zones(tmp_path: Path) -> None:
-    one = two_pipelines("Interleave")
-    file, profiled, trace = tmp_path / "job.yaml", tmp_path / "profile.json", tmp_path / "nodes.jsonl"
-    file.write_text(yaml.safe_dump(one.manifest))
-    profiled.write_bytes(to_json(one.profile))
-    trace.write_text(recording(HOUR, {}, *({"at": 0, "add": f"n{i}", "zone": zone} for i, zone in enumerate("abab"))))
-    command = ["simulate", str(file), "--profile", str(profiled), "--trace", str(trace), "--hours", "1", "--price", "1"]
-    shown = CliRunner().invoke(app, command)
-    assert "ZONE USD/H" in shown.output, shown.output
-    for price, billed in (("0", False), ("0.02", True)):
-        found = CliRunner().invoke(app, [*command, "--zone-traffic-price", price, "--output", "json"])
-        mean = json.loads(found.output)[0]["mean"]
-        assert (mean["zone_usd_per_hour"] > 0) is billed
-        assert mean["zone_gb_per_hour"] > 0
-    wrong = CliRunner().invoke(app, [*command, "--zone-traffic-price", "-1"])
-    assert wrong.exit_code == 2
-    assert "--zone-traffic-price -1: expected a number from 0 to 1000" in wrong.output
