@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
-from bamboo.cli.output_files import check_output_file
+from manifest_kit import MINIMAL
 
 JOB = "job.yaml"
 
@@ -29,30 +29,14 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_is_no_text_is_never_written_to_a_file_called_dash(words: list[str], flag: str, expected: str) -> None:
-    Path(JOB).write_text(MANIFEST)
+    Path(JOB).write_text(MINIMAL)
     done = CliRunner().invoke(app, words)
     assert (done.exit_code, done.stderr) == (2, f"bamboo: {flag} -: expected {expected}, not standard output\n")
     assert [path.name for path in Path().iterdir()] == [JOB]
 
 
 def test_what_cannot_be_written_is_said_before_a_job_is_measured() -> None:
-    Path(JOB).write_text(MANIFEST)
+    Path(JOB).write_text(MINIMAL)
     done = CliRunner().invoke(app, ["profile", JOB, "--output", "nowhere/profile.json"])
     told = "bamboo: --output: cannot write nowhere/profile.json: there is no folder nowhere\n"
     assert (done.exit_code, done.stderr) == (2, told)
-
-
-def test_nothing_is_said_of_a_file_that_can_be_written() -> None:
-    check_output_file("--plot", None)
-    check_output_file("--plot", Path("new.png"))
-
-
-MANIFEST = """
-apiVersion: bamboo.dev/v1alpha1
-kind: BambooJob
-metadata: {name: tiny}
-spec:
-  task: {entrypoint: "bamboo_trainer.models.mlp:build"}
-  training: {steps: 4, globalBatchSize: 8, microBatchSize: 4}
-  topology: {stages: 2}
-"""

@@ -6,9 +6,7 @@ import pytest
 
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_zones import allowed_zones, made_up, named_zones, packed, zone_allowed
-from bamboo.simulation.job.node_supply import NodeSupply
 from bamboo.traces.generate import Generation
-from bamboo.traces.trace import make_trace
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import JobSpec
 from job_simulation_kit import manifest
@@ -52,14 +50,6 @@ def test_a_job_that_may_be_in_none_of_the_zones_is_refused() -> None:
     with pytest.raises(SimulationError, match=told):
         allowed_zones(pinned({"nodeSelector": {ZONE: "d"}}), ABC)
     assert allowed_zones(pinned({"nodeSelector": {ZONE: "d"}}), ()) == ()
-
-
-def test_nodes_in_other_zones_are_of_no_use() -> None:
-    supply = NodeSupply(make_trace(made_up(GENERATION, SPREAD, 1).changes), pinned({"nodeSelector": {ZONE: "b"}}), None)
-    for zone in ("a", "b", "c"):
-        supply.came(f"n-{zone}", zone)
-    found = [supply.take(), supply.take()]
-    assert [node and node.zone for node in found] == ["b", None]
 
 
 GENERATION = Generation(nodes=99, hours=1.0, removal=0.5, addition=0.9, zones=ABC)

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from safetensors import safe_open
 
 import bamboo
@@ -277,12 +276,10 @@ def test_a_job_begins_with_the_weights_that_another_run_has_left(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     part = {"entrypoint": "bamboo_trainer.models.mlp:build", "initialFrom": {"url": str(tmp_path / "first/weights")}}
-    spec = {"task": part, "training": TRAINING, "topology": SPLIT}
-    document = {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "next"}, "spec": spec}
-    (tmp_path / "next.yaml").write_text(yaml.safe_dump(document))
+    later = bamboo.Job("next", task=part, training=TRAINING, topology=SPLIT)
     first = job().run(output="first")
     first.wait()
-    with bamboo.Job.from_file("next.yaml").run(preempt="at:5") as following:
+    with later.run(preempt="at:5") as following:
         assert following.watch().state == "Complete"
         (told,) = [event.message for event in following.events() if event.reason == "InitialWeights"]
         assert f"taken from {tmp_path}/first/weights: " in told

@@ -72,5 +72,5 @@ def test_what_is_held_before_the_loop_is_taken_in_it() -> None:
 
     with stop_signals.held():
         signal.raise_signal(signal.SIGHUP)
-        asyncio.run(main())
+        loop_signals.run(main)  # which holds signals within
     assert calls == [1]

@@ -1,5 +1,7 @@
 """The published models' profiles: simulated as they were published, they take what was published."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -9,6 +11,7 @@ from bamboo_core.planning.grid import initial_plan, layer_ranges
 from bamboo_core.planning.plan import Peer
 from bamboo_core.planning.profile import Network
 from bamboo_core.planning.steps.step_times import StepModel
+from manifest_kit import bamboojob, training
 
 
 class OneConnection(Network, frozen=True, kw_only=True):
@@ -26,27 +29,10 @@ def test_a_simulated_step_on_the_published_grid_takes_the_published_time(name: s
     profile = read_profile(name)
     published = profile.published
     assert published is not None
-    spec = parse_manifest(
-        {
-            "apiVersion": "bamboo.dev/v1alpha1",
-            "kind": "BambooJob",
-            "metadata": {"name": "x"},
-            "spec": {
-                "task": {"entrypoint": "a:b"},
-                "training": {
-                    "steps": 1,
-                    "globalBatchSize": published.batch,
-                    "microBatchSize": profile.samples,
-                    "reproducible": False,
-                },
-                "topology": {
-                    "stages": published.on_demand_stages,
-                    "pipelines": published.on_demand_pipelines,
-                },
-                "redundancy": {"mode": "None"},
-            },
-        }
-    )
+    grid = {"stages": published.on_demand_stages, "pipelines": published.on_demand_pipelines}
+    plain = {**training(1, published.batch, profile.samples), "reproducible": False}
+    parts: Any = {"task": {"entrypoint": "a:b"}, "training": plain, "redundancy": {"mode": "None"}}
+    spec = parse_manifest(bamboojob(topology=grid, **parts))
     ranges, pipelines = layer_ranges(profile.costs, spec.topology), published.on_demand_pipelines
     peers = [Peer(worker=f"w{i}", host="", port=0) for i in range(len(ranges) * pipelines)]
     plan = initial_plan(peers, ranges, pipelines, spec.training, spec.redundancy)

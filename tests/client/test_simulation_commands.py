@@ -85,14 +85,27 @@ def test_wrong_flags_get_one_sentence(files: Path, arguments: list[str], told: s
     assert "Traceback" not in done.output
 
 
-def test_prices_that_belong_to_no_node_are_refused(files: Path) -> None:
-    (files / "nodes.jsonl").write_text(recording(3600, {"": 4}))
-    (files / "costs.jsonl").write_text(recording(3600, {}, {"at": 0, "zone": "x-a", "price": 0.5}))
-    traces = ["--trace", str(files / "nodes.jsonl"), "--trace", str(files / "costs.jsonl")]
-    words = ["simulate", str(files / "job.yaml"), "--profile", str(files / "profile.json"), *traces]
-    for done in (invoke(files, *traces), CliRunner().invoke(app, words)):
+PRICED = {"at": 0, "zone": "x-a", "price": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "entries", "told"),
+    [
+        ({}, [], "no node is in it; --trace needs a recording of nodes"),
+        ({}, [PRICED], "no node is in it; --trace needs a recording of nodes"),
+        ({"": 4}, [PRICED], "it has prices for x-a, and none for nodes that say no zone; say their zone"),
+    ],
+)
+def test_recordings_without_nodes_or_their_prices_are_refused(
+    files: Path, nodes: dict[str, int], entries: list[dict[str, object]], told: str
+) -> None:
+    path = str(files / "nodes.jsonl")
+    Path(path).write_text(recording(3600, nodes, *entries))
+    simulate = ["simulate", str(files / "job.yaml"), "--profile", str(files / "profile.json"), "--trace", path]
+    for done in (invoke(files, "--trace", path), CliRunner().invoke(app, simulate)):
         assert done.exit_code == 2
-        assert "it has prices for x-a, and none for nodes that say no zone; say their zone" in done.output
+        assert done.stderr.startswith("bamboo: ")
+        assert told in done.stderr
 
 
 ZONE = "topology.kubernetes.io/zone"
@@ -113,20 +126,6 @@ def test_a_job_that_names_its_zone_is_planned_there(files: Path) -> None:
     done = invoke(files, *QUICK, "--zones", "a,b")
     told = "worker.template lets workers be in c only (topology.kubernetes.io/zone), and nodes are in a, b"
     assert (done.exit_code, told in done.output) == (2, True)
-
-
-@pytest.mark.parametrize("entries", [[], [{"at": 0, "zone": "a", "price": 0.5}]])
-def test_a_recording_without_nodes_is_refused_by_all_that_need_some(
-    files: Path, entries: list[dict[str, object]]
-) -> None:
-    """A simulation of it said that nothing was trained, in a row of zeros."""
-    path = str(files / "empty.jsonl")
-    Path(path).write_text(recording(3600, {}, *entries))
-    job, profile = str(files / "job.yaml"), str(files / "profile.json")
-    simulate = ["simulate", job, "--profile", profile, "--trace", path]
-    for done in (invoke(files, "--trace", path), CliRunner().invoke(app, simulate)):
-        told = f"bamboo: {path}: no node is in it; --trace needs a recording of nodes\n"
-        assert (done.exit_code, done.stderr) == (2, told)
 
 
 def budgeted(folder: Path, budget: dict[str, str]) -> None:

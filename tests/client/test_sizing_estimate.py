@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bamboo.sizing.estimate import Estimate, estimate, least_seconds, memory_needed, step_seconds, traffic_of_step
+from bamboo.sizing.estimate import Estimate, estimate, least_seconds, step_seconds, traffic_of_step
 from bamboo.sizing.trials.candidate import Candidate, as_the_job_is
 from bamboo.sizing.trials.world import World
 from bamboo_core.job.placement_spec import SpreadPolicy
@@ -32,13 +32,6 @@ def test_no_step_is_shorter_than_its_bound() -> None:
     for stages, pipelines in ((1, 1), (2, 1), (4, 1), (2, 3)):
         one = grid(at, stages, pipelines)
         assert 0 < least_seconds(at, one) <= step_seconds(at, one) * (1 + 1e-9)
-
-
-def test_more_stages_need_less_memory_each() -> None:
-    at = world(manifest(2, 1, 6), layered(8))
-    needed = [memory_needed(at, grid(at, stages, 1)) for stages in (2, 4, 8)]
-    assert needed == sorted(needed, reverse=True)
-    assert needed[0] > needed[-1] > 0
 
 
 def test_only_neighbours_in_other_zones_pay_for_traffic() -> None:

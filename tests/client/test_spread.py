@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.simulation.job.zone_traffic import TrafficKind, step_transfers
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.manifest_warnings import warnings
 from bamboo_core.job.placement_spec import SpreadPolicy
@@ -17,7 +16,7 @@ from bamboo_core.planning.desired import PlanningView, owners_of_new_rows
 from bamboo_core.planning.grid import initial_plan
 from bamboo_core.planning.plan import Cell, Peer, Plan, plan_problems
 from bamboo_core.planning.transitions import improve, takeover
-from job_simulation_kit import manifest, profile
+from job_simulation_kit import manifest
 
 PER_PIPELINE, SINGLE = SpreadPolicy.ZONE_PER_PIPELINE, SpreadPolicy.SINGLE_ZONE
 TRAINING = TrainingSpec(steps=1, global_batch_size=8, micro_batch_size=1)
@@ -60,24 +59,6 @@ def test_everybody_is_somewhere_once(zones: str, spread: SpreadPolicy) -> None:
     plan = planned(zones, 4, 3, spread)
     owners = [plan.at(cell).owner for cell in plan.cells()]
     assert len(set(owners)) == len(owners) == 12
-
-
-def test_what_the_policies_send_between_zones() -> None:
-    """Two zones, two pipelines of four stages: all of it, nothing but the reduction, or nothing."""
-    found = {
-        spread: _crossing(plan)
-        for spread, zones in ((SpreadPolicy.INTERLEAVE, "abababab"), (PER_PIPELINE, "abababab"), (SINGLE, "aaaaaaaab"))
-        for plan in [planned(zones, 4, 2, spread)]
-    }
-    assert found[PER_PIPELINE] == {TrafficKind.REDUCTION}
-    assert found[SINGLE] == set()
-    assert found[SpreadPolicy.INTERLEAVE] >= {TrafficKind.BOUNDARIES, TrafficKind.REPLICAS}
-
-
-def _crossing(plan: Plan) -> set[TrafficKind]:
-    zones = {peer.worker: peer.zone for peer in plan.workers}
-    sent = step_transfers(plan, plan.target, profile(4, boundary=64))
-    return {one.kind for one in sent if zones[one.sender] != zones[one.receiver]}
 
 
 def view(plan: Plan, live: list[Peer], spread: SpreadPolicy, pipelines: int = 2) -> PlanningView:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bamboo.stop_signals import STOP_SIGNALS, Held, end_by_exception, held
+from bamboo.stop_signals import STOP_SIGNALS, end_by_exception, held
 
 # The signal comes when the module named by the last argument is about to be imported.
 DRIVER = """
@@ -61,16 +61,3 @@ def test_a_signal_that_is_held_comes_again(number: int) -> None:
         for one, handler in before.items():
             signal.signal(one, handler)
     assert (ended.value.code, there) == (130, True)
-
-
-def test_what_is_held_already_can_be_taken_within() -> None:
-    """Else a signal just before a loop, which takes signals, would wait for the loop's end."""
-    taken = list[int]()
-    with held():
-        signal.raise_signal(signal.SIGINT)
-        with held():
-            inner = signal.getsignal(signal.SIGINT)
-            assert isinstance(inner, Held)
-            while inner.noted:
-                taken.append(inner.noted.popleft())
-    assert taken == [signal.SIGINT]

@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import yaml
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
@@ -13,19 +14,9 @@ from bamboo.local.trace_files import merge_traces
 from bamboo_core.metrics.time_use import TIME_USE_OF_SPAN, TimeUse
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.worker.telemetry import Spans, TraceFile
+from manifest_kit import bamboojob, training
 
 CELL = Cell(0, 1)
-
-
-JOB = """
-apiVersion: bamboo.dev/v1alpha1
-kind: BambooJob
-metadata: {name: small}
-spec:
-  task: {entrypoint: "bamboo_trainer.models.mlp:build"}
-  training: {steps: 100, globalBatchSize: 32, microBatchSize: 8}
-  topology: {stages: 2}
-"""
 
 
 def write(folder: Path, *, closed: bool = True) -> list[dict[str, Any]]:
@@ -73,7 +64,8 @@ def check_disjoint(spans: list[dict[str, Any]]) -> None:
 
 def test_a_run_is_traced_with_its_takeover_and_what_time_went_to(tmp_path: Path) -> None:
     job, path = tmp_path / "job.yaml", tmp_path / "trace.json"
-    job.write_text(JOB)
+    task = {"entrypoint": "bamboo_trainer.models.mlp:build"}
+    job.write_text(yaml.safe_dump(bamboojob(task=task, training=training(100, 32, 8), topology={"stages": 2})))
     runner = CliRunner()
     ran = runner.invoke(app, ["run", str(job), "--quiet", "--trace", str(path), "--preempt", "at:10:1"])
     assert ran.exit_code == 0, ran.output

@@ -6,10 +6,7 @@ import pytest
 
 from bamboo.traces.generate import Generation, Pattern, generate
 from bamboo.traces.summary import summarize
-from bamboo.traces.trace import (
-    Change,
-    NodeTraceError,
-)
+from bamboo.traces.trace import Change, NodeTraceError
 
 
 @pytest.mark.parametrize("pattern", list(Pattern))

@@ -4,11 +4,7 @@ import pytest
 
 from bamboo.traces.files import parse_trace
 from bamboo.traces.summary import removals_by_hour, summarize
-from bamboo.traces.trace import (
-    Change,
-    NodeChange,
-    make_trace,
-)
+from bamboo.traces.trace import Change, NodeChange, make_trace
 from node_trace_kit import OWN
 
 

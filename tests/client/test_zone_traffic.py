@@ -9,7 +9,6 @@ from bamboo.simulation.job.zone_traffic import (
     crossing,
     step_traffic,
     step_transfers,
-    traffic_usd,
 )
 from bamboo_core.planning.plan import Assignment, Plan, Portion
 from bamboo_core.planning.profile import ModelProfile
@@ -64,7 +63,3 @@ def test_the_parts_of_a_lost_pipeline_go_to_its_owner() -> None:
 def test_transfers_to_several_workers_of_a_zone_count_for_each() -> None:
     transfers = [Transfer(TrafficKind.STATES, "w0", "w1", 5.0, 3), Transfer(TrafficKind.STATES, "w1", "w2", 7.0)]
     assert crossing(transfers, {"w0": "a", "w1": "b", "w2": "b"}) == 15.0
-
-
-def test_both_ends_pay_for_what_crosses() -> None:
-    assert traffic_usd(5e9, 0.01) == pytest.approx(0.10)
