@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
-from bamboo.local.trainer_calls import task_check
+from bamboo.local.trainer_calls.trainer_process import TrainerError
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_trainer.memory.estimate import measure
 from stage_kit import small_task
@@ -45,9 +45,9 @@ def test_submit_tries_the_task_unless_told_not_to(tmp_path: Path, monkeypatch: p
     job.write_text(yaml.safe_dump(SPIRALS))
     tried: list[tuple[Path, ...]] = []
 
-    def trying(document: dict[str, Any], folders: tuple[Path, ...]) -> task_check.Checked:
+    def trying(document: dict[str, Any], folders: tuple[Path, ...]) -> tuple[str, ...]:
         tried.append(folders)
-        return task_check.Checked(problem="cannot import it")
+        raise TrainerError("cannot import it")
 
     monkeypatch.setattr("bamboo.jobs.here.check_task", trying)
     submit = ["submit", str(job), "--kubeconfig", "/no/such"]

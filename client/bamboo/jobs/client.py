@@ -1,13 +1,23 @@
 """`bamboo.Client`: the jobs of a cluster."""
 
+import asyncio
 from collections.abc import Iterator
 from types import TracebackType
+from typing import TYPE_CHECKING, ClassVar
 
 from bamboo import background
-from bamboo.jobs.cluster_access import cluster_access
+from bamboo.job_source import JobSource
+from bamboo.jobs.cluster_job import ClusterJob, api_errors
 from bamboo.jobs.handle import JobHandle
-from bamboo.jobs.job import Job
-from bamboo.jobs.results import JobProgress
+from bamboo.jobs.results import JobProgress, progress_of
+from bamboo.remote import operations
+from bamboo.remote.session import patiently, way_to
+from bamboo.remote.watch import INTERVAL_SECONDS
+from bamboo_core.kube.api import Connection, KubeApi
+from bamboo_core.view.job_view import JobView, view_of
+
+if TYPE_CHECKING:
+    from bamboo.jobs.job import Job
 
 
 class Client:
@@ -16,33 +26,37 @@ class Client:
     namespace, context, kubeconfig: as the flags of these names. Raises InvalidRequest, ClusterError.
     """
 
+    _closes_with_job: ClassVar[bool] = False  # the handle of a submitted job closes the connections
+
     def __init__(
         self, *, namespace: str | None = None, context: str | None = None, kubeconfig: str | None = None
     ) -> None:
-        self._cluster = background.call(cluster_access(namespace, context, kubeconfig))
+        with api_errors():
+            self._access = background.call(way_to(namespace, context, kubeconfig))
+        self._given, self._namespace = namespace, namespace or self._access.namespace
+        self._api: KubeApi | None = None  # made in the background loop, at the first request
 
     @property
     def namespace(self) -> str:
-        return self._cluster.namespace
+        return self._namespace
 
-    def submit(self, job: Job, *, apply: bool = False, force: bool = False, dry_run: bool = False) -> JobHandle:
+    def submit(self, job: "Job", *, apply: bool = False, force: bool = False, dry_run: bool = False) -> JobHandle:
         """Create the job on the cluster; with apply, or merge it into the existing one, with force also over other
         owners' fields. dry_run: only have the API server check it.
         """
-        work = self._cluster.submit(job.source, apply=apply, force=force, dry_run=dry_run)
-        return JobHandle(background.call(work))
+        return background.call(self._submit(job.source, apply=apply, force=force, dry_run=dry_run))
 
     def job(self, name: str) -> JobHandle:
         """Return the job of that name. Raises ClusterError if there is none."""
-        return JobHandle(background.call(self._cluster.job(name)))
+        return background.call(self._job(name))
 
     def jobs(self) -> list[JobHandle]:
         """Return all jobs of the namespace, by name."""
-        return [JobHandle(job) for job in background.call(self._cluster.jobs())]
+        return background.call(self._jobs())
 
     def close(self) -> None:
         """Close the connections; jobs go on."""
-        background.call(self._cluster.close())
+        background.call(self._close())
 
     def __enter__(self) -> "Client":
         return self
@@ -56,4 +70,57 @@ class Client:
         """Yield the progress of each job, now and at each change, forever."""
         shown: dict[str, JobProgress] = {}
         while True:
-            yield from background.call(self._cluster.changes(shown))
+            yield from background.call(self._changes(shown))
+
+    # in the background loop
+
+    def _opened(self) -> KubeApi:
+        if self._api is None:
+            self._api = KubeApi(Connection(self._access))
+            background.opened(self._close)
+        return self._api
+
+    async def _close(self) -> None:
+        """Close the connections; a later request opens them again."""
+        if self._api is not None:
+            api, self._api = self._api, None
+            background.closed(self._close)
+            await api.close()
+
+    async def _submit(self, job: JobSource, *, apply: bool, force: bool, dry_run: bool) -> JobHandle:
+        with api_errors():
+            api = self._opened()
+            _, after = await operations.submit(api, job, self._given, apply=apply, force=force, dry_run=dry_run)
+        return JobHandle(ClusterJob(api, after, self._close if self._closes_with_job else None))
+
+    async def _job(self, name: str) -> JobHandle:
+        with api_errors():
+            api = self._opened()
+            return JobHandle(ClusterJob(api, view_of(await api.job(self._namespace, name))))
+
+    async def _jobs(self) -> list[JobHandle]:
+        with api_errors():
+            api = self._opened()
+            return [JobHandle(ClusterJob(api, job)) for job in await self._views()]
+
+    async def _changes(self, shown: dict[str, JobProgress]) -> list[JobProgress]:
+        """Wait until a job's progress differs from `shown`; return what differs. shown: by uid; it is updated."""
+        while True:
+            with api_errors():
+                now = {job.uid: progress_of(job) for job in await patiently(self._views)}
+            new = [progress for uid, progress in now.items() if shown.get(uid) != progress]
+            shown.clear()
+            shown |= now
+            if new:
+                return new
+            await asyncio.sleep(INTERVAL_SECONDS)
+
+    async def _views(self) -> list[JobView]:
+        bodies = await self._opened().jobs(self._namespace)
+        return sorted(map(view_of, bodies), key=lambda job: job.name)
+
+
+class OneJobClient(Client):
+    """A client for one submitted job, whose handle closes the connections."""
+
+    _closes_with_job = True

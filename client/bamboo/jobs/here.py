@@ -14,7 +14,8 @@ from bamboo.job_source import JobSource
 from bamboo.jobs.errors import BambooError, InvalidRequest
 from bamboo.local.run_options import LocalRunOptions
 from bamboo.local.runner import RunOptions
-from bamboo.local.trainer_calls.task_check import Checked, check_task
+from bamboo.local.trainer_calls.task_check import check_task
+from bamboo.local.trainer_calls.trainer_process import TrainerError
 from bamboo.preemption.scheduling import check as check_schedule
 from bamboo.preemption.scheduling import parse as parse_schedule
 from bamboo_core.checkpoint.selection import choose
@@ -45,10 +46,10 @@ class Validation:
 def validated(job: JobSource, *, load: bool) -> Validation:
     """Return warnings about the job; with load, also build its task here. Raises BambooError if that cannot be used."""
     warnings = tuple(filter(None, (*manifest_warnings(job.spec), past(job.spec, datetime.now(UTC)))))
-    checked = check_task(job.document, job.folders) if load else Checked()
-    if checked.problem:
-        raise BambooError(f"{job.name}: {checked.problem}")
-    return Validation(warnings, checked.lines)
+    try:
+        return Validation(warnings, check_task(job.document, job.folders) if load else ())
+    except TrainerError as error:
+        raise BambooError(f"{job.name}: {error}") from None
 
 
 def changed(job: JobSource, flag: str, **parts: Any) -> JobSource:

@@ -220,11 +220,10 @@ class Job:
 
         The job goes on when this program ends. Raises ClusterError.
         """
-        from bamboo.jobs.cluster_access import cluster_access  # slow to import
+        from bamboo.jobs.client import OneJobClient  # slow to import
 
-        cluster = background.call(cluster_access(namespace, context, kubeconfig))
-        work = cluster.submit(self._source, apply=apply, force=force, dry_run=False, alone=True)
-        return JobHandle(background.call(work))
+        client = OneJobClient(namespace=namespace, context=context, kubeconfig=kubeconfig)
+        return client.submit(self, apply=apply, force=force)
 
     def __repr__(self) -> str:
         topology = self.spec.topology

@@ -34,16 +34,23 @@ TABLE = "milliseconds,add|remove,node"
 
 
 def parse_trace(path: str, text: str) -> Trace:
-    """Return the recording in a text. Raises NodeTraceError naming file and line."""
-    return parse_json_lines(path, text) if is_json_lines(text) else _parse_table(path, text)
+    """Return the recording in a text. Raises NodeTraceError, which names file and line."""
+    is_json = next((one for one in text if not one.isspace()), "") == "{"
+    changes, prices, header = _parse_json_lines(path, text) if is_json else (_parse_table(path, text), [], None)
+    duration, source = (header.duration, header.source) if header is not None else (0.0, "")
+    try:
+        return make_trace(changes, prices, duration=duration, source=source or path)
+    except NodeTraceError as error:
+        raise NodeTraceError(f"{path}: {error}") from None
 
 
-def _parse_table(path: str, text: str) -> Trace:
-    """Return the changes of a table. A node whose first line removes it was there from the beginning; lines with # are
-    comments.
+def _parse_table(path: str, text: str) -> list[NodeChange]:
+    """Return the changes of a table. Lines with # are comments.
+
+    A node whose first line removes it was there from the beginning.
     """
     found: list[tuple[float, Change, str]] = []
-    for number, line in numbered_lines(text):
+    for number, line in _numbered_lines(text):
         cells = [cell.strip() for cell in line.split(",")]
         if not any(cells) or cells[0].startswith("#"):
             continue
@@ -61,10 +68,7 @@ def _parse_table(path: str, text: str) -> Trace:
             before.append(NodeChange(at=0.0, change=Change.ADD, node=node))
         known.add(node)
         changes.append(NodeChange(at=at, change=change, node=node))
-    try:
-        return make_trace([*before, *changes], source=path)
-    except NodeTraceError as error:
-        raise NodeTraceError(f"{path}: {error}") from None
+    return [*before, *changes]
 
 
 def _change(path: str, number: int, cells: list[str]) -> tuple[float, Change, str]:
@@ -180,14 +184,8 @@ _HEADER = msgspec.json.Decoder(TraceHeader, strict=True)
 _ENTRY = msgspec.json.Decoder(Entry, strict=True)
 
 
-def is_json_lines(text: str) -> bool:
-    """Return whether the text has this form."""
-    return next((one for one in text if not one.isspace()), "") == "{"
-
-
-def parse_json_lines(path: str, text: str) -> Trace:
-    """Return the recording in JSON lines. Raises NodeTraceError naming file and line."""
-    lines = ((number, line) for number, line in numbered_lines(text) if line.strip())
+def _parse_json_lines(path: str, text: str) -> tuple[list[NodeChange], list[PriceChange], TraceHeader]:
+    lines = ((number, line) for number, line in _numbered_lines(text) if line.strip())
     first, header_line = next(lines, (1, ""))
     header = _decoded(_HEADER, path, first, header_line)
     if header.format != FORMAT or header.version != VERSION:
@@ -208,10 +206,7 @@ def parse_json_lines(path: str, text: str) -> Trace:
             changes.append(one)
         else:
             prices.append(one)
-    try:
-        return make_trace(changes, prices, duration=header.duration, source=header.source or path)
-    except NodeTraceError as error:
-        raise NodeTraceError(f"{path}: {error}") from None
+    return changes, prices, header
 
 
 def _parsed(path: str, number: int, entry: Entry) -> NodeChange | PriceChange:
@@ -228,13 +223,7 @@ def _parsed(path: str, number: int, entry: Entry) -> NodeChange | PriceChange:
     change = Change.ADD if entry.add is not None else Change.REMOVE
     node = entry.add if entry.add is not None else entry.remove
     assert node is not None
-    return NodeChange(
-        at=entry.at,
-        change=change,
-        node=node,
-        zone=entry.zone,
-        notice=entry.notice,
-    )
+    return NodeChange(at=entry.at, change=change, node=node, zone=entry.zone, notice=entry.notice)
 
 
 def _decoded(decoder: msgspec.json.Decoder[T], path: str, number: int, line: str) -> T:
@@ -244,7 +233,7 @@ def _decoded(decoder: msgspec.json.Decoder[T], path: str, number: int, line: str
         raise NodeTraceError(f"{path} line {number}: {str(error) or 'nested too deeply'}") from None
 
 
-def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
+def _numbered_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield the lines with their numbers from 1, without line ends; a lone carriage return counts only if there are no
     other ends.
     """

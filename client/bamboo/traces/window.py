@@ -1,6 +1,7 @@
 """A part of a recording, which starts again from its beginning when it is over. Pure."""
 
 from bisect import bisect_left
+from dataclasses import replace
 
 from bamboo.traces.trace import Change, NodeChange, PriceChange, Trace, make_trace
 
@@ -27,7 +28,8 @@ def window(trace: Trace, start: float, seconds: float) -> Trace:
             if at < 0 or (change.change is Change.ADD) == (change.node in there):
                 continue  # before the window; or it stayed from the end of the trace to its beginning
             _follow(there, change)
-            changes.append(_moved(change, at))
+            notice = None if change.notice is None else min(change.notice, at)
+            changes.append(replace(change, at=at, notice=notice))
         begun += trace.duration
         if begun >= seconds:
             break
@@ -44,25 +46,16 @@ def _follow(there: dict[str, str], change: NodeChange) -> None:
         there.pop(change.node, None)
 
 
-def _moved(change: NodeChange, at: float) -> NodeChange:
-    notice = None if change.notice is None else min(change.notice, at)
-    return NodeChange(at=at, change=change.change, node=change.node, zone=change.zone, notice=notice)
-
-
 def _prices(trace: Trace, start: float, seconds: float) -> list[PriceChange]:
-    """Yield the prices in force at the start, and all later ones, repeated."""
+    """Return the prices in force at the start, and all later ones, repeated."""
     found: list[PriceChange] = []
     latest: dict[str, PriceChange] = {}
     for price in trace.prices:
         if price.at <= start or price.zone not in latest:
             latest[price.zone] = price
-    found += [_priced(price, 0.0) for price in latest.values()]
+    found += [replace(price, at=0.0) for price in latest.values()]
     begun = -start
     while begun < seconds and trace.duration > 0:
-        found += [_priced(p, begun + p.at) for p in trace.prices if 0 < begun + p.at <= seconds]
+        found += [replace(p, at=begun + p.at) for p in trace.prices if 0 < begun + p.at <= seconds]
         begun += trace.duration
     return found
-
-
-def _priced(price: PriceChange, at: float) -> PriceChange:
-    return PriceChange(at=at, zone=price.zone, usd_per_hour=price.usd_per_hour, on_demand=price.on_demand)

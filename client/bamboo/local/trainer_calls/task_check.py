@@ -4,11 +4,10 @@ This machine may lack the trainer and torch. Then nothing is checked, and the re
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bamboo.local.trainer_calls.trainer_process import TrainerError, ask_trainer, missing_packages
+from bamboo.local.trainer_calls.trainer_process import ask_trainer, missing_packages
 from bamboo_core.text import count, size
 
 CHECK: Final = "bamboo_trainer.check:check"
@@ -17,24 +16,16 @@ SHOWN_STAGES = 8
 SHOWN_KINDS = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """The result of a check."""
+def check_task(manifest: dict[str, Any], folders: Sequence[Path]) -> tuple[str, ...]:
+    """Load the task, build its layers without values and count their needs; return lines about them.
 
-    problem: str = ""  # why the task cannot be used, in a sentence
-    lines: tuple[str, ...] = ()  # lines about the task, or that nothing was checked
-
-
-def check_task(manifest: dict[str, Any], folders: Sequence[Path]) -> Checked:
-    """Load the task, build its layers without values and count their needs. folders: where its modules are searched."""
+    folders: where its modules are searched. Raises TrainerError if the task cannot be used.
+    """
     if missing := missing_packages():
-        return Checked(lines=(f"not checked: the task, since {missing} is not installed here",))
-    try:
-        answer = ask_trainer(CHECK, {"manifest": manifest}, folders, failed="the task could not be tried")
-    except TrainerError as error:
-        return Checked(problem=str(error))
+        return (f"not checked: the task, since {missing} is not installed here",)
+    answer = ask_trainer(CHECK, {"manifest": manifest}, folders, failed="the task could not be tried")
     initial = (f"initial values: {line}" for line in answer["initial"])
-    return Checked(lines=(_task(answer), *initial, _memory(answer)))
+    return (_task(answer), *initial, _memory(answer))
 
 
 def count_layers(manifest: dict[str, Any], folders: Sequence[Path]) -> int:
