@@ -1,7 +1,6 @@
 """The commands on checkpoints: their flags and --help. Slow imports happen late."""
 
 import json
-import sys
 import time
 from enum import StrEnum
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bamboo.cli.dispatch import usage
+from bamboo.cli.dispatch import print_table, usage
 from bamboo.cli.output_files import check_is_path
 from bamboo.terminal.output_format import Output, OutputFormat
 from bamboo_core.complaints import complain
@@ -87,15 +86,12 @@ def checkpoints(
 
 
 def _list(found: "list[ListedCheckpoint]", output: OutputFormat) -> None:
-    from rich.console import Console
-
     from bamboo.terminal.checkpoint_table import document, table
 
     if output is OutputFormat.JSON:
         typer.echo(json.dumps([document(one) for one in found], indent=2))
     elif found:
-        wide = None if sys.stdout.isatty() else 1000
-        Console(highlight=False, soft_wrap=True, width=wide).print(table(found, time.time()))
+        print_table(lambda width: table(found, time.time()))
 
 
 def _verify(store: "CheckpointStore", found: "list[ListedCheckpoint]", output: OutputFormat) -> bool:

@@ -1,7 +1,7 @@
 """From a command's flags to its work, for all commands. Slow imports happen late."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -13,6 +13,8 @@ from bamboo_core.complaints import complain
 from bamboo_core.names import EXIT_USAGE
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from bamboo.job_source import JobSource
     from bamboo.remote.session import Command, Target
 
@@ -39,6 +41,14 @@ def usage(*messages: str) -> NoReturn:
     for message in messages:
         complain(message)
     raise typer.Exit(EXIT_USAGE)
+
+
+def print_table(table: Callable[[int], "RenderableType"]) -> None:
+    """Print a table for the width of the terminal; elsewhere no line wraps. table: called with the columns."""
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 1000)
+    console.print(table(console.width))
 
 
 def refuse_beside(ctx: typer.Context, names: Iterable[str], beside: str) -> None:

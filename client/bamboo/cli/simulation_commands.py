@@ -4,11 +4,11 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from bamboo.cli.dispatch import job_of, refuse_beside, usage
+from bamboo.cli.dispatch import job_of, print_table, refuse_beside, usage
 from bamboo.cli.output_files import Written, check_output_file, check_plot
 from bamboo.jobs.options import PlanOptions, SimulateOptions
 from bamboo.terminal.output_format import Output, OutputFormat
@@ -16,9 +16,6 @@ from bamboo_core.complaints import complain, system_reason
 from bamboo_core.names import EXIT_FAILED
 from bamboo_core.option_groups import grouped
 from bamboo_core.storage.local_files import whole_file
-
-if TYPE_CHECKING:
-    from bamboo.terminal.simulation_table import Case
 
 MADE_UP = ("preempt_rate", "seeds", "replace_rate", "pattern", "notice", "zones")  # flags of made-up nodes
 
@@ -48,7 +45,7 @@ def simulate(
     from bamboo.jobs.errors import InvalidRequest
     from bamboo.jobs.simulating import simulated, spent_text
     from bamboo.simulation.figures import SimulationError
-    from bamboo.terminal.simulation_table import over_time_document
+    from bamboo.terminal.simulation_table import over_time_document, simulation_documents, simulation_table
 
     if options.trace:
         refuse_beside(ctx, MADE_UP, "--trace")
@@ -68,26 +65,16 @@ def simulate(
             usage(str(error))
     cases = list(found.cases.items())
     over_time = [over_time_document([run.series for run in one.runs]) for one in found.by_case]
-    _print(cases, over_time, output)
+    if output is OutputFormat.JSON:
+        typer.echo(json.dumps(simulation_documents(cases, over_time), indent=2))
+    else:
+        print_table(lambda width: simulation_table(cases, width))
     for one in found.by_case:
         for text in sorted({run.message for run in one.runs if run.outcome not in ("cut", "Complete")}):
             ended = sum(run.message == text for run in one.runs)
             print(f"{one.name}: {ended} of {len(one.runs)} ended: {text}", file=sys.stderr)
         if text := spent_text(found.spec, one.runs):
             print(f"{one.name}: {text}", file=sys.stderr)
-
-
-def _print(cases: "list[Case]", over_time: list[dict[str, Any]], form: OutputFormat) -> None:
-    """Print the results. over_time: of each case, for JSON."""
-    from rich.console import Console
-
-    from bamboo.terminal.simulation_table import simulation_documents, simulation_table
-
-    if form is OutputFormat.JSON:
-        typer.echo(json.dumps(simulation_documents(cases, over_time), indent=2))
-    else:
-        console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 1000)
-        console.print(simulation_table(cases, console.width))
 
 
 @app.command()
@@ -178,17 +165,21 @@ def profile_job(
     Example: bamboo profile job.yaml --flow 625 --machine 1250 --start 60 --output profile.json
     Example: bamboo profile job.yaml --device a100 --output a100.json
     """
+    from bamboo.jobs.errors import InvalidRequest
+    from bamboo.jobs.simulating import check_number
     from bamboo.local.trainer_calls.task_profile import count_task, measure_task, surrounded
     from bamboo.profiles.files import AT, read_profile
     from bamboo_core.planning.profile import ProfileError, to_json
 
-    for name, value in (("flow", flow), ("machine", machine), ("start", start)):
-        if value is not None and not (0 < value <= 1e6 or (value == 0 and name == "start")):
-            usage(f"--{name} {value:g}: expected a number above 0 and at most 1000000")
+    try:
+        for name, value, most in (("--flow", flow, 1e6), ("--machine", machine, 1e6)):
+            check_number(name, value, most)
+        check_number("--start", start, 1e6, zero=True)
+        check_number("--seconds", seconds, MOST_SECONDS, zero=True)
+    except InvalidRequest as error:
+        usage(str(error))
     if flow is not None and machine is not None and machine < flow:
         usage("--machine: expected at least --flow, since one connection cannot carry more than all")
-    if not 0 <= seconds <= MOST_SECONDS:
-        usage(f"--seconds {seconds:g}: expected a number from 0 to {MOST_SECONDS:.0f}")
     check_output_file("--output", output)
     source = job_of(job)
     try:
@@ -232,8 +223,6 @@ def traces(
 
     Example: bamboo traces p3-trace.csv
     """
-    from rich.console import Console
-
     from bamboo.terminal.node_trace_table import trace_document, trace_table
     from bamboo.traces.files import read_traces
     from bamboo.traces.summary import summarize
@@ -247,5 +236,4 @@ def traces(
     if output is OutputFormat.JSON:
         typer.echo(json.dumps(trace_document(trace, summary), indent=2))
     else:
-        wide = None if sys.stdout.isatty() else 1000
-        Console(highlight=False, soft_wrap=True, width=wide).print(trace_table(trace, summary))
+        print_table(lambda width: trace_table(trace, summary))

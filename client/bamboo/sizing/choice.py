@@ -154,8 +154,9 @@ def _said(one: Assessment, name: str) -> str:
 
 def _what(chosen: Assessment, several_zones: bool, spread: SpreadSpec) -> str:
     one = chosen.candidate
-    verb = "is" if spread.nodes(one.workers) == 1 else "are"
-    nodes = f"{_nodes(one, spread)} of {one.machine} ({in_words(one, several_zones)})"
+    number = spread.nodes(one.workers)
+    verb = "is" if number == 1 else "are"
+    nodes = f"{count(number, 'node')} of {one.machine} ({in_words(one, several_zones)})"
     return f"Recommended {verb} {nodes}: the job takes {_said(chosen, 'hours')} and costs {_said(chosen, 'usd')}."
 
 
@@ -180,10 +181,6 @@ def _alone(chosen: Assessment, spread: SpreadSpec) -> str:
         "This is a job for one node: no other one has a copy of its state, so a loss takes it back to its newest"
         " checkpoint, or to its beginning if it keeps none."
     )
-
-
-def _nodes(one: Candidate, spread: SpreadSpec) -> str:
-    return count(spread.nodes(one.workers), "node")
 
 
 def _only_differs(one: Candidate, other: Candidate, name: str) -> bool:

@@ -23,7 +23,7 @@ from bamboo.traces.trace import (
     NodeTraceError,
     PriceChange,
     Trace,
-    checked,
+    check_seconds,
     make_trace,
 )
 from bamboo_core.complaints import system_reason
@@ -78,7 +78,8 @@ def _change(path: str, number: int, cells: list[str]) -> tuple[float, Change, st
         seconds = float(milliseconds) / 1000
         if not node or not math.isfinite(seconds):
             raise ValueError
-        return checked(seconds, f"{path} line {number}: the time"), Change(change), node
+        check_seconds(seconds, f"{path} line {number}: the time")
+        return seconds, Change(change), node
     except NodeTraceError:
         raise
     except ValueError:

@@ -1,6 +1,7 @@
 """Figures of a recording. Pure."""
 
 import statistics
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -35,7 +36,7 @@ def summarize(trace: Trace) -> NodeTraceSummary:
     steps = nodes_over_time(trace)
     node_seconds = sum(count * (after - at) for (at, count), (after, _) in pairwise([*steps, (trace.duration, 0)]))
     removed = removal_times(trace)
-    batches = _batches(removed)
+    batches = Counter(removed).values()
     lifetimes = _lifetimes(trace)
     hours, node_hours = trace.duration / HOUR, node_seconds / HOUR
     return NodeTraceSummary(
@@ -72,13 +73,6 @@ def removals_by_hour(trace: Trace) -> tuple[int, ...]:
     for at in removal_times(trace):
         hours[min(int(at // HOUR), len(hours) - 1)] += 1
     return tuple(hours)
-
-
-def _batches(removed: tuple[float, ...]) -> list[int]:
-    counts: dict[float, int] = {}
-    for at in removed:
-        counts[at] = counts.get(at, 0) + 1
-    return list(counts.values())
 
 
 def _lifetimes(trace: Trace) -> list[float]:

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 MOST_CHANGES = 1_000_000
 MOST_SECONDS = 1e9  # about 30 years
+MOST_USD = 1_000_000  # per hour
 MOST_NAME = 253  # characters, as of a Kubernetes node
 
 
@@ -66,23 +67,15 @@ def make_trace(
         raise NodeTraceError(f"a trace has at most {MOST_CHANGES} changes, not {len(ordered) + len(priced)}")
     for problem in _problems(ordered, priced):
         raise NodeTraceError(problem)
-    checked(duration, "the duration")
+    check_seconds(duration, "the duration")
     last = max([change.at for change in ordered[-1:]] + [price.at for price in priced[-1:]], default=0.0)
     return Trace(duration=max(duration, last), changes=ordered, prices=priced, source=source)
 
 
-def checked(seconds: float, what: str) -> float:
-    """Return the seconds. Raises NodeTraceError unless they are between 0 and the maximum of a recording."""
+def check_seconds(seconds: float, what: str) -> None:
+    """Raise NodeTraceError unless the seconds are between 0 and the maximum of a recording."""
     if not (math.isfinite(seconds) and 0 <= seconds <= MOST_SECONDS):
         raise NodeTraceError(f"{what} must be a number from 0 to {MOST_SECONDS:.0f} seconds, not {seconds:g}")
-    return seconds
-
-
-def checked_price(price: float, what: str) -> float:
-    """Return the price. Raises NodeTraceError for an impossible one."""
-    if not (math.isfinite(price) and 0 <= price <= 1e6):
-        raise NodeTraceError(f"{what} must be a number from 0 to 1000000, not {price:g}")
-    return price
 
 
 def price_series(trace: Trace, zone: str) -> tuple[PriceChange, ...]:
@@ -118,25 +111,28 @@ def removal_times(trace: Trace) -> tuple[float, ...]:
 
 
 def _problems(changes: tuple[NodeChange, ...], prices: tuple[PriceChange, ...]) -> Iterator[str]:
-    there: set[str] = set()
+    present: set[str] = set()
     for change in changes:
-        checked(change.at, "the time")
+        check_seconds(change.at, "the time")
         if change.notice is not None:
-            checked(change.notice, "the notice")
-        for name, what in ((change.node, "a node"), (change.zone, "a zone")):
-            if len(name) > MOST_NAME or not name.isprintable():
-                yield f"the name of {what} must have at most {MOST_NAME} printable characters, not {name[:40]!r}"
+            check_seconds(change.notice, "the notice")
+        yield from _name_problems(change.node, "a node")
+        yield from _name_problems(change.zone, "a zone")
         if not change.node:
             yield f"a node that is changed at {change.at:g} s has no name"
         added = change.change is Change.ADD
-        if added is (change.node in there):
+        if added is (change.node in present):
             wrong = "added, but it is there already" if added else "removed, but it is not there"
             yield f"node {change.node} is {wrong}, at {change.at:g} s"
-        there ^= {change.node}
+        present ^= {change.node}
     for price in prices:
-        checked(price.at, "the time")
-        checked_price(price.usd_per_hour, "the price")
-        if price.on_demand is not None:
-            checked_price(price.on_demand, "the on-demand price")
-        if len(price.zone) > MOST_NAME or not price.zone.isprintable():
-            yield f"the name of a zone must have at most {MOST_NAME} printable characters, not {price.zone[:40]!r}"
+        check_seconds(price.at, "the time")
+        for usd, what in ((price.usd_per_hour, "the price"), (price.on_demand, "the on-demand price")):
+            if usd is not None and not 0 <= usd <= MOST_USD:
+                yield f"{what} must be a number from 0 to {MOST_USD}, not {usd:g}"
+        yield from _name_problems(price.zone, "a zone")
+
+
+def _name_problems(name: str, what: str) -> Iterator[str]:
+    if len(name) > MOST_NAME or not name.isprintable():
+        yield f"the name of {what} must have at most {MOST_NAME} printable characters, not {name[:40]!r}"

@@ -126,9 +126,11 @@ def to_text(summary: Summary) -> str:
     ended = summary.outcome.value + ("" if summary.reason == summary.outcome else f", {summary.reason}")
     lines = [f"{summary.job}: {ended}. {summary.message}".rstrip()]
     if status.first_loss is not None and status.loss is not None:
+        begun = f", from step {summary.first_step} on," if summary.first_step else ""
+        rate = f" ({summary.samples_per_second:.1f} samples/s)" if summary.samples_per_second else ""
         lines.append(
-            f"  {steps_done(summary)}{_begun(summary)} in {summary.seconds:.1f} s"
-            f"{_rate(summary.samples_per_second)}, loss {status.first_loss:.4f} -> {status.loss:.4f}"
+            f"  {steps_done(summary)}{begun} in {summary.seconds:.1f} s{rate},"
+            f" loss {status.first_loss:.4f} -> {status.loss:.4f}"
         )
     if not complete and status.step > summary.kept_step:
         lines.append(f"  not kept: {_not_kept(summary)}")
@@ -198,10 +200,6 @@ def steps_done(summary: Summary) -> str:
     return f"{summary.status.step} of {summary.status.steps or '?'} steps{early}"
 
 
-def _begun(summary: Summary) -> str:
-    return f", from step {summary.first_step} on," if summary.first_step else ""
-
-
 def _not_kept(summary: Summary) -> str:
     """Return a sentence on the steps that an incomplete run has trained and that are in no checkpoint."""
     steps = count(summary.status.step - summary.kept_step, "step")
@@ -209,10 +207,6 @@ def _not_kept(summary: Summary) -> str:
         return f"{steps}, all since the checkpoint of step {summary.kept_step}"
     why = "there is no checkpoint yet" if summary.status.checkpoint else "the job keeps no checkpoints"
     return f"{steps}, all of them: {why}"
-
-
-def _rate(samples_per_second: float | None) -> str:
-    return f" ({samples_per_second:.1f} samples/s)" if samples_per_second else ""
 
 
 def _quoted(text: str) -> list[str]:
@@ -230,7 +224,10 @@ def _takeovers(summary: Summary) -> list[str]:
     ]
     if left := len(summary.status.takeovers) - len(lines):
         lines.append(f"    and {left} with shorter pauses (--json has all)")
-    return lines + _pauses(summary)
+    pauses = [taken.pause_ms for taken in summary.status.takeovers]
+    if len(pauses) > 1:
+        lines.append(f"    median pause {statistics.median(pauses):.0f} ms, longest {max(pauses):.0f} ms")
+    return lines
 
 
 def _takeover(summary: Summary, takeover: Takeover) -> str:
@@ -249,10 +246,3 @@ def _by_kind(worker: WorkerId, sent: Traffic) -> str:
     kinds = sorted(sent.by_kind().items(), key=lambda item: -item[1])
     sizes = ", ".join(f"{kind} {size(count)}" for kind, count in kinds if count)
     return f"{worker} with {size(sent.total)} ({sizes})"
-
-
-def _pauses(summary: Summary) -> list[str]:
-    pauses = [takeover.pause_ms for takeover in summary.status.takeovers]
-    if len(pauses) < 2:
-        return []
-    return [f"    median pause {statistics.median(pauses):.0f} ms, longest {max(pauses):.0f} ms"]

@@ -1,5 +1,6 @@
 """The record of a simulated job's run, its figures, and their course over time. Pure."""
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -173,9 +174,7 @@ class JobRecord:
             usd_per_hour=tuple(usd),
             value=tuple(t / u if u else float("nan") for t, u in zip(throughput, usd, strict=True)),
             goodput=tuple(t / self.samples * self.usual for t in throughput),
-            preemptions=_counted(self.moments.get("preemptions", []), edges),
-            takeovers=_counted(self.moments.get("takeovers", []), edges),
-            restores=_counted(self.moments.get("restores", []), edges),
+            **{name: _counted(self.moments.get(name, []), edges) for name in ("preemptions", "takeovers", "restores")},
             pauses=tuple(accumulate(_binned([(at, at, seconds) for at, seconds in self.pauses], width))),
         )
 
@@ -208,9 +207,6 @@ def _binned(spans: Sequence[Span], width: float) -> list[float]:
 
 
 def _counted(times: Sequence[float], edges: Sequence[float]) -> tuple[int, ...]:
-    ordered, counts, place = sorted(times), [], 0
-    for edge in edges:
-        while place < len(ordered) and ordered[place] <= edge * (1 + 1e-12):
-            place += 1
-        counts.append(place)
-    return tuple(counts)
+    """Return how many of the times come before each edge."""
+    ordered = sorted(times)
+    return tuple(bisect_right(ordered, edge * (1 + 1e-12)) for edge in edges)

@@ -362,16 +362,16 @@ class _Simulation:
 
     def _staff(self) -> None:
         """Start requested workers on available nodes."""
-        while self._waiting and (node := self._node(self._clock.now - self._waiting[0])) is not None:
+        while self._waiting:
+            node = self._supply.take() or self._supply.take_on_demand(self._clock.now - self._waiting[0])
+            if node is None:
+                break
             self._waiting.pop(0)
             worker = worker_name(self._spec.name, len(self._workers))
             self._workers[worker] = _SimulatedWorker(node)
             self._by_node[node.name].append(worker)
             self._clock.after(self._run.profile.times.start, partial(self._starts, worker))
         self._pay()
-
-    def _node(self, waited: float) -> SimulatedNode | None:
-        return self._supply.take() or self._supply.take_on_demand(waited)
 
     def _starts(self, worker: WorkerId) -> None:
         record = self._workers[worker]
