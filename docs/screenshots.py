@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from bamboo.job_source import source_of_file  # noqa: E402
+from bamboo.local import scheduling  # noqa: E402
 from bamboo.local.runner import RunOptions, run_job  # noqa: E402
 from bamboo.local.views.page_view import PageView  # noqa: E402
-from bamboo.preemption import scheduling  # noqa: E402
 from bamboo.terminal.view import CombinedView, StopJob, UserRequest  # noqa: E402
 from bamboo_core.coordinator.events import Emit, Status  # noqa: E402
 from chromium_kit import MISSING, Tab, browser, chromium  # noqa: E402

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bamboo.preemption.scheduling import parse
+from bamboo.local.scheduling import parse
 from bamboo.traces.files import parse_trace as parse_node_trace
 from bamboo.traces.trace import removal_times
 from bamboo_core.checkpoint.layout import CheckpointId

@@ -12,8 +12,8 @@ import pytest
 
 from bamboo.local import runner
 from bamboo.local.runner import RunOptions, run_job
+from bamboo.local.scheduling import Room, Schedule
 from bamboo.local.views.summary import Summary
-from bamboo.preemption.scheduling import Room, Schedule
 from bamboo.terminal.view import CombinedView, StopJob, UserRequest
 from bamboo_core.control import protocol
 from bamboo_core.control.protocol import ChannelEvent, Received, WorkerJoined

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from bamboo.local.preemptor import Preemptor, Strike
-from bamboo.preemption.scheduling import parse, steps_of
+from bamboo.local.scheduling import parse, steps_of
 from bamboo_core.coordinator.events import Status
 from operator_kit import said
 

@@ -14,10 +14,10 @@ from bamboo.job_source import JobSource
 from bamboo.jobs.errors import BambooError, InvalidRequest
 from bamboo.local.run_options import LocalRunOptions
 from bamboo.local.runner import RunOptions
+from bamboo.local.scheduling import check as check_schedule
+from bamboo.local.scheduling import parse as parse_schedule
 from bamboo.local.trainer_calls.task_check import check_task
 from bamboo.local.trainer_calls.trainer_process import TrainerError
-from bamboo.preemption.scheduling import check as check_schedule
-from bamboo.preemption.scheduling import parse as parse_schedule
 from bamboo_core.checkpoint.selection import choose
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.job.budget_reach import past

@@ -24,10 +24,10 @@ from bamboo.jobs.results import JobProgress, Occurrence, local_progress
 from bamboo.local.fork_server import ForkServerError
 from bamboo.local.output_folder import WEIGHTS, OutputRefused, only_run_in
 from bamboo.local.runner import RunOptions
+from bamboo.local.scheduling import Schedule
 from bamboo.local.scratch import scratch_folder
 from bamboo.local.session import run_with_page
 from bamboo.local.views.summary import Summary
-from bamboo.preemption.scheduling import Schedule
 from bamboo.terminal.view import ChangeJob, RunView, StopJob, TakeWorker, UserRequest
 from bamboo_core.complaints import complaint_of
 from bamboo_core.coordinator.events import Emit, Outcome, Status

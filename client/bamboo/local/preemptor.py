@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from bamboo.preemption.scheduling import Preemption, Schedule, due, leaves_none, room_at, steps_of, victim
+from bamboo.local.scheduling import Preemption, Schedule, due, leaves_none, room_at, steps_of, victim
 from bamboo_core.coordinator.events import Status
 from bamboo_core.planning.plan import WorkerId
 

@@ -22,12 +22,12 @@ from bamboo.local.fork_server import ForkServer, ForkServerError
 from bamboo.local.history_end import StepsHeard, end_history
 from bamboo.local.output_folder import LAST_STATE, WEIGHTS
 from bamboo.local.preemptor import Preemptor, Strike
+from bamboo.local.scheduling import NOTICE_SECONDS, Schedule
 from bamboo.local.scratch import scratch_folder
 from bamboo.local.trace_files import merge_traces
 from bamboo.local.views.summary import Summary
 from bamboo.local.views.worker_log import LogFollower
 from bamboo.local.workers import GRACE_SECONDS, LocalWorkers
-from bamboo.preemption.scheduling import NOTICE_SECONDS, Schedule
 from bamboo.terminal.view import ChangeJob, RunView, StopJob, TakeWorker, UserRequest
 from bamboo_core.complaints import said_by, system_reason
 from bamboo_core.control import protocol

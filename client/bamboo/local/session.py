@@ -18,9 +18,9 @@ from bamboo.local.fork_server import ForkServerError
 from bamboo.local.output_folder import OutputRefused, only_run_in
 from bamboo.local.run_options import ReportOptions
 from bamboo.local.runner import RunOptions, run_job
+from bamboo.local.scheduling import Schedule
 from bamboo.local.views.page_view import PageView
 from bamboo.local.views.summary import Summary, compare, steps_done, to_json, to_text
-from bamboo.preemption.scheduling import Schedule
 from bamboo.terminal.live_view import LineScreen, LiveView, PictureScreen
 from bamboo.terminal.view import CombinedView, RunView
 from bamboo_core.complaints import complain

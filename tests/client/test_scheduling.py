@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bamboo.preemption.scheduling import AtStep, Preemption, Room, Schedule, check, due, parse, room_at, victim
+from bamboo.local.scheduling import AtStep, Preemption, Room, Schedule, check, due, parse, room_at, victim
 from bamboo_core.coordinator.events import WorkerState
 from bamboo_core.job.manifest import parse_manifest
 from job_simulation_kit import manifest

@@ -1,1 +1,0 @@
-"""Deliberate preemptions of workers in a local run. Pure."""
