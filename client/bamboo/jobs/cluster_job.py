@@ -50,7 +50,7 @@ class ClusterJob:
 
     def __init__(self, api: KubeApi, job: JobView, close: Callable[[], Awaitable[None]] | None = None) -> None:
         """Create the handle. close: closes the connection, if it was opened for this job alone."""
-        self._api, self._job, self._close = api, job, close or _nothing
+        self._api, self._job, self._close = api, job, close
         self._reader = JobReader(api, job.namespace, job.name, job.uid)
 
     @property
@@ -158,7 +158,8 @@ class ClusterJob:
 
     async def close(self) -> None:
         """Close a connection that was opened for this job alone; the job goes on."""
-        await self._close()
+        if self._close is not None:
+            await self._close()
 
     async def _now(self) -> JobView:
         """Read the job. Raises JobInterrupted if it was deleted."""
@@ -175,7 +176,3 @@ class ClusterJob:
         with api_errors(self.name):
             self._job = await operations.until_so(self._reader, met, what, seconds)
         return self._job
-
-
-async def _nothing() -> None:
-    """Keep a connection that others share."""

@@ -3,8 +3,10 @@
 import json
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from bamboo.job_source import JobSource, source_of_manifest
-from bamboo.jobs.planning import recommended_text
+from bamboo.sizing.trials.candidate import edited, edits
 from bamboo.terminal.plan_table import PlanReport, document, plan_text
 from bamboo_core.job.yaml_file import source_of
 
@@ -23,9 +25,11 @@ class JobPlan:
         """The recommended job; None if no plan is within the bounds, and `why` tells what would be needed."""
         from bamboo.jobs.job import Job  # which imports this module
 
-        if self._report.found.chosen is None:
+        chosen = self._report.found.chosen
+        if chosen is None:
             return None
-        text = recommended_text(self._job, self._report)
+        wanted = edited(self._job.document, edits(chosen.candidate, self._job.spec))
+        text = yaml.safe_dump(wanted, sort_keys=False, allow_unicode=True)
         return Job.from_source(source_of_manifest(source_of(f"plan of {self._job.name}", text), self._job.folders))
 
     @property

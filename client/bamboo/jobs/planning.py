@@ -4,8 +4,6 @@ import os
 from dataclasses import replace
 from datetime import UTC, datetime
 
-import yaml
-
 from bamboo.job_source import JobSource
 from bamboo.jobs.errors import InvalidRequest
 from bamboo.jobs.job_profiles import read_profiles
@@ -20,7 +18,7 @@ from bamboo.sizing.choice import Bounds, comparisons, odds, on_demand, reasons
 from bamboo.sizing.price_list import PriceError, PriceList, of_devices, read_prices, shipped_prices
 from bamboo.sizing.search import MOST_SIMULATED, SearchResult, search
 from bamboo.sizing.space import Limits
-from bamboo.sizing.trials.candidate import Candidate, as_the_job_is, edited, edits
+from bamboo.sizing.trials.candidate import Candidate, as_the_job_is
 from bamboo.sizing.trials.world import MachineKind, Market, World, has_price, machine_of
 from bamboo.sizing.units import money_unit, time_unit
 from bamboo.terminal.plan_table import PlanReport
@@ -212,14 +210,6 @@ def _reasons(world: World, found: SearchResult, bounds: Bounds) -> tuple[str, ..
         f" {time_unit((hours,)).say(hours)} for {money_unit((usd,)).say(usd)}, the cheapest costs up to"
         f" {money_unit((least,)).say(least)}",
     )
-
-
-def recommended_text(job: JobSource, report: PlanReport) -> str:
-    """Return the manifest of the recommended plan, which must exist."""
-    chosen = report.found.chosen
-    assert chosen is not None
-    wanted = edited(job.document, edits(chosen.candidate, job.spec))
-    return yaml.safe_dump(wanted, sort_keys=False, allow_unicode=True)
 
 
 def _check(options: PlanOptions) -> None:
