@@ -1,4 +1,4 @@
-"""What people run: the command line, local jobs, jobs on a cluster, simulations and planning ahead.
+"""The client: command line, Python API, local runs, jobs on a cluster, simulations and plans.
 
 `bamboo.Job` makes a job, checks, plans, simulates, runs and submits it; docs/sdk.md shows how. What is not named here
 may change without notice.

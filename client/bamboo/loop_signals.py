@@ -1,7 +1,7 @@
 """Signals that stop a program while it runs an event loop.
 
-An exception in the middle of asyncio leaves things half done, such as a coroutine that is never awaited. So signals are
-held while a loop is made, runs and is closed (`run`), and a program takes them while its loop can call it (`taken`).
+An exception within asyncio leaves work half done, such as a coroutine that is never awaited. So `run` holds signals
+while the loop exists, and `taken` calls a handler in the loop for each of them.
 """
 
 import asyncio
@@ -18,8 +18,9 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def taken(handler: Callable[[], object]) -> Iterator[None]:
-    """Call the handler in the running loop for each signal, held ones included; restore the signals' effect
-    afterwards. Outside of the main thread, which alone gets signals, nothing changes.
+    """Call the handler in the running loop for each signal, also held ones; restore the earlier handlers afterwards.
+
+    Nothing changes outside of the main thread, since only that gets signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -41,7 +42,7 @@ def taken(handler: Callable[[], object]) -> Iterator[None]:
 
 
 def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run like `asyncio.run`, with signals held, which the coroutine is to take. Late ones come again afterwards."""
+    """Run like `asyncio.run`, with signals held. A signal that the coroutine does not take is raised afterwards."""
     with held():
         return asyncio.run(main())
 
@@ -52,7 +53,7 @@ def run_until_stopped(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     async def work() -> T:
         task = asyncio.current_task()
         assert task is not None
-        with taken(lambda: task.cancelling() or task.cancel()):  # what it closes then takes its time, but not for ever
+        with taken(lambda: task.cancelling() or task.cancel()):  # then it may close what is open
             return await main()
 
     return run(work)

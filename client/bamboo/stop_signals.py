@@ -19,15 +19,16 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def end_at_once() -> None:
-    """End the process silently at a signal. During an import, or the interpreter's end, SystemExit would be reported as
-    an error, or be lost.
+    """Make signals end the process silently.
+
+    During an import SystemExit would be reported as an error, and at the end of the interpreter it would be lost.
     """
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: os._exit(EXIT_INTERRUPTED))
 
 
 def end_by_exception() -> None:
-    """Raise SystemExit with EXIT_INTERRUPTED in the main thread at a signal."""
+    """Make signals raise SystemExit with EXIT_INTERRUPTED in the main thread."""
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: sys.exit(EXIT_INTERRUPTED))
 
@@ -44,8 +45,9 @@ class Held:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Hold signals for a time. The first that nobody has taken comes again at the end; held ones can be taken within a
-    nested time.
+    """Hold signals, and raise the first one again at the end unless a handler has taken it (`loop_signals.taken`).
+
+    Within another `held` it takes over the signals that are held already.
     """
     keeper = Held()
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}

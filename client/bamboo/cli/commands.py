@@ -39,7 +39,7 @@ Job = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A BambooJob manif
 
 
 def main() -> None:
-    """Run the console script. A signal ends it quietly also before and after the job, which has handlers of its own."""
+    """Run the console script. A signal ends it without a traceback; a job sets signal handlers of its own."""
     stop_signals.end_by_exception()
     standard_streams.prepare()
     try:

@@ -1,4 +1,4 @@
-"""Completion of job names in a shell: quick, silent and harmless, whatever fails."""
+"""Shell completion of job names from the cluster. It never prints errors, and gives up after a few seconds."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ MOST = 200
 
 
 def job_names(incomplete: str, namespace: str | None, context: str | None, path: str | None) -> list[str]:
-    """Return the names of jobs with that beginning; none if the cluster does not answer at once."""
+    """Return the names of jobs that begin with a text; [] if the cluster does not answer within SECONDS."""
     try:
         found = loop_signals.run_until_stopped(lambda: _names(namespace, context, path))
     except (RemoteError, TimeoutError, asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""From a command's flags to its work, for all commands. Slow imports happen late."""
+"""Helpers that all commands share: jobs of files, targets, tables, usage errors. Slow imports happen late."""
 
 import sys
 from collections.abc import Callable, Iterable
@@ -26,7 +26,7 @@ def run(cluster: ClusterPlace, command: "Command") -> NoReturn:
 
 
 def targets_of(given: list[str]) -> "list[Target]":
-    """Return the targets of a command; a mistake ends it."""
+    """Return the jobs on the cluster that arguments name. A wrong name ends the command."""
     from bamboo.remote.session import target
     from bamboo_core.kube.errors import RemoteError
 
@@ -37,7 +37,7 @@ def targets_of(given: list[str]) -> "list[Target]":
 
 
 def usage(*messages: str) -> NoReturn:
-    """End the command because of a wrong flag or manifest."""
+    """Print messages about a wrong flag or manifest, and end the command with EXIT_USAGE."""
     for message in messages:
         complain(message)
     raise typer.Exit(EXIT_USAGE)
@@ -52,7 +52,7 @@ def print_table(table: Callable[[int], "RenderableType"]) -> None:
 
 
 def refuse_beside(ctx: typer.Context, names: Iterable[str], beside: str) -> None:
-    """End the command if one of these options was given on the command line."""
+    """End the command if one of these options was given on the command line. beside: the flag that excludes them."""
     for name in names:
         source = ctx.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":

@@ -87,9 +87,7 @@ def history(
 
 
 def _file_in(folder: str) -> str:
-    """Return the file that a run wrote into its output folder, if the rest of the history is with the checkpoints;
-    otherwise the folder.
-    """
+    """Return history.jsonl in the output folder of a run that keeps its history elsewhere; otherwise the folder."""
     from bamboo.local.history_end import FILE
     from bamboo_core.history.files import FOLDER
 
@@ -113,9 +111,7 @@ def _logger(text: str) -> "tuple[str, dict[str, str]]":
 
 
 def _write(source: str, kind: str, config: "dict[str, str]") -> int:
-    """Write a history to a logger in a process of its own, since loggers belong to the trainer. Return its
-    exit code.
-    """
+    """Write a history to a logger in a process of the trainer, which has the loggers. Return its exit code."""
     import json
 
     from bamboo.local.trainer_calls.trainer_process import run_trainer
@@ -125,7 +121,7 @@ def _write(source: str, kind: str, config: "dict[str, str]") -> int:
 
 
 def _reader(source: str) -> "Callable[[], list[Record]]":
-    """Read the whole history. Raises HistoryError, StorageError, ValueError."""
+    """Return a function that reads the whole history. It raises HistoryError, StorageError, ValueError."""
     from bamboo_core.history.files import find
     from bamboo_core.history.records import HistoryError, from_lines
 

@@ -64,7 +64,7 @@ def init(
 def _answers(
     name: str, model: str | None, data: str | None, where: str | None, checkpoints: str | None
 ) -> "JobAnswers":
-    """Return the answers of the flags, and otherwise of the user. Raises InvalidRequest."""
+    """Return the answers in flags; ask the user for missing ones. Raises InvalidRequest."""
     from bamboo.jobs.errors import InvalidRequest
     from bamboo.jobs.here import storage_url
     from bamboo.jobs.scaffold import JobAnswers, OwnModel, model_of
@@ -126,7 +126,7 @@ def _kind(path: Path) -> str:
 
 
 def _check(made: dict[str, str]) -> None:
-    """Raise InvalidRequest if the name, or anything else, would make the manifest wrong."""
+    """Raise InvalidRequest if the manifest, the first of the files, is not valid. made: text by file name."""
     from bamboo.jobs.errors import InvalidRequest
     from bamboo_core.job.manifest import ManifestError, parse_manifest
     from bamboo_core.job.yaml_file import source_of

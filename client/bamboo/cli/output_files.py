@@ -1,6 +1,4 @@
-"""Output of a command: standard output or a file, checked before a long command begins. Imported with the flags:
-nothing heavy here.
-"""
+"""Checks of output files before a long command begins. The flags import this module: nothing heavy here."""
 
 import os
 from importlib.util import find_spec
@@ -46,15 +44,13 @@ def check_output_file(flag: str, path: Path | None) -> None:
 
 
 def check_plot(flag: str, path: Path | None) -> None:
-    """End the command if it cannot draw a picture into that file: see `check_output_file`; matplotlib is
-    needed, too.
-    """
+    """End the command if it cannot write the file (`check_output_file`), or matplotlib is not installed."""
     check_output_file(flag, path)
     if path is not None and find_spec("matplotlib") is None:
         usage(f"{flag} needs matplotlib, not installed here; pip install 'bamboo-spot[plots]' installs it")
 
 
 def check_is_path(flag: str, path: Path, expected: str) -> None:
-    """Refuse the file name - for output that cannot go to standard output."""
+    """End the command if the path is -, for output that cannot go to standard output."""
     if path == STANDARD_OUTPUT:
         usage(f"{flag} -: expected {expected}, not standard output")

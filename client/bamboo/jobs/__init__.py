@@ -1,1 +1,1 @@
-"""Jobs in Python: built, checked, planned, simulated, run here and submitted; the command line uses them, too."""
+"""The Python API: builds, checks, plans, simulates, runs and submits jobs. The command line calls it, too."""

@@ -32,7 +32,7 @@ GONE_SECONDS: Final = 600.0  # for workers to end, after a checkpoint
 
 @contextmanager
 def api_errors(name: str = "") -> Iterator[None]:
-    """Convert errors of the cluster or the way to it into those of the Python API. name: the job's."""
+    """Convert errors of API server, kubeconfig and connection into those of the Python API. name: of the job."""
     try:
         yield
     except JobDeleted:
@@ -61,7 +61,10 @@ class ClusterJob:
         return progress_of(await self._now())
 
     def feed(self) -> Callable[[], Coroutine[Any, Any, list[Occurrence]]]:
-        """As long as the cluster keeps events, mostly an hour. A repeated event is returned again."""
+        """Return a function that returns the job's events since its last call.
+
+        A cluster keeps events for an hour, usually. A repeated event is returned again.
+        """
         unseen = UnseenEvents()
 
         async def new() -> list[Occurrence]:
@@ -95,7 +98,7 @@ class ClusterJob:
         raise kind(job.name, end.reason, end.message)
 
     async def interrupted(self) -> None:
-        """Let the job go on."""
+        """Handle Ctrl-C during a wait: the job on the cluster goes on."""
 
     async def preempt(self, worker: str | None, *, notice: bool) -> None:
         """Delete the pod of a worker, or of one that trains, with or without a grace period."""

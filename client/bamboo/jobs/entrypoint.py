@@ -1,4 +1,4 @@
-"""A user's function as the entrypoint of a task, which workers import by name from its file."""
+"""The entrypoint MODULE:FUNCTION of a user's function, which workers import from its file."""
 
 import sys
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from bamboo.jobs.errors import InvalidRequest
 
 
 def entrypoint_of(build: Callable[..., Any]) -> tuple[str, Path | None]:
-    """Return module:function, and the folder with the module; None if it is installed.
+    """Return the entrypoint "module:function", and the folder that has the module; None if the module is installed.
 
     Raises InvalidRequest for a function that no other process can import, such as one in a notebook's cell.
     """

@@ -47,7 +47,7 @@ NewEvents = Callable[[], Coroutine[Any, Any, list[Occurrence]]]
 
 
 async def _news(job: "ClusterJob | LocalJob", new: NewEvents, *, follow: bool) -> tuple[bool, list[Occurrence]]:
-    """Return whether no more events will come, and the new events; with follow, wait for some or for the job's end."""
+    """Return (whether this is the end, new events). follow: wait until there are events or the job is over."""
     while True:
         over = not follow or await job.over()
         events = await new()

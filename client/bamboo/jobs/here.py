@@ -1,4 +1,4 @@
-"""Preparation of a job to run on this machine: its checkpoints' place, and whether that can be written."""
+"""Preparation of a job for a run on this machine: options, checks of the task, and the store of checkpoints."""
 
 import copy
 import math
@@ -44,7 +44,7 @@ class Validation:
 
 
 def validated(job: JobSource, *, load: bool) -> Validation:
-    """Return warnings about the job; with load, also build its task here. Raises BambooError if that cannot be used."""
+    """Return warnings about the job. load: also build its task here; raises BambooError if that fails."""
     warnings = tuple(filter(None, (*manifest_warnings(job.spec), past(job.spec, datetime.now(UTC)))))
     try:
         return Validation(warnings, check_task(job.document, job.folders) if load else ())
@@ -53,7 +53,7 @@ def validated(job: JobSource, *, load: bool) -> Validation:
 
 
 def changed(job: JobSource, flag: str, **parts: Any) -> JobSource:
-    """Return the job with other parts of its spec; None removes one.
+    """Return the job with some sections of its spec replaced; None removes a section.
 
     flag: named in messages about mistakes. Raises InvalidRequest.
     """
@@ -66,7 +66,7 @@ def changed(job: JobSource, flag: str, **parts: Any) -> JobSource:
 
 
 def prepared(job: JobSource, options: LocalRunOptions) -> tuple[JobSource, RunOptions, list[str]]:
-    """Return the job to run on this machine, its parsed options, and warnings. Raises ValueError, which names flags."""
+    """Return the job to run on this machine, parsed options and warnings. Raises ValueError, which names the flag."""
     job, warnings = on_this_machine(_sized(job, options), checkpoints=options.checkpoints, resume=options.resume)
     schedule = parse_schedule(options.preempt or [], seed=options.seed)
     check_schedule(schedule, job.spec)
@@ -153,7 +153,7 @@ def on_this_machine(job: JobSource, *, checkpoints: str | None, resume: bool) ->
 
 
 def _torch_may_use_gpus() -> bool:
-    """Return whether this machine has GPUs and a torch for them, as far as is known without importing torch."""
+    """Return whether this machine has GPU devices and a torch that is not for CPUs only, without importing torch."""
     devices = Path("/dev")
     present = any(devices.glob("nvidia[0-9]*")) or any((devices / name).exists() for name in ("kfd", "dxg"))
     try:
@@ -192,7 +192,7 @@ def store_trouble(spec: JobSpec, *, resume: bool) -> str:
 
 
 def _file_in_the_way(url: str) -> str:
-    """Return the store's folder or parent that is not a folder; "" if none, or for other URLs."""
+    """Return the file that is in the place of the store's folder or of a parent folder; "" if there is none."""
     place = parse_url(url)
     if place.protocol != "file":
         return ""
@@ -213,7 +213,7 @@ def _check_resumption(store: CheckpointStore, spec: JobSpec) -> None:
 
 
 def _survives_losses(spec: JobSpec) -> bool:
-    """Return whether replicas or other pipelines also hold the state of each stage."""
+    """Return whether replicas or other pipelines hold a copy of each stage's state."""
     redundant = spec.redundancy.mode is not RedundancyMode.NONE
     several = whole_workers(spec) > 1 if spec.elastic else spec.topology.stages > 1
     return (redundant and several) or spec.topology.pipelines > 1

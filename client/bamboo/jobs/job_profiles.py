@@ -1,4 +1,4 @@
-"""Profiles for a job: read by name, and checked, since another model's profile would give meaningless figures."""
+"""Profiles for a job, read by name. A check finds profiles of another model, whose figures would be meaningless."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -24,9 +24,9 @@ _FIELDS: Final = {
 
 
 def read_profiles(job: JobSource, names: Iterable[str]) -> tuple[dict[str, ModelProfile], list[str]]:
-    """Return the job's profiles by the user's names for them, and sentences about possible mistakes in them.
+    """Return profiles by the names that the user gave, and warnings if they may be of another model.
 
-    It loads the task at most once, and only if a profile is not known to be of it. Raises ProfileError for a profile
+    It loads the task at most once, and only if a profile names another task or none. Raises ProfileError for a profile
     that cannot be read, or has another number of layers than the job's model.
     """
     counts, layers = cache(lambda: count_task(job)), cache(lambda: count_layers(job.document, job.folders))
@@ -35,7 +35,7 @@ def read_profiles(job: JobSource, names: Iterable[str]) -> tuple[dict[str, Model
 
 
 def _doubts(name: str, profile: ModelProfile, job: JobSource, layers: Callable[[], int]) -> Iterator[str]:
-    """Yield a sentence if the profile may be of another model. layers: counts those of the job's model."""
+    """Yield a warning if the profile may be of another model. layers: counts the layers of the job's model."""
     mine, its, unknown = task_of(job.spec), profile.task, ""
     if its is None or (its.entrypoint, its.config) != (mine.entrypoint, mine.config):
         try:

@@ -47,7 +47,7 @@ ERRORS: Final[dict[Outcome, type[JobError]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Follower:
-    """A view that passes a run's beginning and news on, as a `RunView`."""
+    """A `RunView` that calls functions at the start of a run, and for each status and event."""
 
     start: Callable[[Ask], None]
     status: Callable[[Status], None]
@@ -58,7 +58,7 @@ class _Follower:
 
 
 class LocalJob:
-    """A job over all its runs between suspensions. All methods are called in the loop.
+    """A local job: one run after another, with suspensions between them. All methods are called in the loop.
 
     Without an output folder it uses a temporary one, which is removed when it is closed or, if this program is killed,
     when another run begins on this machine.
@@ -244,7 +244,7 @@ class LocalJob:
     # the run
 
     def _check_runs(self) -> Ask:
-        """Return the function that passes requests on to the run. Raises InvalidRequest if there is none."""
+        """Return the function that sends requests to the run. Raises InvalidRequest if the job does not run."""
         if self._ask is None or self._ended is not None:
             raise InvalidRequest(f"{self.name} does not run ({self._progress.state})")
         return self._ask
@@ -306,6 +306,6 @@ class LocalJob:
         return None
 
     def _tell(self) -> None:
-        """Wake all that wait for news."""
+        """Wake all tasks that wait for a change."""
         self._news.set()
         self._news = asyncio.Event()

@@ -1,4 +1,4 @@
-"""A job in a notebook: a few lines and a small curve, as HTML. Pure."""
+"""HTML of a job in a notebook: progress and loss curve. Pure."""
 
 import math
 from collections.abc import Sequence

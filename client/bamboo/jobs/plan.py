@@ -44,7 +44,7 @@ class JobPlan:
         return front
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it, as `bamboo plan --output json` prints it."""
+        """Return the whole result, as `bamboo plan --output json` prints it."""
         found: dict[str, Any] = json.loads(document(self._report))
         return found
 

@@ -1,4 +1,4 @@
-"""The search for a job's plan: the user's request, the search, and its explanation."""
+"""`bamboo plan` and Job.plan: checks of the options, the search, and the reasons for its result."""
 
 import os
 from dataclasses import replace
@@ -68,12 +68,12 @@ def planned(job: JobSource, wanted: PlanOptions) -> tuple[PlanReport, tuple[str,
 
 def _bounds(wanted: PlanOptions, spec: JobSpec, now: datetime) -> Bounds:
     """Return the bounds of the request, else of the manifest's budget. A date in the past is ignored."""
-    budget, said = wanted.budget, spec.budget
+    budget, given = wanted.budget, spec.budget
     deadline = None if wanted.deadline is None else wanted.deadline / HOUR
-    if budget is None and said is not None and said.money is not None:
-        budget = float(said.money)
-    if deadline is None and said is not None and said.done_by is not None and said.done_by > now:
-        deadline = (said.done_by - now).total_seconds() / HOUR
+    if budget is None and given is not None and given.money is not None:
+        budget = float(given.money)
+    if deadline is None and given is not None and given.done_by is not None and given.done_by > now:
+        deadline = (given.done_by - now).total_seconds() / HOUR
     return Bounds(budget=budget, deadline=deadline)
 
 
@@ -136,8 +136,8 @@ def _market(wanted: PlanOptions, spec: JobSpec) -> Market:
     if wanted.trace:
         with RunProgress(1, "reading", shown=not wanted.quiet):
             recording = read_nodes(wanted.trace)
-        if told := unpriced(recording, all_nodes=True):
-            raise NodeTraceError(told)
+        if problem := unpriced(recording, all_nodes=True):
+            raise NodeTraceError(problem)
         zones = allowed_zones(spec, dict.fromkeys(change.zone for change in recording.changes))
         changes = [change for change in recording.changes if change.zone in zones]
         return Market(recording=replace(recording, changes=tuple(changes)))

@@ -1,4 +1,4 @@
-"""A job's progress and history, wherever it runs. Values only."""
+"""Values of the Python API: events, progress and history of a job, here or on a cluster."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -66,7 +66,7 @@ class JobProgress:
         )
 
     def __str__(self) -> str:
-        """One line."""
+        """Return the progress as one line."""
         parts = [f"{self.name}: {self.state}", *self.facts()]
         if self.preemptions:
             parts.append(f"preemptions {self.preemptions}, takeovers {self.takeovers}")
@@ -103,7 +103,7 @@ def local_progress(spec: JobSpec, live: Status, page: str) -> JobProgress:
 class HistoryRows(Sequence[dict[str, Any]]):
     """The rows of a job's history, oldest first: committed steps, evaluations and events, told apart by `kind`.
 
-    docs/history.md says what each holds. Steps that were done again are there once, as they were done last.
+    docs/history.md says what each holds. A step that was repeated appears once, as it was done last.
     """
 
     def __init__(self, records: Sequence[Record]) -> None:

@@ -1,4 +1,4 @@
-"""The first files of a job: a manifest, a task for the user's own model, and a test. Pure except for templates."""
+"""The files that `bamboo init` writes: a manifest, a task for a user's own model, and a test, from templates."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Runs of a job in virtual time: the user's request, the runs, and what their money sufficed for."""
+"""`bamboo simulate` and Job.simulate: checks of the options, the runs in virtual time, and their results."""
 
 import io
 import os
@@ -97,7 +97,7 @@ def simulated(job: JobSource, wanted: SimulateOptions, *, say: Say | None = None
 
 
 def _run(job: JobSource, wanted: SimulateOptions) -> tuple[JobRun, list[str]]:
-    """Return the common part of all runs, with the requested steps and profile; and warnings."""
+    """Return the input of all runs except their recording, and warnings."""
     assert wanted.profile is not None
     job = with_steps(job, wanted.steps)
     spec = job.spec
@@ -186,7 +186,7 @@ def check_number(flag: str, value: float | None, most: float, *, zero: bool = Fa
 
 
 def spent_text(spec: JobSpec, runs: Sequence[JobResult]) -> str:
-    """Describe runs that a spent budget ended, as a clause; "" if there are none."""
+    """Return a clause about the runs that ended because their budget was spent; "" if there are none."""
     spent = [run.figures.steps for run in runs if run.outcome == Outcome.INTERRUPTED]
     if not spent:
         return ""

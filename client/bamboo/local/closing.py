@@ -1,4 +1,4 @@
-"""The end of a local run: it tries the remaining work, whose failure cannot fail the run any more."""
+"""The work after the end of a local job: a failure of it is a warning, and does not fail the job."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -11,8 +11,7 @@ STEP_SECONDS: Final = 30.0  # for each piece of work; normally it takes a fracti
 
 
 class Closing:
-    """Runner of remaining work, one piece after the other. It reports a failure at the end and still runs the other
-    pieces.
+    """Runs pieces of work one after the other. A failed piece becomes a warning, and the next ones still run.
 
     doing: the words for the warning, as in "while the workers were ended". A cancellation passes through.
     """

@@ -91,9 +91,7 @@ class ForkServer:
         return self._pids.get(worker)
 
     def crashed_at(self, worker: WorkerId) -> str:
-        """Return the place in the code where an ended worker crashed; "" if it did not crash or the place is
-        unknown.
-        """
+        """Return the line of code where an ended worker crashed; "" if it did not crash, or the line is unknown."""
         return self._crashed.get(worker, "")
 
     async def open(self, *extra: str) -> None:
@@ -126,7 +124,7 @@ class ForkServer:
             )
 
     async def _not_ready(self, process: asyncio.subprocess.Process) -> str:
-        """Wait until the launcher is ready; return why it is not, "" if it is."""
+        """Wait until the launcher is ready; return the reason if it does not become ready, else ""."""
         ready = asyncio.ensure_future(self._ready.wait())
         try:
             await self._outlast(ready, READY_SECONDS, "the launcher of workers has been starting")
@@ -145,7 +143,7 @@ class ForkServer:
         return f"{words} {self._importing}" if self._importing and not self._ready.is_set() else ""
 
     async def _outlast(self, done: asyncio.Future[Any], seconds: float, text: str) -> None:
-        """Wait until the future is done, and report now and then that it takes long. Raises TimeoutError."""
+        """Wait for the future, and report every TOLD_SECONDS that it takes long. Raises TimeoutError."""
         waited = 0.0
         while not (await asyncio.wait([done], timeout=TOLD_SECONDS))[0]:
             waited += TOLD_SECONDS
@@ -168,9 +166,7 @@ class ForkServer:
             self._tell(op="proceed", worker=worker)
 
     def signal(self, worker: WorkerId, number: int) -> None:
-        """Send a signal to a worker. A worker that is starting gets it as soon as its process exists; a gone
-        one never.
-        """
+        """Send a signal to a worker; a starting worker gets it as soon as its process exists."""
         if worker not in self._pids:
             return
         if (pid := self._pids[worker]) is None:

@@ -17,8 +17,9 @@ MOST_STEPS: Final = 10_000  # as many as a worker keeps while the store is away
 
 
 class StepsHeard:
-    """The newest steps that workers reported to this process, in case the store lacks them. batch: samples of
-    a step.
+    """The newest steps and evaluations that workers reported to this process, for a store that lacks them.
+
+    batch: samples of a step.
     """
 
     def __init__(self, batch: int) -> None:
@@ -55,10 +56,9 @@ class StepsHeard:
             self._evaluations.append(EvaluationRecord(attempt=self._attempt, step=step, time=time, metrics=metrics))
 
     def numbered(self, newest: int) -> list[Record]:
-        """Return the records of the current attempt, numbered as in the history; all with their own numbers if the
-        history has no attempt.
+        """Return the records of the current attempt, with the number of the history's newest attempt.
 
-        newest: the number of the history's newest attempt, 0 for none.
+        newest: that number; 0 if the history has no attempt: then all records keep their own numbers.
         """
         records: list[Record] = [*self._steps, *self._evaluations]
         if not newest:
@@ -67,7 +67,7 @@ class StepsHeard:
 
 
 def end_history(url: str, rest: HistoryEvents, steps: StepsHeard, output: Path | None) -> None:
-    """Write the events that no worker has written, and the whole history to a file in the output folder, if any.
+    """Write the events that no worker has written to the store, and the whole history to a file in the output folder.
 
     If this process or the store knows of a committed step, the file is written even if the store fails; then it has
     what this process knows. Raises StorageError, HistoryError of the store after that, or of the folder.

@@ -23,7 +23,7 @@ class OutputRefused(Exception):
 
 @contextmanager
 def only_run_in(folder: Path | None) -> Iterator[None]:
-    """Make the folder and lock it until this process ends.
+    """Make the folder and lock it against other runs.
 
     Some network file systems have no locks: there two runs in one folder are not noticed. Raises OutputRefused, also if
     a run has left its weights in the folder or the disk is full; then a newly made folder is removed.
@@ -61,9 +61,7 @@ def _take(lock: int, folder: Path) -> None:
 
 
 def _check_contents(folder: Path) -> None:
-    """Refuse a folder with weights, or without space: write as much as a short run does, into an unnamed file. Raises
-    OutputRefused.
-    """
+    """Raise OutputRefused if the folder has weights, or no space for what a short run writes."""
     try:
         if any((folder / WEIGHTS).glob("*")):
             held = "it holds the weights of another run; expected a new or empty folder"

@@ -29,7 +29,7 @@ class _MidStep:
 
 
 class Preemptor:
-    """Decides on preemptions, which the caller carries out.
+    """Decides which workers of a local run are preempted, and when; the caller kills them.
 
     In the steps of `gate` every worker asks before each forward and backward (`ForkServer`), so that it can be taken
     after the planned number of them, on a machine of any speed.
@@ -49,7 +49,7 @@ class Preemptor:
         self._schedule, self._microbatches, self._lost_with = schedule, microbatches, lost_with
         self._per_node = per_node
         self._mid_step: list[_MidStep] = []
-        self._begun: dict[WorkerId, tuple[int, int]] = {}  # the step, and how many forwards and backwards of it
+        self._begun: dict[WorkerId, tuple[int, int]] = {}  # (step, number of its forwards and backwards)
         self._taken: set[WorkerId] = set()
 
     def was_taken(self, worker: WorkerId) -> bool:
@@ -68,14 +68,12 @@ class Preemptor:
         return leaves_none(self._schedule, recorded)
 
     def begins(self, worker: WorkerId, step: int) -> None:
-        """Record that the worker is about to begin its next forward or backward of that step."""
+        """Record that the worker is about to begin its next forward or backward of a step."""
         before, count = self._begun.get(worker, (step, 0))
         self._begun[worker] = (step, count + 1 if before == step else 1)
 
     def take(self, worker: WorkerId, *, notice: bool, where: str = "") -> Iterator[Strike]:
-        """Take the worker away, and all others of its node. A worker on notice may still be killed, but gets no second
-        notice.
-        """
+        """Take away the worker and others of its node. A worker on notice gets no second one, but may be killed."""
         for one in (worker, *self._lost_with(worker)):
             if not notice or one not in self._taken:
                 self._taken.add(one)
@@ -109,13 +107,13 @@ class Preemptor:
         yield from self._take_those_without_room(recorded, alive, shown)
 
     def _reached(self, planned: _MidStep) -> bool:
-        """Return whether the worker has done its planned share of the step, or has no part in it any more."""
+        """Return whether the worker has done half of its forwards and backwards of the step, or is past the step."""
         return self._begun.get(planned.worker, (-1, 0)) > (planned.step, planned.after)
 
     def _take_those_without_room(
         self, recorded: float, alive: Collection[WorkerId], shown: Callable[[], Status]
     ) -> Iterator[Strike]:
-        """Take joined workers away at random until the rest has room. Workers that have not joined are not taken."""
+        """Take away joined workers at random until the recorded nodes have room for the rest."""
         room = room_at(self._schedule, recorded)
         while room is not None and (self.room(recorded, alive) or 0) < 0:
             pick = random.Random(f"{self._schedule.seed}:room:{len(self._taken)}").random()

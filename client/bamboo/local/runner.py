@@ -1,4 +1,4 @@
-"""Runs a BambooJob on this machine: the coordinator's local shell.
+"""The local runner: runs a BambooJob on this machine, with the coordinator in this process.
 
 One queue of events, one loop: every event goes through `coordinator.step`, and the shell carries out every command at
 once.
@@ -90,7 +90,7 @@ class RunOptions:
 
 
 async def run_job(job: JobSource, options: RunOptions, view: RunView) -> Summary:
-    """Run the job to its end, or until a signal or the view stops it, and leave no process and no socket.
+    """Run the job until it ends, or a signal or the view stops it. No process and no socket is left.
 
     Raises ForkServerError if no worker can be started at all, and the view's error if the view cannot be shown.
     """
@@ -99,9 +99,7 @@ async def run_job(job: JobSource, options: RunOptions, view: RunView) -> Summary
 
 
 class _LocalRun:
-    """One local run. The coordinator decides; this object listens, carries out commands, and takes workers away on
-    purpose.
-    """
+    """One local run. It passes events to the coordinator, executes its commands, and preempts workers."""
 
     def __init__(self, job: JobSource, options: RunOptions, view: RunView, scratch: Path) -> None:
         spec = job.spec
@@ -211,8 +209,7 @@ class _LocalRun:
             self._lacking("were not waited for any longer")
 
     def _silent_root(self) -> set[WorkerId]:
-        """Return the root worker of a complete job, which still has to report whether its loggers need time; else
-        nobody.
+        """Return the root worker of a complete job, which reports whether its loggers still write; else no worker.
 
         On a busy machine that report may take a while.
         """
@@ -224,9 +221,7 @@ class _LocalRun:
         return {root}
 
     def _hear_of_loggers(self, event: Event) -> bool:
-        """Note a worker's report that its loggers still write after the end of the job; return whether the event is
-        one.
-        """
+        """Record a worker's report that its loggers still write. Return whether the event is such a report."""
         match event:
             case Received(worker, WorkerWarning(reason=protocol.LOGGERS_AWAITED, message=text)):
                 self._logging.add(worker)
@@ -275,7 +270,7 @@ class _LocalRun:
             self._log.follow()
 
     def _tell(self, emit: Emit) -> None:
-        """Show and record an event that only this shell knows."""
+        """Show and record an event that the coordinator does not know."""
         self._feed.add(emit)
         self._view.emit(emit)
 
@@ -284,7 +279,7 @@ class _LocalRun:
         self._events.put_nowait(self._workers.ended(worker, code, taken=taken, over=over))
 
     def _fail(self, reason: str, message: str) -> None:
-        """End the job for a reason that only this shell can see."""
+        """Fail the job for a reason that the coordinator does not know."""
         if self._finish is None:
             self._tell(Emit(reason, message, True, final=True))
             self._finish = Finish(Outcome.FAILED, reason, message)
@@ -308,7 +303,7 @@ class _LocalRun:
                 self._finish = self._finish or command
 
     def _replace(self, number: int) -> None:
-        """Start this number of workers in place of lost or missing ones, after the delay that the user chose."""
+        """Start workers in place of lost ones, after the delay of --replace-after."""
         if not number or self._options.replace_after <= 0:
             self._add(number)
         else:
@@ -316,7 +311,7 @@ class _LocalRun:
             self._timers.append(loop.call_later(self._options.replace_after, self._add, number))
 
     def _add(self, number: int) -> None:
-        """Start these workers and earlier ones that found no room, as far as there is room now."""
+        """Start these workers and those that wait for nodes, as many as the recorded nodes have room for."""
         if self._finish or self._closing:
             return
         wanted = self._without_room + number
@@ -362,9 +357,7 @@ class _LocalRun:
         return 0.0 if self._recorded_since is None else now - self._recorded_since
 
     def _asked(self, worker: WorkerId, step: int) -> None:
-        """Take the workers that are due when a worker asks whether it may begin a forward or backward, then let it
-        proceed.
-        """
+        """Take away the workers that are due when a worker asks to begin a forward or backward; then let it proceed."""
         now = self._now()
         self._preemptor.begins(worker, step)
         self._preempt_due(now, max(step, self._state.step))
@@ -406,9 +399,7 @@ class _LocalRun:
                 self._events.put_nowait(SpecChanged(request.spec))
 
     def _interrupt(self) -> None:
-        """Handle Ctrl-C: while training, request a clean end, which saves the state first; otherwise, or again, end
-        everything now.
-        """
+        """Handle Ctrl-C: at first in training, request a clean end, which saves the state; otherwise end everything."""
         assert self._task is not None
         if self._logging and not self._closing:  # the job is over; Ctrl-C ends only this wait
             for worker in self._logging:
@@ -426,9 +417,7 @@ class _LocalRun:
     # the end
 
     async def _keep_weights(self) -> None:
-        """Export a complete job's last state as weights into the output. If that fails, the job fails, and its
-        checkpoint stays.
-        """
+        """Export a complete job's last state as weights. If that fails, the job fails, and its checkpoint stays."""
         output, finish, state = self._options.output, self._finish, self._state
         if output is None or finish is None or finish.outcome is not Outcome.COMPLETE:
             return
@@ -474,7 +463,7 @@ class _LocalRun:
             ending.tell()
 
     def _end_history(self) -> None:
-        """Write the events that the root did not receive any more, and the whole history as one file in the output."""
+        """Write the last events to the history, and the whole history as one file to the output."""
         if self._state.terms.history:
             try:
                 end_history(self._state.terms.history, self._feed.rest(), self._steps, self._options.output)

@@ -1,4 +1,4 @@
-"""The schedule of deliberate preemptions. Pure: text -> schedule, (schedule, step, time) -> preemptions due now.
+"""The schedule of deliberate preemptions in a local run: parsing, and the preemptions that are due.
 
     none                        nothing happens (the default)
     random:RATE                 RATE preemptions per minute over the whole job, Poisson

@@ -1,4 +1,4 @@
-"""The work of `bamboo run` once its flags are understood: one run, perhaps a second one to compare, and the report."""
+"""`bamboo run`: runs the job, with --verify once more to compare, and reports how it ended."""
 
 import contextlib
 import os
@@ -66,7 +66,7 @@ def train(job: JobSource, options: RunOptions, report: ReportOptions) -> int:
 
 
 def undisturbed_job(job: JobSource, ran: Summary) -> JobSource:
-    """Return the job to compare with: on another grid where the bits do not depend on it, without replicas or standby.
+    """Return the job for the second run of --verify: another grid if bits do not depend on it, no replicas or standbys.
 
     It has one pipeline less than the manifest, or than the grid at the end of `ran` if the coordinator chose the grid.
     With a single pipeline it has one stage less, so that it takes no more memory on a worker than the job with its

@@ -21,7 +21,7 @@ GRACE_SECONDS = 5.0  # from SIGTERM to SIGKILL
 class LocalWorkers:
     """The worker processes of a local run.
 
-    They have made-up nodes in made-up zones, as in a cluster. A node that has been full never gets another worker.
+    They have made-up nodes in made-up zones, as in a cluster. A node that was full gets no further worker.
 
     pool: its owner opens and closes it. per_node: workers of a node, which are lost together. crashes: workers that
     ended by themselves, and how.

@@ -17,12 +17,12 @@ from bamboo_core.planning.profile import Layer, Machine, ModelProfile, ProfiledT
 # The format of its products, floating point operations, bytes read and written, and how often it is run.
 Operation = tuple[str, int, int, int]
 
-# An optimizer's step reads the weight, the gradient and what it remembers, and writes all but the gradient.
+# An optimizer's step reads weights, gradients and its own state, and writes weights and state.
 READ_AND_WRITTEN: Final = 2
 
 
 class LayerCount(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of one layer, or of several equal ones in a row (times). Sizes are bytes."""
+    """Operations and bytes of one layer, or of several equal layers in a row (times)."""
 
     # forward, backward: of one microbatch. The rest as in `bamboo_core.planning.profile.Layer`
     forward: tuple[Operation, ...]
@@ -37,7 +37,7 @@ class LayerCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of the layers of a task."""
+    """Operations and bytes of all layers of a task."""
 
     name: str
     samples: int  # of a microbatch
@@ -47,7 +47,7 @@ class TaskCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def folded(layers: tuple[LayerCount, ...]) -> tuple[LayerCount, ...]:
-    """Return the counts with equal neighbouring layers as one."""
+    """Return the counts with equal neighbouring layers combined into one."""
     found: list[LayerCount] = []
     for layer in layers:
         if found and msgspec.structs.replace(found[-1], times=layer.times) == layer:

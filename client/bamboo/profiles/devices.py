@@ -17,11 +17,11 @@ FP32: Final = "fp32"  # of the products of every device
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """A figure of a device: published peak, and what programs reach."""
+    """A rate of a device: the published peak, and the rate that programs reach."""
 
     peak: float
     reached: float
-    source: str  # of both, with its year; "assumed" where nobody has published what is reached
+    source: str  # of both rates, with its year; "assumed" if the reached rate is not published
 
 
 class Duration(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class Device(msgspec.Struct, frozen=True, rename="camel"):
-    """A device that a model may be computed on."""
+    """The figures of a device, from which a profile is computed."""
 
     device: str
     memory: int

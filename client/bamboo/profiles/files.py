@@ -1,4 +1,4 @@
-"""The place where profiles are found and read: files, profiles that come with Bamboo, and computed profiles."""
+"""Reading of profiles by name: files, profiles that come with Bamboo, and computed ones."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +27,7 @@ def counted_names() -> tuple[str, ...]:
 
 
 def read_profile(name: str, count: Callable[[], TaskCounts] | None = None) -> ModelProfile:
-    """Return a profile: from a file, one of Bamboo's by its name, or one computed for MODEL@DEVICE or @DEVICE.
+    """Return a profile by its name: of a file, one that comes with Bamboo, or computed for MODEL@DEVICE or @DEVICE.
 
     count: counts the job's own layers, for @DEVICE. Raises ProfileError, which names the profile.
     """

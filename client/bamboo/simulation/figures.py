@@ -1,4 +1,4 @@
-"""Means of the figures of simulated runs, and the error of a run that cannot be simulated. Pure."""
+"""Mean and deviation of figures over simulated runs; the error of a run that cannot be simulated. Pure."""
 
 import math
 import statistics
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class SimulationError(ValueError):
-    """One sentence about why a run cannot be simulated."""
+    """Error of a run that cannot be simulated; the text is a sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Work in processes that end with the process that started them, however it ends."""
+"""A pool of processes for simulations, which end with the process that started them, however it ends."""
 
 import os
 import signal
@@ -49,7 +49,7 @@ def in_processes(work: Callable[[T], R], items: Sequence[T], jobs: int) -> Itera
 
 
 def _begin(work: Callable[[T], R], items: Sequence[T], parent: int) -> None:
-    """Keep work and items, which come by fork because they may hold a whole recording.
+    """Prepare a process of the pool. It inherits work and items by fork, since they may hold a whole recording.
 
     The process ignores Ctrl-C and SIGTERM, which may reach all processes of a group.
     """

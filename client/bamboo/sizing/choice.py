@@ -1,4 +1,4 @@
-"""Choice of the recommended candidate from a front, with its reasons in sentences with figures. Pure."""
+"""Choice of the recommended candidate from the Pareto front, and the reasons in sentences. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -33,8 +33,10 @@ class Bounds:
         return self.budget is not None or self.deadline is not None
 
     def rank(self, hours: float, usd: float) -> tuple[float, ...]:
-        """Return a key for sorting, the best first: what exceeds the bounds least, then the cheapest before a deadline,
-        the fastest within a budget, or with neither the one with the least time x cost.
+        """Return a key that sorts the best first.
+
+        The least excess over the bounds comes first; then the cheapest before a deadline, the fastest within a budget;
+        without bounds the least time x cost.
         """
         if not self.any:
             return (hours * usd,)
@@ -42,9 +44,7 @@ class Bounds:
         return (excess, usd, hours) if self.deadline is not None else (excess, hours, usd)
 
     def kept_by(self, one: Assessment) -> bool:
-        """Return whether an option keeps the bounds with a margin for the spread of its runs: in 95 of 100, estimated
-        from them.
-        """
+        """Return whether an option keeps the bounds in 95 of 100 runs, estimated from the spread of its runs."""
         within = self.budget is None or one.sure("usd") <= self.budget
         return within and (self.deadline is None or one.sure("hours") <= self.deadline)
 
@@ -62,7 +62,7 @@ class Alternative:
 
 
 def choose(front: Sequence[Assessment], bounds: Bounds) -> Assessment | None:
-    """Return the best option of those that keep the bounds; None if there is none."""
+    """Return the best option that keeps the bounds; None if no option does."""
     kept = [one for one in front if bounds.kept_by(one) and math.isfinite(one.hours)]
     return min(kept, key=lambda one: bounds.rank(*one.point), default=None)
 
@@ -83,9 +83,7 @@ def in_words(one: Candidate, several_zones: bool = True) -> str:
 
 
 def on_demand(world: World, estimated: Sequence[Estimate], chosen: Assessment) -> Alternative | None:
-    """Return the cost of the cheapest grid on on-demand nodes, where nothing is lost, that is not slower; None without
-    a price.
-    """
+    """Return the cheapest grid on on-demand nodes that is not slower, if nothing is lost; None without a price."""
     found = []
     for one in estimated:
         grid, price = replace(one.candidate, standby=0), world.on_demand_usd(one.candidate.machine)
@@ -103,7 +101,7 @@ def on_demand(world: World, estimated: Sequence[Estimate], chosen: Assessment) -
 
 
 def comparisons(chosen: Assessment, simulated: Sequence[Assessment]) -> list[Alternative]:
-    """Return the simulated options that differ from the chosen one in one field, which shows what that choice is worth.
+    """Return the simulated options that differ from the chosen one in one field, to show what the choice saves.
 
     A single worker has neither neighbours nor replicas.
     """
@@ -127,12 +125,12 @@ def _comparison(one: Assessment, label: str) -> Alternative:
 def reasons(
     chosen: Assessment, bounds: Bounds, *, several_zones: bool = True, spread: SpreadSpec = ONE_EACH
 ) -> tuple[str, ...]:
-    """Return sentences: the recommendation, its rule, and its number of runs; one more for a job on one node.
+    """Return sentences on the recommendation: what it is, by which rule, from how many runs; a warning for one node.
 
     several_zones: whether to mention zones. spread: of the job, with the workers of a node.
     """
-    said = (_what(chosen, several_zones, spread), _rule(chosen, bounds), _sure(chosen), _alone(chosen, spread))
-    return tuple(part for part in said if part)
+    sentences = (_what(chosen, several_zones, spread), _rule(chosen, bounds), _sure(chosen), _alone(chosen, spread))
+    return tuple(part for part in sentences if part)
 
 
 def amount(one: Assessment, name: str, unit: ReadableUnit) -> str:
@@ -141,13 +139,13 @@ def amount(one: Assessment, name: str, unit: ReadableUnit) -> str:
 
 
 def odds(runs: int) -> str:
-    """Return how sure a bound is; a share of runs is named only if there were enough."""
+    """Return words on how sure a bound is, such as "in 95 of 100 runs" if there were enough runs."""
     if runs >= HUNDRED:
         return "in 95 of 100 runs"
     return "in the one run" if runs == 1 else f"by {runs} runs (mean and 1.645 deviations)"
 
 
-def _said(one: Assessment, name: str) -> str:
+def _figure(one: Assessment, name: str) -> str:
     unit = time_unit((one.hours,)) if name == "hours" else money_unit((one.usd,))
     return f"{amount(one, name, unit)} {unit.name}"
 
@@ -157,7 +155,7 @@ def _what(chosen: Assessment, several_zones: bool, spread: SpreadSpec) -> str:
     number = spread.nodes(one.workers)
     verb = "is" if number == 1 else "are"
     nodes = f"{count(number, 'node')} of {one.machine} ({in_words(one, several_zones)})"
-    return f"Recommended {verb} {nodes}: the job takes {_said(chosen, 'hours')} and costs {_said(chosen, 'usd')}."
+    return f"Recommended {verb} {nodes}: the job takes {_figure(chosen, 'hours')} and costs {_figure(chosen, 'usd')}."
 
 
 def _rule(chosen: Assessment, bounds: Bounds) -> str:
@@ -174,7 +172,7 @@ def _rule(chosen: Assessment, bounds: Bounds) -> str:
 
 
 def _alone(chosen: Assessment, spread: SpreadSpec) -> str:
-    """Return a warning for a job on a single node, where nobody can take over."""
+    """Return a warning for a job on a single node, where no other node can take over; else ""."""
     if spread.nodes(chosen.candidate.workers) > 1:
         return ""
     return (
@@ -198,20 +196,20 @@ def _value(one: Candidate, name: str) -> str:
 
 
 def _sure(chosen: Assessment) -> str:
-    """Return what the runs show, and what so few of them cannot show."""
+    """Return a sentence on the losses in the runs, and on the certainty that they allow."""
     runs, losses, fatal = len(chosen.outcomes), int(chosen.total("preemptions")), int(chosen.total("fatal"))
     simulated = chosen.mean("simulated")
-    said = f"That is from {count(runs, 'run')} of {time_unit((simulated,)).say(simulated)} on average"
+    text = f"That is from {count(runs, 'run')} of {time_unit((simulated,)).say(simulated)} on average"
     if simulated < 0.999 * chosen.hours:
-        said += f", the rest of {time_unit((chosen.hours,)).say(chosen.hours)} in proportion"
+        text += f", the rest of {time_unit((chosen.hours,)).say(chosen.hours)} in proportion"
     if not losses:
-        return f"{said}, in which no node was lost."
+        return f"{text}, in which no node was lost."
     if fatal:
-        return f"{said}, with {count(losses, 'lost node')}; {count(fatal, 'time')} all copies of a stage were lost."
+        return f"{text}, with {count(losses, 'lost node')}; {count(fatal, 'time')} all copies of a stage were lost."
     few = 3 / losses  # the rule of three
     if few >= 1:
-        return f"{said}, with {count(losses, 'lost node')}: too few to say how often all copies of a stage are lost."
+        return f"{text}, with {count(losses, 'lost node')}: too few to say how often all copies of a stage are lost."
     return (
-        f"{said}, with {count(losses, 'lost node')}; never were all copies of a stage lost, so that happens in less"
+        f"{text}, with {count(losses, 'lost node')}; never were all copies of a stage lost, so that happens in less"
         f" than {100 * few:.1f} of 100 losses, with 95 % confidence."
     )

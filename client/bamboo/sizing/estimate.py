@@ -47,8 +47,9 @@ def memory_needed(world: World, candidate: Candidate) -> int:
 
 
 def least_seconds(world: World, candidate: Candidate) -> float:
-    """Return a lower bound of a step's seconds: the busiest stage's work, the earlier stages' for the first microbatch,
-    and the way back of the last one.
+    """Return a lower bound of a step's seconds.
+
+    It is the busiest stage's work, and that of earlier stages on the first microbatch forward and the last one back.
     """
     profile, spec = _profile(world, candidate), world.spec
     devices = spec.worker.devices
@@ -79,7 +80,7 @@ def node_usd(world: World, candidate: Candidate) -> float:
 
 
 def estimate(world: World, candidate: Candidate, seconds: float, traffic: float) -> Estimate:
-    """Return the estimate of a candidate by its undisturbed step's seconds, and USD of traffic.
+    """Return the estimate of a candidate. seconds, traffic: of its undisturbed step; traffic in USD.
 
     Nodes are missing for the share of time in which spot nodes are, unless the job has a pool on demand.
     """

@@ -8,8 +8,9 @@ Point = tuple[float, float]  # time and cost; less is better, infinite if it nev
 
 
 def dominates(one: Point, other: Point, slack: float = 0.0) -> bool:
-    """Return whether one point is better in one and not worse in the other; with a slack, better in both by more than
-    that share.
+    """Return whether one point is better in one coordinate and not worse in the other.
+
+    slack: it must be better in both by more than this share.
     """
     if slack:
         return one[0] * (1 + slack) < other[0] and one[1] * (1 + slack) < other[1]
@@ -17,8 +18,9 @@ def dominates(one: Point, other: Point, slack: float = 0.0) -> bool:
 
 
 def front(choices: Sequence[T], point: Callable[[T], Point], slack: float = 0.0) -> list[T]:
-    """Return the choices that no other dominates, in their order. Only the first of equal ones counts; infinite ones
-    are left out unless all are.
+    """Return the choices that no other dominates, in their order.
+
+    Of equal choices only the first counts; infinite ones are left out unless all are infinite.
     """
     points = [point(choice) for choice in choices]
     ends = [i for i, (time, cost) in enumerate(points) if time + cost < float("inf")]
@@ -28,7 +30,7 @@ def front(choices: Sequence[T], point: Callable[[T], Point], slack: float = 0.0)
     for i in sorted(ends, key=lambda i: points[i]):
         time, cost = points[i]
         if slack:
-            # Ascending in time: the cheapest of those that are faster by more than the slack decides.
+            # Ascending in time: the cheapest choice among those faster by more than the slack decides.
             faster = [points[j][1] for j in ends if points[j][0] * (1 + slack) < time]
             if not faster or min(faster) * (1 + slack) >= cost:
                 kept.append(i)

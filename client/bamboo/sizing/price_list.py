@@ -65,16 +65,19 @@ def of_devices(path: str, prices: PriceList, devices: Collection[str]) -> PriceL
     """Return the machines whose profile is computed for one of these devices. Raises PriceError."""
     wanted = {f"@{device.lower()}" for device in devices}
     found = {name: one for name, one in prices.machines.items() if (one.profile or "").lower() in wanted}
-    there = {(one.profile or "").lower() for one in prices.machines.values()}
-    if missing := sorted(wanted - there):
-        known = ", ".join(sorted(name[1:] for name in there if name.startswith("@"))) or "none"
-        raise PriceError(f"{path}: no machine has the profile {missing[0][:60]!r}; devices with prices are {known}")
+    known = {(one.profile or "").lower() for one in prices.machines.values()}
+    if missing := sorted(wanted - known):
+        devices_known = ", ".join(sorted(name[1:] for name in known if name.startswith("@"))) or "none"
+        raise PriceError(
+            f"{path}: no machine has the profile {missing[0][:60]!r}; devices with prices are {devices_known}"
+        )
     return msgspec.structs.replace(prices, machines=found)
 
 
 def read_prices(path: str) -> PriceList:
-    """Read a YAML or JSON file, or a list of Bamboo by its name. Paths of profiles become relative to the current
-    folder. Raises PriceError naming the file.
+    """Read a YAML or JSON file, or a list that comes with Bamboo by its name. Raises PriceError, which names the file.
+
+    Paths of profiles become relative to the current folder.
     """
     if path in shipped_prices():
         path = str(FOLDER / f"{path}.yaml")
@@ -92,13 +95,11 @@ def read_prices(path: str) -> PriceList:
 
 
 def parse_prices(path: str, document: object) -> PriceList:
-    """Return the prices in a document. path: for messages. Raises PriceError naming it, the field and the expected
-    value.
-    """
+    """Return the prices in a document. Raises PriceError, which names the path, the field and the expected value."""
     try:
         prices = msgspec.convert(document, PriceList, strict=True)
     except msgspec.ValidationError as error:
-        raise PriceError(f"{path}: not a price file: {_wrong_machine(document) or _told(error)}") from None
+        raise PriceError(f"{path}: not a price file: {_wrong_machine(document) or _sentence(error)}") from None
     if prices.format != FORMAT or prices.version != VERSION:
         found = f"{prices.format!r} version {prices.version}"[:60]
         raise PriceError(f"{path}: expected format {FORMAT!r} version {VERSION}; found {found}")
@@ -106,7 +107,7 @@ def parse_prices(path: str, document: object) -> PriceList:
 
 
 def _from_folder(folder: Path, profile: str | None) -> str | None:
-    """Return the path of a profile's file; names have no dot and no slash."""
+    """Return the path of a profile's file, relative to the current folder; names have no dot and no slash."""
     return str(folder / profile) if profile is not None and ("." in profile or "/" in profile) else profile
 
 
@@ -117,10 +118,10 @@ def _wrong_machine(document: object) -> str:
         try:
             msgspec.convert(machine, MachinePrice, strict=True)
         except msgspec.ValidationError as error:
-            return f"machines.{printable(str(name))[:60]}: {_told(error)}"
+            return f"machines.{printable(str(name))[:60]}: {_sentence(error)}"
     return ""
 
 
-def _told(error: msgspec.ValidationError) -> str:
-    told = str(error)
-    return told[:1].lower() + told[1:]
+def _sentence(error: msgspec.ValidationError) -> str:
+    text = str(error)
+    return text[:1].lower() + text[1:]

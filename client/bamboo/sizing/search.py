@@ -24,7 +24,7 @@ from bamboo.sizing.trials.trial import Assessment, simulate_trial
 from bamboo.sizing.trials.world import World
 
 SLACK: Final = 0.5  # a grid whose undisturbed step is so much slower and dearer than another's is not estimated
-MOST_NEAR: Final = 8  # simulated candidates that are estimated to be nearest to what is wanted
+MOST_NEAR: Final = 8  # simulated candidates with the best estimates
 MOST_SIMULATED: Final = 12  # with others along the front
 
 
@@ -55,8 +55,9 @@ class SearchResult:
 def search(
     world: World, limits: Limits, like: Candidate, bounds: Bounds, *, jobs: int, done: Callable[[int], None]
 ) -> SearchResult:
-    """Search for options. like: the job as it is. jobs: processes. done: called with the number of further finished
-    runs.
+    """Search for Pareto-optimal candidates, and choose one.
+
+    like: the job as it is. jobs: processes. done: called with the number of runs that have just finished.
 
     Raises ValueError if no grid fits, and SimulationError if a candidate cannot be simulated.
     """
@@ -72,8 +73,9 @@ def search(
 
 
 def shortlist(world: World, limits: Limits, like: Candidate, bounds: Bounds) -> Shortlist:
-    """Return the dozen candidates that the estimates recommend: the nearest to what is wanted, and some along the whole
-    front. like: the job as it is. Raises ValueError if no grid fits.
+    """Return the candidates to simulate: those whose estimates are best by the bounds, and some along the front.
+
+    like: the job as it is. Raises ValueError if no grid fits.
     """
     every = list(grids(world, limits, like))
     fitting, smallest = [], list[int]()
@@ -99,9 +101,7 @@ def shortlist(world: World, limits: Limits, like: Candidate, bounds: Bounds) -> 
 
 
 def _fast(world: World, fitting: Sequence[Candidate]) -> list[tuple[Candidate, float]]:
-    """Return the candidates with the seconds of their undisturbed steps, without those far slower and dearer than
-    another.
-    """
+    """Return (candidate, seconds of its undisturbed step), without candidates far slower and dearer than another."""
 
     def point(one: Candidate, seconds: float) -> Point:
         return seconds, seconds * node_usd(world, one)
@@ -120,7 +120,7 @@ def _nearest(world: World, estimated: Sequence[Estimate], bounds: Bounds) -> lis
     hours, usd = min(best, key=lambda one: bounds.rank(*one.point)).point
 
     def distance(one: Estimate) -> float:
-        """Return how far an estimate is from what is wanted: its product, or how much slower or dearer it is."""
+        """Return time x cost, or with bounds the larger ratio to the best estimate's time and cost."""
         return max(one.hours / hours, one.usd / usd) if bounds.any else one.hours * one.usd
 
     near = sorted(estimated, key=distance)
@@ -132,7 +132,7 @@ def _nearest(world: World, estimated: Sequence[Estimate], bounds: Bounds) -> lis
 
 
 def _from_ends(count: int) -> list[int]:
-    """Return the numbers below count: first and last, then the middle of the longest gap."""
+    """Return the numbers from 0 to count - 1: the first and the last one, then always the middle of the longest gap."""
     found = [0, count - 1][: min(2, count)]
     while len(found) < count:
         ordered = sorted(found)
@@ -142,10 +142,9 @@ def _from_ends(count: int) -> list[int]:
 
 
 def why_none(count: int, smallest: int, *, bounded: bool) -> str:
-    """Return a sentence on why no grid is left.
+    """Return a sentence on why no grid can be used.
 
-    smallest: bytes that the smallest one needs that is too large, or 0. bounded: whether the job's own bounds apply,
-    too.
+    smallest: bytes that the smallest grid needs that does not fit, else 0. bounded: the job has bounds of its own.
     """
     if smallest:
         return (

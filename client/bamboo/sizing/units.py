@@ -1,4 +1,4 @@
-"""Readable units of times and money: seconds and cents where hours and dollars say nothing. Pure."""
+"""Readable units of time and money: seconds to hours, cents and USD. Pure."""
 
 import math
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ class ReadableUnit:
     """A unit for readable numbers."""
 
     name: str  # as it is printed
-    of_one: float = 1.0  # how many of it are one hour, or one USD
+    of_one: float = 1.0  # units in one hour, or in one USD
 
     def number(self, value: float, deviation: float | None = None) -> str:
         """Format hours or USD in this unit, with a deviation if there is one; a dash for infinity."""

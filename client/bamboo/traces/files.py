@@ -102,9 +102,7 @@ def read_trace(path: str) -> Trace:
 
 
 def _content(path: str) -> bytes:
-    """Return the unpacked content of a file, at most a byte more than allowed. Its first bytes show whether it is
-    compressed. Raises NodeTraceError.
-    """
+    """Return the content of a file, unpacked if it is gzip, at most MOST_BYTES + 1. Raises NodeTraceError."""
     try:
         with Path(path).open("rb") as file:
             content = file.read(MOST_BYTES + 1)  # at once, since a pipe is read but once
@@ -141,9 +139,7 @@ def read_traces(paths: Sequence[str]) -> Trace:
 
 
 def read_nodes(paths: Sequence[str]) -> Trace:
-    """Read a recording that must contain nodes. Raises NodeTraceError, also if the files have none, or none for any
-    time.
-    """
+    """Read a recording of nodes. Raises NodeTraceError, also if it has no node, or lasts no time."""
     trace = read_traces(paths)
     if not trace.changes:
         raise NodeTraceError(f"{paths[0]}: no node is in it; --trace needs a recording of nodes")
@@ -161,7 +157,7 @@ VERSION = 1
 
 
 class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The first line."""
+    """The first line of a recording in JSON lines."""
 
     format: str
     version: int
@@ -170,7 +166,7 @@ class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Every other line: one of add, remove and price."""
+    """Every other line of a recording in JSON lines: one of add, remove and price."""
 
     at: float
     add: str | None = None
@@ -211,14 +207,14 @@ def _parse_json_lines(path: str, text: str) -> tuple[list[NodeChange], list[Pric
 
 
 def _parsed(path: str, number: int, entry: Entry) -> NodeChange | PriceChange:
-    said = [name for name in ("add", "remove", "price") if getattr(entry, name) is not None]
-    if len(said) != 1:
-        found = " and ".join(said) or "none"
+    kinds = [name for name in ("add", "remove", "price") if getattr(entry, name) is not None]
+    if len(kinds) != 1:
+        found = " and ".join(kinds) or "none"
         raise NodeTraceError(f"{path} line {number}: expected one of add, remove and price, not {found}")
-    if entry.notice is not None and said != ["remove"]:
-        raise NodeTraceError(f"{path} line {number}: notice is of a removal, not of {said[0]}")
-    if entry.on_demand is not None and said != ["price"]:
-        raise NodeTraceError(f"{path} line {number}: onDemand is of a price, not of {said[0]}")
+    if entry.notice is not None and kinds != ["remove"]:
+        raise NodeTraceError(f"{path} line {number}: notice is of a removal, not of {kinds[0]}")
+    if entry.on_demand is not None and kinds != ["price"]:
+        raise NodeTraceError(f"{path} line {number}: onDemand is of a price, not of {kinds[0]}")
     if entry.price is not None:
         return PriceChange(at=entry.at, zone=entry.zone, usd_per_hour=entry.price, on_demand=entry.on_demand)
     change = Change.ADD if entry.add is not None else Change.REMOVE
@@ -235,9 +231,7 @@ def _decoded(decoder: msgspec.json.Decoder[T], path: str, number: int, line: str
 
 
 def _numbered_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines with their numbers from 1, without line ends; a lone carriage return counts only if there are no
-    other ends.
-    """
+    """Yield (number from 1, line without its end). A carriage return ends a line only in a text without newlines."""
     if "\n" not in text:
         yield from enumerate(text.splitlines(), start=1)
         return

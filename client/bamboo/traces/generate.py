@@ -1,4 +1,4 @@
-"""Made-up recordings, as pure functions of a seed. Zones and nodes are named and drawn in a fixed order."""
+"""Generated recordings of nodes, pure functions of a seed."""
 
 import math
 import random
@@ -24,7 +24,7 @@ class Generation:
     """The settings of a made-up recording."""
 
     pattern: Pattern = Pattern.HOURLY
-    nodes: int = 16  # wanted; as many are there at the beginning
+    nodes: int = 16  # the number at the beginning, and at most
     hours: float = 24.0
     removal: float = 0.1  # probability that a node is taken away within an hour
     addition: float = 0.5  # probability that a missing node is replaced within an hour
@@ -33,8 +33,9 @@ class Generation:
 
 
 def generate(wanted: Generation, seed: int) -> Trace:
-    """Return a made-up recording, the same for the same arguments on every machine. Raises NodeTraceError for
-    impossible arguments.
+    """Return a generated recording, the same for the same arguments on every machine.
+
+    Raises NodeTraceError for settings out of bounds.
     """
     _check(wanted)
     rng = random.Random(seed)
@@ -64,36 +65,34 @@ def _check(wanted: Generation) -> None:
 
 
 def _zone(wanted: Generation, zone: str, nodes: int, rng: random.Random) -> list[NodeChange]:
-    """Return a zone's changes hour by hour: first removals, then new nodes. A node leaves in a later hour than
-    it came.
-    """
-    there = [f"{zone}-{number}" for number in range(1, nodes + 1)]
-    changes = [NodeChange(at=0.0, change=Change.ADD, node=node, zone=zone) for node in there]
+    """Return a zone's changes hour by hour: first removals, then new nodes."""
+    present = [f"{zone}-{number}" for number in range(1, nodes + 1)]
+    changes = [NodeChange(at=0.0, change=Change.ADD, node=node, zone=zone) for node in present]
     named, end = nodes, wanted.hours * HOUR
     for hour in range(math.ceil(wanted.hours)):
         begin = hour * HOUR
-        gone = [(begin + offset, node) for offset, node in _removals(wanted, there, rng)]
-        missing = nodes - len(there)
+        gone = [(begin + offset, node) for offset, node in _removals(wanted, present, rng)]
+        missing = nodes - len(present)
         moments = [begin + rng.random() * HOUR for _ in range(missing) if rng.random() < wanted.addition]
         gone = [(at, node) for at, node in gone if at <= end]
         taken = {node for _, node in gone}
-        there = [node for node in there if node not in taken]
+        present = [node for node in present if node not in taken]
         for at, node in gone:
             changes.append(NodeChange(at=at, change=Change.REMOVE, node=node, zone=zone, notice=wanted.notice))
         for at in sorted(moment for moment in moments if moment <= end):
             named += 1
-            there.append(f"{zone}-{named}")
-            changes.append(NodeChange(at=at, change=Change.ADD, node=there[-1], zone=zone))
+            present.append(f"{zone}-{named}")
+            changes.append(NodeChange(at=at, change=Change.ADD, node=present[-1], zone=zone))
     return changes
 
 
-def _removals(wanted: Generation, there: list[str], rng: random.Random) -> list[tuple[float, str]]:
+def _removals(wanted: Generation, present: list[str], rng: random.Random) -> list[tuple[float, str]]:
     """Return (seconds within the hour, node) of each removal."""
     if wanted.pattern is Pattern.ZONES:
-        size = math.ceil(BATCH * len(there))
-        if not there or rng.random() >= wanted.removal * len(there) / size:
+        size = math.ceil(BATCH * len(present))
+        if not present or rng.random() >= wanted.removal * len(present) / size:
             return []
         at = rng.random() * HOUR
-        return [(at, node) for node in rng.sample(there, size)]
-    chosen = [node for node in there if rng.random() < wanted.removal]
+        return [(at, node) for node in rng.sample(present, size)]
+    chosen = [node for node in present if rng.random() < wanted.removal]
     return [(rng.random() * HOUR, node) for node in chosen]

@@ -86,8 +86,7 @@ def price_series(trace: Trace, zone: str) -> tuple[PriceChange, ...]:
 
 
 def unpriced(trace: Trace, *, all_nodes: bool = False) -> str:
-    """Return a sentence if a recording has prices, but none for one of its nodes, as when nodes have no zone; otherwise
-    "".
+    """Return a sentence if a recording has prices, but none for the zone of one of its nodes; otherwise "".
 
     all_nodes: only if no node has a price.
     """

@@ -1,4 +1,4 @@
-"""A part of a recording, which starts again from its beginning when it is over. Pure."""
+"""A window of a recording, which continues from the recording's beginning at its end. Pure."""
 
 from bisect import bisect_left
 from dataclasses import replace
@@ -15,35 +15,35 @@ def window(trace: Trace, start: float, seconds: float) -> Trace:
     """
     if not trace.changes or trace.duration <= 0:
         return make_trace(duration=seconds, source=trace.source)
-    there: dict[str, str] = {}
+    present: dict[str, str] = {}
     for change in trace.changes[: bisect_left(trace.changes, start, key=lambda change: change.at)]:
-        _follow(there, change)
-    changes = [NodeChange(at=0.0, change=Change.ADD, node=node, zone=zone) for node, zone in there.items()]
+        _follow(present, change)
+    changes = [NodeChange(at=0.0, change=Change.ADD, node=node, zone=zone) for node, zone in present.items()]
     begun = -start
     for _ in range(MOST_ROUNDS):
         for change in trace.changes:
             at = begun + change.at
             if at > seconds:
                 break
-            if at < 0 or (change.change is Change.ADD) == (change.node in there):
+            if at < 0 or (change.change is Change.ADD) == (change.node in present):
                 continue  # before the window; or it stayed from the end of the trace to its beginning
-            _follow(there, change)
+            _follow(present, change)
             notice = None if change.notice is None else min(change.notice, at)
             changes.append(replace(change, at=at, notice=notice))
         begun += trace.duration
         if begun >= seconds:
             break
         stay = {c.node for c in trace.changes if c.at == 0 and c.change is Change.ADD}
-        for node in [node for node in there if node not in stay]:
-            changes.append(NodeChange(at=begun, change=Change.REMOVE, node=node, zone=there.pop(node)))
+        for node in [node for node in present if node not in stay]:
+            changes.append(NodeChange(at=begun, change=Change.REMOVE, node=node, zone=present.pop(node)))
     return make_trace(changes, _prices(trace, start, seconds), duration=seconds, source=trace.source)
 
 
-def _follow(there: dict[str, str], change: NodeChange) -> None:
+def _follow(present: dict[str, str], change: NodeChange) -> None:
     if change.change is Change.ADD:
-        there[change.node] = change.zone
+        present[change.node] = change.zone
     else:
-        there.pop(change.node, None)
+        present.pop(change.node, None)
 
 
 def _prices(trace: Trace, start: float, seconds: float) -> list[PriceChange]:

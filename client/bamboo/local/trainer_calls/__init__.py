@@ -1,1 +1,1 @@
-"""Calls of the trainer by commands, in a process of its own."""
+"""Calls of the trainer, each in a process of its own, since this process may lack torch."""

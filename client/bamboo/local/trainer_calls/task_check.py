@@ -1,4 +1,4 @@
-"""A check by the trainer, in its own process, whether a job's task loads and what its workers need.
+"""A check of a job's task by the trainer: whether it loads, and how much memory its workers need.
 
 This machine may lack the trainer and torch. Then nothing is checked, and the result says so.
 """
@@ -49,9 +49,7 @@ def _task(answer: dict[str, Any]) -> str:
 
 
 def _memory(answer: dict[str, Any]) -> str:
-    """Describe the memory of workers, without torch itself: on a GPU its context and its allocator's cache
-    come on top.
-    """
+    """Describe the memory of workers, without torch's own: on a GPU its context and its allocator's cache."""
     calm, taken = answer["calm"], answer["taken_over"]
     kinds = sorted(calm["memory"].items(), key=lambda kind: -kind[1])[:SHOWN_KINDS]
     most = ", ".join(f"{name} {size(number)}" for name, number in kinds if number)

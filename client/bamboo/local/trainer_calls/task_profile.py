@@ -116,7 +116,7 @@ def profile_of(spec: JobSpec, answer: dict[str, Any], repeats: int) -> ModelProf
 def surrounded(
     profile: ModelProfile, *, flow: float | None, machine: float | None, start: float | None
 ) -> ModelProfile:
-    """Return the profile with the user's figures of the machine in place of measured or assumed ones.
+    """Return the profile with the network and start time that flags give.
 
     flow, machine: bytes a second of one connection, and of all. start: seconds.
     """
@@ -134,18 +134,18 @@ def surrounded(
 
 
 def _seconds(measured: str, answer: dict[str, Any]) -> Source:
-    """Return a measurement, or an estimate with its reason if it is not steady."""
+    """Return the source of the layers' seconds: an estimate if the machine was busy or times are not steady."""
     waited, unsteady = answer["waited"], answer["unsteady"]
-    told = []
+    doubts = []
     if waited >= BUSY:
         busy = f"the machine was busy: {100 * waited:.0f} % of the time no processor was free, which is not counted"
-        told.append(f"{busy}, but slows what is")
+        doubts.append(f"{busy}, but slows what is")
     if unsteady:
         layers = ", ".join(map(str, unsteady[:SHOWN_LAYERS])) + (" and others" if len(unsteady) > SHOWN_LAYERS else "")
-        told.append(
+        doubts.append(
             f"not steady: of {len(unsteady)} of {len(answer['layers'])} layers ({layers}) the median is known within"
             f" {100 * answer['spread']:.0f} % and not {100 * answer['bound']:.0f} %"
         )
-    if told:
-        return Source(text="; ".join([measured, *told]), estimated=True)
+    if doubts:
+        return Source(text="; ".join([measured, *doubts]), estimated=True)
     return Source(text=f"{measured}, each known within {100 * answer['bound']:.0f} %")

@@ -19,11 +19,11 @@ END_SECONDS = 30.0  # in which the process removes incomplete files
 
 
 class TrainerError(RuntimeError):
-    """One sentence that says why the trainer has no answer."""
+    """Error of a call of the trainer; the text is a sentence for the user."""
 
 
 def missing_packages() -> str:
-    """Return the packages that the trainer needs and are not installed, for people; "" if none."""
+    """Return the names of packages that the trainer needs and that are not installed; "" if none is missing."""
     return " and ".join(module for module in NEEDED if find_spec(module) is None)
 
 
@@ -43,7 +43,7 @@ def run_trainer(module: str, arguments: Sequence[str], what: str) -> int:
 
 
 def run_silently(module: str, arguments: Sequence[str], what: str) -> None:
-    """Run `python -m MODULE` without output, in any thread. Raises TrainerError with what it prints if it fails.
+    """Run `python -m MODULE` without output, in any thread. Raises TrainerError with its error output.
 
     what: its purpose, in words.
     """
@@ -109,8 +109,8 @@ async def _ask(function: str, arguments: dict[str, Any], folders: Sequence[Path]
             await pool.open()
             answer: dict[str, Any] = await pool.call(function, arguments)
         except ForkServerError as error:
-            said = one_line(pool.tail(3))
-            raise TrainerError(f"{failed}: {error}" + (f" ({said})" if said else "")) from None
+            printed = one_line(pool.tail(3))
+            raise TrainerError(f"{failed}: {error}" + (f" ({printed})" if printed else "")) from None
         finally:
             await pool.close()
     return answer

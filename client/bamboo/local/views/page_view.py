@@ -1,4 +1,4 @@
-"""The job page of a local run, as one more view."""
+"""The web page of a local run, a view of it."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -18,7 +18,7 @@ STARTING = ShownState(name="Starting", tone="idle", sentence="The workers are be
 
 
 class PageView:
-    """A view that keeps what the page shows, and serves it while `serving` is entered."""
+    """A view that records status and events for the page, and serves it within `serving`."""
 
     def __init__(self, spec: JobSpec, *, port: int = 0, clock: Clock | None = None) -> None:
         self._spec, self._port = spec, port

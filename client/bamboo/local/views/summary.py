@@ -58,7 +58,7 @@ class Summary:
     output: str | None = None
     profiled: str | None = None  # where torch.profiler's files are, or why there are none; None if not requested
     log_tail: str | None = None  # what the workers printed, if a failure has no better explanation
-    log_shown: bool = False  # all of it has been shown
+    log_shown: bool = False  # --debug has shown the whole log
 
     @property
     def exit_code(self) -> int:
@@ -174,9 +174,7 @@ def to_text(summary: Summary) -> str:
 
 
 def _crashes(crashes: Sequence[str]) -> str:
-    """Return the crashes in words, grouped by their kind, as in "w0, w1 exited with code 1; w2 was killed by
-    SIGSEGV".
-    """
+    """Return the crashes in words, grouped by kind: "w0, w1 exited with code 1; w2 was killed by SIGSEGV"."""
     alike: dict[str, list[str]] = {}
     for worker, _, how in (crash.partition(" ") for crash in crashes):
         alike.setdefault(how, []).append(worker)
@@ -215,9 +213,7 @@ def _quoted(text: str) -> list[str]:
 
 
 def _takeovers(summary: Summary) -> list[str]:
-    """Return a line for each takeover, only for the longest if there are many, in their order; then the pauses
-    of all.
-    """
+    """Return a line for each of the longest takeovers, in the order of time, and one about all pauses."""
     shown = sorted(summary.status.takeovers, key=lambda taken: -taken.pause_ms)[:SHOWN_TAKEOVERS]
     lines = [
         f"    {_takeover(summary, taken)}" for taken in summary.status.takeovers if any(taken is one for one in shown)

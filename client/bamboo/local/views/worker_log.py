@@ -1,4 +1,4 @@
-"""Display of the workers' log while they write it."""
+"""Display of the workers' log while the workers write it."""
 
 import contextlib
 from collections.abc import Callable
@@ -8,16 +8,14 @@ CHUNK = 1 << 20  # bytes read at once, and most bytes kept of an unfinished line
 
 
 class LogFollower:
-    """Passes on what a file has gained since the last call, in whole lines unless they are longer than CHUNK."""
+    """Reads what was appended to a file since the last call, and passes on whole lines, or parts of CHUNK bytes."""
 
     def __init__(self, path: Path, write: Callable[[str], object]) -> None:
         self._path, self._write = path, write
         self._offset, self._partial = 0, b""
 
     def follow(self) -> bool:
-        """Pass on at most one CHUNK, because other work waits meanwhile; return whether there was any. The file may not
-        exist yet.
-        """
+        """Read at most one CHUNK, since other work waits. Return whether there was any; the file may be missing."""
         with contextlib.suppress(FileNotFoundError), self._path.open("rb") as log:
             log.seek(self._offset)
             data = log.read(CHUNK)

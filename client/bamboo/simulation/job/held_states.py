@@ -1,4 +1,4 @@
-"""The states that workers of a simulated job hold, and the time to copy or load them. Pure."""
+"""The stages whose state each simulated worker holds, and the time to copy or load states. Pure."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Set
@@ -28,7 +28,7 @@ class HeldStates:
         self._coming: dict[tuple[WorkerId, int], float] = {}  # when the copy is complete
 
     def begin(self, plan: Plan) -> None:
-        """Give every worker what the plan says."""
+        """Let every worker hold the stages that the plan gives it."""
         self._coming.clear()
         self._held = {w: set() for w in plan.worker_ids()}
         for cell in plan.cells():
@@ -36,8 +36,9 @@ class HeldStates:
                 self._held[worker].add(cell.stage)
 
     def follow(self, plan: Plan, now: float) -> list[StateOnItsWay]:
-        """Forget states that workers no longer need; return the copies that begin now. An owner sends one state after
-        the other.
+        """Drop states that the plan no longer assigns; return the copies that begin now.
+
+        An owner sends one state after the other.
         """
         wanted: dict[WorkerId, set[int]] = {}
         busy: defaultdict[WorkerId, float] = defaultdict(float)
@@ -89,8 +90,7 @@ class HeldStates:
     def beginning(
         self, plan: Plan, copies: Mapping[WorkerId, Set[int]] | None = None
     ) -> tuple[dict[WorkerId, float], list[Transfer]]:
-        """Return the seconds until each worker has begun with the state of a plan with a new origin, and the transfers
-        between workers.
+        """Return the seconds until each worker has its state of a plan with a new origin, and the transfers.
 
         Layers in a worker's own memory cost nothing, other workers' come over the network, and the rest from the store.
         copies: the layers of that state by worker; the plan names only some sources.

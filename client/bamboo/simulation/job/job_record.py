@@ -1,4 +1,4 @@
-"""The record of a simulated job's run, its figures, and their course over time. Pure."""
+"""The record of a simulated run: its events, figures, and series over time. Pure."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -46,8 +46,9 @@ class JobFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """The course of a run, in bins of equal length. Values are means over their bin; counts, and seconds of pauses, are
-    sums up to its end.
+    """The figures of a run over time, in bins of equal length.
+
+    Values are means over their bin; counts, and seconds of pauses, are sums up to the end of the bin.
     """
 
     hours: tuple[float, ...]  # at the end of each bin
@@ -180,8 +181,9 @@ class JobRecord:
 
 
 def mean_over_time(name: str, runs: Sequence[Series]) -> tuple[list[float], list[float]]:
-    """Return the hours and a value's means over the runs of at least that length, at the ends of the longest run's
-    bins. Cumulative values are averaged over all runs, with their final value after a run's end.
+    """Return the hours at the ends of the longest run's bins, and a value's mean over the runs that last that long.
+
+    Cumulative values are averaged over all runs, with their final value after a run's end.
     """
     longest = max(runs, key=lambda series: series.hours[-1])
     values = []

@@ -73,8 +73,9 @@ class JobRun:
 
 
 def simulate_job(run: JobRun, say: Callable[[str], None] | None = None, model: StepModel | None = None) -> JobResult:
-    """Simulate a run and return its result. say: receives a line for each event. model: of another run of this job on
-    this profile, to reuse its results. Raises SimulationError if the job cannot be simulated.
+    """Simulate a run and return its result. Raises SimulationError if the job cannot be simulated.
+
+    say: called with a line for each event. model: of another run of this job on this profile, to reuse its results.
     """
     return _Simulation(_simplified(run), model or model_of(run), say).run()
 
@@ -86,7 +87,7 @@ def model_of(run: JobRun) -> StepModel:
 
 
 def _simplified(run: JobRun) -> JobRun:
-    """Return the run without what takes no time in the model, such as comparing states. Raises SimulationError."""
+    """Return the run without settings that take no time in the model, such as evaluation. Raises SimulationError."""
     training = replace(run.spec.training, evaluation=None, epochs=None, tokens=None, deterministic=False)
     if training.steps == UNKNOWN_STEPS:
         raise SimulationError("spec.training: only the data tell how many steps its epochs or tokens are; say --steps")
@@ -131,15 +132,13 @@ class _Simulation:
         )
 
     def _usual_step(self) -> float:
-        """Return the seconds of an undisturbed step on the job's whole grid. Raises SimulationError if there is no such
-        grid.
-        """
+        """Return the seconds of an undisturbed step on the whole grid. Raises SimulationError if no grid fits."""
         spec, profile = self._spec, self._run.profile
         if spec.elastic:
             best = GridRates(profile.figures, spec, profile.machine.memory).best(whole_workers(spec))
             if best is None:
-                there = f"{profile.machine.memory / 1e9:.1f} GB"
-                raise SimulationError(f"no grid that the job may have fits devices of {there}")
+                memory = f"{profile.machine.memory / 1e9:.1f} GB"
+                raise SimulationError(f"no grid that the job may have fits devices of {memory}")
             return best.seconds
         pipelines = spec.topology.pipelines
         try:
@@ -213,7 +212,7 @@ class _Simulation:
         self._coordinate(Tick())
 
     def _most_steps(self) -> int:
-        """Return the steps until the coordinator must see a commit to request a checkpoint in time."""
+        """Return the steps until the coordinator must get a commit to request a checkpoint in time."""
         at = next_one(self._state)
         return UNKNOWN_STEPS if at is None else max(1, at - AHEAD_STEPS - self._training.step)
 
@@ -242,7 +241,7 @@ class _Simulation:
                 self._finish = command
 
     def _send_plan(self, worker: WorkerId, plan: Plan) -> None:
-        """Send a plan to a worker. All workers that get it at the same moment receive it in one event."""
+        """Send a plan to a worker. Workers that are sent the plan at the same moment get it in one event."""
         now = self._clock.now
         if self._sent is None or self._sent[0] is not plan or self._sent[1] != now:
             self._sent = plan, now, []
@@ -323,8 +322,8 @@ class _Simulation:
         if not gives_back(self._spec):
             return
         prices = self._supply.worker_prices(self._clock.now)
-        there = {w: prices[r.node.name] for w, r in self._workers.items() if r.alive and r.node.name in prices}
-        prices_now = PricesReported(there, self._supply.next_prices(self._clock.now))
+        known = {w: prices[r.node.name] for w, r in self._workers.items() if r.alive and r.node.name in prices}
+        prices_now = PricesReported(known, self._supply.next_prices(self._clock.now))
         if prices_now != self._prices:
             self._prices = prices_now
             self._coordinate(prices_now)
@@ -383,7 +382,7 @@ class _Simulation:
             self._tell(worker, protocol.WorkerReady())
 
     def _leaves(self, worker: WorkerId) -> None:
-        """Free the node of a worker that was told to stop."""
+        """Free the node of a worker that the coordinator has removed."""
         record = self._workers.get(worker)
         if record is None or not record.alive:
             return

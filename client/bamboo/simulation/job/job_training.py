@@ -1,4 +1,4 @@
-"""The workers of a simulated job: steps, plans, states and checkpoints in virtual time.
+"""The workers of a simulated job in virtual time: steps, plans, states and checkpoints.
 
 Mirrors the engine where it takes time: a plan takes effect at once or with a commit, a step in which an owner is lost
 is completed by its heirs, and a worker holds a state only once it is copied.
@@ -31,8 +31,9 @@ Tell = Callable[[WorkerId, protocol.Message], None]
 
 
 class SimulatedTraining:
-    """The training of a simulated job, step by step. tell: sends a worker's message to the coordinator. most: the
-    number of steps that may be done before the next report.
+    """The training of a simulated job, step by step.
+
+    tell: sends a worker's message to the coordinator. most: returns the steps that may be done before the next report.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class SimulatedTraining:
         self._wish: protocol.TakeCheckpoint | None = None
         self._carried: tuple[int, CheckpointId] | None = None
         self._kept: list[CheckpointId] = []
-        self._cut_state: CheckpointId | None = None  # the newest cut, and the layers that workers have of it
+        self._cut_state: CheckpointId | None = None  # the newest cut
         self._copies: dict[WorkerId, frozenset[int]] = {}
         self._checkpoints = self._backwards = 0
         self._timed: tuple[object, int] = None, 0  # the grid whose steps are reported one by one, from which step on
@@ -74,7 +75,7 @@ class SimulatedTraining:
     # plans
 
     def plan_arrived(self, plan: Plan) -> None:
-        """Take in a plan that has arrived at all workers that it names; each plan counts once."""
+        """Follow a plan that has arrived at its workers, at once or at its boundary; ignore it if it came before."""
         newest = self._pending or self.plan
         if newest is not None and plan.epoch <= newest.epoch:
             return
@@ -141,7 +142,7 @@ class SimulatedTraining:
                     self._tell(plan.at(cell).owner, protocol.ReplicaSynced(cell=cell, replica=replica))
 
     def _switch(self, plan: Plan) -> None:
-        """Follow a plan at once: the new runners of cells repeat what was done of them in this step."""
+        """Follow a plan at once: new owners of cells repeat the work of this step."""
         before, now = self.plan, self._clock.now
         assert before is not None
         self._pending = None
@@ -259,7 +260,7 @@ class SimulatedTraining:
             self._say_times(plan)
 
     def _committed(self, steps: int) -> None:
-        """Commit that many steps. The coordinator gets only the last one's message, as if the others were lost."""
+        """Commit a number of steps. The coordinator gets the message of the last one alone."""
         plan, now = self._current_plan, self._clock.now
         self._record.sent(self._since, now, self._step_traffic(plan) * steps)
         new = self.step + steps - max(self._furthest, self.step)
@@ -294,7 +295,7 @@ class SimulatedTraining:
             self._begin()
 
     def _is_new(self, plan: Plan) -> bool:
-        """Whether the coordinator needs a report of each step to learn step times on this grid."""
+        """Return whether the coordinator still learns step times on this grid, and needs a report of each step."""
         if not self._spec.elastic:
             return False
         ran = plan.stages, plan.target.pipelines, plan.target.schedule
@@ -363,13 +364,13 @@ class SimulatedTraining:
             self._wish = wish if wish.at <= self._spec.training.steps else None
 
     def hold(self, cut: CheckpointId) -> None:
-        """Give up the step in progress, and keep the state before it, from which it begins anew."""
+        """Give up the step in progress, and let all workers keep the state before it (a cut)."""
         if self.step == cut.step and self._cut_state != cut:
             self._stop()
             self._cut(self._current_plan, cut)
 
     def _carry(self, plan: Plan) -> tuple[tuple[int, CheckpointId] | None, bool]:
-        """Return the checkpoint that this commit begins for a request, and whether no step follows it."""
+        """Return the checkpoint that begins with this commit, if one is due, and whether training is cut there."""
         wish = self._wish
         if wish is None or self.step < wish.at:
             return None, False
@@ -428,7 +429,7 @@ class SimulatedTraining:
         self._answer(worker, protocol.Report(committed=self.step - 1, held=held))
 
     def _cut(self, plan: Plan, cut: CheckpointId) -> None:
-        """Cut the training: no worker begins another step, and all copy the layers that they hold."""
+        """Cut the training: no worker begins another step, and each copies the layers that it holds to host memory."""
         self._idle_since = self._clock.now
         self._cut_state, self._copies = cut, {}
         for worker in sorted(plan.worker_ids() - self._gone.keys()):

@@ -21,9 +21,7 @@ NODE_TERMS: Final = (  # their path in a pod's spec
 
 
 def named_zones(spec: JobSpec) -> tuple[str, ...]:
-    """Return the zones that templates name for pods, by nodeSelector or a required nodeAffinity; () if one names
-    none.
-    """
+    """Return the zones that all pod templates name, by nodeSelector or required nodeAffinity; () if one names none."""
     found = [_named_zones(spec, pool) for pool in spec.node_pools or (None,)]
     return tuple(dict.fromkeys(zone for zones in found for zone in zones)) if all(found) else ()
 
@@ -116,8 +114,9 @@ def _selected(spec: JobSpec, pool: NodePool | None) -> Any:
 
 
 def node_terms(spec: JobSpec, pool: NodePool | None = None) -> tuple[Mapping[str, Any], ...]:
-    """Return the terms of a pod's required node affinity, one of which has to hold; () if there is none. A pool's
-    template takes precedence over `worker.template`.
+    """Return the terms of a pod's required node affinity, alternatives to each other; () if it has none.
+
+    A pool's template takes precedence over `worker.template`.
     """
     for template in (pool.template if pool is not None else {}, spec.worker.template):
         part: Any = template.get("spec") or {}

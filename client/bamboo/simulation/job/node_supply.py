@@ -1,5 +1,6 @@
-"""The nodes of a simulated job and their costs: spot nodes come and go by a trace, on-demand ones stay. It has no
-clock; the run passes in the time.
+"""The nodes of a simulated job and their prices: spot nodes come and go by a trace, on-demand ones stay.
+
+It has no clock; the run passes in the time.
 """
 
 from bisect import bisect_right
@@ -54,7 +55,7 @@ class NodeSupply:
         self._node_price = spec.spread.node_price
         self._pool_prices = {pool.name: self._node_price(pool.price_per_hour) for pool in self.spot}
         self._pool_price = self._node_price(pool_price(self.spot, Capacity.SPOT))  # of pools without a price
-        self._there: dict[str, SimulatedNode] = {}
+        self._available: dict[str, SimulatedNode] = {}
         self._used: dict[str, SimulatedNode] = {}
         self._workers: Counter[str] = Counter()  # by node
         self._made = 0
@@ -63,16 +64,16 @@ class NodeSupply:
     def came(self, name: str, zone: str) -> None:
         """Add a node, unless the job may not use its zone."""
         if self._may_be_in(zone):
-            self._there[name] = SimulatedNode(name=name, zone=zone)
+            self._available[name] = SimulatedNode(name=name, zone=zone)
 
     def noticed(self, name: str) -> None:
         """Stop using a node for new workers, because it will be taken away."""
-        self._there.pop(name, None)
+        self._available.pop(name, None)
 
     def went(self, name: str) -> bool:
         """Remove a node. Return whether it was used."""
         used = name in self._used
-        self._there.pop(name, None)
+        self._available.pop(name, None)
         self._used.pop(name, None)
         self._workers.pop(name, None)
         return used
@@ -87,7 +88,7 @@ class NodeSupply:
         begun: dict[int, SimulatedNode] = {}
         if self._room > 1:
             used = (node for node in self._used.values() if node.pool is None and node.spot == pool.name)
-            begun = {node.group: node for node in used if node.name in self._there and self._has_room(node)}
+            begun = {node.group: node for node in used if node.name in self._available and self._has_room(node)}
         free = self._free(pool)
         for group in self._groups():
             zones = self._allowed(group, Counter(node.zone for node in free))
@@ -99,7 +100,9 @@ class NodeSupply:
 
     def _free(self, pool: NodePool) -> list[SimulatedNode]:
         """Return the unused spot nodes of that pool."""
-        return [node for node in self._there.values() if node.name not in self._used and self._allows(pool, node.zone)]
+        return [
+            node for node in self._available.values() if node.name not in self._used and self._allows(pool, node.zone)
+        ]
 
     def _allows(self, pool: NodePool, zone: str) -> bool:
         allowed = self._zones_of[pool.name]
@@ -139,8 +142,9 @@ class NodeSupply:
         return sorted(free, key=lambda zone: (used[zone] > 0, -free[zone]))
 
     def take_on_demand(self, waited: float) -> SimulatedNode | None:
-        """Return a node of the first on-demand pool that is due after that many seconds and not full; None if there is
-        none.
+        """Return a node of the first on-demand pool that is due and not full; None if there is none.
+
+        waited: seconds since the worker was requested.
         """
         for pool in self.fallbacks:
             mine = [node for node in self._used.values() if node.pool == pool]
@@ -184,9 +188,7 @@ class NodeSupply:
         return {name: price / self._room for name, price in prices.items() if price is not None}
 
     def next_prices(self, now: float) -> tuple[tuple[float, int], ...]:
-        """Return the USD per hour of further workers and how many there are at each price, in the order in which they
-        come.
-        """
+        """Return (USD per hour, number) of the workers that would come next, in their order."""
         counts = Counter[str]()
         for node in self._used.values():
             counts[node.pool.name if node.pool else node.spot] += self._workers[node.name]
@@ -199,9 +201,7 @@ class NodeSupply:
         return tuple((price / self._room, count) for price, count in priced)
 
     def next_spot_price(self, pool: NodePool, now: float) -> float | None:
-        """Return the USD per hour of one more node of that pool: the median over zones with free nodes, else over its
-        zones.
-        """
+        """Return the USD per hour of one more node of a pool: the median over zones with free nodes, else over all."""
         zones = [node.zone for node in self._free(pool)] or [zone for zone in self._zones if self._allows(pool, zone)]
         prices = [
             self._price_of(SimulatedNode(name="", zone=zone, spot=pool.name), now) for zone in dict.fromkeys(zones)
@@ -212,8 +212,8 @@ class NodeSupply:
     def _price_of(self, node: SimulatedNode, now: float) -> float | None:
         if node.pool is not None:
             known = self._prices.on_demand if self._prices else None
-            said = self._node_price(node.pool.price_per_hour)
-            return said if said is not None else known
+            price = self._node_price(node.pool.price_per_hour)
+            return price if price is not None else known
         if self._price is not None:
             return self._price
         if node.zone not in self._series:
@@ -222,8 +222,8 @@ class NodeSupply:
         times, series = self._series[node.zone]
         if series:
             return series[max(0, bisect_right(times, now) - 1)].usd_per_hour
-        if (said := self._pool_prices.get(node.spot)) is not None:
-            return said
+        if (price := self._pool_prices.get(node.spot)) is not None:
+            return price
         if self._pool_price is not None:
             return self._pool_price
         return self._prices.spot if self._prices else None

@@ -44,8 +44,7 @@ class Transfer(NamedTuple):
 
 
 def step_traffic(plan: Plan, layout: Layout, profile: ModelProfile) -> float:
-    """Return the bytes of one undisturbed step under a plan that cross zones. profile: for the job's microbatches
-    (`for_microbatch`).
+    """Return the bytes of one undisturbed step that cross zones. profile: for the job's microbatches.
 
     Workers without a known zone count as in one zone. Small or rare traffic is ignored: headers, tied parameters,
     running buffers, evaluation, and repetitions after a loss. So is the store's, which belongs to no zone.
@@ -60,8 +59,10 @@ def step_transfers(
     profile: ModelProfile,
     zones: Mapping[WorkerId, str] | None = None,
 ) -> Iterator[Transfer]:
-    """Yield the transfers of one undisturbed step, between different workers. zones: of workers, to combine a
-    reduction's transfers to one zone: its pairs grow with the square of the pipelines.
+    """Yield the transfers of one undisturbed step, between different workers.
+
+    zones: of workers. If given, the transfers of a reduction to one zone are combined into one, since their number
+    grows with the square of the pipelines.
     """
     receivers = [_receivers(plan, layout, stage, zones) for stage in range(len(plan.stages))]
     parts = [profile.layers[first:end] for first, end in plan.stages]
@@ -90,8 +91,9 @@ def crossing(transfers: Iterable[Transfer], zones: Mapping[WorkerId, str]) -> fl
 
 
 def _boundaries(plan: Plan, cell: Cell, size: float, *, trained: bool) -> Iterator[Transfer]:
-    """Yield the transfers between a cell and the next one: outputs, and their gradients back. size: of a step's
-    outputs. trained: whether the cell, or a stage before it, has trained parameters.
+    """Yield the transfers between a cell and the next one: outputs, and their gradients back.
+
+    size: bytes of a step's outputs. trained: whether the cell, or a stage before it, has trained parameters.
     """
     if cell.stage == len(plan.stages) - 1:
         return
@@ -110,14 +112,14 @@ def _replicas(plan: Plan, cell: Cell, profile: ModelProfile) -> Iterator[Transfe
 
 
 def _finished_groups(plan: Plan, layout: Layout, cell: Cell, gradients: float) -> Iterator[Transfer]:
-    """Yield the groups' sums, except the last, sent as they are finished; a slow link gets fewer of them."""
+    """Yield the transfers of finished sums of gradient groups, all but the last, to the worker that keeps them."""
     share, receiver = layout.shares[cell.pipeline], keeper(plan, cell)
     if receiver is not None and share.end - share.first > 1:
         yield Transfer(TrafficKind.REDUCTION, plan.at(cell).owner, receiver, gradients, share.end - share.first - 1)
 
 
 def _receivers(plan: Plan, layout: Layout, stage: int, zones: Mapping[WorkerId, str] | None) -> list[Counter[WorkerId]]:
-    """Return the owners of a stage with their numbers of pipelines: each by itself, or combined by zone."""
+    """Return the owners of a stage with their numbers of pipelines; with zones, those of a zone together."""
     owners = defaultdict[str, Counter[WorkerId]](Counter)
     for pipeline in range(layout.pipelines):
         owner = plan.at(Cell(pipeline, stage)).owner

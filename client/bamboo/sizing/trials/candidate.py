@@ -56,7 +56,7 @@ def as_the_job_is(machine: str, spec: JobSpec) -> Candidate:
 def edits(candidate: Candidate, spec: JobSpec) -> dict[Path, Any]:
     """Return the necessary edits of the job's manifest.
 
-    The coordinator still chooses what it may of the grid, for the candidate's number of workers.
+    A grid that the coordinator chooses stays open; only the number of workers is the candidate's.
     """
     topology, elastic = spec.topology, spec.elastic
     wanted: dict[Path, tuple[Any, Any]] = {
@@ -78,7 +78,7 @@ def edits(candidate: Candidate, spec: JobSpec) -> dict[Path, Any]:
 
 
 def on_its_grid(candidate: Candidate, spec: JobSpec) -> JobSpec:
-    """Return the job with all that the candidate says, on its grid, fixed."""
+    """Return the job with the candidate's settings and a fixed grid."""
     topology = replace(
         spec.topology,
         stages=candidate.stages,

@@ -1,4 +1,4 @@
-"""Simulated trials of candidates, extrapolated to the whole job, since runs are cut early."""
+"""Simulated runs of a candidate, extrapolated to the whole job, since runs are cut early."""
 
 import math
 import statistics
@@ -80,9 +80,10 @@ def simulate_trial(world: World, candidate: Candidate) -> Assessment:
 
 
 def outcome_of(result: JobResult, ended: str, training: TrainingSpec, settled: float) -> TrialOutcome:
-    """Return the outcome of a simulated run. training: with the steps of the whole job. settled: hours after which
-    nodes no longer depend on the start. The rest of the job is extrapolated from the time after that if the run trained
-    then, otherwise from all time since training began.
+    """Return the outcome of a simulated run, with the rest of the job extrapolated.
+
+    training: of the whole job. settled: hours after which nodes no longer depend on the start: the pace after that
+    counts if the run trained then, otherwise the pace since training began.
     """
     figures = result.figures
     if ended or not figures.steps:

@@ -1,4 +1,4 @@
-"""Simulated world of candidates: the job, the available machines, and the course of their nodes. Pure."""
+"""The world in which candidates are simulated: the job, machines with profiles and prices, and nodes. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -55,9 +55,7 @@ class Market:
         return self.generation.zones if self.generation else ()
 
     def spot_usd(self, usual: float) -> float:
-        """Return the USD of a spot node for an hour, on average over time and zones. usual: for a zone without a
-        recorded price.
-        """
+        """Return the mean USD per hour of a spot node, over time and zones. usual: that of zones without prices."""
         found = [usual if price is None else price for price in self._recorded_usd]
         return fmean(found) if found else usual
 
@@ -148,8 +146,9 @@ class World:
         return self.market.spot_usd(prices.spot if prices else 1.0)
 
     def on_demand_usd(self, machine: str) -> float | None:
-        """Return the USD of an on-demand node for an hour: of the price file or the profile, else of the job's first
-        on-demand pool with a price; None if unknown.
+        """Return the USD per hour of an on-demand node; None if unknown.
+
+        It is that of the price file or the profile, else of the job's first on-demand pool with a price.
         """
         kind = self.machines[machine]
         if kind.price is not None and kind.price.on_demand is None:
