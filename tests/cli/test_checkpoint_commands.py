@@ -1,4 +1,4 @@
-"""`bamboo checkpoints`: what it prints, what it refuses, and its exit codes."""
+"""`bamboo checkpoints`: output, refusals and exit codes."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def bamboo(*words, code=0):
 
 @pytest.fixture
 def kept(tmp_path):
-    """A folder with two sound checkpoints, one that lacks a file, one whose file was changed, one unfinished."""
+    """Make a folder with two sound checkpoints, one without a file, one with a changed file, and an unfinished one."""
     folder = tmp_path / "run"
     store, files = CheckpointStore(str(folder), StoreLimits(tries=1)), LocalFiles(str(folder))
     manifests = {step: save(store, step) for step in (20, 40, 60, 80)}

@@ -1,4 +1,4 @@
-"""The command line: what it refuses, in which words, and what whole runs leave behind."""
+"""The command line: messages about wrong arguments, and the files and processes of whole runs."""
 
 import contextlib
 import json
@@ -70,7 +70,7 @@ def bamboo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def processes_with(setting: str) -> list[str]:
-    """Processes that were started with that setting in their environment."""
+    """Return the command lines of processes with a setting in their environment."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -150,14 +150,13 @@ def test_a_task_that_is_not_deterministic_fails_by_name_in_its_first_step(tmp_pa
 
 
 def exited(folder: Path) -> subprocess.CompletedProcess[str]:
-    """A run whose dataset ends its process, and whose first failure ends the job; debugged."""
+    """Run a job with --debug whose dataset calls sys.exit; its first failure ends it."""
     (folder / "exiting.py").write_text(EXITING)
     job = write(folder, MANIFEST.replace("no_such_module", "exiting") + "  backoffLimit: 0\n")
     return bamboo(folder, "run", job, "--no-page", "--debug", "--output", str(folder / "out"))
 
 
 def test_a_task_that_ends_its_worker_is_judged_by_its_exit_code_and_found_in_the_log(tmp_path: Path) -> None:
-    """On the terminal once, and with all that is needed to find it: what it printed, and where it went."""
     done = exited(tmp_path)
     log = (tmp_path / "out" / "workers.log").read_text()
     assert done.returncode == 1
@@ -181,7 +180,7 @@ def test_a_task_that_ends_its_worker_is_judged_by_its_exit_code_and_found_in_the
     ],
 )
 def test_a_signal_ends_everything_at_once(tmp_path: Path, seen: list[str], said: bool, number: signal.Signals) -> None:
-    """At start-up, while training, between the runs and in the second; no process, socket or file is left."""
+    """At the start, in training, between both runs, and in the second; no process and no file is left."""
     scratch = tmp_path / "tmp"
     scratch.mkdir()
     setting = f"TMPDIR={scratch}"
@@ -204,7 +203,7 @@ def test_a_signal_ends_everything_at_once(tmp_path: Path, seen: list[str], said:
 
 
 def test_ctrl_c_keeps_the_state_and_the_same_command_goes_on_with_it(tmp_path: Path) -> None:
-    """The second time Ctrl-C is pressed twice, and everything ends at once; nothing is left but the store."""
+    """In the second run Ctrl-C is pressed twice and ends it at once; only the store is left."""
     setting = f"TMPDIR={tmp_path}/tmp"
     (tmp_path / "tmp").mkdir()
     checkpoint = f"checkpoint: {{storage: 'file://{tmp_path}/store', everySteps: 1000000}}"
@@ -263,7 +262,7 @@ def test_a_run_that_nobody_listens_to_trains_and_keeps_what_it_is_to_keep(
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "ascii"), [("kept \xe4", True), ("kept \udcff", False)])
 def test_a_folder_may_have_any_name_in_any_locale(tmp_path: Path, name: str, ascii: bool) -> None:
-    """The letters of the first are none of the locale's, and the second one's are nobody's."""
+    """A letter that the locale does not have, and a byte that is not UTF-8."""
     job = write(tmp_path, SPIRALS.replace("steps: 600", "steps: 20"))
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"} if ascii else {}
     command = [*BAMBOO, "run", job, "--output", name, "--checkpoints", f"{name}/store", "--trace", f"{name}.json"]

@@ -1,4 +1,4 @@
-"""docs/cli.md is what the commands say of themselves now."""
+"""docs/cli.md matches the --help of all commands."""
 
 import runpy
 from typing import Any

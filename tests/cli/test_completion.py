@@ -1,4 +1,4 @@
-"""What a shell is told when the tab key is pressed."""
+"""Shell completion of commands, flags and names of jobs."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ def script() -> str:
 
 
 def completed(*words: str, **environment: str) -> list[str]:
-    """Return what bash would offer for the last word, by that very script."""
+    """Return what bash offers for the last word."""
     bash = shutil.which("bash")
     assert bash
     typed = " ".join(f"'{word}'" for word in words)

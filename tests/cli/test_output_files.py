@@ -1,4 +1,4 @@
-"""What the flags that name a file to write make of -, and of a file that cannot be written."""
+"""Output files given as -, and files that cannot be written."""
 
 from pathlib import Path
 

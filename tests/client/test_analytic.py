@@ -1,4 +1,4 @@
-"""Profiles of devices that nobody has measured."""
+"""Profiles that are computed for a device."""
 
 import msgspec
 import pytest
@@ -23,7 +23,7 @@ TABLE = device_table()
 
 
 def rate(profile: ModelProfile) -> float:
-    """Samples a second on one device, without the optimizer's step."""
+    """Return the samples per second on one device, without the optimizer's step."""
     return profile.samples / sum(layer.forward + layer.backward for layer in profile.layers)
 
 
@@ -71,7 +71,7 @@ def test_every_model_is_a_profile_on_every_device(model: str) -> None:
 
 @pytest.mark.parametrize(("model", "least", "most"), [("bert", 1.0, 1.4), ("gpt-2", 1.0, 1.3), ("vgg", 4, 10)])
 def test_beside_the_published_systems_profiles(model: str, least: float, most: float) -> None:
-    """These contain what that system lost on four times as many machines; docs/simulator.md has the ratios."""
+    """Published profiles contain losses of four times as many machines; docs/simulator.md has the ratios."""
     assert f"{model}-v100" in shipped_names()
     assert least < rate(read_profile(f"{model}@v100")) / rate(read_profile(f"{model}-v100")) < most
 

@@ -1,4 +1,4 @@
-"""What goes wrong once it is known how a job has ended, and what it leaves nevertheless."""
+"""Failures after the end of a local job, which do not change how it ended."""
 
 import asyncio
 import json
@@ -107,7 +107,7 @@ def test_a_complete_job_stays_complete_whatever_happens_while_it_closes(
     disturbed: Callable[[Method], Method],
     what: str,
 ) -> None:
-    """Every await after the last step, at once."""
+    """All waits after the last step are disturbed in one run."""
     if disturbed is then_hangs:
         monkeypatch.setattr(closing.Closing.wait, "__defaults__", (2.0,))
         monkeypatch.setattr(runner, "LOGGER_SECONDS", 1.0)

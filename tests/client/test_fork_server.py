@@ -1,4 +1,4 @@
-"""The fork server and the pool of workers that it forks."""
+"""The fork server: start, signals, calls and ends of worker processes."""
 
 import asyncio
 import ctypes
@@ -33,7 +33,7 @@ KINDS = ("child", "session", "forked", "deaf", "orphan")
 
 
 def starting_worker(worker: str, url: str, token: str, zone: str, trace: str | None, profile: str | None = None) -> int:
-    """Starts processes in all ways, which would live long, and ends after the seconds in the token."""
+    """Start long-lived processes in all ways, and end after the seconds in the token."""
     note = "import os, sys; open(sys.argv[1] + '/' + sys.argv[2], 'x').write(str(os.getpid())); "
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     wait = f"import time; time.sleep({LONG})"
@@ -77,13 +77,13 @@ def die() -> None:
 
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The functions above are found by the launcher."""
+    """Let the launcher import this module."""
     monkeypatch.setenv("PYTHONPATH", TASK_PATH)
 
 
 @pytest.fixture
 def launchers(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
-    """The launchers that a test starts, in their order."""
+    """Return the launchers that a test starts, in their order."""
     started: list[Process] = []
     start_process = asyncio.create_subprocess_exec
 
@@ -146,7 +146,7 @@ async def test_a_signal_reaches_a_worker_that_is_being_started(pool: Any) -> Non
 async def test_only_without_its_owner_does_the_launcher_remove_the_scratch_folder(
     tmp_path: Path, launchers: list[Process], ended: str
 ) -> None:
-    """The workers go in any case. Whose stdin ends without a word has lost its owner."""
+    """The workers end in any case. A launcher whose stdin ends without "close" has lost its owner."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     exits: list[str] = []
@@ -164,7 +164,7 @@ async def test_only_without_its_owner_does_the_launcher_remove_the_scratch_folde
 
 @pytest.mark.parametrize("first", ["stdin", "stdout"])
 def test_a_launcher_whose_owner_dies_while_it_imports_leaves_nothing(tmp_path: Path, first: str) -> None:
-    """It notices whichever of its pipes ends first, be it in the middle of an import or as it tells of the next one."""
+    """The launcher notices the end of either pipe: stdin within an import, stdout when it reports the next one."""
     scratch, gate = tmp_path / "scratch", tmp_path / "gate"
     scratch.mkdir()
     os.mkfifo(gate)
@@ -201,7 +201,7 @@ async def test_a_call_returns_its_value_or_its_error(pool: Any) -> None:
 
 
 async def test_a_process_that_crashes_says_in_which_of_the_users_lines(pool: Any, tmp_path: Path) -> None:
-    """And the log has the frames up to the user's, not those of the launcher, which begins every process."""
+    """The log has the user's frames, and not those of the launcher."""
     pool, exits = pool
     line = crash.__code__.co_firstlineno + 1
     where = rf"Segmentation fault, .*{Path(__file__).name} line {line}, in crash"
@@ -315,7 +315,7 @@ async def test_a_launcher_that_cannot_start_says_why(tmp_path: Path, monkeypatch
 
 
 def asking_worker(*, worker: str, gate: int, steps: list[int], **_: str | None) -> int:
-    """Asks once for each step; its exit code is the number of answers."""
+    """Ask once for each step; the exit code is the number of answers."""
     with socket.socket(fileno=gate) as channel:
         for step in steps:
             channel.sendall(b"%d\n" % step)

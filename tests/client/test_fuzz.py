@@ -1,4 +1,4 @@
-"""What comes from outside is read or refused in one way: messages, traces, recordings. Nothing else may be raised."""
+"""Input from outside (messages, recordings, flags) is read, or refused by a ValueError; no other error is raised."""
 
 import json
 import math
@@ -42,7 +42,7 @@ JSON = st.recursive(
 
 
 def read(call: Callable[[], Any]) -> tuple[Any, str]:
-    """What it gives, or the sentence with which it refuses. Any other exception fails the test."""
+    """Return (result, refusal), one of them empty. Errors other than ValueError fail the test."""
     try:
         return call(), ""
     except ValueError as error:
@@ -95,7 +95,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
 
 
 def values(kind: Any) -> st.SearchStrategy[Any]:
-    """Anything of a field's type, in its right form, within its bounds or not."""
+    """Return a strategy for values of a field's type, within its bounds or not."""
     if kind in BY_TYPE:
         return BY_TYPE[kind]
     origin, inner = get_origin(kind), [values(part) for part in get_args(kind) if part is not ...]
@@ -130,7 +130,7 @@ PARTS = parts(Plan)
 
 @cache
 def phases() -> dict[str, World]:
-    """A world in each phase that a coordinator can be in, with whom it waits for."""
+    """Return a world in each phase of a coordinator."""
     names = ("Running", "Asking", "Recovering", "Over", "Profiling", "Restoring", "Writing")
     often = {"everySteps": 5}
     found = {name: World(2, 2, 1, checkpoint=often if name in names[-2:] else None) for name in names}
@@ -173,7 +173,7 @@ def phases() -> dict[str, World]:
 
 @st.composite
 def hellos(draw: st.DrawFn) -> WorkerJoined:
-    """A worker comes, or comes back, with a plan or without one."""
+    """Return a strategy for a worker's hello, with a plan or without one."""
     plan = draw(st.none() | st.just(phases()["Running"].state.plan) | st.builds(Plan, **PARTS))
     if plan and draw(st.booleans()):
         changed = draw(st.lists(st.sampled_from(sorted(PARTS)), max_size=2, unique=True))
@@ -192,7 +192,7 @@ def hellos(draw: st.DrawFn) -> WorkerJoined:
 
 
 def damaged(value: Any, part: str) -> st.SearchStrategy[Any]:
-    """The same, shorter, longer, the other way round, with an item changed, or something else altogether."""
+    """Return a strategy for a wrong part of a plan: shorter, longer, reversed, changed, or another value."""
     if not isinstance(value, tuple) or not value:
         return PARTS[part]
     changes = [value[1:], (*value, value[-1]), value[::-1]]
@@ -202,7 +202,7 @@ def damaged(value: Any, part: str) -> st.SearchStrategy[Any]:
 
 
 def heard(event: WorkerJoined | Received) -> WorkerJoined | Received | None:
-    """The event as the server makes it of what arrives; None if that is refused there."""
+    """Return the event after encoding and decoding; None if the server would refuse the message."""
     message = event.hello if isinstance(event, WorkerJoined) else event.message
     try:
         sent = codec.decode_from_worker(codec.encode(message))
@@ -212,7 +212,7 @@ def heard(event: WorkerJoined | Received) -> WorkerJoined | Received | None:
 
 
 def step(state: CoordinatorState, event: Event, now: float) -> CoordinatorState:
-    """What it decides can be sent, shown, and read at the other end."""
+    """Step the coordinator, and check that its commands can be encoded and its status is finite."""
     state, commands = coordinator.step(state, event, now)
     for command in commands:
         if isinstance(command, Send):

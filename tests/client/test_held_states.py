@@ -1,4 +1,4 @@
-"""Which worker holds which state in a simulated job, and how long it takes to bring one somewhere."""
+"""The states that simulated workers hold, and the time of copies."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""`bamboo history`: what is printed."""
+"""`bamboo history`: output and refusals."""
 
 from typer.testing import CliRunner
 
@@ -20,7 +20,6 @@ def test_what_is_no_history_is_told(kept, tmp_path):
 
 
 def test_the_evaluation_of_the_last_state_is_told_with_the_steps_that_it_has_seen(kept):
-    """As the event of it says: after step 10 are ten steps."""
     HistoryFiles(str(kept / "history" / "other")).write(HistoryFile(1, 1, 0), [step(10), evaluated(10, loss=0.5)])
     lines = shown(kept / "history" / "other").splitlines()
     assert "  step 10, loss " in lines[0]
@@ -28,7 +27,7 @@ def test_the_evaluation_of_the_last_state_is_told_with_the_steps_that_it_has_see
 
 
 def test_the_output_of_a_run_tells_its_history_wherever_its_checkpoints_are(kept, tmp_path):
-    """With checkpoints elsewhere the output has no more than the file of the run's end."""
+    """With checkpoints elsewhere, the output has only the file written at the end of the run."""
     output = tmp_path / "output"
     output.mkdir()
     (output / "history.jsonl").write_bytes(to_lines([step(1), step(2)]))

@@ -38,7 +38,7 @@ def shown(records: list[Record]) -> list[tuple[int, int]]:
 
 
 def test_steps_that_the_store_lacks_are_added_as_those_of_its_newest_attempt(kept: Path) -> None:
-    """The store's last one is step 6 of attempt 2; workers count from 0 among themselves."""
+    """The store ends with step 6 of attempt 2; commits count steps from 0."""
     feed = HistoryFeed("z", lambda: 9999.0)
     end_history(str(kept / "history" / "job"), feed.rest(), heard(0, 1, 2, 3, 4, 3, 4, 5, 6), kept)
     records = from_lines((kept / "history.jsonl").read_bytes(), "history.jsonl")

@@ -1,4 +1,4 @@
-"""`bamboo init`: the files that it writes are valid, load, and their test passes; what cannot be is said."""
+"""`bamboo init`: its files are valid, load, and pass their test; wrong answers are refused."""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Profiles for a job: read, and checked against the job's model."""
+"""Profiles for a job: reading, and the check against the job's model."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ def job(tmp_path: Path) -> JobSource:
 
 
 def warnings_of(job: JobSource, folder: Path, task: ProfiledTask | None) -> list[str]:
-    """Read a profile of three layers with that task."""
+    """Return the warnings about a profile of three layers with a task."""
     path = folder / "p.json"
     path.write_bytes(to_json(msgspec.structs.replace(profile(3), task=task)))
     profiles, warnings = read_profiles(job, [str(path)])
@@ -41,7 +41,7 @@ def warnings_of(job: JobSource, folder: Path, task: ProfiledTask | None) -> list
 
 
 def has_layers(monkeypatch: pytest.MonkeyPatch, layers: int | None) -> None:
-    """Let the job's model have that number of layers; None: no torch is here to count them."""
+    """Let the job's model have a number of layers; None: torch is missing."""
 
     def counted_layers(document: Any, folders: Any) -> int:
         if layers is None:
@@ -64,7 +64,7 @@ def has_layers(monkeypatch: pytest.MonkeyPatch, layers: int | None) -> None:
 def test_a_profile_that_may_be_of_another_model_is_warned_of(
     fields: dict[str, Any], loads: bool, told: str, job: JobSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The layers are counted only of a model that may be another one."""
+    """Layers are counted only if the profile may be of another model."""
     task = msgspec.structs.replace(task_of(job.spec), **fields)
     has_layers(monkeypatch, 3 if loads else 4)
     warnings = warnings_of(job, tmp_path, task)

@@ -1,4 +1,4 @@
-"""What is written down of a run."""
+"""The record of a simulated run."""
 
 import pytest
 
@@ -16,7 +16,6 @@ def series(hours: float, preemptions: int, samples: float) -> Series:
 
 
 def test_what_is_counted_so_far_never_falls_when_a_run_ends() -> None:
-    """The mean of runs of which one had ended was that of the others alone."""
     runs = [series(1.0, 8, 3600.0), series(2.0, 2, 3600.0)]
     hours, counted = mean_over_time("preemptions", runs)
     assert hours[-1] == 2.0
@@ -27,7 +26,7 @@ def test_what_is_counted_so_far_never_falls_when_a_run_ends() -> None:
 
 
 def test_steps_that_had_been_done_before_are_redone_time() -> None:
-    """Four steps in 40 s, of which two are new, and one that a loss made 3 s longer."""
+    """Four steps in 40 s, two of them new, and one that a loss made 3 s longer."""
     record = JobRecord(samples=1)
     record.stepped(0.0, 40.0, 4, 2)
     record.stepped(40.0, 53.0, 1, 1)

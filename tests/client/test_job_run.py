@@ -28,7 +28,7 @@ def test_without_preemptions_nothing_is_lost() -> None:
 
 
 def test_a_job_that_is_short_comes_to_its_end() -> None:
-    """Also if its last state is to be evaluated, which takes no time here."""
+    """Evaluation takes no time in a simulation."""
     one = job()
     document = {**one.manifest, "spec": {**one.manifest["spec"]}}
     document["spec"]["training"] = {**document["spec"]["training"], "steps": 500, "evaluation": {"everySteps": 100}}
@@ -39,7 +39,7 @@ def test_a_job_that_is_short_comes_to_its_end() -> None:
 
 
 def test_a_lost_worker_costs_a_pause_and_then_a_slower_pipeline() -> None:
-    """Nobody takes its place: the neighbour runs two of three stages, for the rest of the hour."""
+    """Without a replacement the neighbour runs two of three stages for the rest of the hour."""
     told: list[str] = []
     result = run(job(), nodes(3, (1810.0, "remove", "n1")), told=told)
     found = result.figures
@@ -52,7 +52,7 @@ def test_a_lost_worker_costs_a_pause_and_then_a_slower_pipeline() -> None:
 
 
 def test_workers_with_several_devices_are_lost_as_one() -> None:
-    """Three workers of two devices, 6 layers; later two run all, of which one has two stages on each device."""
+    """Three workers of two devices, 6 layers; later two run all, one with two stages on each device."""
     one = job(devices=2)
     calm = run(one, nodes(3), price=2.0).figures
     assert calm.steps == pytest.approx((HOUR - 10) / (0.03 * (6 + 5) + 0.007), rel=0.02)
@@ -71,7 +71,7 @@ def test_with_notice_nobody_waits() -> None:
 
 
 def test_workers_of_one_stage_pipelines_share_what_is_lost() -> None:
-    """Four pipelines of one stage, 6 microbatches each, and one is lost for good: the others run 8 each, not 12."""
+    """Of four pipelines with one stage and 6 microbatches one is lost: the others run 8 each, not 12."""
     told: list[str] = []
     document = manifest(1, 4, 24)
     one = JobRun(spec=parse_manifest(document), manifest=document, profile=job(1).profile, trace=make_trace())

@@ -1,4 +1,4 @@
-"""In which zones a job's nodes may be, and made-up nodes where its pods would be."""
+"""The zones that a job's pods may be in, and generated nodes in them."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def pinned(pod: dict[str, Any], **more: Any) -> JobSpec:
 
 
 def affinity(*terms: tuple[str, list[str]]) -> dict[str, Any]:
-    """Of which one has to hold."""
+    """Return a pod's required node affinity; its terms are alternatives."""
     found = [{"matchExpressions": [{"key": ZONE, "operator": how, "values": zones}]} for how, zones in terms]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": found}}
     return {"affinity": {"nodeAffinity": required}}

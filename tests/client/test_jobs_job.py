@@ -1,4 +1,4 @@
-"""`bamboo.Job`: made of a program's values, checked like a manifest, printed as one."""
+"""`bamboo.Job`: built from values, checked and printed as a manifest."""
 
 import re
 import subprocess
@@ -175,7 +175,7 @@ def test_a_profiler_that_cannot_be_is_refused(text: str, told: str) -> None:
 
 
 def test_importing_bamboo_imports_nothing_else() -> None:
-    """So the command line begins as fast as before."""
+    """Slow imports would delay the command line."""
     asked = "import sys, bamboo; print([name for name in sys.modules if name.startswith(('bamboo.', 'torch', 'yaml'))])"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -1,4 +1,4 @@
-"""Jobs that a program runs on its machine: followed, disturbed, suspended, failed, and ended with the program."""
+"""Local jobs of the Python API: progress, preemption, suspension, failure, and the end with the program."""
 
 import asyncio
 import os
@@ -67,7 +67,7 @@ def trains(handle: bamboo.JobHandle, step: int = 3) -> None:
 
 @pytest.fixture
 def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A module with a task in a folder of the user's."""
+    """Import a module with a task from a user's folder."""
     (tmp_path / "own_task_of_a_user.py").write_text(OWN_TASK)
     monkeypatch.syspath_prepend(tmp_path)
     import own_task_of_a_user  # type: ignore[import-not-found]
@@ -173,7 +173,6 @@ def test_more_workers_are_asked_for_while_it_trains() -> None:
 
 
 def test_a_program_with_a_running_loop_waits_in_it_or_in_a_thread() -> None:
-    """As a notebook's cells do."""
 
     async def cell() -> tuple[str, list[str]]:
         handle = job().run(page=False)  # waits, though this thread has a running loop
@@ -258,7 +257,7 @@ def test_nothing_outlives_the_program(tmp_path: Path, how: signal.Signals) -> No
 
 
 def marked(folder: Path) -> list[int]:
-    """The processes that descend from the script."""
+    """Return the pids of processes that descend from the script."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

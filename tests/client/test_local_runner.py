@@ -1,4 +1,4 @@
-"""How local workers ended, heard of before or after their links broke; and jobs whose workers end again and again."""
+"""The local runner without processes: replacement of workers, and nodes that come and go."""
 
 import asyncio
 import signal
@@ -32,8 +32,8 @@ def manifest(stages: int, **spec: Any) -> dict[str, Any]:
 class Run(CombinedView):
     """A run without processes: its fork server, its control server, and its view.
 
-    Workers do what they are told as soon as they have joined; `ends` says how they end, and `dies`, if they end when
-    they are killed. The clock stands still.
+    Joined workers follow messages at once. ends(): ends a worker. dies: whether a killed worker ends. The clock stands
+    still.
     """
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ Running = tuple[Run, "asyncio.Task[Summary]"]
 async def running(
     folder: Path, monkeypatch: pytest.MonkeyPatch, document: dict[str, Any], **options: Any
 ) -> AsyncIterator[Running]:
-    """The run, and the task that ends with it. It is stopped in the end."""
+    """Start a run, yield it and its task, and stop it in the end."""
     run = Run()
     monkeypatch.setattr(runner, "ForkServer", run.fork_server)
     monkeypatch.setattr(runner, "ControlServer", run.control_server)
@@ -185,7 +185,7 @@ async def test_whoever_is_lost_is_replaced_after_that_time_also_before_the_job_t
 async def test_nodes_come_while_a_job_cannot_begin_for_want_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And not while those workers start for which there are nodes, which may take a while."""
+    """The recording stands still while workers start on the nodes that exist."""
     rooms = (Room(at=0.0, nodes=1, notice=False), Room(at=10.0, nodes=2, notice=False))
     async with running(tmp_path, monkeypatch, manifest(2), preempt=Schedule(rooms=rooms)) as (run, _):
         await run.some_ticks()

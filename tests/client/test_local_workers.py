@@ -1,4 +1,4 @@
-"""The workers of a local run: what the coordinator hears of one that has ended."""
+"""Worker processes of a local run: the events of their end, their nodes and zones."""
 
 import signal
 from pathlib import Path
@@ -15,7 +15,7 @@ from bamboo_core.names import EXIT_FENCED
 
 @pytest.fixture
 def workers(tmp_path: Path) -> LocalWorkers:
-    """None of which has a process, so that signals go nowhere."""
+    """Workers without processes: signals have no effect."""
     return LocalWorkers(ForkServer(lambda worker, code: None, tmp_path / "log"), per_node=1)
 
 

@@ -1,4 +1,4 @@
-"""A signal at every place of an event loop's life has its effect once, and nothing is left half done."""
+"""Signals before and within an event loop take effect once."""
 
 import asyncio
 import signal
@@ -14,7 +14,7 @@ SECONDS = 60.0
 
 
 class Ended(Exception):
-    """What the signal does outside of the loop, instead of SystemExit, which pytest would take for its own."""
+    """Raised by signals outside of the loop, instead of SystemExit, which would end pytest."""
 
 
 def end(*_: object) -> None:
@@ -49,7 +49,7 @@ def test_a_signal_cancels_what_runs_and_lets_it_close() -> None:
 
 
 def test_a_signal_that_another_thread_gets_wakes_the_loop() -> None:
-    """The kernel gives it to any thread that does not block it."""
+    """The kernel delivers a signal to any thread that does not block it."""
 
     async def main() -> bool:
         came = asyncio.Event()

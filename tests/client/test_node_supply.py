@@ -1,4 +1,4 @@
-"""Which nodes a simulated job has, and what they cost."""
+"""The nodes that a simulated job gets, and their prices."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from job_simulation_kit import HOUR, job, nodes, run
 
 
 def test_a_node_with_notice_is_not_used_again() -> None:
-    """Its worker leaves before the end of the notice; the node is there until then, and no place for another one."""
+    """The worker leaves before the notice ends; no other worker starts on the node."""
     told: list[str] = []
     run(job(), nodes(3, (1800.0, "remove", "n1"), notice=600.0), told=told)
     assert any("has left after its notice" in line for line in told)
@@ -33,7 +33,7 @@ def test_prices_follow_the_trace() -> None:
 
 
 def test_a_node_with_several_workers_costs_what_it_costs_and_is_lost_with_all_of_them() -> None:
-    """Four stages on nodes of two: neighbours are on different ones, so the loss of one is survived in mid-step."""
+    """Four stages on nodes of two workers: neighbours are on different nodes, so the job survives a loss."""
     told: list[str] = []
     shared = job(4, spread={"workersPerNode": 2})
     found = run(shared, nodes(3, (1800.0, "remove", "n0")), told=told, price=1.0).figures
@@ -46,7 +46,6 @@ def test_a_node_with_several_workers_costs_what_it_costs_and_is_lost_with_all_of
 
 
 def test_a_pools_price_is_that_of_one_worker_and_a_node_costs_it_for_each() -> None:
-    """As the operator counts it."""
     spot = {"name": "spot", "capacity": "Spot", "pricePerHour": "1"}
     sure = {"name": "sure", "capacity": "OnDemand", "pricePerHour": "3", "afterSeconds": 0}
     for pools, here, usd in (([spot], 2, 4.0), ([sure], 0, 12.0)):

@@ -1,4 +1,4 @@
-"""examples/notebook.ipynb is executed as a person would execute it, in a kernel of Jupyter's."""
+"""examples/notebook.ipynb runs in a kernel of Jupyter."""
 
 import os
 from pathlib import Path

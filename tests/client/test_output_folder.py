@@ -1,4 +1,4 @@
-"""The folder that a run keeps its results in."""
+"""The output folder: one run at a time, refusals."""
 
 import errno
 import fcntl

@@ -1,4 +1,4 @@
-"""Which choices are worth a thought: against what the words mean."""
+"""The Pareto front, against its definition."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Which workers a local run takes away on purpose, and when."""
+"""The workers that a local run preempts, and the moment."""
 
 from pathlib import Path
 

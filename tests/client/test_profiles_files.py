@@ -1,4 +1,4 @@
-"""Profiles in files: those that come with Bamboo, one's own, and what cannot be read."""
+"""Profiles in files: shipped ones, users' own, and unreadable ones."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""When workers are taken away on purpose: what a flag means, what is due when, and who it hits."""
+"""The schedule of --preempt: parsing, due preemptions, and the worker that is taken."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Folders of runs that were killed are found by the next run, and none of a run that lives."""
+"""Scratch folders: the next run removes those of killed runs, and no other."""
 
 import fcntl
 import os

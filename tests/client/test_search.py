@@ -1,4 +1,4 @@
-"""`bamboo plan`: which candidates are simulated, and what the whole search promises."""
+"""`bamboo plan`: the candidates that are simulated, and the result of the search."""
 
 from dataclasses import replace
 from itertools import pairwise

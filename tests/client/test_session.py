@@ -1,4 +1,4 @@
-"""What `bamboo run --verify` compares a run with."""
+"""The job of the second run of `bamboo run --verify`."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from run_view_kit import STATUS, ran, source
 
 
 def _ran(stages: int, pipelines: int, *, lacks_room: bool = False) -> Summary:
-    """How a job ended whose coordinator had that grid at last."""
+    """Return the summary of a job that ended on a grid."""
     grid = tuple(tuple((f"w{d}-{s}", True) for s in range(stages)) for d in range(pipelines))
     return ran(replace(STATUS, grid=grid, lacks_room=lacks_room))
 

@@ -1,4 +1,4 @@
-"""The published models' profiles: simulated as they were published, they take what was published."""
+"""Simulated steps of the published profiles take the published time."""
 
 from typing import Any
 
@@ -23,9 +23,7 @@ class OneConnection(Network, frozen=True, kw_only=True):
 
 @pytest.mark.parametrize("name", shipped_names())
 def test_a_simulated_step_on_the_published_grid_takes_the_published_time(name: str) -> None:
-    """With the sum of gradients over the pipelines, which is not in the layers' times as well. It was published of a
-    system with one connection a link.
-    """
+    """The step contains the sum of gradients over pipelines; the published system had one connection a link."""
     profile = read_profile(name)
     published = profile.published
     assert published is not None

@@ -1,4 +1,4 @@
-"""`bamboo plan` and `bamboo traces` as a user calls them."""
+"""`bamboo plan` and `bamboo traces`: output and refusals."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -112,7 +112,7 @@ ZONE = "topology.kubernetes.io/zone"
 
 
 def place(folder: Path, **pod: Any) -> None:
-    """Where the job's pods may be."""
+    """Set the pod template in the job's manifest."""
     document = yaml.safe_load((folder / "job.yaml").read_text())
     document["spec"]["worker"] = {"template": {"spec": pod}}
     (folder / "job.yaml").write_text(yaml.safe_dump(document))

@@ -1,4 +1,4 @@
-"""Means over many runs."""
+"""Mean and deviation over runs."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What is left of `bamboo simulate` and `bamboo plan` when they are stopped: nothing, and the usual exit code."""
+"""The processes of `bamboo simulate` and `bamboo plan` end with signals and with the program."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ PLAN = [
 
 
 def members(group: int) -> list[int]:
-    """The processes of a group that have not ended; of each the line of its state begins after its name."""
+    """Return the pids of a process group, without zombies."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -45,7 +45,7 @@ def until_there_are(group: int, least: int, most: int) -> None:
 
 @contextlib.contextmanager
 def running(arguments: list[str], folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """With at least two processes beside the one that the user started, all in a group of their own."""
+    """Run a command with two processes of its own, all in one process group."""
     document = manifest(12, 4, 48)
     document["spec"]["training"]["steps"] = 100_000_000
     (folder / "job.yaml").write_text(yaml.safe_dump(document))
@@ -75,7 +75,7 @@ def running(arguments: list[str], folder: Path) -> Iterator["subprocess.Popen[by
     ],
 )
 def test_a_signal_ends_all_processes(arguments: list[str], number: signal.Signals, tmp_path: Path) -> None:
-    """It goes to the whole group, as a terminal sends it."""
+    """A terminal sends a signal to the whole group."""
     with running(arguments, tmp_path) as process:
         os.killpg(process.pid, number)
         output, errors = process.communicate(timeout=PATIENCE)
@@ -91,7 +91,7 @@ def naps(seconds: float) -> float:
 
 
 def test_results_that_nobody_wants_end_the_processes() -> None:
-    """Some items are worked on then, others wait; pytest fails if a thread raises."""
+    """Some items are in work then, others wait; pytest fails if a thread raises."""
     results = in_processes(naps, [0.0, *[PATIENCE] * 7], 2)
     assert next(results) == 0.0
     del results
@@ -107,7 +107,7 @@ def test_an_exception_of_the_work_is_raised_at_its_item() -> None:
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one processor there is one process")
 def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
-    """Also when that one is killed, and can end nobody."""
+    """Also if that process is killed."""
     with running(SIMULATE, tmp_path) as process:
         process.kill()
         until_there_are(process.pid, 0, 0)
@@ -115,7 +115,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one processor there is one process")
 def test_a_process_that_is_killed_gets_one_sentence(tmp_path: Path) -> None:
-    """As the kernel does it when memory runs out."""
+    """As by the kernel, when memory runs out."""
     with running(SIMULATE, tmp_path) as process:
         os.kill(next(pid for pid in members(process.pid) if pid != process.pid), signal.SIGKILL)
         _, errors = process.communicate(timeout=PATIENCE)

@@ -1,4 +1,4 @@
-"""What a plan changes of the user's manifest: its own fields, and nothing that is so already."""
+"""The edits of a manifest that a candidate needs."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which plan of a front is recommended, and what is said of it."""
+"""The recommended candidate of a front, its reasons and alternatives."""
 
 import math
 from dataclasses import replace
@@ -59,7 +59,6 @@ def test_what_another_choice_costs_is_a_line_each() -> None:
 
 
 def test_a_single_worker_is_not_compared_by_what_it_has_none_of() -> None:
-    """Neither its mode of redundancy nor its neighbours' zones."""
     alone = assessed(1, (2.0, 4.0))
     others = [
         replace(alone.candidate, mode=RedundancyMode.NONE),

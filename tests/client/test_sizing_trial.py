@@ -1,4 +1,4 @@
-"""What a plan comes to by the runs that were simulated of it."""
+"""Hours and USD of a whole job, extrapolated from simulated runs."""
 
 import math
 
@@ -17,7 +17,7 @@ TRAINING = TrainingSpec(steps=20_000, global_batch_size=4, micro_batch_size=2)
 
 
 def half_of_it_settled(end: float = 10.0) -> JobResult:
-    """Half an hour until it begins, then 1000 steps an hour on 8 nodes; from 5 h on 500 on 6, at 1 USD each."""
+    """Return a run: training begins after 0.5 h, 1000 steps/h on 8 nodes; from 5 h on 500/h on 6, for 1 USD/h each."""
     record = JobRecord(samples=4, begun=HOUR / 2)
     record.paid(5 * HOUR, 8, 8.0)
     record.paid(end * HOUR, 6, 6.0)
@@ -26,7 +26,7 @@ def half_of_it_settled(end: float = 10.0) -> JobResult:
 
 
 def test_the_rest_goes_on_as_after_the_nodes_have_settled() -> None:
-    """7000 steps in 10 h, and 13000 at 500 an hour."""
+    """7000 steps in 10 h, then 13000 steps at 500 an hour."""
     found = outcome_of(half_of_it_settled(), "", TRAINING, 5.0)
     assert (found.hours, found.usd) == pytest.approx((10 + 26, 70 + 26 * 6))
 

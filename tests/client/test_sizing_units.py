@@ -1,4 +1,4 @@
-"""In which units a person reads times and amounts of money."""
+"""Readable units of time and money."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What plans are tried in: nodes that come and go, prices, and what a run is made of."""
+"""The simulated world of candidates: nodes, prices, and the input of a run."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ MADE_UP = Market(generation=Generation(nodes=4, removal=0.5, addition=0.9, zones
 
 
 def test_another_seed_begins_elsewhere_in_a_recording() -> None:
-    """Evenly spread, and the first one at its beginning."""
+    """The first seed begins at the beginning; all begin at evenly spread places."""
     recorded = nodes(2, (600.0, "remove", "n0"), (1900.0, "add", "n2"), duration=HOUR)
     market, spec = Market(recording=recorded), parse_manifest(manifest(2, 1, 6))
     first, second = (market.trace(spec, seed, 2, 900.0) for seed in (1, 2))

@@ -1,4 +1,4 @@
-"""Pipelines that are kept together in a zone: at the start, when somebody is replaced, and when the job grows."""
+"""Spread policies keep pipelines in a zone: at the start, at replacements, and when a job grows."""
 
 from collections import Counter
 
@@ -34,7 +34,7 @@ def planned(zones: str, stages: int, pipelines: int, spread: SpreadPolicy) -> Pl
 
 
 def zones_of(plan: Plan) -> list[str]:
-    """Of each pipeline, in the order of its stages."""
+    """Return the zones of each pipeline's owners, in the order of stages."""
     zone = {peer.worker: peer.zone for peer in plan.workers}
     return ["".join(zone[assignment.owner] for assignment in row) for row in plan.pipelines]
 
@@ -62,7 +62,7 @@ def test_everybody_is_somewhere_once(zones: str, spread: SpreadPolicy) -> None:
 
 
 def view(plan: Plan, live: list[Peer], spread: SpreadPolicy, pipelines: int = 2) -> PlanningView:
-    """Everybody's replicas are in step."""
+    """Return a planning view with all replicas in sync."""
     return PlanningView(
         plan=plan,
         live={p.worker: p for p in live},
@@ -76,7 +76,7 @@ def view(plan: Plan, live: list[Peer], spread: SpreadPolicy, pipelines: int = 2)
 
 
 def test_a_pipeline_is_healed_by_a_worker_of_its_zone() -> None:
-    """w7 in b is lost; of the new ones the first is in a, and the second in b."""
+    """w7 in zone b is lost; w8 in a and w9 in b join."""
     plan = planned("abababab", 4, 2, PER_PIPELINE)
     left = [p for p in plan.workers if p.worker != "w7"]
     after = takeover(view(plan, left, PER_PIPELINE))

@@ -1,4 +1,4 @@
-"""A signal that comes before a command has begun, wherever that is."""
+"""Signals while a command is imported, and held signals."""
 
 import signal
 import subprocess

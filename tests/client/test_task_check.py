@@ -1,4 +1,4 @@
-"""`--load`: a task is tried before anybody pays for it, and its workers' memory is counted without running anything."""
+"""`--load`: the check of a task before a job, and the memory of its workers."""
 
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def test_submit_tries_the_task_unless_told_not_to(tmp_path: Path, monkeypatch: p
 
 
 def test_what_a_fused_optimizer_remembers_is_counted_as_that_of_any_other() -> None:
-    """Its kernels take no tensors without values."""
+    """Fused kernels take no tensors without values."""
 
     def remembered(**settings: Any) -> list[int]:
         task = small_task(optimizer=lambda named: torch.optim.SGD([p for _, p in named], momentum=0.9, **settings))

@@ -1,4 +1,4 @@
-"""`bamboo profile` asks the trainer."""
+"""Profiles made from the trainer's measurements."""
 
 from functools import cache
 from typing import Any

@@ -1,4 +1,4 @@
-"""The trace that workers write: waits, plans and takeovers."""
+"""Traces of workers: waits, plans and takeovers."""
 
 import json
 from collections import defaultdict
@@ -20,7 +20,7 @@ CELL = Cell(0, 1)
 
 
 def write(folder: Path, *, closed: bool = True) -> list[dict[str, Any]]:
-    """A worker that waits, rehearses, waits on, and does what it waited for."""
+    """Write the trace of a worker that waits, rehearses, and goes on; return its events."""
     trace = Spans(TraceFile(folder / "w0.json", "w0", 5))
     trace.event("Epoch", epoch=1, reason="Started", message="", boundary=False, seconds=0.0)
     for name in ("Forward", "Idle", "Rehearsal", "ReplicaUpdate", "Backward", "Idle"):
@@ -53,7 +53,7 @@ def test_a_worker_writes_its_waits_and_what_they_were_for(tmp_path: Path) -> Non
 
 
 def check_disjoint(spans: list[dict[str, Any]]) -> None:
-    """A worker does one thing at a time, and waits only when it does nothing."""
+    """Check that the spans of a worker do not overlap."""
     by_worker = defaultdict(list)
     for event in spans:
         by_worker[event["pid"]].append((event["ts"], event["ts"] + event["dur"]))

@@ -1,4 +1,4 @@
-"""The workers' trace files as one."""
+"""The merged trace of all workers."""
 
 import json
 from pathlib import Path

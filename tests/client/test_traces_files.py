@@ -1,4 +1,4 @@
-"""Recordings in files: both forms, several files, and what is refused."""
+"""Recordings in files: both forms, several files, refusals."""
 
 import gzip
 import os
@@ -73,7 +73,6 @@ def test_a_trace_of_too_many_changes_is_refused_before_all_are_kept(monkeypatch:
 
 
 def test_nodes_that_are_there_for_no_time_are_refused_where_time_counts(tmp_path: Path) -> None:
-    """Whoever trains with them: in a job, a strategy, a plan or the published simulator."""
     header, path = '{"format": "bamboo-trace", "version": 1}', tmp_path / "t.jsonl"
     path.write_text(f'{header}\n{{"at": 0, "add": "a"}}\n')
     with pytest.raises(NodeTraceError, match=r"t\.jsonl: no time passes in it, .* or a duration in its first line"):
@@ -98,7 +97,7 @@ def test_a_table_says_what_happened_to_each_node(
 
 
 def test_prices_without_a_node_are_told_from_nodes_without_a_price() -> None:
-    """What the operator records has prices of the pools that say one."""
+    """The operator records prices only of pools that have one."""
     nodes = parse_trace("t.csv", recording(1, {"x-a": 2, "x-b": 1})).changes
 
     def priced(*zones: str) -> Trace:

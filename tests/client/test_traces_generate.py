@@ -1,4 +1,4 @@
-"""Traces that are made up: by seed, rate and hour."""
+"""Generated recordings: seed, rates and refusals."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What a trace of nodes says in a few numbers."""
+"""The figures of a recording."""
 
 import pytest
 
@@ -28,5 +28,5 @@ def test_a_summary_counts_removals_lifetimes_and_node_hours() -> None:
 
 
 def test_the_mean_price_is_over_time_and_nodes() -> None:
-    """n1 two hours at 1; n2 half an hour at what was first known of its zone, then half an hour at 2."""
+    """n1 two hours at 1; n2 half an hour at its zone's first price, then half an hour at 2."""
     assert summarize(parse_trace("t", OWN)).usd_per_hour == pytest.approx((2 * 1 + 1 * 2) / 3)

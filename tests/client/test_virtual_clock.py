@@ -1,4 +1,4 @@
-"""Virtual time: everything happens at its moment, and in the order in which it was said."""
+"""Virtual time: actions run at their moment, in the order in which they were scheduled."""
 
 import math
 

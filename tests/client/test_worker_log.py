@@ -1,4 +1,4 @@
-"""What a worker writes for people."""
+"""The log of workers: lines with time, worker and step, and the follower of the file."""
 
 import io
 import re
@@ -34,7 +34,6 @@ def test_what_is_printed_comes_line_by_line_with_time_worker_and_step() -> None:
 
 
 def test_threads_print_lines_of_their_own() -> None:
-    """As the one that computes and the one that reads data."""
     out = io.StringIO()
     printed = Printed(out, "w0", lambda: 1)
     print("loss ", end="", file=printed)

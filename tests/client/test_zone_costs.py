@@ -1,4 +1,4 @@
-"""Simulated jobs over zones: which nodes they take, what crosses zones and is paid for, and the command's column."""
+"""Simulated jobs over zones: the nodes they take, and traffic that crosses zones."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ BOUNDARY = 10_000  # bytes
 
 
 def over_zones(zones: str, *lost: str) -> Trace:
-    """A node for each letter, in that zone, from the beginning on; lost: nodes that are taken away at half time."""
+    """Return a recording with a node for each letter, in that zone. lost: nodes that are removed at half time."""
     first = [NodeChange(at=0.0, change=Change.ADD, node=f"n{i}", zone=zone) for i, zone in enumerate(zones)]
     gone = [NodeChange(at=HOUR / 2, change=Change.REMOVE, node=node, zone=zones[int(node[1:])]) for node in lost]
     return make_trace([*first, *gone], duration=HOUR)
@@ -34,12 +34,12 @@ def two_pipelines(policy: str, pipelines: int = 2, **more: Any) -> JobRun:
 
 
 def chosen_grid(policy: str, **topology: int) -> JobRun:
-    """Of at least two stages, with as many pipelines as four workers fill."""
+    """Return a run with a chosen grid of at least two stages and four workers."""
     return two_pipelines(policy, topology=topology, elastic={"maxWorkers": 4, "minStages": 2})
 
 
 def test_what_crosses_zones_is_counted_and_paid_for() -> None:
-    """Each step sends 6 outputs over a boundary in 2 pipelines, and as many gradients; and 100 bytes a stage."""
+    """Each step sends 6 outputs and gradients over a boundary in 2 pipelines, and 100 bytes a stage."""
     found = {
         policy: run(two_pipelines(policy), over_zones("ababab"), price=2.0, zone_price=0.5).figures
         for policy in ("Interleave", "ZonePerPipeline", "SingleZone")
@@ -83,7 +83,7 @@ def test_a_pipeline_waits_for_its_zone_and_the_other_one_does_not() -> None:
 
 
 def test_with_a_chosen_grid_nodes_of_all_zones_are_taken_and_pipelines_are_packed() -> None:
-    """Nobody knows yet how many pipelines there will be: a worker is not bound to the zone of one of them."""
+    """The number of pipelines is unknown: no worker is bound to the zone of a pipeline."""
     figures = {
         policy: run(chosen_grid(policy), over_zones("abab"), price=2.0, zone_price=0.5).figures
         for policy in ("Interleave", "ZonePerPipeline")

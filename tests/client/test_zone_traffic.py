@@ -1,4 +1,4 @@
-"""What crosses zones in a step, and what it costs: by hand, for small grids."""
+"""The bytes of a step that cross zones, computed by hand for small grids."""
 
 import msgspec
 import pytest
@@ -18,7 +18,7 @@ BOUNDARY, GRADIENTS = 64, 100  # bytes of a layer
 
 
 def placed(plan: Plan, zones: str) -> Plan:
-    """w0, w1, ... in these zones."""
+    """Return the plan with w0, w1, ... in these zones."""
     where = {f"w{i}": zone for i, zone in enumerate(zones)}
     workers = tuple(msgspec.structs.replace(peer, zone=where[peer.worker]) for peer in plan.workers)
     return msgspec.structs.replace(plan, workers=workers)
