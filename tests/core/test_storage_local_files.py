@@ -5,26 +5,38 @@ from pathlib import Path
 
 import pytest
 
-from bamboo_core.storage.local_files import whole_file
+from bamboo_core.storage.local_files import whole_file, whole_folder
 
 
-def write_half(file: Path) -> None:
-    with whole_file(file) as written:
+def write_half(path: Path, folder: bool) -> None:
+    if folder:
+        with whole_folder(path) as made:
+            (made / "part").write_bytes(b"half")
+            raise OSError("full")
+    with whole_file(path) as written:
         written.write(b"half")
         raise OSError("full")
 
 
 @pytest.mark.parametrize("before", [None, b"before"])
-def test_what_cannot_be_written_to_the_end_changes_nothing(before: bytes | None, tmp_path: Path) -> None:
-    file = tmp_path / "page.html"
+@pytest.mark.parametrize("folder", [False, True])
+def test_what_cannot_be_written_to_the_end_changes_nothing(before: bytes | None, folder: bool, tmp_path: Path) -> None:
+    path = tmp_path / "output"
     if before:
-        file.write_bytes(before)
+        path.write_bytes(before)
     with pytest.raises(OSError, match="full"):
-        write_half(file)
-    assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == ({file.name: before} if before else {})
-    with whole_file(file) as written:
-        written.write(b"whole")
-    assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == {file.name: b"whole"}
+        write_half(path, folder)
+    assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == ({path.name: before} if before else {})
+    if folder:
+        for content in (b"whole", b"again"):
+            with whole_folder(path) as made:
+                (made / "part").write_bytes(content)
+            assert [one.read_bytes() for one in path.iterdir()] == [content]
+    else:
+        with whole_file(path) as written:
+            written.write(b"whole")
+        assert path.read_bytes() == b"whole"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_link_and_a_pipe_stay_what_they_are(tmp_path: Path) -> None:

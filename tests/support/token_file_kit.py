@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from bamboo_core.storage.local_files import whole_file
 from bamboo_trainer.data import open_sources
 from bamboo_trainer.data.__main__ import main
-from bamboo_trainer.data.token_file import TokenFile, TokenWriter, new_file
+from bamboo_trainer.data.token_file import TokenFile, TokenWriter
 
 
 def opened(path: Path) -> TokenFile:
@@ -17,7 +18,7 @@ def tokenized(*arguments: object, code: int = 0) -> None:
 
 
 def written(path: Path, documents: list[list[int]], vocabulary: int = 256) -> Path:
-    with new_file(path) as file, TokenWriter(file, vocabulary) as writer:
+    with whole_file(path) as file, TokenWriter(file, vocabulary) as writer:
         for document in documents:
             writer.add(document)
             writer.end_document()

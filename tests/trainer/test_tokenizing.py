@@ -1,17 +1,13 @@
 """From texts to files of tokens, with progress on a terminal and elsewhere."""
 
-import os
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from bamboo_trainer.data import tokenizing
 from bamboo_trainer.data.tokenizing import LINE_SECONDS, ProgressLine
-from token_file_kit import opened, tokenized
+from token_file_kit import tokenized
 
 
 def line() -> ProgressLine:
@@ -46,9 +42,6 @@ def test_elsewhere_lines_are_rare(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert capsys.readouterr().err == "", "what is quick is not told of"
 
 
-PATIENCE = 120.0
-
-
 @pytest.mark.parametrize(
     ("content", "arguments", "said"),
     [
@@ -72,31 +65,3 @@ def test_mistakes_are_told_and_leave_nothing(tmp_path, monkeypatch, capsys, cont
     tokenized("a.jsonl", "--output", "out.tokens", *arguments, code=1)
     assert said in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
-
-
-def test_a_killed_writer_leaves_nothing_that_counts_and_the_next_one_succeeds(tmp_path, capsys):
-    """The first process waits for the end of its text, which is a pipe, when it is killed."""
-    os.mkfifo(tmp_path / "pipe.txt")
-    output = tmp_path / "out.tokens"
-    script = (
-        "import sys; from pathlib import Path; from bamboo_trainer.data.tokenizing import *;"
-        "texts = Texts(files=[Path(sys.argv[1]), Path(sys.argv[2])], unit=DocumentUnit.LINE);"
-        "tokenize(texts, ByteEncoder(), Path(sys.argv[3]))"
-    )
-    (tmp_path / "first.txt").write_text("some text\n" * 2000)
-    arguments = [tmp_path / "first.txt", tmp_path / "pipe.txt", output]
-    writer = subprocess.Popen([sys.executable, "-c", script, *map(str, arguments)])
-    partial = tmp_path / ".out.tokens.partial"
-    deadline = time.monotonic() + PATIENCE
-    while not (partial.exists() and partial.stat().st_size > 0):
-        assert time.monotonic() < deadline
-        assert writer.poll() is None
-        time.sleep(0.02)
-    tokenized(tmp_path / "first.txt", "--output", output, code=1)
-    assert f"{output} is being written by another process" in capsys.readouterr().err
-    writer.send_signal(signal.SIGKILL)
-    writer.wait()
-    assert not output.exists()
-    tokenized(tmp_path / "first.txt", "--output", output)
-    assert opened(output).ends()[-1] == 20000
-    assert not partial.exists()

@@ -51,6 +51,30 @@ def _sync_content(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Yield a new folder that replaces that path, durably, when the block ends without an error. It may hold folders.
+    Until then the path keeps its previous content, if any. Raises OSError.
+    """
+    target = path.absolute()
+    partial, old = (target.with_name(f".{path.name}.{secrets.token_hex(4)}.{what}") for what in ("partial", "old"))
+    partial.mkdir()
+    try:
+        yield partial
+        for written in (*partial.rglob("*"), partial):
+            sync(written)
+        if os.path.lexists(target):
+            os.rename(target, old)
+        os.rename(partial, target)
+    finally:
+        for left in (partial, old):
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left)
+            else:
+                left.unlink(missing_ok=True)
+    sync_names(target.parent)
+
+
 def sync(path: Path) -> None:
     """Make a file's content, or the names in a folder, durable on disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -9,21 +9,19 @@ appears under its name as a whole or not at all.
 
 import os
 import re
-import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.complaints import system_reason
 from bamboo_core.storage.bounded import StorageError
-from bamboo_core.storage.local_files import sync
+from bamboo_core.storage.local_files import whole_file, whole_folder
 from bamboo_core.text import size as bytes_in_words
 from bamboo_trainer.checkpoint import sources
 from bamboo_trainer.checkpoint.layer_file import ExportError, StateEntry, by_file, header_bytes
@@ -203,16 +201,13 @@ def export(
         needed = bytes_in_words(layout.size)
         raise ExportError(f"{output}: {needed} are needed, and {bytes_in_words(free)} are free there")
     try:
-        with _partial(output) as unfinished:
-            if of_model is None:
-                _write(source, layout, unfinished, progress)
-            else:
-                unfinished.mkdir()
-                of_model.describe(unfinished)
-                _write(source, layout, unfinished / of_model.file, progress)
-                sync(unfinished / of_model.file)
-            sync(unfinished)
-            _publish(unfinished, output, force)
+        if of_model is None:
+            with whole_file(output) as file:
+                _write(source, layout, file, progress)
+        else:
+            with whole_folder(output) as folder, (folder / of_model.file).open("xb") as file:
+                of_model.describe(folder)
+                _write(source, layout, file, progress)
     except OSError as error:
         raise ExportError(f"cannot write {output}: {system_reason(error)}") from None
     return Exported(step=source.step, tensors=len(entries), bytes=layout.size)
@@ -291,19 +286,18 @@ class _Layout:
         return cls(header=header, places=tuple(places), size=offset)
 
 
-def _write(source: StateSource, layout: _Layout, path: Path, progress: Progress) -> None:
+def _write(source: StateSource, layout: _Layout, out: BinaryIO, progress: Progress) -> None:
     """Read and check each file of the source once, and write its tensors at their places."""
     offsets: dict[str, int] = {entry.name: offset for entry, offset in layout.places}
     files = by_file([entry for entry, _ in layout.places])
-    with path.open("xb") as out:
-        out.write(layout.header)
-        out.truncate(layout.size)
-        for number, (layer, entries) in enumerate(files.items(), start=1):
-            tensors = source.tensors(layer, entries)
-            for entry in entries:
-                out.seek(offsets[entry.name])
-                out.write(byte_view(tensors[entry.tensor]) if entry.bytes else b"")
-            progress(number, len(files))
+    out.write(layout.header)
+    out.truncate(layout.size)
+    for number, (layer, entries) in enumerate(files.items(), start=1):
+        tensors = source.tensors(layer, entries)
+        for entry in entries:
+            out.seek(offsets[entry.name])
+            out.write(byte_view(tensors[entry.tensor]) if entry.bytes else b"")
+        progress(number, len(files))
 
 
 def _check_output(output: Path, form: ExportForm, force: bool) -> None:
@@ -315,33 +309,3 @@ def _check_output(output: Path, form: ExportForm, force: bool) -> None:
         raise ExportError(f"{output}: its folder does not exist")
     if output.name in ("", ".", ".."):
         raise ExportError(f"{output}: expected a name that can be given to the output")
-
-
-@contextmanager
-def _partial(output: Path) -> Iterator[Path]:
-    """Yield a temporary name in the output's folder; remove what it names in the end."""
-    partial = output.absolute().with_name(f".{output.name}.{secrets.token_hex(4)}.partial")
-    try:
-        yield partial
-    finally:
-        _remove(partial)
-
-
-def _publish(partial: Path, output: Path, force: bool) -> None:
-    if not force and os.path.lexists(output):
-        raise ExportError(f"{output} has come into being meanwhile; force replaces it")
-    if not output.is_dir() and not partial.is_dir():
-        os.replace(partial, output)
-    else:
-        with _partial(output) as old:
-            if os.path.lexists(output):
-                os.rename(output, old)
-            os.rename(partial, output)
-    sync(output.absolute().parent)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -11,28 +11,21 @@
 | 40 to 63 | zero |
 | 64 on | the tokens, uint16 or uint32, one document after the other; then zeros up to a multiple of 8 bytes |
 | then | uint64 for each document: the number of tokens up to its end |
-
-A file is there as a whole or not at all.
 """
 
-import fcntl
-import os
 import struct
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bamboo_core.storage.local_files import sync
 from bamboo_trainer.task import Parts
 
 SUFFIX: Final = ".tokens"
@@ -159,84 +152,6 @@ class TokenWriter:
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self.close()
-
-
-@contextmanager
-def new_file(path: Path, *, replace: bool = False) -> Iterator[BinaryIO]:
-    """Yield a file that appears at that path, durably, when the block ends without an error; until then the path is
-    unchanged.
-
-    Raises ValueError if a file exists and `replace` is false, or another process is writing it; OSError.
-    """
-    with _partial(path, replace, folder=False) as (partial, descriptor):
-        with os.fdopen(os.dup(descriptor), "wb") as file:
-            file.truncate()
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        sync(path.parent)
-
-
-@contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """Yield a folder that gets its name, like a `new_file`, when the block ends without an error."""
-    with _partial(path, replace=False, folder=True) as (partial, _):
-        for left in partial.iterdir():  # of a killed process
-            left.unlink()
-        yield partial
-        for written in partial.iterdir():
-            sync(written)
-        sync(partial)
-        os.rename(partial, path)
-        sync(path.parent)
-
-
-@contextmanager
-def _partial(path: Path, replace: bool, *, folder: bool) -> Iterator[tuple[Path, int]]:
-    """Yield a temporary path, claimed for this process, and remove it if it does not get its name."""
-    if path.exists() and not replace:
-        raise ValueError(f"{path} exists already")
-    partial = path.with_name(f".{path.name}.partial")
-    if folder:
-        partial.mkdir(exist_ok=True)
-    descriptor = os.open(partial, os.O_RDONLY if folder else os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        if not _claimed(descriptor, partial):
-            raise ValueError(f"{path} is being written by another process")
-        try:
-            yield partial, descriptor
-        finally:
-            if _is_there(descriptor, partial):
-                _remove(partial)
-    finally:
-        os.close(descriptor)
-
-
-def _claimed(descriptor: int, partial: Path) -> bool:
-    """Return whether this process is the writer, until it closes the descriptor."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return _is_there(descriptor, partial)
-
-
-def _is_there(descriptor: int, partial: Path) -> bool:
-    """Return whether the file is still at that path, and was not renamed."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(partial))
-    except FileNotFoundError:
-        return False
-
-
-def _remove(partial: Path) -> None:
-    if partial.is_dir():
-        for file in partial.iterdir():
-            file.unlink()
-        partial.rmdir()
-    else:
-        partial.unlink()
 
 
 def _parsed(source: ByteSource) -> TokenHeader:

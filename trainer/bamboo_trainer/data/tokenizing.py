@@ -16,8 +16,9 @@ from typing import Any, BinaryIO, Final, Protocol
 
 from bamboo_core.complaints import said_by, system_reason
 from bamboo_core.names import DocumentUnit
+from bamboo_core.storage.local_files import whole_file, whole_folder
 from bamboo_trainer.data.datasets import nothing_there
-from bamboo_trainer.data.token_file import SUFFIX, TokenWriter, new_file, new_folder
+from bamboo_trainer.data.token_file import SUFFIX, TokenWriter
 
 LINE_SECONDS: Final = 5.0  # between two lines of progress that is not shown on a terminal
 
@@ -221,15 +222,17 @@ def tokenize(
     """Write the texts' tokens. shard: tokens after which a document begins a new file, in the folder `output`; None:
     one file. The output appears as a whole at the end. Raises ValueError.
     """
+    if output.exists() and not (force and shard is None):
+        raise ValueError(f"{output} exists already")
     documents = _encoded(texts, encoder, progress)
     try:
         if shard is None:
-            with new_file(output, replace=force) as file, TokenWriter(file, encoder.vocabulary) as writer:
+            with whole_file(output) as file, TokenWriter(file, encoder.vocabulary) as writer:
                 for tokens in documents:
                     _add(writer, tokens)
                 _require_tokens(writer.tokens)
             return Written(files=1, documents=writer.documents, tokens=writer.tokens, vocabulary=encoder.vocabulary)
-        with new_folder(output) as folder:
+        with whole_folder(output) as folder:
             return _shards(folder, documents, encoder.vocabulary, shard)
     except OSError as error:
         raise ValueError(f"cannot write {output}: {system_reason(error)}") from None
