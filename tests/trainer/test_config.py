@@ -52,34 +52,28 @@ MIXTURE, SOURCE = {"kind": "mixture"}, {**TEXT, "weight": 1}
     ("config", "said"),
     [
         ([], r"data must be a mapping with kind and its keys, got \[\]"),
-        ({}, r"data.kind is missing"),
+        ({}, r"data.kind must be one of tokens, .*, got None"),
         ({"kind": "x"}, r"data.kind must be one of tokens, text, images, npz, huggingface, own, mixture, got 'x'"),
-        ({"kind": "tokens", "length": 8}, "data.path is missing"),
-        ({"kind": "tokens", "path": "/nowhere", "length": "8"}, "data.length must be a whole number, got '8'"),
+        ({"kind": "tokens", "length": 8}, "data: path is missing"),
+        ({"kind": "tokens", "path": "/nowhere", "length": "8"}, "data: length must be a whole number, got '8'"),
         ({"kind": "tokens", "path": "/nowhere", "length": 8}, "data: cannot read /nowhere: there is no such file"),
         ({"kind": "tokens", "path": "ftp://x", "length": 8}, "data: the path or URL of data ftp://x: nothing is known"),
-        ({"kind": "text", "length": 8, "lenght": 8}, "data: unknown key 'lenght' for kind text, did you mean length?"),
-        ({"kind": "text", "length": 8, "readers": True}, "data.readers must be a whole number, got True"),
+        ({"kind": "text", "length": 8, "lenght": 8}, "data: unknown key 'lenght', did you mean length?"),
+        ({"kind": "text", "length": 8, "readers": True}, "data: readers must be a whole number, got True"),
         ({"kind": "text", "length": 8, "readAhead": 2}, "data: readAhead: expected together with readers"),
         ({"kind": "text", "path": "/nowhere", "length": 8}, "data: path must be stdlib or a readable file"),
-        ({"kind": "images", "path": "/", "std": [1, 0]}, r"data.std must be three numbers, got \[1, 0\]"),
-        (
-            {"kind": "tokens", "path": "/", "length": 8, "cache": {"gigabytes": float("inf")}},
-            "data.cache.gigabytes must",
-        ),
-        ({"kind": "tokens", "path": "/", "length": 8, "cache": {"gigabytes": 10**400}}, "data.cache.gigabytes must"),
-        ({"kind": "tokens", "path": "/", "length": 8, "cache": {"gigabytes": -1}}, "cache.gigabytes must be at least"),
-        ({"kind": "images", "path": "/", "leastArea": float("nan")}, "data.leastArea must be a finite number, got nan"),
+        ({"kind": "tokens", "path": "/", "length": 8, "cache": {"gigabytes": "x"}}, "data: cache: gigabytes must be a"),
+        ({"kind": "tokens", "path": "/", "length": 8, "cache": {"gigabytes": -1}}, "cache: gigabytes must be at least"),
         ({"kind": "own", "entrypoint": "json"}, 'data: entrypoint must be "module:function"'),
         ({"kind": "own", "entrypoint": "json:nothing"}, "data: entrypoint: json has no function 'nothing'"),
-        (TEXT | {"readers": -1}, "data.readers must be a whole number, got -1"),
+        (TEXT | {"readers": -1}, f"readers must be from 1 to {MOST_READERS}, got -1"),
         (TEXT | {"readers": MOST_READERS + 1}, f"readers must be from 1 to {MOST_READERS}, got"),
         (TEXT | {"readers": 1, "readAhead": MOST_AHEAD + 1}, f"readAhead must be from 1 to {MOST_AHEAD}, got"),
-        (MIXTURE, "data.sources is missing"),
+        (MIXTURE, "data.sources must be a list of mappings, got None"),
         (MIXTURE | {"sources": [1]}, r"data.sources must be a list of mappings, got \[1\]"),
-        (MIXTURE | {"sources": [TEXT]}, r"data.sources\[0\].weight is missing"),
+        (MIXTURE | {"sources": [TEXT]}, r"data.sources\[0\].weight must be a finite number, got None"),
         (MIXTURE | {"sources": [SOURCE]}, "data: a mixture must have at least two sources"),
-        (MIXTURE | {"sources": [{"kind": "text", "weight": 1}]}, r"data.sources\[0\].length is missing"),
+        (MIXTURE | {"sources": [{"kind": "text", "weight": 1}]}, r"data.sources\[0\]: length is missing"),
         (MIXTURE | {"sources": [SOURCE | {"readers": 2}]}, r"data.sources\[0\].readers: expected"),
         (MIXTURE | {"sources": [MIXTURE | {"weight": 1}]}, r"data.sources\[0\].kind: a mixture cannot be"),
         (MIXTURE | {"sources": [SOURCE | {"name": "a"}]}, r"data.sources\[0\]: unknown key 'name'"),
@@ -98,5 +92,5 @@ def test_the_sentence_reaches_who_runs_a_job(tmp_path, monkeypatch):
         "from bamboo_trainer.data import dataset_from\ndef build(config): return dataset_from(config['data'])\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(TaskError, match=r"^task.config: data.length is missing"):
+    with pytest.raises(TaskError, match=r"^task.config: data: length is missing"):
         load_task("own_task:build", json.loads('{"data": {"kind": "text"}}'))

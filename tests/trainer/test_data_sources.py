@@ -210,7 +210,7 @@ def test_tokens_in_a_store_are_a_dataset(store, tmp_path):
         open_sources("memory://bucket/x", (".jpg", ".png"))
     with pytest.raises(ValueError, match=r"^data: a cache of 1000 bytes, expected at least"):
         dataset_from({**config, "cache": {"gigabytes": 1e-6}})
-    with pytest.raises(ValueError, match=r"^data.cache: unknown key 'size' for kind cache"):
+    with pytest.raises(ValueError, match=r"^data: cache: unknown key 'size'"):
         dataset_from({**config, "cache": {"size": 1}})
     assert threading.active_count() < threads + 50
 

@@ -139,7 +139,7 @@ def test_masked_tokens_are_chosen_by_the_sample() -> None:
         (headed("bert", "token", labels=0), "labels must be a number of at least 1 or a list of names, got 0"),
         (headed("bert", "token", labels=["a", "a"]), "labels must be a number of at least 1 or a list of names"),
         (config_of("gpt2", data={"trim": 4}), "data.trim: expected only with a mask of the tokens that count"),
-        (config_of("gpt2", data={"trim": 0}), "data.trim must be a whole number of at least 1, got 0"),
+        (config_of("gpt2", data={"trim": -1}), "data.trim must be at least 0, got -1"),
         (config_of("gpt2", evaluation={"padding": True}), "evaluation: expected a mask of those that count just if"),
         (config_of("gpt2", lora={"size": 2}), "lora: unknown key 'size', expected some of adapter, rank"),
     ],

@@ -90,15 +90,15 @@ def test_a_conversation_that_is_too_long_ends_where_the_sequence_does(tmp_path: 
 @pytest.mark.parametrize(
     ("template", "data", "said"),
     [
-        (None, {}, "data.tokenizer: the tokenizer in"),
+        (None, {}, "data: tokenizer: the tokenizer in"),
         (FORGETS, {}, "line 1: what the chat template writes of message 2 depends on what comes behind it"),
         ("{{ messages[0].content.missing() }}", {}, "line 1: the chat template does not take it"),
         (PLAIN, {"length": 1}, "has no answer (assistant) within 1 tokens"),
-        (PLAIN, {"path": "/nowhere"}, "data.path: cannot read /nowhere"),
-        (PLAIN, {"tokenizer": "/nowhere"}, "data.tokenizer: there is no folder /nowhere"),
+        (PLAIN, {"path": "/nowhere"}, "data: path: cannot read /nowhere"),
+        (PLAIN, {"tokenizer": "/nowhere"}, "data: tokenizer: there is no folder /nowhere"),
         (PLAIN, {"tokeniser": "x"}, "data: unknown key 'tokeniser', did you mean tokenizer?"),
         (PLAIN, {"packed": True, "trim": 4}, "data.trim: expected only with a mask"),
-        (PLAIN, {"packed": 1}, "data.packed must be true or false, got 1"),
+        (PLAIN, {"packed": 1}, "data: packed must be true or false, got 1"),
     ],
 )
 def test_what_cannot_be_is_told(template: str | None, data: dict[str, Any], said: str, tmp_path: Path) -> None:

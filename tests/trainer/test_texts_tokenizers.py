@@ -75,11 +75,11 @@ def test_another_tokenizer_may_be_named(model: Path, text: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("data", "sizes", "said"),
     [
-        ({}, {}, r"data.tokenizer: expected the tokenizer's folder, or bytes, since the model's folder .* has no"),
+        ({}, {}, r"data: tokenizer: expected the tokenizer's folder, or bytes, since the model's folder .* has no"),
         ({"tokenizer": "bytes"}, {"vocab_size": 100}, "data: token 117 is outside of the model's vocabulary of 100"),
         ({"tokenizer": "MODEL"}, {"vocab_size": 5}, "data: token 8 is outside of the model's vocabulary of 5"),
-        ({"tokenizer": "/nowhere"}, {}, "data.tokenizer: there is no folder /nowhere"),
-        ({"tokenizer": 3}, {}, "data.tokenizer: expected the tokenizer's folder, or bytes, got 3"),
+        ({"tokenizer": "/nowhere"}, {}, "data: tokenizer: there is no folder /nowhere"),
+        ({"tokenizer": 3}, {}, "data: tokenizer must be a text or null, got 3"),
         ({"tokenizer": "MODEL", "path": "/gone"}, {}, "data: path must be stdlib or a readable file, got '/gone'"),
         ({"tokenizer": "MODEL", "length": 9999}, {}, "data: the text has 400 tokens, fewer than context"),
         ({"lenght": 8}, {}, "data: unknown key 'lenght', did you mean length?"),
@@ -97,7 +97,7 @@ def test_what_cannot_be_is_refused(
 
 def test_an_architecture_has_no_tokenizer(text: str) -> None:
     config = {"architecture": {"model_type": "gpt2", **FAMILIES["gpt2"]}, "data": {"kind": "text", "length": 8}}
-    with pytest.raises(ValueError, match=r"data.tokenizer: .* since the model has no folder"):
+    with pytest.raises(ValueError, match=r"data: tokenizer: .* since the model has no folder"):
         huggingface.build(config)
 
 
@@ -108,7 +108,7 @@ def test_files_of_bytes_are_refused_for_weights_that_know_other_tokens(model: Pa
 
     raw = tokens("bytes.tokens", ByteEncoder())
     for data in (raw, {**raw, "readers": 1}):
-        with pytest.raises(ValueError, match=r"data.path: expected tokens of the tokenizer in .*, got bytes"):
+        with pytest.raises(ValueError, match=r"data: path: expected tokens of the tokenizer in .*, got bytes"):
             huggingface.build({"model": str(model), "data": data})
     assert len(inputs({"model": str(model), "random": True, "data": raw})) == 8
     words = tokens("words.tokens", TokenizerEncoder(model / "tokenizer.json"))

@@ -1,13 +1,13 @@
 """Datasets described by a manifest, such as {"kind": "tokens", "path": "/data/train", "length": 1024}."""
 
 import importlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from bamboo_core.text import suggestion
+from bamboo_trainer.data.config_keys import arguments, typed
 from bamboo_trainer.data.datasets import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -27,10 +27,8 @@ from bamboo_trainer.data.token_file import SUFFIX, Documents, Tokens
 from bamboo_trainer.task import Dataset
 
 MIXTURE: Final = "mixture"
-_MISSING: Final[Any] = object()
 
-
-Opener = Callable[[Mapping[str, Any], str], Dataset]  # of the other keys, and of their place, for messages
+Opener = Callable[..., Dataset]  # its keyword-only parameters are the kind's keys; `where` is the config's own key
 
 
 def dataset_from(
@@ -41,191 +39,120 @@ def dataset_from(
     where: the config's own key, for messages. kinds: additional kinds. Raises ValueError naming the key and what was
     expected; StorageError of bamboo_core.storage if an object store does not answer.
     """
-    keys = _Keys(config, where)
-    kind = keys.text("kind")
-    if kind in kinds:
-        return kinds[kind](keys.rest(), where)
-    if kind != MIXTURE and kind not in _KINDS:
-        known = ", ".join(dict.fromkeys([*_KINDS, MIXTURE, *kinds]))
-        raise ValueError(f"{where}.kind must be one of {known}, got {kind!r}")
-    readers, ahead = keys.number("readers", 0), keys.number("readAhead", 0)
+    if not isinstance(config, Mapping):
+        raise ValueError(f"{where} must be a mapping with kind and its keys, got {config!r}")
+    known, own = {**_KINDS, **kinds}, dict(config)
+    kind = own.pop("kind", None)
+    if kind not in known:
+        raise ValueError(f"{where}.kind must be one of {', '.join(known)}, got {kind!r}")
+    if kind == MIXTURE:
+        own["sources"] = _sources(own.get("sources"), where, kinds)
     try:
-        dataset = _mixture(keys, where, kinds) if kind == MIXTURE else _KINDS[kind](keys)
-        keys.finish(kind)
-        if not readers:
-            if ahead:
-                raise ValueError("readAhead: expected together with readers")
-            return dataset
-        return Prefetched(dataset, readers, ahead or None)
-    except KeyProblem:
-        raise
+        readers, ahead = typed("readers", own.pop("readers", 0), int), typed("readAhead", own.pop("readAhead", 0), int)
+        if ahead and not readers:
+            raise ValueError("readAhead: expected together with readers")
+        make = known[kind]
+        place = {"where": where} if "where" in signature(make).parameters else {}
+        dataset = make(**arguments(make, own, "where"), **place)
+        return Prefetched(dataset, readers, ahead or None) if readers else dataset
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
 
 
-def _mixture(keys: "_Keys", where: str, kinds: Mapping[str, Opener]) -> Mixture:
-    sources: list[tuple[float, Dataset]] = []
-    for number, source in enumerate(keys.mappings("sources")):
-        here = f"{where}.sources[{number}]"
-        own = _Keys(source, here)
-        weight, rest = own.real("weight"), own.rest()
-        for key in ("readers", "readAhead"):
-            if key in rest:
-                raise KeyProblem(f"{here}.{key}: expected beside sources, for all of them")
-        if rest.get("kind") == MIXTURE:
-            raise KeyProblem(f"{here}.kind: a mixture cannot be a source of another one; name its sources here")
-        sources.append((weight, dataset_from(rest, here, kinds)))
+def _sources(given: Any, where: str, kinds: Mapping[str, Opener]) -> list[tuple[float, Dataset]]:
+    """Return the weights and datasets of a mixture's sources."""
+    if not isinstance(given, list | tuple) or not all(isinstance(one, Mapping) for one in given):
+        raise ValueError(f"{where}.sources must be a list of mappings, got {given!r}")
+    sources = []
+    for number, source in enumerate(given):
+        here, own = f"{where}.sources[{number}]", dict(source)
+        if strange := [key for key in ("readers", "readAhead") if key in own]:
+            raise ValueError(f"{here}.{strange[0]}: expected beside sources, for all of them")
+        if own.get("kind") == MIXTURE:
+            raise ValueError(f"{here}.kind: a mixture cannot be a source of another one; name its sources here")
+        sources.append((typed(f"{here}.weight", own.pop("weight", None), float), dataset_from(own, here, kinds)))
+    return sources
+
+
+def _mixture(*, sources: list[tuple[float, Dataset]]) -> Dataset:
     return Mixture(sources)
 
 
-class KeyProblem(ValueError):
-    """A mistake in one key, which the text names."""
+def _cache(*, folder: str | None = None, gigabytes: float | None = None) -> CacheConfig:
+    default = CacheConfig.default()
+    if gigabytes is not None and gigabytes < 0:
+        raise ValueError(f"gigabytes must be at least 0, got {gigabytes:g}")
+    size = default.bytes if gigabytes is None else int(gigabytes * 1e9)
+    return CacheConfig(folder=Path(folder) if folder else default.folder, bytes=size)
 
 
-class _Keys:
-    """Takes keys out of a mapping, and raises KeyProblem for wrong values."""
-
-    def __init__(self, config: Mapping[str, Any], where: str) -> None:
-        if not isinstance(config, Mapping):
-            raise KeyProblem(f"{where} must be a mapping with kind and its keys, got {config!r}")
-        self._left, self._where = dict(config), where
-        self._known: list[str] = []
-
-    def rest(self) -> dict[str, Any]:
-        """Return the keys that were not taken, for another reader."""
-        left, self._left = self._left, {}
-        return left
-
-    def finish(self, kind: str) -> None:
-        """Raise KeyProblem if a key is left."""
-        for key in self._left:
-            raise KeyProblem(f"{self._where}: unknown key {key!r} for kind {kind}, {suggestion(key, self._known)}")
-
-    def text(self, key: str, default: Any = _MISSING) -> str:
-        value = self._take(key, default)
-        if not isinstance(value, str) or not (value or value == default):
-            raise self._problem(key, "a text", value)
-        return value
-
-    def number(self, key: str, default: Any = _MISSING) -> int:
-        value = self._take(key, default)
-        if type(value) is not int or value < 0:
-            raise self._problem(key, "a whole number", value)
-        return value
-
-    def real(self, key: str, default: Any = _MISSING) -> float:
-        value = self._take(key, default)
-        if not _is_finite(value):
-            raise self._problem(key, "a finite number", value)
-        return float(value)
-
-    def truth(self, key: str, default: bool) -> bool:
-        value = self._take(key, default)
-        if not isinstance(value, bool):
-            raise self._problem(key, "true or false", value)
-        return value
-
-    def texts(self, key: str, default: Sequence[str]) -> tuple[str, ...]:
-        """Return one or several texts."""
-        value = self._take(key, default)
-        several = [value] if isinstance(value, str) else value
-        if not isinstance(several, list | tuple) or not all(isinstance(one, str) and one for one in several):
-            raise self._problem(key, "a name or a list of names", value)
-        return tuple(several)
-
-    def triple(self, key: str, default: tuple[float, float, float]) -> tuple[float, float, float]:
-        value = self._take(key, default)
-        if not isinstance(value, list | tuple) or len(value) != 3 or not all(map(_is_finite, value)):
-            raise self._problem(key, "three numbers", value)
-        return (float(value[0]), float(value[1]), float(value[2]))
-
-    def mappings(self, key: str) -> Sequence[Mapping[str, Any]]:
-        value = self._take(key, _MISSING)
-        if not isinstance(value, list | tuple) or not all(isinstance(one, Mapping) for one in value):
-            raise self._problem(key, "a list of mappings", value)
-        return value
-
-    def mapping(self, key: str) -> "Mapping[str, Any]":
-        value = self._take(key, {})
-        if not isinstance(value, Mapping):
-            raise self._problem(key, "a mapping", value)
-        return value
-
-    def below(self, key: str) -> "_Keys":
-        return _Keys(self.mapping(key), f"{self._where}.{key}")
-
-    def _take(self, key: str, default: Any) -> Any:
-        self._known.append(key)
-        value = self._left.pop(key, default)
-        if value is _MISSING:
-            raise KeyProblem(f"{self._where}.{key} is missing")
-        return value
-
-    def _problem(self, key: str, expected: str, value: Any) -> KeyProblem:
-        return KeyProblem(f"{self._where}.{key} must be {expected}, got {value!r}")
+def _cache_of(given: Mapping[str, Any]) -> CacheConfig:
+    try:
+        return _cache(**arguments(_cache, given))
+    except ValueError as error:
+        raise ValueError(f"cache: {error}") from None
 
 
-def _is_finite(value: object) -> bool:
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
-
-
-def _cache(keys: _Keys) -> CacheConfig:
-    below, default = keys.below("cache"), CacheConfig.default()
-    folder = Path(below.text("folder", str(default.folder)))
-    gigabytes = below.real("gigabytes", default.bytes / 1e9)
-    if gigabytes < 0:
-        raise ValueError(f"cache.gigabytes must be at least 0, got {gigabytes:g}")
-    below.finish("cache")
-    return CacheConfig(folder=folder, bytes=int(gigabytes * 1e9))
-
-
-def _tokens(keys: _Keys) -> Dataset:
-    path, length = keys.text("path"), keys.number("length")
-    documents = keys.text("documents", Documents.JOINED.value)
+def open_tokens(
+    *, path: str, length: int, documents: str = Documents.JOINED, cache: Mapping[str, Any] = MappingProxyType({})
+) -> Tokens:
+    """Open files of tokens, as a dataset of the kind "tokens". Raises ValueError."""
     if documents not in list(Documents):
         raise ValueError(f"documents must be one of {', '.join(Documents)}, got {documents!r}")
-    cache = _cache(keys)
-    return Tokens(open_sources(path, (SUFFIX,), cache).files, length, Documents(documents))
+    return Tokens(open_sources(path, (SUFFIX,), _cache_of(cache)).files, length, Documents(documents))
 
 
-def _images(keys: _Keys) -> Dataset:
-    path, variants, cache = keys.text("path"), keys.number("variants", 1), _cache(keys)
-    options = ImageOptions(
-        size=keys.number("size", 224),
-        augment=keys.truth("augment", False),
-        least_area=keys.real("leastArea", 0.08),
-        mean=keys.triple("mean", IMAGENET_MEAN),
-        std=keys.triple("std", IMAGENET_STD),
-    )
-    return ImageFolder(open_sources(path, SUFFIXES, cache), options, variants, keys.texts("classes", ()))
+def _images(
+    *,
+    path: str,
+    variants: int = 1,
+    cache: Mapping[str, Any] = MappingProxyType({}),
+    size: int = 224,
+    augment: bool = False,
+    least_area: float = 0.08,
+    mean: tuple[float, float, float] = IMAGENET_MEAN,
+    std: tuple[float, float, float] = IMAGENET_STD,
+    classes: str | Sequence[str] = (),
+) -> Dataset:
+    options = ImageOptions(size=size, augment=augment, least_area=least_area, mean=mean, std=std)
+    return ImageFolder(open_sources(path, SUFFIXES, _cache_of(cache)), options, variants, _names(classes))
 
 
-def _npz(keys: _Keys) -> Dataset:
-    return NpzDataset(keys.text("path"), keys.texts("inputs", ("inputs",)), keys.texts("targets", ("targets",)))
+def _npz(*, path: str, inputs: str | Sequence[str] = "inputs", targets: str | Sequence[str] = "targets") -> Dataset:
+    return NpzDataset(path, _names(inputs), _names(targets))
 
 
-def _hugging_face(keys: _Keys) -> Dataset:
-    return HuggingFaceDataset(
-        keys.text("path"),
-        keys.texts("inputs", ("input_ids",)),
-        keys.texts("targets", ()),
-        split=keys.text("split", "") or None,
-        next_token=keys.truth("nextToken", False),
-    )
+def _hugging_face(
+    *,
+    path: str,
+    inputs: str | Sequence[str] = "input_ids",
+    targets: str | Sequence[str] = (),
+    split: str = "",
+    next_token: bool = False,
+) -> Dataset:
+    return HuggingFaceDataset(path, _names(inputs), _names(targets), split=split or None, next_token=next_token)
 
 
-def _text(keys: _Keys) -> Dataset:
-    path, length = keys.text("path", "stdlib"), keys.number("length")
+def open_text(*, length: int, path: str = "stdlib") -> TextDataset:
+    """Open a file's bytes, as a dataset of the kind "text". Raises ValueError."""
     return TextDataset(text_bytes(path), length)
 
 
-def _own(keys: _Keys) -> Dataset:
+def _names(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _own(
+    *,
+    entrypoint: str,
+    config: Mapping[str, Any] = MappingProxyType({}),
+    inputs: str | Sequence[str] = (),
+    targets: str | Sequence[str] = (),
+) -> Dataset:
     """Return the dataset of a user's function, which returns a dataset, or samples by number."""
-    name, config = keys.text("entrypoint"), keys.mapping("config")
-    inputs, targets = keys.texts("inputs", ()), keys.texts("targets", ())
-    module, colon, function = name.partition(":")
+    module, colon, function = entrypoint.partition(":")
     if not module or not colon or not function:
-        raise ValueError(f'entrypoint must be "module:function", got {name!r}')
+        raise ValueError(f'entrypoint must be "module:function", got {entrypoint!r}')
     try:
         make = getattr(importlib.import_module(module), function, None)
     except ImportError as error:
@@ -236,15 +163,17 @@ def _own(keys: _Keys) -> Dataset:
     if hasattr(made, "batch"):
         return made  # type: ignore[no-any-return]
     if not (hasattr(made, "__len__") and hasattr(made, "__getitem__")):
-        raise ValueError(f"entrypoint: {name} returned {type(made).__name__}, expected samples with a length and [i]")
-    return Indexed(made, inputs, targets)
+        kind = type(made).__name__
+        raise ValueError(f"entrypoint: {entrypoint} returned {kind}, expected samples with a length and [i]")
+    return Indexed(made, _names(inputs), _names(targets))
 
 
-_KINDS: Final[Mapping[str, Callable[[_Keys], Dataset]]] = {
-    "tokens": _tokens,
-    "text": _text,
+_KINDS: Final[Mapping[str, Opener]] = {
+    "tokens": open_tokens,
+    "text": open_text,
     "images": _images,
     "npz": _npz,
     "huggingface": _hugging_face,
     "own": _own,
+    MIXTURE: _mixture,
 }

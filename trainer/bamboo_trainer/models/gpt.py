@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bamboo_trainer.data import TextDataset, text_bytes
-from bamboo_trainer.models.settings import camel, decaying, keys_of, typed_values
+from bamboo_trainer.data.config_keys import arguments, camel
+from bamboo_trainer.models.settings import decaying
 from bamboo_trainer.task import Parts, Task
 
 VOCABULARY = 256
@@ -42,9 +43,6 @@ class GptConfig:
         _require(self.weight_decay >= 0, "weight_decay", "at least 0", self.weight_decay)
         if self.steps is not None:
             _require(self.steps >= 1, "steps", "at least 1", self.steps)
-
-
-_KEYS = keys_of(GptConfig)
 
 
 class GptEmbedding(nn.Module):
@@ -111,7 +109,7 @@ class GptHead(nn.Module):
 
 def build(config: Mapping[str, Any]) -> Task:
     """Return the task. Raises ValueError, naming the key and what was expected, for an invalid config."""
-    parsed = GptConfig(**typed_values(config, _KEYS, nullable=("steps",)))
+    parsed = GptConfig(**arguments(GptConfig, config))
     blocks: list[Callable[[], nn.Module]] = [partial(GptBlock, parsed)] * parsed.blocks
     return Task(
         layers=(partial(GptEmbedding, parsed), *blocks, partial(GptHead, parsed)),

@@ -28,13 +28,14 @@ from torch import Tensor, nn
 
 from bamboo_trainer import schedules
 from bamboo_trainer.data.config import Opener
+from bamboo_trainer.data.config_keys import arguments
 from bamboo_trainer.from_module import SplitModule, example_of, task_of
 from bamboo_trainer.lora import with_lora, with_peft
 from bamboo_trainer.models import texts
 from bamboo_trainer.models.huggingface_files import MODULE, PeftAdapter, PublishedWeights, model_folder, stay_offline
 from bamboo_trainer.models.sequences import Objective as TokenObjective
 from bamboo_trainer.models.sequences import Sequences, open_sequences, with_length
-from bamboo_trainer.models.settings import decaying, evaluation, keys_of, typed_values
+from bamboo_trainer.models.settings import decaying, evaluation
 from bamboo_trainer.models.texts import HEADS, Head, Labelled, label_accuracy, label_loss, open_labelled
 from bamboo_trainer.task import Dataset, Parts, Task, TrainingFacts, add_loss
 from bamboo_trainer.tasks.task_errors import TaskError
@@ -203,10 +204,6 @@ class LoraSettings:
     trained: Sequence[str] = ()
 
 
-_KEYS: Final = keys_of(HuggingFaceSettings, "published_as")
-_LORA_KEYS: Final = keys_of(LoraSettings)
-
-
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
     """Return the task. Raises ValueError, naming the key and what was expected, for invalid input."""
     settings = read_settings(config)
@@ -268,7 +265,7 @@ def with_lora_of(task: Task, config: Mapping[str, Any] | None, trained: Collecti
 def lora_settings(config: Mapping[str, Any]) -> LoraSettings:
     """Parse task.config.lora. Raises ValueError, naming the key."""
     try:
-        return LoraSettings(**typed_values(config, _LORA_KEYS))
+        return LoraSettings(**arguments(LoraSettings, config))
     except ValueError as error:
         raise ValueError(f"lora: {error}") from None
 
@@ -296,7 +293,7 @@ def trained_beside(
 
 def read_settings(config: Mapping[str, Any]) -> HuggingFaceSettings:
     """Parse the config, and fetch a model of the Hub that the cache lacks. Raises ValueError."""
-    settings = HuggingFaceSettings(**typed_values(config, _KEYS))
+    settings = HuggingFaceSettings(**arguments(HuggingFaceSettings, config, "published_as"))
     expect((settings.model is None) != (settings.architecture is None), "expected one of model and architecture")
     expect(
         settings.objective is None or settings.objective in AUTO,
@@ -405,8 +402,9 @@ def _opened(
         packs = objective == "causal" and config.model_type in PACKS
         kinds: dict[str, Opener] = {
             texts.TEXT: partial(texts.open_text, model, words),
-            texts.TOKENS: partial(texts.open_tokens, None if settings.random else model),
         }
+        if model is not None and not settings.random:
+            kinds[texts.TOKENS] = partial(texts.open_tokens, model)
         if objective == "causal":
             kinds[texts.KIND] = partial(texts.open_chats, model, words)
         return open_sequences(data, objective, (words, token), where, packs=packs, kinds=kinds)

@@ -5,7 +5,7 @@ Its layers pass a pair of tensors: the hidden state and the points themselves, w
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bamboo_trainer.data import TensorDataset
-from bamboo_trainer.models.settings import keys_of, typed_values
+from bamboo_trainer.data.config_keys import arguments, camel
 from bamboo_trainer.task import Parts, Task
 
 
@@ -28,8 +28,11 @@ class MlpConfig:
     learning_rate: float = 0.05
     momentum: float = 0.9
 
-
-_KEYS = keys_of(MlpConfig)
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            least = 1 if type(value) is int else 0
+            if value < least:
+                raise ValueError(f"{camel(name)} must be at least {least}, got {value}")
 
 
 class Lift(nn.Module):
@@ -72,7 +75,7 @@ class Classifier(nn.Module):
 
 def build(config: Mapping[str, Any]) -> Task:
     """Return the task. Raises ValueError, naming the key and what was expected, for an invalid config."""
-    parsed = _parse(config)
+    parsed = MlpConfig(**arguments(MlpConfig, config))
     blocks: list[Callable[[], nn.Module]] = [partial(Residual, parsed.width)] * parsed.blocks
     dataset = spirals(parsed.samples, parsed.noise, parsed.turns, seed=0)
     return Task(
@@ -92,15 +95,6 @@ def spirals(samples: int, noise: float, turns: float, seed: int) -> TensorDatase
     angle = 2 * math.pi * turns * radius + math.pi * label
     points = torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1)
     return TensorDataset((points + noise * torch.randn(samples, 2, generator=generator),), (label,))
-
-
-def _parse(config: Mapping[str, Any]) -> MlpConfig:
-    values = typed_values(config, _KEYS)
-    for key, value in config.items():
-        least = 1 if _KEYS[key][1] == (int,) else 0
-        if not value >= least:
-            raise ValueError(f"{key} must be at least {least}, got {value}")
-    return MlpConfig(**values)
 
 
 def _loss(outputs: Parts, targets: Parts) -> Tensor:

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bamboo_core.text import suggestion
 from bamboo_trainer.data import Documents, TensorDataset, dataset_from, pure_seed
 from bamboo_trainer.data.config import MIXTURE, Opener
+from bamboo_trainer.data.config_keys import typed
 from bamboo_trainer.data.datasets import readers_of
 from bamboo_trainer.models import settings
 from bamboo_trainer.task import Dataset, Parts, Task, TrainingFacts, Weighted
@@ -23,14 +23,16 @@ MASKED_SHARE: Final = 0.15  # of the tokens; of these 80 % become the mask, 10 %
 KINDS_WITH_LENGTH: Final = (settings.MADE_UP, "tokens", "text", "chats")
 INPUTS: Final = ("input_ids", "attention_mask", "token_type_ids")  # the names of transformers
 PACKED_INPUTS: Final = ("input_ids", "position_ids")
-SYNTHETIC: Final = {"length": 32, "samples": 512}
 
 
 def taken_trim(config: dict[str, Any], where: str) -> int:
     """Take "trim" out of the config: a batch ends with its longest sequence, rounded up to a multiple of that; 0: it
     does not. Raises ValueError.
     """
-    return whole_number(config.pop("trim"), f"{where}.trim") if "trim" in config else 0
+    trim: int = typed(f"{where}.trim", config.pop("trim", 0), int)
+    if trim < 0:
+        raise ValueError(f"{where}.trim must be at least 0, got {trim}")
+    return trim
 
 
 def check_trim(trim: int, masked: bool, where: str) -> None:
@@ -153,9 +155,7 @@ def open_sequences(
     keep documents of one sequence apart.
     """
     given = dict(config)
-    shift = given.pop("shift", False)
-    if not isinstance(shift, bool):
-        raise ValueError(f"{where}.shift must be true or false, got {shift!r}")
+    shift = typed(f"{where}.shift", given.pop("shift", False), bool)
     trim = taken_trim(given, where)
     made_up = {settings.MADE_UP: partial(_made_up, words[0])}
     source = dataset_from({"kind": settings.MADE_UP, **given}, where, {**made_up, **kinds})
@@ -191,9 +191,11 @@ def accuracy(outputs: Parts, targets: Parts) -> tuple[Tensor, Tensor]:
     return ((outputs[0].argmax(-1) == targets[0]) & counts).sum(), counts.sum()
 
 
-def _made_up(vocabulary: int, given: Mapping[str, Any], where: str) -> TensorDataset:
+def _made_up(
+    vocabulary: int, *, where: str, samples: int = 512, length: int = 32, padding: bool = False
+) -> TensorDataset:
     """Make up sequences in which each token but one in eight follows from the one before."""
-    samples, length, padding = made_up_sizes(given, SYNTHETIC, where, "shift")
+    settings.whole_numbers({"samples": samples, "length": length}, "samples", "length")
     generator = torch.Generator().manual_seed(settings.made_up_seed(where))
     drawn = torch.randint(0, vocabulary, (samples, length + 1), generator=generator)
     jump = torch.rand(samples, length + 1, generator=generator) < 0.125
@@ -210,32 +212,12 @@ def _made_up(vocabulary: int, given: Mapping[str, Any], where: str) -> TensorDat
     return TensorDataset((ids[:, :-1] * mask, mask.long()), (targets,))
 
 
-def made_up_sizes(
-    given: Mapping[str, Any], defaults: Mapping[str, int], where: str, *more: str
-) -> tuple[int, int, bool]:
-    """Return the number and length of made-up samples, and whether some end earlier, from a config's keys "samples",
-    "length" and "padding". defaults: of the first two. more: keys taken out before. Raises ValueError.
-    """
-    config = dict(given)
-    padding = bool(config.pop("padding", False))
-    values = {key: whole_number(config.pop(key, default), f"{where}.{key}") for key, default in defaults.items()}
-    for key in config:
-        raise ValueError(f"{where}: unknown key {key!r}, {suggestion(key, [*defaults, 'padding', *more])}")
-    return values["samples"], values["length"], padding
-
-
-def check_tokens(tokens: Tensor, words: int, where: str) -> None:
-    """Raise ValueError, naming the config's key, for a token outside of a vocabulary of `words` tokens."""
+def check_tokens(tokens: Tensor, words: int, where: str = "") -> None:
+    """Raise ValueError for a token outside of a vocabulary of `words` tokens. where: the config's key, for the text."""
     for token in (int(tokens.min()), int(tokens.max())) if tokens.numel() else ():
         if not 0 <= token < words:
-            raise ValueError(f"{where}: token {token} is outside of the model's vocabulary of {words}")
-
-
-def whole_number(value: Any, key: str) -> int:
-    """Return the value. Raises ValueError, naming the key, unless it is a whole number of at least 1."""
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{key} must be a whole number of at least 1, got {value!r}")
-    return value
+            place = f"{where}: " if where else ""
+            raise ValueError(f"{place}token {token} is outside of the model's vocabulary of {words}")
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Weighted:

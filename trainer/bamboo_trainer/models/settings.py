@@ -1,64 +1,17 @@
 """Shared functions of the library's models: reading their config, their optimizers, made-up data, losses of images."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import UnionType
-from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bamboo_core.text import suggestion
 from bamboo_trainer import schedules
 from bamboo_trainer.data import dataset_from, pure_seed
+from bamboo_trainer.data.config_keys import require_known, typed
 from bamboo_trainer.task import Dataset, Evaluation, Metric, Parts, TrainingFacts
-
-
-def typed_values(
-    config: Mapping[str, Any], keys: Mapping[str, tuple[str, Any]], *, nullable: Collection[str] = ()
-) -> dict[str, Any]:
-    """Return the values by the names of fields. keys: for each key its field, and the type or types of its values.
-
-    A whole number is accepted as a float; True and False are not numbers. nullable: keys that may also be null. Raises
-    ValueError, naming the key and what was expected.
-    """
-    values: dict[str, Any] = {}
-    for key, value in config.items():
-        if key not in keys:
-            raise ValueError(f"unknown key {key!r}, {suggestion(key, list(keys))}")
-        field, kind = keys[key]
-        kinds = kind if isinstance(kind, tuple) else (kind,)
-        if float in kinds and type(value) is int:
-            value = float(value)
-        fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
-        if not fits and not (value is None and key in nullable):
-            names = " or ".join(k.__name__ for k in kinds)
-            raise ValueError(f"{key} must be of type {names}, got {value!r}")
-        values[field] = value
-    return values
-
-
-def keys_of(kind: type[Any], *without: str) -> dict[str, tuple[str, Any]]:
-    """Return the keys of a dataclass's fields for `typed_values`. without: fields that have no key."""
-    return {camel(name): (name, _kinds(hint)) for name, hint in get_type_hints(kind).items() if name not in without}
-
-
-def camel(name: str) -> str:
-    """Return a field's key: maxSteps for max_steps."""
-    first, *others = name.split("_")
-    return first + "".join(map(str.capitalize, others))
-
-
-def _kinds(hint: Any) -> tuple[type, ...]:
-    """Return the types of a field's values as they are in a manifest, except None."""
-    origin = get_origin(hint)
-    if origin in (Union, UnionType):
-        return tuple(dict.fromkeys(kind for part in get_args(hint) for kind in _kinds(part)))
-    if hint is type(None):
-        return ()
-    return ({Literal: str, Sequence: list}.get(origin, origin or hint),)
-
 
 MADE_UP: Final = "random"
 HELD_OUT: Final = 1 << 40  # made-up data for an evaluation begin with this number
@@ -76,8 +29,9 @@ def read(config: Mapping[str, Any], sizes: Mapping[str, Mapping[str, Any]], defa
     if size not in sizes:
         raise ValueError(f"size must be one of {', '.join(sizes)}, got {size!r}")
     known = {**TRAINING, **sizes[size], "data": {}, "evaluation": {}}
-    kinds = {key: (key, Mapping if default == {} else type(default)) for key, default in known.items()}
-    values = typed_values(config, {"size": ("size", str), **kinds})
+    require_known(config, {"size": size, **known})
+    kinds = {"size": str, **{key: Mapping if default == {} else type(default) for key, default in known.items()}}
+    values = {key: typed(key, value, kinds[key]) for key, value in config.items()}
     for key, value in values.items():
         if type(value) in (int, float) and value < 0:
             raise ValueError(f"{key} must not be negative, got {value}")
@@ -137,15 +91,12 @@ def open_data(config: Mapping[str, Any], made_up: MakeUp, where: str = "data") -
     config: {"kind": "random", "samples": 512} is made-up data, and the default; for the other kinds see
     `bamboo_trainer.data.dataset_from`. where: the config's key; made-up data for an evaluation are other samples.
     """
-    given = dict(config)
-    if given.pop("kind", MADE_UP) != MADE_UP:
-        return dataset_from(config, where)
-    samples = given.pop("samples", 512)
-    for key in given:
-        raise ValueError(f"{where}: unknown key {key!r}, expected samples")
-    if type(samples) is not int or samples < 1:
-        raise ValueError(f"{where}.samples must be a whole number of at least 1, got {samples!r}")
-    return made_up(samples, 0 if where == "data" else HELD_OUT)
+
+    def make(*, where: str, samples: int = 512) -> Dataset:
+        whole_numbers({"samples": samples}, "samples")
+        return made_up(samples, made_up_seed(where))
+
+    return dataset_from({"kind": MADE_UP, **config}, where, {MADE_UP: make})
 
 
 def evaluation(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import torch
@@ -13,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bamboo_core.complaints import said_by
-from bamboo_core.text import suggestion
-from bamboo_trainer.data import TensorDataset, TextDataset, dataset_from, text_bytes
+from bamboo_trainer.data import Documents, TensorDataset, TextDataset, dataset_from, text_bytes
+from bamboo_trainer.data import config as data_config
 from bamboo_trainer.data.datasets import readers_of
 from bamboo_trainer.data.tokenizing import BYTES, ByteEncoder
 from bamboo_trainer.models import settings
@@ -23,10 +24,8 @@ from bamboo_trainer.models.sequences import (
     INPUTS,
     check_tokens,
     check_trim,
-    made_up_sizes,
     taken_trim,
     trimmed_width,
-    whole_number,
 )
 from bamboo_trainer.task import Dataset, Parts, Weighted
 
@@ -36,7 +35,7 @@ TOKENIZER_FILES: Final = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "spm.model", "bpe.codes"),
 )
-_KEYS: Final = ("path", "length", "tokenizer")
+NO_KEYS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 def has_tokenizer(folder: str) -> bool:
@@ -44,69 +43,59 @@ def has_tokenizer(folder: str) -> bool:
     return any((Path(folder) / name).is_file() for name in TOKENIZER_FILES)
 
 
-def open_tokenizer(folder: str, where: str) -> Any:
-    """Return the tokenizer of transformers in that folder. where: the config's key, for messages. Raises ValueError."""
+def open_tokenizer(folder: str) -> Any:
+    """Return the tokenizer of transformers in that folder. Raises ValueError."""
     from transformers import AutoTokenizer
 
     if not Path(folder).is_dir():
-        raise ValueError(f"{where}.tokenizer: there is no folder {folder}")
+        raise ValueError(f"tokenizer: there is no folder {folder}")
     if not has_tokenizer(folder):
-        raise ValueError(f"{where}.tokenizer: no tokenizer in {folder}, such as a tokenizer.json")
+        raise ValueError(f"tokenizer: no tokenizer in {folder}, such as a tokenizer.json")
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{where}.tokenizer: no tokenizer in {folder}: {said_by(error)}") from None
+        raise ValueError(f"tokenizer: no tokenizer in {folder}: {said_by(error)}") from None
 
 
-def open_text(model: str | None, vocabulary: int, config: Mapping[str, Any], where: str) -> TextDataset:
+def open_text(
+    model: str | None, vocabulary: int, *, length: int, path: str = "stdlib", tokenizer: str | None = None
+) -> TextDataset:
     """Open a text as sequences of the tokens of the model's tokenizer, which are held in memory.
 
-    model: its folder, if it has one. vocabulary: the size of the model's. config: {"path": see the kind "text" of
-    `dataset_from`, "length", "tokenizer": "bytes", or a folder, by default the model's}. Raises ValueError.
+    model: its folder, if it has one. vocabulary: the size of the model's. path: see the kind "text" of `dataset_from`.
+    tokenizer: "bytes", or a folder, by default the model's. Raises ValueError.
     """
-    if unknown := [key for key in config if key not in _KEYS]:
-        raise ValueError(f"{where}: unknown key {unknown[0]!r}, {suggestion(unknown[0], ['kind', *_KEYS])}")
-    folder, path = config.get("tokenizer", model), config.get("path", "stdlib")
-    if not isinstance(path, str):
-        raise ValueError(f"{where}.path: expected stdlib or a file, got {path!r}")
-    length = whole_number(config.get("length"), f"{where}.length")
+    folder = model if tokenizer is None else tokenizer
     if folder == BYTES:
-        found = dataset_from({"kind": TEXT, **{key: config[key] for key in config if key != "tokenizer"}}, where)
-        assert isinstance(found, TextDataset)
-        check_tokens(found.tokens, vocabulary, where)
+        found = data_config.open_text(path=path, length=length)
+        check_tokens(found.tokens, vocabulary)
         return found
-    if folder is not None and not isinstance(folder, str):
-        raise ValueError(f"{where}.tokenizer: expected the tokenizer's folder, or bytes, got {folder!r}")
     if folder is None or (folder == model and not has_tokenizer(folder)):
         missing = "the model has no folder" if folder is None else f"the model's folder {folder} has no tokenizer"
-        raise ValueError(f"{where}.tokenizer: expected the tokenizer's folder, or bytes, since {missing}")
-    tokenizer = open_tokenizer(folder, where)
+        raise ValueError(f"tokenizer: expected the tokenizer's folder, or bytes, since {missing}")
+    opened = open_tokenizer(folder)
     try:
         text = text_bytes(path).decode(errors="ignore" if path == "stdlib" else "strict")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{where}.path: {path} is not UTF-8: {error}") from None
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-    tokens = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.int64)
-    check_tokens(tokens, vocabulary, where)
-    try:
-        return TextDataset(tokens, length)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise ValueError(f"path: {path} is not UTF-8: {error}") from None
+    tokens = torch.tensor(opened(text, add_special_tokens=False)["input_ids"], dtype=torch.int64)
+    check_tokens(tokens, vocabulary)
+    return TextDataset(tokens, length)
 
 
-def open_tokens(model: str | None, config: Mapping[str, Any], where: str) -> Dataset:
+def open_tokens(
+    model: str, *, path: str, length: int, documents: str = Documents.JOINED, cache: Mapping[str, Any] = NO_KEYS
+) -> Dataset:
     """Open files of tokens, like `dataset_from`. model: the folder whose weights training begins with.
 
     Raises ValueError for files of bytes if the model's tokenizer makes other tokens.
     """
-    found = dataset_from({"kind": TOKENS, **config}, where)
-    files: Any = getattr(found, "dataset", found)  # behind readers
-    if model is None or files.vocabulary != ByteEncoder.vocabulary or not has_tokenizer(model):
+    found = data_config.open_tokens(path=path, length=length, documents=documents, cache=cache)
+    if found.vocabulary != ByteEncoder.vocabulary or not has_tokenizer(model):
         return found
-    if len(open_tokenizer(model, where)) != ByteEncoder.vocabulary:
+    if len(open_tokenizer(model)) != ByteEncoder.vocabulary:
         raise ValueError(
-            f"{where}.path: expected tokens of the tokenizer in {model}, got bytes: make them with "
+            f"path: expected tokens of the tokenizer in {model}, got bytes: make them with "
             f"`bamboo tokenize --tokenizer {Path(model) / 'tokenizer.json'}`, or begin the model with random: true"
         )
     return found
@@ -115,7 +104,6 @@ def open_tokens(model: str | None, config: Mapping[str, Any], where: str) -> Dat
 KIND: Final = "chats"
 ANSWERS: Final = "assistant"  # the role whose messages are learned
 _MARKS_ANSWERS: Final = "generation"  # the block by which a template marks an answer
-_CHAT_KEYS: Final = ("path", "length", "tokenizer", "packed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,42 +120,37 @@ class Chat:
         return [token if learned else IGNORED for _, (token, learned) in follows]
 
 
-def open_chats(model: str | None, vocabulary: int, config: Mapping[str, Any], where: str) -> TensorDataset:
+def open_chats(
+    model: str | None, vocabulary: int, *, path: str, length: int, packed: bool = False, tokenizer: str | None = None
+) -> TensorDataset:
     """Open conversations as samples. Conversations without an answer are left out.
 
     Inputs: int64 [samples, length], and a mask of the tokens that count, or the number of each token's conversation if
     they are packed. Targets: for the token at the same place. model: its folder, if it has one. vocabulary: the size of
-    the model's. config: {"path": of a file with a JSON object {"messages": [{"role", "content"}, ...]} in each line,
-    "length", "packed": false, "tokenizer": its folder, by default the model's}. Raises ValueError.
+    the model's. path: of a file with a JSON object {"messages": [{"role", "content"}, ...]} in each line. tokenizer:
+    its folder, by default the model's. Raises ValueError.
     """
-    for key in config:
-        if key not in _CHAT_KEYS:
-            raise ValueError(f"{where}: unknown key {key!r}, {suggestion(key, ['kind', *_CHAT_KEYS])}")
-    path, folder, packed = config.get("path"), config.get("tokenizer", model), config.get("packed", False)
-    if not isinstance(path, str):
-        raise ValueError(f"{where}.path: expected a file of conversations, got {path!r}")
-    if not isinstance(folder, str):
-        raise ValueError(f"{where}.tokenizer: expected the tokenizer's folder, got {folder!r}")
-    if not isinstance(packed, bool):
-        raise ValueError(f"{where}.packed must be true or false, got {packed!r}")
-    length = whole_number(config.get("length"), f"{where}.length")
-    template = ChatTemplate(folder, where)
-    chats = [template.chat(messages, place) for place, messages in _conversations(Path(path), where)]
+    folder = model if tokenizer is None else tokenizer
+    if folder is None:
+        raise ValueError("tokenizer: expected the tokenizer's folder")
+    settings.whole_numbers({"length": length}, "length")
+    template = ChatTemplate(folder)
+    chats = [template.chat(messages, place) for place, messages in _conversations(Path(path))]
     rows = [(chat.ids[:-1][:length], chat.targets[:length]) for chat in chats]
     rows = [row for row in rows if any(target != IGNORED for target in row[1])]
     if not rows:
-        raise ValueError(f"{where}: {path} has no answer ({ANSWERS}) within {length} tokens")
-    check_tokens(torch.tensor([token for tokens, _ in rows for token in tokens]), vocabulary, where)
+        raise ValueError(f"{path} has no answer ({ANSWERS}) within {length} tokens")
+    check_tokens(torch.tensor([token for tokens, _ in rows for token in tokens]), vocabulary)
     return _packed(rows, length, template.padding) if packed else _padded(rows, length, template.padding)
 
 
 class ChatTemplate:
     """The chat template of the tokenizer in that folder."""
 
-    def __init__(self, folder: str, where: str) -> None:
-        self._where, self._tokenizer = where, open_tokenizer(folder, where)
+    def __init__(self, folder: str) -> None:
+        self._tokenizer = open_tokenizer(folder)
         if not isinstance(self._tokenizer.chat_template, str):
-            raise ValueError(f"{where}.tokenizer: the tokenizer in {folder} has no chat template, or several")
+            raise ValueError(f"tokenizer: the tokenizer in {folder} has no chat template, or several")
 
     @property
     def padding(self) -> int:
@@ -182,7 +165,7 @@ class ChatTemplate:
         except Exception as error:  # a template may raise anything
             if isinstance(error, _Unstable):
                 raise
-            raise ValueError(f"{self._where}: {place}: the chat template does not take it: {said_by(error)}") from None
+            raise ValueError(f"{place}: the chat template does not take it: {said_by(error)}") from None
 
     @property
     def _marks_answers(self) -> bool:
@@ -203,7 +186,7 @@ class ChatTemplate:
             asked, answered = self._tokens(messages[:number], asks=True), self._tokens(messages[: number + 1])
             if ids[: len(answered)] != answered or answered[: len(asked)] != asked:
                 raise _Unstable(
-                    f"{self._where}: {place}: what the chat template writes of message {number + 1} depends on what "
+                    f"{place}: what the chat template writes of message {number + 1} depends on what "
                     f"comes behind it; mark answers in the template by {{% {_MARKS_ANSWERS} %}}"
                 )
             answers[len(asked) : len(answered)] = [True] * (len(answered) - len(asked))
@@ -218,11 +201,11 @@ class _Unstable(ValueError):
     """Error because a conversation's beginning is written in another way when more follows."""
 
 
-def _conversations(path: Path, where: str) -> Iterator[tuple[str, list[Any]]]:
+def _conversations(path: Path) -> Iterator[tuple[str, list[Any]]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{where}.path: cannot read {path}: {said_by(error)}") from None
+        raise ValueError(f"path: cannot read {path}: {said_by(error)}") from None
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -232,9 +215,7 @@ def _conversations(path: Path, where: str) -> Iterator[tuple[str, list[Any]]]:
         except (ValueError, TypeError, KeyError, AttributeError):
             good = False
         if not good or not messages:
-            raise ValueError(
-                f'{where}: {path} line {number}: expected {{"messages": [{{"role": ..., "content": ...}}, ...]}}'
-            )
+            raise ValueError(f'{path} line {number}: expected {{"messages": [{{"role": ..., "content": ...}}, ...]}}')
         yield f"{path} line {number}", messages
 
 
@@ -271,7 +252,6 @@ def _packed(rows: Sequence[_Row], length: int, padding: int) -> TensorDataset:
 Head = Literal["sequence", "token", "choice"]
 HEADS: Final[tuple[Head, ...]] = ("sequence", "token", "choice")
 CHOICES: Final = 3  # of made-up data
-MADE_UP: Final = {"length": 32, "samples": 512}
 
 
 class Labelled:
@@ -389,9 +369,11 @@ def label_accuracy(outputs: Parts, targets: Parts) -> tuple[Tensor, Tensor]:
     return right.sum(), torch.tensor(right.numel())
 
 
-def _made_up(head: Head, words: int, labels: int, given: Mapping[str, Any], where: str) -> TensorDataset:
+def _made_up(
+    head: Head, words: int, labels: int, *, where: str, samples: int = 512, length: int = 32, padding: bool = False
+) -> TensorDataset:
     """Make up data: the second token decides a sequence's label, a token its own; the right choice begins with 1."""
-    samples, length, padding = made_up_sizes(given, MADE_UP, where)
+    settings.whole_numbers({"samples": samples, "length": length}, "samples", "length")
     length = max(2, length)
     generator = torch.Generator().manual_seed(settings.made_up_seed(where))
     shape = (samples, CHOICES, length) if head == "choice" else (samples, length)

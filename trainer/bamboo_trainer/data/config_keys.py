@@ -1,0 +1,83 @@
+"""The keys of a config in a manifest, as keyword arguments of the function or dataclass that takes them."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from inspect import Parameter, signature
+from types import NoneType, UnionType
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+
+from bamboo_core.text import suggestion
+
+
+def arguments(make: Callable[..., Any], config: Mapping[str, Any], *without: str) -> dict[str, Any]:
+    """Return a config's values as the keyword arguments of a function or a dataclass.
+
+    Each keyword-only parameter has a key: maxSteps for max_steps. Its annotation gives the type of the value; see
+    `typed`. A parameter without a default is required. without: parameters that have no key. Raises ValueError, naming
+    the key and what was expected.
+    """
+    hints = get_type_hints(make.func if isinstance(make, partial) else make)
+    known = {
+        camel(name): parameter
+        for name, parameter in signature(make).parameters.items()
+        if parameter.kind is Parameter.KEYWORD_ONLY and name not in without
+    }
+    require_known(config, known)
+    for key, parameter in known.items():
+        if key not in config and parameter.default is Parameter.empty:
+            raise ValueError(f"{key} is missing")
+    return {known[key].name: typed(key, value, hints[known[key].name]) for key, value in config.items()}
+
+
+def require_known(config: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Raise ValueError for a key that is not known."""
+    for key in config:
+        if key not in known:
+            raise ValueError(f"unknown key {key!r}, {suggestion(key, list(known))}")
+
+
+def camel(name: str) -> str:
+    """Return a parameter's key: maxSteps for max_steps."""
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
+
+
+def typed(key: str, value: Any, hint: Any) -> Any:
+    """Return a key's value, if it is of a type: str, int, float, bool, Mapping, Sequence (of texts), tuple (of three
+    numbers), None, or a union of these.
+
+    A whole number is accepted as a float; True and False are not numbers. Raises ValueError, naming the key and what
+    was expected.
+    """
+    kinds = _kinds(hint)
+    for kind in kinds:
+        if _FORMS[kind][1](value):
+            return _MADE[kind](value) if kind in _MADE else value
+    raise ValueError(f"{key} must be {' or '.join(_FORMS[kind][0] for kind in kinds)}, got {value!r}")
+
+
+def _kinds(hint: Any) -> tuple[type, ...]:
+    """Return the types of which a value may be one. Literal texts count as any text."""
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return tuple(dict.fromkeys(kind for part in get_args(hint) for kind in _kinds(part)))
+    return (str if origin is Literal else origin or hint,)
+
+
+def _is_finite(value: object) -> bool:
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
+
+
+_FORMS: Final[Mapping[Any, tuple[str, Callable[[Any], bool]]]] = {
+    str: ("a text", lambda value: isinstance(value, str)),
+    int: ("a whole number", lambda value: type(value) is int),
+    float: ("a finite number", _is_finite),
+    bool: ("true or false", lambda value: isinstance(value, bool)),
+    Mapping: ("a mapping", lambda value: isinstance(value, Mapping)),
+    Sequence: ("a list of texts", lambda v: isinstance(v, list | tuple) and all(isinstance(one, str) for one in v)),
+    list: ("a list", lambda value: isinstance(value, list)),
+    tuple: ("three numbers", lambda v: isinstance(v, list | tuple) and len(v) == 3 and all(map(_is_finite, v))),
+    NoneType: ("null", lambda value: value is None),
+}
+_MADE: Final[Mapping[Any, Callable[[Any], Any]]] = {float: float, tuple: lambda numbers: tuple(map(float, numbers))}
