@@ -13,7 +13,6 @@ import math
 import struct
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
-from functools import lru_cache
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
@@ -43,9 +42,6 @@ MAX_HELLO: Final = 2048
 NONCE_SIZE: Final = 16
 COALESCE: Final = 64 << 10
 ACCEPTED: Final = b"\x01"
-PLAIN_METAS: Final = 64  # cached metas of frames without a payload
-PLAIN_BYTES: Final = 256  # longer ones are not cached
-_NO_PAYLOAD: Final = b"\xc0"  # None in msgpack
 STRIPED_FROM: Final = LARGE_BODY  # a smaller one arrives as soon on one connection
 
 # magic, version, kind, striped, epoch, origin, pipeline, stage, step, microbatch, part, meta length, body length
@@ -152,7 +148,7 @@ def encode_frame(frame: Frame, *, may_stripe: bool = False) -> Encoded:
         if size:
             parts.append(sendable)
             body_length += size
-    meta = _plain_meta(tuple(specs)) if frame.payload is None else msgspec.msgpack.encode(_Meta(specs, frame.payload))
+    meta = msgspec.msgpack.encode(_Meta(specs, frame.payload))
     if len(meta) > MAX_META or body_length > MAX_BODY:
         raise ValueError(f"{frame.address}: too large: meta {len(meta)}, body {body_length} bytes")
     try:
@@ -162,12 +158,6 @@ def encode_frame(frame: Frame, *, may_stripe: bool = False) -> Encoded:
     except struct.error as error:
         raise ValueError(f"{frame.address}, epoch {frame.epoch}: {error}") from error
     return Encoded(header + meta, tuple(parts), striped)
-
-
-@lru_cache(maxsize=PLAIN_METAS)
-def _plain_meta(specs: tuple[tuple[str, tuple[int, ...]], ...]) -> bytes:
-    """Return the meta of a frame without a payload. Cached: most frames are like this, with a few forms of tensors."""
-    return msgspec.msgpack.encode(_Meta(list(specs), None))
 
 
 def parse_header(raw: bytes | bytearray) -> Header:
@@ -189,29 +179,15 @@ def parse_header(raw: bytes | bytearray) -> Header:
 
 def parse_meta(raw: bytes | bytearray, body_length: int) -> tuple[tuple[TensorSpec, ...], Any]:
     """Return the body's tensor specs and the frame's payload. Raises WireError, also if they do not fill the body."""
-    short = len(raw) <= PLAIN_BYTES and raw.endswith(_NO_PAYLOAD)
-    specs, payload = _plain_specs(bytes(raw)) if short else None, None
-    if specs is None:
-        specs, payload = _decoded(raw)
-    size = sum([spec.size for spec in specs])
-    if size != body_length:
-        raise WireError(f"tensors of {size} bytes in a body of {body_length}")
-    return specs, payload
-
-
-@lru_cache(maxsize=PLAIN_METAS)
-def _plain_specs(raw: bytes) -> tuple[TensorSpec, ...] | None:
-    """Return the tensor specs of a meta as `_plain_meta` makes it; None if it has a payload."""
-    specs, payload = _decoded(raw)
-    return specs if payload is None else None
-
-
-def _decoded(raw: bytes | bytearray) -> tuple[tuple[TensorSpec, ...], Any]:
     try:
         meta = _META_DECODER.decode(raw)
     except _META_ERRORS as error:
         raise WireError(f"meta: {error}") from error
-    return tuple([_spec(name, shape) for name, shape in meta.tensors]), meta.payload
+    specs = tuple([_spec(name, shape) for name, shape in meta.tensors])
+    size = sum([spec.size for spec in specs])
+    if size != body_length:
+        raise WireError(f"tensors of {size} bytes in a body of {body_length}")
+    return specs, meta.payload
 
 
 def _spec(name: str, shape: tuple[int, ...]) -> TensorSpec:
