@@ -39,7 +39,7 @@ from bamboo_core.job.spec import RedundancySpec, TrainingSpec
 from bamboo_core.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED
 from bamboo_core.planning.grid import initial_plan
 from bamboo_core.planning.plan import Peer, Plan
-from bamboo_trainer.memory.devices import DeviceError
+from bamboo_trainer.memory.gpus import DeviceError
 from bamboo_trainer.stage.compilation import CompilerUnavailable
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import NotDeterministic, RealInterrupt, TaskError, TaskOutOfMemory

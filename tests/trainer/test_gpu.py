@@ -16,8 +16,8 @@ from bamboo_core.coordinator.events import Outcome
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.data import TensorDataset
-from bamboo_trainer.memory.devices import release_cached, use
 from bamboo_trainer.memory.estimate import measure, worker_memory
+from bamboo_trainer.memory.gpus import release_cached, use
 from bamboo_trainer.memory.host_copies import CudaCopies, host_copies
 from bamboo_trainer.stage import gradients, stage_states
 from bamboo_trainer.stage.compilation import toolchain

@@ -27,7 +27,7 @@ from bamboo_trainer.frames import (
     LayersWanted,
     read,
 )
-from bamboo_trainer.memory.devices import HostMemory
+from bamboo_trainer.memory.limits import HostMemory
 from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.stage import Stage
 from branching_job import BranchingJob, Kind, each_way, of_name, sweep

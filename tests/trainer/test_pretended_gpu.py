@@ -14,7 +14,7 @@ import torch
 
 import pretended_gpu
 from bamboo_core.planning.plan import Cell
-from bamboo_trainer.memory.devices import choose_devices, wait_for
+from bamboo_trainer.memory.gpus import choose_devices, wait_for
 from bamboo_trainer.memory.host_copies import CudaCopies, copies_by_device, together
 from bamboo_trainer.worker.telemetry import Spans, StepProfiler
 

@@ -31,8 +31,8 @@ from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import JobSpec
 from bamboo_trainer.check import found_or_problem
 from bamboo_trainer.loading import settled_task
-from bamboo_trainer.memory.devices import choose_device, use
 from bamboo_trainer.memory.estimate import LayerSize, checkpointed_layers, measure
+from bamboo_trainer.memory.gpus import choose_device, use
 from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts, Task

@@ -32,7 +32,7 @@ from bamboo_trainer.engine.layer_copies import LayerCopies, LayerExchange, is_ex
 from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.frames import Frame, RefusedFrame, read
-from bamboo_trainer.memory.devices import release_cached
+from bamboo_trainer.memory.gpus import release_cached
 from bamboo_trainer.memory.host_copies import Copied
 from bamboo_trainer.routing import Received
 from bamboo_trainer.stage.stage import Stage

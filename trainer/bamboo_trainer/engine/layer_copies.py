@@ -22,7 +22,7 @@ from bamboo_core.planning.shares import share
 from bamboo_core.text import size as text_of
 from bamboo_trainer.commit.committer import Coordinator
 from bamboo_trainer.frames import NO_CELL, Address, CheckpointMark, Frame, FrameKind, LayerPayload, LayersWanted
-from bamboo_trainer.memory.devices import HostMemory
+from bamboo_trainer.memory.limits import HostMemory
 from bamboo_trainer.stage.layer_state import Copying, LayerState
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.stage.values import StageValues

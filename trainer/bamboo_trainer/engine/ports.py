@@ -19,8 +19,8 @@ from bamboo_trainer.commit.committer import (
 )
 from bamboo_trainer.engine.layer_copies import CheckpointFiles
 from bamboo_trainer.engine.stage_times import DeviceTimes, StageTimer
-from bamboo_trainer.memory.devices import HostMemory
 from bamboo_trainer.memory.host_copies import AtOnce, HostCopies
+from bamboo_trainer.memory.limits import HostMemory
 from bamboo_trainer.routing import Outbox, PlanState
 from bamboo_trainer.stage.stage_states import StageBuilder, StageStates
 from bamboo_trainer.tasks.evaluation import EvaluationSchedule

@@ -19,7 +19,7 @@ from typing import Final
 
 from bamboo_core.planning.schedule import Backward, BackwardRest, BackwardWeight, Forward, Instruction, ReportReady
 from bamboo_core.planning.splits.speeds import LEAST_MICROBATCHES, MOST_MICROBATCHES, MOST_TIMES, StageTimes
-from bamboo_trainer.memory.devices import QueueMark
+from bamboo_trainer.memory.gpus import QueueMark
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from bamboo_trainer.memory.devices import EventWatch, PassedMark, QueueMark, event_mark, wait_for
+from bamboo_trainer.memory.gpus import EventWatch, PassedMark, QueueMark, event_mark, wait_for
 from bamboo_trainer.transport.base import ordinary
 
 PINNED_BYTES: Final = 4 << 30  # beyond it, copies use ordinary memory and the engine waits for them

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from bamboo_core.planning.gradient_groups import SumNode, nodes_of, parent, share_of, sum_of
-from bamboo_trainer.memory.devices import has_room
+from bamboo_trainer.memory.limits import has_room
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.mixed_precision import LEAF
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from bamboo_trainer.frames import CommonState
-from bamboo_trainer.memory.devices import to_host
+from bamboo_trainer.memory.gpus import to_host
 from bamboo_trainer.stage.parameters import FlatParameters, Slot
 from bamboo_trainer.tasks.evaluation import frozen_among
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer, leaves_kernel_open

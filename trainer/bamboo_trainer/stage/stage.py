@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from bamboo_core.control.protocol import LOSS_SCALE, MOST_METRICS
 from bamboo_trainer.data.order import pure_seed
-from bamboo_trainer.memory.devices import QueueMark, wait_for
+from bamboo_trainer.memory.gpus import QueueMark, wait_for
 from bamboo_trainer.memory.host_copies import AtOnce, Bring, HostCopies
 from bamboo_trainer.stage.forwarding import Forwarding, ForwardRunner
 from bamboo_trainer.stage.gradients import GradientSum, split

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
 from bamboo_trainer.frames import Commit
-from bamboo_trainer.memory.devices import has_room
+from bamboo_trainer.memory.limits import has_room
 from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.values import StageValues

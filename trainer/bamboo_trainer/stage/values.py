@@ -23,7 +23,7 @@ from bamboo_core.control.evaluations import Course, EarlyStop
 from bamboo_trainer import loss_scale
 from bamboo_trainer.frames import Commit, CommonState
 from bamboo_trainer.loss_scale import LossScale
-from bamboo_trainer.memory.devices import apart_from_others, wait_for
+from bamboo_trainer.memory.gpus import apart_from_others, wait_for
 from bamboo_trainer.memory.host_copies import AtOnce, Copy, HostCopies
 from bamboo_trainer.stage import checksums, layer_state
 from bamboo_trainer.stage.checksums import Constants, checksum_of

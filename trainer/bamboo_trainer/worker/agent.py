@@ -59,17 +59,9 @@ from bamboo_trainer.engine.devices import make_engine
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.frames import FrameKind
-from bamboo_trainer.memory.devices import (
-    DeviceError,
-    choose_devices,
-    device_memory,
-    headroom,
-    host_memory,
-    memory_of,
-    require_gpus,
-    use,
-)
+from bamboo_trainer.memory.gpus import DeviceError, choose_devices, require_gpus, use
 from bamboo_trainer.memory.host_copies import Copied, HostCopies, copies_by_device, together
+from bamboo_trainer.memory.limits import device_memory, headroom, host_memory, memory_of
 from bamboo_trainer.stage.compilation import CompilerUnavailable, require_toolchain
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import (

@@ -13,7 +13,7 @@ from prometheus_client.exposition import MetricsHandler
 from bamboo_core.complaints import system_reason
 from bamboo_core.metrics import catalog as table
 from bamboo_core.metrics.exposition import MetricsPage, MetricsPageCollector
-from bamboo_trainer.memory.devices import memory_of
+from bamboo_trainer.memory.limits import memory_of
 from bamboo_trainer.worker.agent import WorkerAgent, by_kind
 
 logger = logging.getLogger(__name__)

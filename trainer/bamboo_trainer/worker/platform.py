@@ -11,7 +11,7 @@ import torch
 
 from bamboo_core.control.platform import MOST_NAMES, Platform
 from bamboo_core.names import DATA_PLANE_VERSION, NUMERICS_VERSION
-from bamboo_trainer.memory.devices import DeviceError, choose_device
+from bamboo_trainer.memory.gpus import DeviceError, choose_device
 from bamboo_trainer.stage.compilation import toolchain
 
 CPU_INFO = Path("/proc/cpuinfo")
