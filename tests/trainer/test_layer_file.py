@@ -13,8 +13,8 @@ from safetensors.torch import load
 from bamboo_core.checkpoint import manifest as manifests
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.manifest import CheckpointDamaged
-from bamboo_trainer.checkpoint.checkpointing import versions
 from bamboo_trainer.checkpoint.layer_file import decode, encode, header_size, read_header
+from bamboo_trainer.checkpoint.worker_checkpoints import versions
 from bamboo_trainer.frames import DTYPES, byte_view
 from bamboo_trainer.stage.layer_state import LayerState
 from checkpoint_kit import make_manifest

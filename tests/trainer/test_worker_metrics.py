@@ -16,7 +16,7 @@ from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.manifest import DataRecord
 from bamboo_core.control.memory import SentTraffic, Traffic
 from bamboo_core.planning.plan import Cell
-from bamboo_trainer.checkpoint.checkpointing import Checkpointing
+from bamboo_trainer.checkpoint.worker_checkpoints import WorkerCheckpoints
 from bamboo_trainer.frames import FORMS, Address, Frame, FrameFacts, FrameKind
 from bamboo_trainer.worker import metrics
 from bamboo_trainer.worker.agent import KINDS, TrafficMeter, WorkerAgent, WorkerSettings, by_kind
@@ -60,7 +60,9 @@ def test_a_worker_serves_its_engines_numbers(agent: WorkerAgent, port: int) -> N
     job.run()
     roots = [node for node in job.nodes.values() if Cell(0, 0) in node.inside.executor.cells]
     agent.engine, agent.devices = roots[0].engine, (torch.device("cpu"),)
-    agent.checkpoints = Checkpointing(job.spec, job.spec.topology.stages, Told().tell, DataRecord(samples=8, order=""))
+    agent.checkpoints = WorkerCheckpoints(
+        job.spec, job.spec.topology.stages, Told().tell, DataRecord(samples=8, order="")
+    )
     agent.checkpoints.keep(CheckpointId(step=1, id="a"), {}, 0.25)
     text = scrape(port)
     check_page("bamboo_worker_", text, complete=True)

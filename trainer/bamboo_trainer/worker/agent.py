@@ -52,8 +52,8 @@ from bamboo_core.job.spec import ReplicaPlacement
 from bamboo_core.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, FLOWS_PER_LINK, GRACE_SECONDS, STATE_RATE
 from bamboo_core.planning.plan import ROOT, Plan
 from bamboo_core.planning.spot_checks import SpotSchedule
-from bamboo_trainer.checkpoint.checkpointing import Checkpointing
 from bamboo_trainer.checkpoint.initial import FirstTask
+from bamboo_trainer.checkpoint.worker_checkpoints import WorkerCheckpoints
 from bamboo_trainer.commit.committer import NoHistory, StepPolicy
 from bamboo_trainer.engine.devices import make_engine
 from bamboo_trainer.engine.engine import Engine
@@ -281,7 +281,7 @@ class WorkerAgent:
         self.control = Control(url, token, self._hello, self._heartbeat, self.inbox.put, settings.authority)
         self.engine: Engine | None = None
         self.job: LoadedJob | None = None
-        self.checkpoints: Checkpointing | None = None
+        self.checkpoints: WorkerCheckpoints | None = None
         self.history: HistoryKeeper | None = None
         self.job_over = False  # or continues without this worker
         self.end_by = math.inf  # the end of the grace period, after a SIGTERM
@@ -407,7 +407,7 @@ class WorkerAgent:
             self.history = HistoryKeeper(files, rates, self.control.send, followers)
         by_device = copies_by_device(devices, partial(self.inbox.put, Copied()))
         self.transport.trust(welcome.secret, STATE_RATE, FLOWS_PER_LINK, together(by_device).buffer)
-        self.checkpoints = Checkpointing(
+        self.checkpoints = WorkerCheckpoints(
             job.spec, len(job.task.layers), self.control.send, job.data, welcome.last_state
         )
         self.engine = make_engine(self._ports(job, self.checkpoints, by_device), job.spec.worker.devices)
@@ -423,7 +423,7 @@ class WorkerAgent:
         if self.checkpoints:
             self.checkpoints.report()
 
-    def _ports(self, job: LoadedJob, files: Checkpointing, copies: Mapping[torch.device, HostCopies]) -> Ports:
+    def _ports(self, job: LoadedJob, files: WorkerCheckpoints, copies: Mapping[torch.device, HostCopies]) -> Ports:
         spec, task = job.spec, job.task
         return Ports(
             worker=self.worker,

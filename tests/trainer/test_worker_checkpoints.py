@@ -23,9 +23,9 @@ from bamboo_core.control.protocol import Message
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.storage.files import Buffer
 from bamboo_core.storage.local_files import LocalFiles
-from bamboo_trainer.checkpoint import checkpointing
-from bamboo_trainer.checkpoint.checkpointing import Checkpointing
+from bamboo_trainer.checkpoint import worker_checkpoints
 from bamboo_trainer.checkpoint.layer_file import RestoreError
+from bamboo_trainer.checkpoint.worker_checkpoints import WorkerCheckpoints
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.training import TrainingConfig
 from manifest_kit import bamboojob, training
@@ -37,7 +37,7 @@ LAYERS = 4  # of the model
 DATA = DataRecord(samples=400, order="0" * 16, looked_at=(LookedAt(sample=0, form="int64 [8]", digest="a" * 16),))
 
 
-BEGUN: list[Checkpointing] = []  # to be closed when the test is over
+BEGUN: list[WorkerCheckpoints] = []  # to be closed when the test is over
 
 
 class Worker:
@@ -51,7 +51,7 @@ class Worker:
             checkpoint={"storage": f"file://{folder}", **options},
         )
         self.said: queue.Queue[Message] = queue.Queue()
-        self.part = Checkpointing(parse_manifest(document), LAYERS, self.tell, data)
+        self.part = WorkerCheckpoints(parse_manifest(document), LAYERS, self.tell, data)
 
         BEGUN.append(self.part)
 
@@ -65,7 +65,7 @@ class Worker:
         """disk: of the store, which the worker opens now."""
         with pytest.MonkeyPatch.context() as patch:
             if disk is not None:
-                patch.setattr(checkpointing, "CheckpointStore", partial(CheckpointStore, files=disk))
+                patch.setattr(worker_checkpoints, "CheckpointStore", partial(CheckpointStore, files=disk))
             self._save(stages, checkpoint)
 
     def _save(self, stages: list[Stage], checkpoint: CheckpointId) -> None:

@@ -75,7 +75,7 @@ def versions() -> Versions:
     return Versions(bamboo=version("bamboo-spot-core"), torch=str(torch.__version__), python=platform.python_version())
 
 
-class Checkpointing:
+class WorkerCheckpoints:
     """The checkpoints of a job; see `CheckpointFiles`.
 
     layers: of its model. tell: sends a message to the coordinator, from any thread. data: what the job trains with.
@@ -96,7 +96,6 @@ class Checkpointing:
         self._told: tuple[AboutCheckpoint, ...] = ()  # the newest messages, about one checkpoint
         self._digest = numbers_digest(spec)
         self._work: queue.Queue[Work | None] = queue.Queue(MOST_WAITING)
-        self._last: list[_Remains | CommitCheckpoint] = []  # work to do before the thread ends
         self._thread: threading.Thread | None = None
         self._store: CheckpointStore | None = None
         self._opening = threading.Lock()
@@ -171,16 +170,7 @@ class Checkpointing:
         """
         if self._thread is None:
             return
-        self._newest = None
-        while not self._work.empty():
-            try:
-                work = self._work.get_nowait()
-            except queue.Empty:
-                break
-            if isinstance(work, _Layers | _Remains):
-                self._last.append(_Remains(work.checkpoint))
-            elif isinstance(work, CommitCheckpoint):
-                self._last.append(work)
+        self._newest = None  # so that the thread writes no more layers
         self._work.put(None)
         self._thread.join(END_SECONDS)
 
@@ -208,9 +198,8 @@ class Checkpointing:
         """Do one piece of work; return False at the end. A separate function, so that an idle thread holds no copy."""
         work = self._work.get()
         if work is None:
-            remains = [_Remains(self._in_part)] if self._in_part else []
-            for one in (*self._last, *remains):
-                self._try(one)
+            if self._in_part:
+                self._try(_Remains(self._in_part))
             return False
         self._try(work)
         return True
@@ -255,6 +244,8 @@ class Checkpointing:
     def _handle(self, work: Work) -> None:
         match work:
             case _Layers(checkpoint, states):
+                if checkpoint not in (self._newest, self._begun):
+                    return  # none of it was written
                 self._begun = self._in_part = checkpoint
                 for layer in sorted(states):
                     if self._newest != checkpoint:
