@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.store import CheckpointStore
@@ -25,7 +25,7 @@ from bamboo_core.storage.local_files import whole_file, whole_folder
 from bamboo_core.text import size as bytes_in_words
 from bamboo_trainer.checkpoint import sources
 from bamboo_trainer.checkpoint.layer_file import ExportError, StateEntry, by_file, header_bytes
-from bamboo_trainer.checkpoint.sources import Checkpoint, StateSource, under_module_names
+from bamboo_trainer.checkpoint.sources import OF_MODULE, Checkpoint, StateSource, under_module_names
 from bamboo_trainer.frames import DTYPES, byte_view
 from bamboo_trainer.models import huggingface_files
 from bamboo_trainer.models.huggingface import (
@@ -41,18 +41,15 @@ from bamboo_trainer.models.huggingface import (
 )
 from bamboo_trainer.models.huggingface_files import COMPANIONS, GENERATION, MODULE, SINGLE, TEMPLATES, PeftAdapter
 
-WEIGHTS: Final = "model.safetensors"
-
 
 def inner_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
     """Return the entries under the model's own names. Raises ExportError for a model that was not split."""
     renamed = []
     for entry in entries:
-        _, _, inner = entry.name.removeprefix("layers.").partition(".")
-        name = inner.removeprefix(MODULE)
-        if not entry.name.startswith("layers.") or name == inner:
+        match = OF_MODULE.fullmatch(entry.name)
+        if match is None:
             raise ExportError(f"{entry.name} is no tensor of a model that bamboo_trainer.models.huggingface has split")
-        renamed.append(replace(entry, name=name))
+        renamed.append(replace(entry, name=match[1]))
     return tuple(renamed)
 
 
@@ -190,23 +187,29 @@ def export(
     tensors, too, keep the names of its layers.
     """
     _check_output(output, form, force)
-    of_model = _OfModel.read(source, form, task_config or {}) if form.of_model else None
-    if of_model:
-        source, entries = of_model.source, of_model.entries
-    else:
+    model = ModelToExport.read(task_config or {}) if form.of_model else None
+    if model is None:
         entries = source.entries() if by_layer else under_module_names(source, source.entries())
+    elif form is ExportForm.HUGGINGFACE:
+        source = sources.MergedSource(source)
+        entries, weights, describe = published_entries(source.entries()), SINGLE, model.describe
+    else:
+        known = inner_entries(source.entries())
+        trained = model.trained(known)
+        entries, weights = sources.peft_entries(known, trained), huggingface_files.WEIGHTS
+        describe = partial(sources.describe, source, known, trained, model.adapter_facts)
     layout = _Layout.of(entries)
     free = shutil.disk_usage(output.absolute().parent).free
     if layout.size > free:
         needed = bytes_in_words(layout.size)
         raise ExportError(f"{output}: {needed} are needed, and {bytes_in_words(free)} are free there")
     try:
-        if of_model is None:
+        if model is None:
             with whole_file(output) as file:
                 _write(source, layout, file, progress)
         else:
-            with whole_folder(output) as folder, (folder / of_model.file).open("xb") as file:
-                of_model.describe(folder)
+            with whole_folder(output) as folder, (folder / weights).open("xb") as file:
+                describe(folder)
                 _write(source, layout, file, progress)
     except OSError as error:
         raise ExportError(f"cannot write {output}: {system_reason(error)}") from None
@@ -228,35 +231,6 @@ def export_weights(url: str, step: int, id: str, folder: str) -> dict[str, Any]:
     except (StorageError, ExportError) as error:
         return {"problem": str(error)}
     return {}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OfModel:
-    """A folder for `from_pretrained`. file: for the tensors, the entries of the source; describe: writes the other
-    files into a folder.
-    """
-
-    source: StateSource
-    entries: Sequence[StateEntry]
-    file: str
-    describe: Callable[[Path], None]
-
-    @classmethod
-    def read(cls, source: StateSource, form: ExportForm, task_config: Mapping[str, Any]) -> "_OfModel":
-        """Read the model and its entries. Raises ExportError."""
-        model = ModelToExport.read(task_config)
-        if form is ExportForm.HUGGINGFACE:
-            merged = sources.MergedSource(source)
-            entries = published_entries(merged.entries())
-            return cls(source=merged, entries=entries, file=WEIGHTS, describe=model.describe)
-        known = inner_entries(source.entries())
-        trained = model.trained(known)
-        return cls(
-            source=source,
-            entries=sources.peft_entries(known, trained),
-            file=huggingface_files.WEIGHTS,
-            describe=partial(sources.describe, source, known, trained, model.adapter_facts),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

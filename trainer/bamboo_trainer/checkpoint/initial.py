@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from bamboo_trainer.checkpoint.sources import (
 )
 from bamboo_trainer.frames import DTYPES
 from bamboo_trainer.lora import ADAPTER
+from bamboo_trainer.models.huggingface_files import MODULE
 from bamboo_trainer.split.layers import SplitLayer
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.inspection import Walk, look, values_wanted
@@ -257,21 +258,6 @@ def _offered(name: str, entries: Sequence[StateEntry]) -> OfferedTensor:
 
 logger = logging.getLogger(__name__)
 
-_OF_LAYER = "module."  # prefix of the whole module's names in a layer of a split one
-
-
-class _Form(NamedTuple):
-    """A tensor of a layer: all its names there."""
-
-    names: tuple[str, ...]
-    shape: tuple[int, ...]
-    dtype: str
-
-
-class _LayerForms(NamedTuple):
-    split: bool
-    tensors: tuple[_Form, ...]
-
 
 class FirstTask:
     """The task with its initial weights. The first `get` opens the weights, and reports what is taken."""
@@ -298,62 +284,58 @@ def begin_with(spec: InitialSpec, task: Task) -> tuple[Task, list[str]]:
 
     Raises TaskError.
     """
-    forms = look(task, (), _form_of)
-    split = all(form.split for form in forms)
-    wanted, opened = _wanted(task, forms, split), open_weights(spec)
+    layers = look(task, (), _tensors_of)
+    split = all(is_split for is_split, _ in layers)
+    wanted, opened = _wanted(task, [tensors for _, tensors in layers], split), open_weights(spec)
     if not any(is_adapters(name) for one in wanted for name in one.names):
         opened = opened.with_merged_adapters()
     matching = match(wanted, opened.offered(of_module=split), spec, opened.shown)
     takes = _by_layer(matching)
-    layers = [
+    factories = [
         partial(_begun, factory, takes[index], opened.source) if index in takes else factory
         for index, factory in enumerate(task.layers)
     ]
-    return replace(task, layers=layers), matching.in_words(opened.shown, opened.adapters)
+    return replace(task, layers=factories), matching.in_words(opened.shown, opened.adapters)
 
 
 # The model's tensors
 
 
-def _form_of(walk: Walk, index: int, _: object) -> tuple[_LayerForms, object]:
+def _tensors_of(walk: Walk, index: int, _: object) -> tuple[tuple[bool, list[WantedTensor]], object]:
+    """Return whether a layer is a part of a split module, and its tensors by their names there."""
     layer = walk.layer(index)
     names: dict[int, list[str]] = {}
     tensors = {id(tensor): tensor for tensor in (*layer.parameters(), *layer.buffers())}
     for name, tensor in layer.state_dict(keep_vars=True).items():
         if id(tensor) in tensors:
             names.setdefault(id(tensor), []).append(name)
-    found = (
-        _Form(tuple(own), tuple(tensors[known].shape), str(tensors[known].dtype).removeprefix("torch."))
+    found = [
+        WantedTensor(
+            names=tuple(own), places=((index, own[0]),), shape=tuple(tensors[known].shape), dtype=tensors[known].dtype
+        )
         for known, own in names.items()
-    )
-    return _LayerForms(isinstance(layer, SplitLayer), tuple(found)), ()
+    ]
+    return (isinstance(layer, SplitLayer), found), ()
 
 
-def _wanted(task: Task, forms: Sequence[_LayerForms], split: bool) -> list[WantedTensor]:
+def _wanted(task: Task, layers: Sequence[list[WantedTensor]], split: bool) -> list[WantedTensor]:
     """Return the model's tensors; tied parameters are one. split: use the names in the whole module."""
     groups = tied_groups(task)
-    together: dict[object, list[tuple[int, _Form]]] = {}
-    for layer, form in enumerate(forms):
-        for tensor in form.tensors:
+    together: dict[object, list[WantedTensor]] = {}
+    for layer, tensors in enumerate(layers):
+        for tensor in tensors:
             group = next((groups[f"{layer}.{n}"][0] for n in tensor.names if f"{layer}.{n}" in groups), None)
             key: object = (layer, tensor.names[0]) if group is None else group
-            together.setdefault(key, []).append((layer, tensor))
-    return [_one(places, split) for places in together.values()]
-
-
-def _one(places: Sequence[tuple[int, _Form]], split: bool) -> WantedTensor:
-    called = [
-        name.removeprefix(_OF_LAYER) if split else f"layers.{layer}.{name}"
-        for layer, form in places
-        for name in form.names
+            called = [name.removeprefix(MODULE) if split else f"layers.{layer}.{name}" for name in tensor.names]
+            together.setdefault(key, []).append(replace(tensor, names=tuple(called)))
+    return [
+        replace(
+            tied[0],
+            names=tuple(dict.fromkeys(name for one in tied for name in one.names)),
+            places=tuple(place for one in tied for place in one.places),
+        )
+        for tied in together.values()
     ]
-    first = places[0][1]
-    return WantedTensor(
-        names=tuple(dict.fromkeys(called)),
-        places=tuple((layer, form.names[0]) for layer, form in places),
-        shape=first.shape,
-        dtype=getattr(torch, first.dtype),
-    )
 
 
 # Reading
