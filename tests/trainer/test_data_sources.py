@@ -5,9 +5,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -38,7 +36,7 @@ def kept(folder: Path) -> int:
 
 
 def opened(folder: Path, block: int = 100, size: int = 1 << 20) -> list[CachedFile]:
-    remote, cache = RemoteFiles("memory://bucket", QUICK), BlockCache(folder, size)
+    remote, cache = RemoteFiles("memory://bucket", QUICK), BlockCache(folder, size, block)
     return [CachedFile(remote, entry, cache, block) for entry in remote.list()]
 
 
@@ -81,7 +79,7 @@ def test_a_damaged_or_torn_block_is_fetched_again(store, tmp_path):
 
 
 def test_the_folder_stays_within_its_size_and_keeps_what_was_used_last(store, tmp_path):
-    cache = BlockCache(tmp_path, 20 * SMALL_BLOCK)
+    cache = BlockCache(tmp_path, 20 * SMALL_BLOCK, SMALL_BLOCK)
     fetched: list[int] = []
 
     def fetch(number: int) -> bytes:
@@ -89,12 +87,12 @@ def test_the_folder_stays_within_its_size_and_keeps_what_was_used_last(store, tm
         return bytes([number]) * SMALL_BLOCK
 
     for number in range(60):
-        cache.block(str(number), partial(fetch, number))
+        cache.block("key", number, fetch)
         assert kept(tmp_path) <= 21 * SMALL_BLOCK
-    fresh = BlockCache(tmp_path, 20 * SMALL_BLOCK)
+    fresh = BlockCache(tmp_path, 20 * SMALL_BLOCK, SMALL_BLOCK)
     fetched.clear()
     for number in range(50, 60):
-        assert fresh.block(str(number), partial(fetch, number)) == bytes([number]) * SMALL_BLOCK
+        assert fresh.block("key", number, fetch) == bytes([number]) * SMALL_BLOCK
     assert len(fetched) < 10
 
 
@@ -102,7 +100,8 @@ def read_often(folder: Path, step: int) -> None:
     """As a worker beside others would, without what it remembers itself."""
     for turn in range(120):
         data = bytes([turn * step % 40]) * SMALL_BLOCK
-        assert BlockCache(folder, 12 * SMALL_BLOCK).block(str(data[0]), partial(bytes, data)) == data
+        cache = BlockCache(folder, 12 * SMALL_BLOCK, SMALL_BLOCK)
+        assert cache.block("key", data[0], lambda number: bytes([number]) * SMALL_BLOCK) == data
 
 
 def test_several_processes_share_a_folder(tmp_path):
@@ -113,7 +112,7 @@ def test_several_processes_share_a_folder(tmp_path):
     for process in running:
         process.join(200)
     assert [process.exitcode for process in running] == [0, 0, 0]
-    BlockCache(tmp_path, 12 * SMALL_BLOCK).block("last", lambda: b"x" * SMALL_BLOCK)
+    BlockCache(tmp_path, 12 * SMALL_BLOCK, SMALL_BLOCK).block("last", 0, lambda _: b"x" * SMALL_BLOCK)
     assert kept(tmp_path) <= 13 * SMALL_BLOCK
     assert not [path for path in tmp_path.rglob(".*") if path.name != ".evicting"]
 
@@ -124,14 +123,14 @@ def test_what_a_killed_process_was_writing_is_removed_some_day(tmp_path):
     for path in (left, writing):
         path.write_bytes(b"x")
     os.utime(left, (time.time() - 7200,) * 2)
-    BlockCache(tmp_path, 1 << 20).block("a", lambda: b"x")
+    BlockCache(tmp_path, 1 << 20, 100).block("a", 0, lambda _: b"x")
     assert (left.exists(), writing.exists()) == (False, True)
 
 
 def test_a_folder_that_cannot_be_written_to_costs_nothing_but_time(tmp_path, caplog):
     (tmp_path / "file").write_text("no folder")
-    cache = BlockCache(tmp_path / "file" / "below", 1 << 20)
-    assert [cache.block("a", lambda: b"x"), cache.block("b", lambda: b"y")] == [b"x", b"y"]
+    cache = BlockCache(tmp_path / "file" / "below", 1 << 20, 100)
+    assert [cache.block("a", n, lambda number: bytes([number])) for n in (1, 2)] == [b"\1", b"\2"]
     assert len([r for r in caplog.records if "cannot be kept" in r.getMessage()]) == 1
 
 
@@ -169,22 +168,13 @@ def test_a_file_that_has_become_shorter_is_told(store, tmp_path):
         file.read(100, 150)
 
 
-def test_a_client_is_made_anew_after_a_fork(store, tmp_path, monkeypatch):
-    made, locks = [], []
-
-    def noting(make, things):
-        def noted(*arguments):
-            things.append(make(*arguments))
-            return things[-1]
-
-        return noted
-
-    monkeypatch.setattr(sources, "open_store", noting(sources.open_store, made))
-    monkeypatch.setattr(sources, "threading", SimpleNamespace(Lock=noting(threading.Lock, locks)))
+def test_a_client_is_made_anew_after_a_fork(store, monkeypatch):
+    made = []
+    opening = sources.open_store
+    monkeypatch.setattr(sources, "open_store", lambda url: made.append(url) or opening(url))
     remote = RemoteFiles("memory://bucket", QUICK)
     put(store, "a", b"x")
     remote.list()
-    locks[0].acquire()  # as a thread of the parent would at the moment of the fork
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
         os.write(writing, f"{remote.list()[0].name} {len(made)}".encode())

@@ -14,14 +14,12 @@ import os
 import secrets
 import stat
 import tempfile
-import threading
 import time
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from bamboo_core.complaints import system_reason
 from bamboo_core.storage.bounded import BoundedCalls, MissingFile, StoreLimits, StoreUnavailable
@@ -53,14 +51,7 @@ class RemoteFiles:
     def __init__(self, url: str, limits: StoreLimits = LIMITS) -> None:
         self._url, self._limits = parse_url(url, "the URL of data"), limits
         self.shown = self._url.shown
-        self._lock = threading.Lock()
-        self._opened: tuple[int, BoundedCalls, ObjectFiles] | None = None  # by this process
-
-    def __getstate__(self) -> tuple[str, StoreLimits]:
-        return self._url.path, self._limits
-
-    def __setstate__(self, state: tuple[str, StoreLimits]) -> None:
-        self.__init__(*state)  # type: ignore[misc]
+        self._clients: dict[int, tuple[BoundedCalls, ObjectFiles]] = {}  # by process
 
     @property
     def url(self) -> str:
@@ -86,17 +77,12 @@ class RemoteFiles:
         return data
 
     def _client(self) -> tuple[BoundedCalls, ObjectFiles]:
-        opened = self._opened
-        if opened is None or opened[0] != os.getpid():
-            if opened is not None:
-                self._lock = threading.Lock()  # another thread may have held it when this process was forked
-            with self._lock:
-                opened = self._opened
-                if opened is None or opened[0] != os.getpid():
-                    calls = BoundedCalls(self._limits)
-                    files = calls.call(f"cannot open {self.shown}", partial(open_store, self._url))
-                    self._opened = opened = (os.getpid(), calls, files)
-        return opened[1], opened[2]
+        found = self._clients.get(os.getpid())
+        if found is None:
+            calls = BoundedCalls(self._limits)
+            found = calls, calls.call(f"cannot open {self.shown}", partial(open_store, self._url))
+            self._clients = {os.getpid(): found}
+        return found
 
 
 class CachedFile:
@@ -118,7 +104,7 @@ class CachedFile:
 
     def _piece(self, number: int, start: int, end: int) -> memoryview:
         begin = number * self._block
-        block = self._cache.block(f"{self._key}\n{number}", partial(self._fetch, number))
+        block = self._cache.block(self._key, number, self._fetch)
         return memoryview(block)[max(0, start - begin) : end - begin]
 
     def _fetch(self, number: int) -> bytes:
@@ -127,45 +113,28 @@ class CachedFile:
 
 
 class BlockCache:
-    """A cache of blocks of remote files, in a folder. folder: shared with all its users. size: bytes that it may hold;
-    a little more while several processes add to it.
+    """A cache of blocks of remote files, in a folder, and of the last ones in memory.
+
+    folder: shared with all its users. size: bytes that it may hold; a little more while several processes add to it.
+    block: bytes of a block.
     """
 
-    def __init__(self, folder: Path, size: int) -> None:
+    def __init__(self, folder: Path, size: int, block: int) -> None:
         if size < 2 * SMALL_BLOCK:
             raise ValueError(f"a cache of {size} bytes, expected at least {2 * SMALL_BLOCK}")
         self._folder, self._size = folder, size
-        self._remembered: OrderedDict[str, bytes] = OrderedDict()
-        self._bytes = 0  # of the remembered blocks
         self._added = self._size  # bytes since this process has last scanned the folder; it has not yet
         self._warned = False
-        self._pid, self._lock = os.getpid(), threading.Lock()
+        self.block = lru_cache(max(1, min(REMEMBERED, size) // block))(self._kept)
 
-    def __getstate__(self) -> tuple[Path, int]:
-        return self._folder, self._size
-
-    def __setstate__(self, state: tuple[Path, int]) -> None:
-        self.__init__(*state)  # type: ignore[misc]
-
-    def block(self, key: str, fetch: "partial[bytes]") -> bytes:
-        """Return the result of `fetch` for that key, from memory, from the folder, or by calling it."""
-        name = hashlib.blake2b(key.encode(), digest_size=_DIGEST).hexdigest()
-        with self._locked():
-            if name in self._remembered:
-                self._remembered.move_to_end(name)
-                return self._remembered[name]
+    def _kept(self, key: str, number: int, fetch: Callable[[int], bytes]) -> bytes:
+        """Return a block of the file of that key, from the folder, or by calling `fetch` with the block's number."""
+        name = hashlib.blake2b(f"{key}\n{number}".encode(), digest_size=_DIGEST).hexdigest()
         path = self._folder / name[:2] / name
         data = self._read(path)
         if data is None:
-            data = fetch()
+            data = fetch(number)
             self._write(path, data)
-        with self._locked():
-            if name not in self._remembered:
-                self._remembered[name] = data
-                self._bytes += len(data)
-            while self._bytes > min(REMEMBERED, self._size) and len(self._remembered) > 1:
-                _, old = self._remembered.popitem(last=False)
-                self._bytes -= len(old)
         return data
 
     def _read(self, path: Path) -> bytes | None:
@@ -201,10 +170,8 @@ class BlockCache:
         except OSError as error:
             self._warn(error)
             return
-        with self._locked():
-            self._added += len(data)
-            look = self._added > self._size * LOOKED_AFTER
-        if look:
+        self._added += len(data)
+        if self._added > self._size * LOOKED_AFTER:
             self._evict()
 
     def _warn(self, error: OSError) -> None:
@@ -232,8 +199,7 @@ class BlockCache:
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(path)
                     total -= size
-            with self._locked():
-                self._added = 0
+            self._added = 0
         except BlockingIOError:
             logger.debug("another process looks at %s", self._folder)  # also at what this one has added
         finally:
@@ -254,14 +220,6 @@ class BlockCache:
                                 yield status.st_mtime, status.st_size, entry.path
             except FileNotFoundError:
                 continue
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        if self._pid != os.getpid():  # forked, perhaps while another thread held the lock
-            self._pid, self._lock = os.getpid(), threading.Lock()
-            self._remembered, self._bytes, self._added = OrderedDict(), 0, self._size
-        with self._lock:
-            yield
 
 
 def _digest(block: bytes) -> bytes:
@@ -313,9 +271,6 @@ class LocalFile:
         with open(self.name, "rb") as file:
             return file.read()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (LocalFile, (self.name,))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
@@ -343,9 +298,9 @@ def open_sources(path: str, suffixes: Sequence[str], cache: CacheConfig | None =
     settings = cache or CacheConfig.default()
     if settings.folder == _private_folder():
         _claim(settings.folder)
-    blocks = BlockCache(settings.folder, settings.bytes)
     all_fits = sum(entry.size for entry in entries) <= settings.bytes * LEFT_AFTER_EVICTION
     block = LARGE_BLOCK if all_fits else SMALL_BLOCK  # a small one is little more than a sample needs
+    blocks = BlockCache(settings.folder, settings.bytes, block)
     return Sources(root=remote.shown, files=[CachedFile(remote, entry, blocks, block) for entry in entries])
 
 
