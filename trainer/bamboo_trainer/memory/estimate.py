@@ -3,8 +3,8 @@
 Layers run forward without data (see `inspection`), and the tensors that autograd would keep are added up.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -63,7 +63,6 @@ def recomputing(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 KEPT_STEPS = 2  # steps of frames in the message log
-Holds = Callable[[Tensor], bool]  # whether a tensor is a parameter or a buffer
 ADAM = 2  # assumed tensors per parameter of an optimizer whose step needs values
 
 
@@ -112,7 +111,8 @@ def _size(config: TrainingConfig, targets: Parts, walk: Walk, index: int, inputs
     layer = rounded(walk.layer(index), config.parameter_dtype)
     own = {t.untyped_storage()._cdata for t in (*layer.parameters(), *layer.buffers())}
     with walk.within:
-        with _saved(own) as kept:
+        kept = _Saved(own)
+        with saved_tensors_hooks(kept.add, lambda tensor: tensor):
             with RecurrentRefused() if walk.mode else nullcontext():
                 parts = forward(task, config, index, layer, inputs)
             if is_last:
@@ -146,13 +146,23 @@ class _Saved:
         self._tensors: dict[int, Tensor] = {}  # kept alive, since a freed storage's number is used again
         self._casts: dict[int, int] = {}
 
-    def add(self, tensor: Tensor, holds: Holds) -> None:
+    def add(self, tensor: Tensor) -> Tensor:
+        """Count a tensor, and return what autograd may keep in its place."""
         number = tensor.untyped_storage()._cdata
-        if number in self._own:
-            return
-        self._tensors[number] = tensor
-        if _is_cast(tensor, holds):
-            self._casts[number] = tensor.untyped_storage().nbytes()
+        if number not in self._own:
+            self._tensors[number] = tensor
+            if self._is_cast(tensor):
+                self._casts[number] = tensor.untyped_storage().nbytes()
+        return tensor.detach()
+
+    def _is_cast(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is a parameter cast to another dtype."""
+        whole = tensor if tensor._base is None else tensor._base
+        made_by = whole.grad_fn
+        if made_by is None or made_by.name() != CAST:
+            return False
+        source = getattr(made_by.next_functions[0][0], "variable", None)
+        return source is not None and source.untyped_storage()._cdata in self._own
 
     def bytes(self, boundary: set[int]) -> int:
         counted = self._tensors.keys() - boundary - self._casts.keys()
@@ -160,28 +170,6 @@ class _Saved:
 
     def cast_bytes(self) -> int:
         return sum(self._casts.values())
-
-
-def _is_cast(tensor: Tensor, holds: Holds) -> bool:
-    """Return whether a tensor is a parameter cast to another dtype."""
-    whole = tensor if tensor._base is None else tensor._base
-    made_by = whole.grad_fn
-    if made_by is None or made_by.name() != CAST:
-        return False
-    source = getattr(made_by.next_functions[0][0], "variable", None)
-    return source is not None and holds(source)
-
-
-@contextmanager
-def _saved(own: set[int]) -> Iterator[_Saved]:
-    kept = _Saved(own)
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept.add(tensor, lambda t: t.untyped_storage()._cdata in own)
-        return tensor.detach()
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield kept
 
 
 def _optimizer_bytes(task: Task, index: int, layer: nn.Module) -> int:

@@ -6,9 +6,10 @@ the files' beginnings are read at first, and each tensor when it is needed.
 `PeftAdapter` reads PEFT's adapter_config.json and adapter_model.safetensors. PEFT's names come from the whole module:
 `base_model.model.`, the linear layer's own name, `.lora_A.weight`.
 
-`HubModel` is a model by its id on the Hub, pinned to a commit, since a branch may change before another worker joins.
-The workers of a node share the Hub's cache (HF_HOME), in which a commit is looked up without a network. A child process
-fetches what is missing: it holds no lock, has the environment's HF_HUB_OFFLINE and HF_TOKEN, and ends with the worker.
+`model_folder` returns the folder of a model by its id on the Hub. The model is pinned to a commit, since a branch may
+change before another worker joins. The workers of a node share the Hub's cache (HF_HOME), in which a commit is looked
+up without a network. A child process fetches what is missing: it holds no lock, has the environment's HF_HUB_OFFLINE
+and HF_TOKEN, and ends with the worker.
 """
 
 import json
@@ -255,22 +256,10 @@ _WEIGHTS: Final = (SINGLE, INDEX, "model-*-of-*.safetensors")
 _COMMIT: Final = re.compile("[0-9a-f]{40}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HubModel:
-    """A model on the Hub at a commit. weights: they are needed, and not only the model's description."""
-
-    id: str
-    commit: str
-    weights: bool
-
-    @property
-    def patterns(self) -> tuple[str, ...]:
-        """The files to fetch: no other formats of the weights, and no code."""
-        return (*_DESCRIPTION, *_WEIGHTS) if self.weights else _DESCRIPTION
-
-
 def model_folder(given: str, revision: str | None, *, weights: bool) -> str:
     """Return the folder itself, if it is on this machine, else the model's folder in the Hub's cache.
+
+    weights: they are needed, and not only the model's description; other formats of weights and code never are.
 
     Raises ValueError, a sentence for the user, which says what to do where nothing can be fetched.
     """
@@ -280,8 +269,8 @@ def model_folder(given: str, revision: str | None, *, weights: bool) -> str:
         return given
     if revision is None or not _COMMIT.fullmatch(revision):
         raise ValueError(_not_pinned(given, revision))
-    model = HubModel(id=given, commit=revision, weights=weights)
-    return _in_cache(model) or _of_child(f"model: {given}", _fetched(model))
+    patterns = [*_DESCRIPTION, *(_WEIGHTS if weights else ())]
+    return _in_cache(given, revision, patterns) or _of_child(f"model: {given}", _fetched(given, revision, patterns))
 
 
 def _not_pinned(given: str, revision: str | None) -> str:
@@ -296,17 +285,13 @@ def _not_pinned(given: str, revision: str | None) -> str:
         return f"{sentence} ({error})"
 
 
-def _in_cache(model: HubModel) -> str | None:
+def _in_cache(model: str, commit: str, patterns: list[str]) -> str | None:
     """Return the folder, if it is complete in the cache. Makes no request."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return str(
-            snapshot_download(
-                model.id, revision=model.commit, allow_patterns=list(model.patterns), local_files_only=True
-            )
-        )
+        return str(snapshot_download(model, revision=commit, allow_patterns=patterns, local_files_only=True))
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError):
         return None  # what the cache lacks, or has in part, is fetched
 
@@ -320,19 +305,19 @@ def _of_child(subject: str, answer: Iterator[tuple[str, str]]) -> str:
     return found
 
 
-def _fetched(model: HubModel) -> Iterator[tuple[str, str]]:
+def _fetched(model: str, commit: str, patterns: list[str]) -> Iterator[tuple[str, str]]:
     """Fetch all files, in a child process, and yield the folder."""
     from huggingface_hub import constants, snapshot_download
 
     _as_the_environment_says()
     try:
-        folder = snapshot_download(model.id, revision=model.commit, allow_patterns=list(model.patterns))
+        folder = snapshot_download(model, revision=commit, allow_patterns=patterns)
     except Exception as error:  # the library raises what its own libraries raise
-        what = f"hf download {model.id} --revision {model.commit}"
+        what = f"hf download {model} --revision {commit}"
         instead = (
             f"run `{what}` where there is a network, for the cache {constants.HF_HUB_CACHE}, or name a folder as model"
         )
-        yield "", _problem(error, model.id, model.commit, instead)
+        yield "", _problem(error, model, commit, instead)
     else:
         yield folder, ""
 

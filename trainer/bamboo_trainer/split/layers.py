@@ -56,23 +56,20 @@ class Alongside(Protocol):
     def end(self, parts: Parts) -> None: ...
 
 
-class Seen:
-    """Records what watched modules return while a block runs inside this context."""
+@contextmanager
+def outputs_of(watched: list[nn.Module]) -> Iterator[list[tuple[nn.Module, object]]]:
+    """Yield a list that collects what watched modules return while a block runs inside this context."""
+    outputs: list[tuple[nn.Module, object]] = []
 
-    def __init__(self, watched: list[nn.Module]) -> None:
-        self.outputs: list[tuple[nn.Module, object]] = []
-        self._watched = watched
+    def collect(module: nn.Module, _: object, returned: object) -> None:
+        outputs.append((module, returned))
 
-    def __enter__(self) -> "Seen":
-        self._hooks = [module.register_forward_hook(self._see) for module in self._watched]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for hook in self._hooks:
+    hooks = [module.register_forward_hook(collect) for module in watched]
+    try:
+        yield outputs
+    finally:
+        for hook in hooks:
             hook.remove()
-
-    def _see(self, module: nn.Module, _: object, returned: object) -> None:
-        self.outputs.append((module, returned))
 
 
 Shapes = tuple[tuple[Shape, torch.dtype], ...]
@@ -155,9 +152,9 @@ class SplitLayer(nn.Module):
         first, last = (self._position == self._route.positions[end] for end in (0, -1))
         given, along = (parts, beside.begin(parts)) if first else (parts[: -beside.size], parts[-beside.size :])
         block = self._block()
-        with Seen(beside.watched(block) if block else []) as seen:
+        with outputs_of(beside.watched(block) if block else []) as seen:
             result = self._own(given)
-        along = beside.after(seen.outputs, along)
+        along = beside.after(seen, along)
         if last:
             beside.end(along)
         return result if last else (*result, *along)
