@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 import faulty_worker
-import flow_cutting_worker
 import paced
 from bamboo.local.fork_server import ForkServer
 from bamboo_core.control.protocol import WorkerJoined
@@ -189,16 +188,4 @@ def run_with_faults(
     monkeypatch.setenv("PYTHONPATH", TASK_PATH, prepend=os.pathsep)
     job = asyncio.run(Processes(manifest, folder, main="faulty_worker:main", decide=decide).run(seconds))
     assert len(list(marks.iterdir())) == len(faults), "a fault did not strike"
-    return job
-
-
-def run_with_cut_flows(manifest: Mapping[str, Any], folder: Path, monkeypatch: Any, seed: int) -> Processes:
-    """Each worker loses three single connections of its links, at moments that follow from the seed."""
-    marks = folder / "marks"
-    marks.mkdir()
-    document = {"marks": str(marks), "seed": seed, "cuts": 3}
-    monkeypatch.setenv(flow_cutting_worker.ENVIRONMENT, json.dumps(document))
-    monkeypatch.setenv("PYTHONPATH", TASK_PATH, prepend=os.pathsep)
-    job = asyncio.run(Processes(manifest, folder, main="flow_cutting_worker:main").run())
-    assert list(marks.iterdir()), "no connection was cut"
     return job

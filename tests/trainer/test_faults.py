@@ -13,7 +13,7 @@ import pytest
 from bamboo_core.coordinator.events import Outcome
 from folders import TASK_PATH
 from manifest_kit import bamboojob, gpt_task, training
-from processes import Processes, run, run_slowly, run_with_cut_flows, run_with_faults
+from processes import Processes, run, run_slowly, run_with_faults
 
 pytestmark = pytest.mark.timeout(400)  # the first one runs the references, too
 STEPS = 12
@@ -116,18 +116,6 @@ def test_sigterm_is_a_notice(references: References, tmp_path: Path, monkeypatch
     assert_same(job, references[4, 1, False])
     assert heard(job)
     assert job.exits[job.acted[0]] == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
-def test_single_connections_lost_at_random_leave_the_bits(
-    seed: int, references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of links of several, within bodies: as if the whole link had been lost."""
-    shape = SHAPES[seed % len(SHAPES)]
-    job = run_with_cut_flows(manifest(*shape), tmp_path, monkeypatch, seed)
-    assert_same(job, references[shape])
-    assert job.state.membership.preemptions == 0
 
 
 def soak_seeds() -> list[int]:

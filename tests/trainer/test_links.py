@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bamboo_trainer.frames import FrameKind
 from bamboo_trainer.transport import links, wire
@@ -22,21 +20,6 @@ pytest_plugins = ["transport_pair_fixtures"]
 several = pytest.mark.parametrize("flows", [4])
 LARGE = torch.arange(1 << 18, dtype=torch.float32)  # 1 MiB
 LANES = {FrameKind.ACTIVATION: wire.Lane.BOUNDARY, FrameKind.SYNC: wire.Lane.BULK, FrameKind.LAYER: wire.Lane.STATE}
-
-
-@given(st.lists(st.binary(max_size=9), max_size=6), st.integers(1, 5))
-def test_parts_are_the_whole_in_order_and_equal(buffers: list[bytes], count: int) -> None:
-    parts = [b"".join(part) for part in links.parts_of(buffers, count)]
-    assert b"".join(parts) == b"".join(buffers)
-    assert len(parts) == count
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-@given(st.lists(st.binary(max_size=9), max_size=6), st.integers(0, 60))
-def test_what_is_left_of_buffers(buffers: list[bytes], count: int) -> None:
-    whole = b"".join(buffers)
-    count = min(count, len(whole))
-    assert b"".join(links.after([memoryview(b) for b in buffers], count)) == whole[count:]
 
 
 @dataclass

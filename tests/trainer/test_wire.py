@@ -148,10 +148,3 @@ def test_no_bytes_crash_the_parser(raw: bytes, meta: bytes, body: int) -> None:
             parse()
         except wire.WireError:
             continue
-
-
-@given(st.lists(st.binary(max_size=200)), st.integers(1, 100))
-def test_coalescing_keeps_the_bytes(buffers: list[bytes], limit: int) -> None:
-    joined = list(wire.coalesce(buffers, limit))
-    assert b"".join(joined) == b"".join(buffers)
-    assert all(len(buffer) < limit or buffer in buffers for buffer in joined)

@@ -288,21 +288,6 @@ class Slow(LocalFiles):
         super().write(path, chunks)
 
 
-def test_a_worker_that_ends_leaves_nothing_of_what_it_has_written_in_part(tmp_path: Path, folder: Path) -> None:
-    """What it was about to commit it commits."""
-    (stage,) = trained(tmp_path, 1, 1)
-    worker, disk = Worker(folder), Slow(folder, 2)
-    worker.save([stage], at(1), disk)
-    worker.part.keep(at(2), stage.values.layer_states(), 0.0)
-    assert disk.begun.wait(SECONDS)
-    closing = threading.Thread(target=worker.part.close)
-    closing.start()
-    disk.may.set()
-    closing.join()
-    assert {one.name for one in folder.iterdir()} == {CheckpointId(1, "a1").folder}
-    assert len(list((folder / CheckpointId(1, "a1").folder).iterdir())) == LAYERS + 1
-
-
 def test_a_worker_that_ends_commits_what_is_written_in_whole_and_removes_what_is_given_up(
     tmp_path: Path, folder: Path
 ) -> None:

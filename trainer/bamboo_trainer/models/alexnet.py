@@ -16,7 +16,6 @@ SIZES: Final[dict[str, dict[str, Any]]] = {
     "full": {"channels": "64 192 384 256 256", "inner": 4096, "classes": 1000, "side": 224, "dropout": 0.5},
     "tiny": {"channels": "4 6 8 6 6", "inner": 16, "classes": 10, "side": 64, "dropout": 0.5},
 }
-PARAMETERS: Final = {"full": 61_100_840}
 _CONVOLUTIONS: Final = ((11, 4, 2, True), (5, 1, 2, True), (3, 1, 1, False), (3, 1, 1, False), (3, 1, 1, True))
 
 

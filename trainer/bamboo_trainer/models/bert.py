@@ -20,7 +20,6 @@ SIZES: Final[dict[str, dict[str, Any]]] = {
     "base": {**_COMMON, "width": 768, "heads": 12, "blocks": 12},
     "tiny": {"vocabulary": 97, "positions": 16, "dropout": 0.1, "maskToken": 3, "width": 16, "heads": 2, "blocks": 3},
 }
-PARAMETERS: Final = {"large": 335_174_458, "base": 109_514_298}
 EPSILON: Final = 1e-12
 
 

@@ -22,7 +22,6 @@ SIZES: Final[dict[str, dict[str, Any]]] = {
     "16": {"vocabulary": 32000, "width": 1024, "layers": 8, "dropout": 0.2, "length": 50},
     "tiny": {"vocabulary": 31, "width": 8, "layers": 3, "dropout": 0.2, "length": 7},
 }
-PARAMETERS: Final = {"16": 276_735_233}
 SMOOTHING: Final = 0.1
 
 

@@ -20,7 +20,6 @@ SIZES: Final[dict[str, dict[str, Any]]] = {
     "xl": {**_COMMON, "width": 1600, "heads": 25, "blocks": 48},
     "tiny": {"vocabulary": 97, "positions": 16, "dropout": 0.1, "width": 16, "heads": 2, "blocks": 3},
 }
-PARAMETERS: Final = {"small": 124_439_808, "medium": 354_823_168, "large": 774_030_080, "xl": 1_557_611_200}
 
 
 class Gpt2Embedding(nn.Module):

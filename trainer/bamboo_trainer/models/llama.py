@@ -61,7 +61,6 @@ SIZES: Final[dict[str, dict[str, Any]]] = {
         "tied": False,
     },
 }
-PARAMETERS: Final = {"2-7b": 6_738_415_616, "3-8b": 8_030_261_248, "3.2-1b": 1_235_814_400}
 EPSILON: Final = 1e-5
 
 

@@ -22,7 +22,6 @@ SIZES: Final[dict[str, dict[str, Any]]] = {
     "50": {**_COMMON, "blocks": "3 4 6 3"},
     "tiny": {"width": 4, "classes": 10, "side": 32, "blocks": "1 1 1 1"},
 }
-PARAMETERS: Final = {"152": 60_192_808, "101": 44_549_160, "50": 25_557_032}
 
 
 class Stem(nn.Module):

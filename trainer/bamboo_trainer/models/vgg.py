@@ -21,7 +21,6 @@ SIZES: Final[dict[str, dict[str, Any]]] = {
     "11": {**_COMMON, "convolutions": "1 1 2 2 2"},
     "tiny": {"width": 2, "inner": 16, "classes": 10, "side": 32, "dropout": 0.5, "convolutions": "1 1 1 1 1"},
 }
-PARAMETERS: Final = {"19": 143_667_240, "16": 138_357_544, "11": 132_863_336}
 
 
 class VggConvolution(nn.Module):
