@@ -21,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from io import BufferedReader
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,24 +51,20 @@ def wake(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
-def receive_into(sock: socket.socket, view: memoryview, deadline: float | None = None) -> None:
-    """Fill the view. Raises ConnectionError if the link ends first, TimeoutError past the (monotonic) deadline."""
-    while len(view):
-        if deadline is not None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError("the peer is too slow")
-            sock.settimeout(left)
-        count = sock.recv_into(view)
-        if not count:
+def receive(sock: socket.socket, size: int, deadline: float) -> bytearray:
+    """Return the next bytes from a socket. Raises ConnectionError if it ends first, TimeoutError past the (monotonic)
+    deadline.
+    """
+    buffer = bytearray()
+    while len(buffer) < size:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the peer is too slow")
+        sock.settimeout(left)
+        data = sock.recv(size - len(buffer))
+        if not data:
             raise ConnectionResetError("closed by the peer")
-        view = view[count:]
-
-
-def receive(sock: socket.socket, size: int, deadline: float | None = None) -> bytearray:
-    """Return the next bytes from a socket in a new buffer; see `receive_into`."""
-    buffer = bytearray(size)
-    receive_into(sock, memoryview(buffer), deadline)
+        buffer += data
     return buffer
 
 
@@ -80,50 +77,21 @@ def after(views: list[memoryview], count: int) -> list[memoryview]:
     return []
 
 
-READ_AHEAD: Final = 64 << 10  # bytes
+READ_AHEAD: Final = 64 << 10  # bytes, so that a small frame takes one system call
 
 
-class SocketReader:
-    """Reads ahead, so that a small frame takes one system call; reads large parts straight into place."""
+def read(reader: "BufferedReader[socket.SocketIO]", size: int) -> bytes:
+    """Return the next bytes from a link. Raises ConnectionError if it ends first."""
+    data = reader.read(size)
+    if len(data) < size:
+        raise ConnectionResetError("closed by the peer")
+    return data
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._ahead = memoryview(bytearray(READ_AHEAD))
-        self._start = self._end = 0  # of the bytes read ahead and not taken
 
-    def receive_into(self, view: memoryview) -> None:
-        """Fill the view, like the module's `receive_into`, without a deadline."""
-        while len(view):
-            if self._start == self._end:
-                if len(view) >= len(self._ahead):
-                    receive_into(self._sock, view)
-                    return
-                self._start, self._end = 0, self._sock.recv_into(self._ahead)
-                if not self._end:
-                    raise ConnectionResetError("closed by the peer")
-            count = min(len(view), self._end - self._start)
-            view[:count] = self._ahead[self._start : self._start + count]
-            self._start += count
-            view = view[count:]
-
-    def fill(self, views: list[memoryview]) -> list[memoryview]:
-        """Fill the views with the bytes that were read ahead; return what is left of the views."""
-        while views and self._start < self._end:
-            count = min(len(views[0]), self._end - self._start)
-            views[0][:count] = self._ahead[self._start : self._start + count]
-            self._start += count
-            views = after(views, count)
-        return views
-
-    def receive(self, size: int) -> bytearray:
-        """Return the next bytes in a new buffer; see `receive_into`."""
-        end = self._start + size
-        if end <= self._end:  # true of all but the first bytes of a small frame
-            taken, self._start = bytearray(self._ahead[self._start : end]), end
-            return taken
-        buffer = bytearray(size)
-        self.receive_into(memoryview(buffer))
-        return buffer
+def read_into(reader: "BufferedReader[socket.SocketIO]", view: memoryview) -> None:
+    """Fill the view from a link. Raises ConnectionError if it ends first."""
+    if reader.readinto(view) < len(view):
+        raise ConnectionResetError("closed by the peer")
 
 
 class LinkStates:
@@ -189,13 +157,20 @@ def send_body(body: Sequence[wire.Buffer], flows: Sequence[socket.socket], pace:
     _move(flows, parts_of(body, len(flows)), select.POLLOUT, send)
 
 
-def receive_body(body: Sequence[memoryview], flows: Sequence[socket.socket], first: SocketReader) -> None:
+def receive_body(
+    body: Sequence[memoryview], flows: Sequence[socket.socket], first: "BufferedReader[socket.SocketIO]"
+) -> None:
     """Fill a body from all flows. Raises OSError if one of them is lost, or shut down by another thread.
 
     first: reads the first flow, and may already hold some of its part.
     """
     parts = parts_of(body, len(flows))
-    parts[0] = first.fill(parts[0])
+    flows[0].setblocking(False)
+    left = len(first.peek())
+    flows[0].setblocking(True)
+    while left and parts[0]:
+        count = first.readinto(parts[0][0][:left])
+        left, parts[0] = left - count, after(parts[0], count)
     _move(flows, parts, select.POLLIN, lambda flow, view: flow.recv_into(view, 0, socket.MSG_DONTWAIT))
 
 
@@ -547,10 +522,10 @@ class Inbound:
                 logger.warning("link from %s refused: not in the plan", hello.worker)
                 return "not in the plan"
             self._sock.settimeout(None)
-            reader = SocketReader(self._sock)
             with self._lock:
                 self._joined = []  # before the sender may have others join
             self._sock.sendall(wire.ACCEPTED)
+            reader = BufferedReader(socket.SocketIO(self._sock, "r"), READ_AHEAD)
             while True:
                 self._acceptor.arrived(self, self._read(reader, hello.lane))
         except wire.WireError as error:
@@ -571,18 +546,18 @@ class Inbound:
         self.thread.name = f"bamboo-rx-{self.hello.worker}-{self.hello.lane}"
         return self.hello
 
-    def _read(self, reader: SocketReader, lane: wire.Lane) -> Frame:
+    def _read(self, reader: "BufferedReader[socket.SocketIO]", lane: wire.Lane) -> Frame:
         """Read the next frame. Raises WireError, OSError."""
-        header = wire.parse_header(reader.receive(wire.HEADER.size))
+        header = wire.parse_header(read(reader, wire.HEADER.size))
         if wire.lane_of(header.address) is not lane:
             raise wire.WireError(f"{header.address.kind.name} on the {lane} lane")
-        specs, payload = wire.parse_meta(reader.receive(header.meta_length), header.body_length)
+        specs, payload = wire.parse_meta(read(reader, header.meta_length), header.body_length)
         try:
             tensors = tuple([self._buffer(spec.shape, spec.dtype) for spec in specs])
         except RuntimeError as error:  # torch's error when memory is exhausted
             raise wire.WireError(f"no room for {header.body_length} bytes") from error
         if header.striped:
-            count = reader.receive(1)[0]
+            count = read(reader, 1)[0]
             with self._lock:
                 flows = [self._sock, *(self._joined or ())][:count]
             if not 0 < count == len(flows):
@@ -590,6 +565,6 @@ class Inbound:
             receive_body(list(map(byte_view, tensors)), flows, reader)
         else:
             for tensor in tensors:
-                reader.receive_into(byte_view(tensor))
+                read_into(reader, byte_view(tensor))
         address, epoch, origin = header.address, header.epoch, header.origin
         return Frame(address=address, epoch=epoch, origin=origin, tensors=tensors, payload=payload)
