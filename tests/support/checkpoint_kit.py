@@ -51,7 +51,7 @@ def made_up_parts(step: int, layers: int = 2) -> list[CheckpointPart]:
 
 
 def save(store: CheckpointStore, step: int, layers: int = 2, *, digest: str = DIGEST) -> CheckpointManifest:
-    """Write a whole checkpoint as workers do; return its manifest."""
+    """Write and commit a whole checkpoint, as workers do."""
     attempt = new_checkpoint(step)
     parts = [store.write_part(attempt, layer, [layer_bytes(step, layer)]) for layer in range(layers)]
     manifest = make_manifest(attempt, parts, digest=digest)
@@ -68,11 +68,11 @@ def complete(step: int, id: str = "a", **options) -> ListedCheckpoint:
 
 
 class Killed(BaseException):
-    """The end of the writer's process."""
+    """The end of the process."""
 
 
 class FaultyFileSystem(MemoryFileSystem):
-    """A file system in memory with faults. faults: by the number of the operation, from 0."""
+    """A file system in memory with faults. faults: the fault of the operation of that number, from 0."""
 
     cachable = False
 

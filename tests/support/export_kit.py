@@ -1,4 +1,4 @@
-"""A checkpoint of stages in a store, to be exported."""
+"""Checkpoints of stages in a store, to be exported."""
 
 from collections.abc import Sequence
 
@@ -23,4 +23,4 @@ def write(store: CheckpointStore, stages: Sequence[Stage], step: int, attempt: s
 
 
 def quiet(*_: object) -> None:
-    """A progress that shows nothing."""
+    """Show no progress."""

@@ -1,4 +1,4 @@
-"""States of stages of several splits."""
+"""Tasks with all kinds of state, and the files of their stages' layers."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,7 +11,9 @@ from stage_kit import small_task
 
 
 class Averaging(torch.optim.Optimizer):
-    """Steps by lr / k with a growing momentum; k, the sum of weights and whether it has begun are in the groups."""
+    """An optimizer that steps by lr / k with a growing momentum, and keeps k, the sum of weights and a flag in its
+    groups.
+    """
 
     def __init__(self, params: Iterable[Any], lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr, "k": 0, "started": False})
@@ -30,7 +32,7 @@ class Averaging(torch.optim.Optimizer):
 
 
 class OfWhole(torch.optim.SGD):
-    """Keeps a number that depends on all parameters of the group, and so on the split."""
+    """An optimizer that keeps a number that depends on all parameters of the group, and so on the split."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
@@ -39,7 +41,7 @@ class OfWhole(torch.optim.SGD):
 
 
 class Listing(torch.optim.SGD):
-    """Keeps what is no number."""
+    """An optimizer that keeps a list in its groups."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
@@ -65,7 +67,7 @@ OPTIMIZERS = {
 
 
 class Block(nn.Module):
-    """Trained, frozen, and buffers: one that belongs to the state dict, one that does not, one of no elements."""
+    """A layer with trained and frozen parameters, and with buffers: persistent, not persistent, and empty."""
 
     def __init__(self, frozen=True):
         super().__init__()
@@ -81,7 +83,7 @@ class Block(nn.Module):
 
 
 class Tied(nn.Module):
-    """Uses its weight under two names of its own, which another layer has too."""
+    """A layer that uses its weight under two names, and shares it with another layer."""
 
     def __init__(self):
         super().__init__()
@@ -109,5 +111,5 @@ def task_of(optimizer="AdamW", tied=False):
 
 
 def files_of(stages):
-    """The files of layers as workers write them: each stage its own."""
+    """Return the files of layers as workers write them: each stage its own."""
     return {layer: b"".join(encode(state)) for stage in stages for layer, state in stage.values.layer_states().items()}

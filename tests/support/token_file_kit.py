@@ -1,4 +1,4 @@
-"""Files of tokens."""
+"""Writing and reading of files of tokens."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that share them: see `transformers_kit`."""
+"""A published folder of a small model of transformers."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from transformers_kit import FAMILIES, transformers
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of several files in bf16, with an index and what could be a tokenizer."""
+    """Write a folder of several files in bf16, with an index and a file named as a tokenizer."""
     folder = tmp_path_factory.mktemp("published")
     torch.manual_seed(3)
     made = transformers.GPT2LMHeadModel(transformers.GPT2Config(**FAMILIES["gpt2"])).to(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Models of transformers."""
+"""Small models of transformers, and their comparison with the split ones."""
 
 from typing import Any
 
@@ -71,14 +71,14 @@ def config_of(family: str, **more: Any) -> dict[str, Any]:
 
 
 def headed(family: str, objective: str, **more: Any) -> dict[str, Any]:
-    """A config of a model with a head. Made-up data are filled up with the token 0."""
+    """Return a config of a model with a head. Made-up data are padded with the token 0."""
     config = config_of(family, objective=objective, **more)
     config["architecture"]["pad_token_id"] = 0
     return config
 
 
 def refused(config: dict[str, Any]) -> str:
-    """The sentence by which a config is refused."""
+    """Return the message by which a config is refused."""
     with pytest.raises(TaskError) as error:
         load_task(ENTRYPOINT, config)
     assert "\n" not in str(error.value)
@@ -92,7 +92,7 @@ def objective_of(config: dict[str, Any]) -> str:
 def pair_of(
     config: dict[str, Any], objective: Any = "causal", attention: str | None = None
 ) -> tuple[Task, list[nn.Module], Any]:
-    """The task, its layers, and the model of transformers with their values; both in eval mode."""
+    """Return the task, its layers, and the model of transformers with their values, both in eval mode."""
     task = huggingface.build(config)
     published = huggingface.published_config(huggingface.read_settings(config))
     layers, model = layers_of(task), huggingface.make_model(published, objective, attention)
@@ -103,7 +103,9 @@ def pair_of(
 
 
 def check_as_transformers(config: dict[str, Any], head: Any = None, attention: str | None = None) -> None:
-    """Its logits, loss and gradients are those of transformers. head: its objective, if it is no language model."""
+    """Check that logits, loss and gradients equal those of transformers. head: the objective, if it is no language
+    model.
+    """
     objective = head or objective_of(config)
     task, layers, model = pair_of(config, objective, attention)
     inputs, (labels,) = task.dataset.batch([1, 5, 7])

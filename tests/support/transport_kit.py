@@ -1,4 +1,4 @@
-"""What the tests of the transport share."""
+"""TCP transports, raw links and frames for tests of the transport."""
 
 import contextlib
 import gc
@@ -25,7 +25,7 @@ each_number_of_flows = pytest.mark.parametrize("flows", [1, 4])  # for tests of 
 
 @dataclass
 class Inbox:
-    """Collects events; wait() for a number of some type of them. then: called with each one afterwards."""
+    """Collects events; `wait` returns when there are enough of a type. then: called with each event after that."""
 
     events: list[Event] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -54,7 +54,7 @@ def make_frame(
 
 
 def dial(end: TcpTransport, lane: wire.Lane = wire.Lane.BOUNDARY) -> socket.socket:
-    """A raw link past the handshake, from "a" to "b"."""
+    """Open a raw link from "a" to "b", and complete the handshake."""
     sock, _, answer = greet(end, lane)
     assert answer == wire.ACCEPTED
     return sock
@@ -63,7 +63,7 @@ def dial(end: TcpTransport, lane: wire.Lane = wire.Lane.BOUNDARY) -> socket.sock
 def greet(
     end: TcpTransport, lane: wire.Lane = wire.Lane.BOUNDARY, joins: bytes = b"", secret: str = SECRET
 ) -> tuple[socket.socket, bytes, bytes]:
-    """A raw connection from "a" to "b"; the acceptor's nonce, and its answer: b"" if it refuses."""
+    """Open a raw connection from "a" to "b"; return it, the acceptor's nonce, and its answer: b"" for a refusal."""
     sock = socket.create_connection(("127.0.0.1", end.port), SECONDS)
     nonce = sock.recv(wire.NONCE_SIZE)
     sock.sendall(wire.encode_hello(secret.encode(), nonce, "a", "b", lane, joins))
@@ -71,7 +71,7 @@ def greet(
 
 
 def same(left: Frame, right: Frame) -> bool:
-    """Bit-equal."""
+    """Return whether two frames are bit-equal."""
     facts = [(frame.address, frame.epoch, frame.origin, frame.payload) for frame in (left, right)]
     return facts[0] == facts[1] and all(
         a.dtype == b.dtype and a.shape == b.shape and bytes(byte_view(a)) == bytes(byte_view(b))
@@ -93,7 +93,7 @@ def our_threads() -> list[str]:
 
 
 def our_sockets() -> dict[str, int]:
-    """The descriptors of those that are open, by names that no later one has."""
+    """Return the descriptors of open sockets, by names that no later socket has."""
     links = {}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -102,7 +102,7 @@ def our_sockets() -> dict[str, int]:
 
 
 class Net:
-    """TCP transports by name, all closed in the end, of which no thread and no socket may remain."""
+    """TCP transports by name. At its end all are closed, and no thread or socket may remain."""
 
     def __init__(self, flows: int = 1) -> None:
         self.ends: list[TcpTransport] = []
@@ -127,7 +127,7 @@ class Net:
         return end, inbox
 
     def trust(self, end: TcpTransport, secret: str = SECRET, state_rate: float | None = None) -> None:
-        """As a job's worker is told."""
+        """Configure a transport as the agent does after the welcome."""
         end.trust(secret, state_rate, self._flows)
 
     def pair(self) -> tuple[TcpTransport, Inbox, TcpTransport, Inbox]:
@@ -138,7 +138,9 @@ class Net:
 
 
 def refused(sock: socket.socket, last: bytes | bytearray = b"") -> bool:
-    """The other side closes without a word; it may do so while it is still being told the last ones."""
+    """Return whether the other side closes without an answer, perhaps while it is still receiving. last: bytes to send
+    before.
+    """
     sock.settimeout(8)
     try:
         if last:

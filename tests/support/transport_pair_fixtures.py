@@ -15,7 +15,9 @@ def flows() -> int:
 
 @pytest.fixture
 def net(flows: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Net]:
-    """A network. With several flows all but the smallest frames count as large, in parts that end within a number."""
+    """Return a network. With several flows all but the smallest frames count as large, in parts that end within a
+    number.
+    """
     if flows > 1:
         monkeypatch.setattr(wire, "STRIPED_FROM", 100)
     with Net(flows) as made:

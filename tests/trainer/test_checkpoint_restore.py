@@ -1,4 +1,4 @@
-"""Real stages go on from a checkpoint: after a loss that redundancy does not cover, or in a new job of another grid."""
+"""Return of stages to a checkpoint: after a loss that redundancy does not cover, or in a new job on another grid."""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -27,7 +27,7 @@ def manifest(stages: int, pipelines: int, *, steps: int = STEPS, every: int | No
 
 
 def result(job: Job) -> tuple[str, dict[int, float]]:
-    """Of the whole model, however it is split; and the losses of the steps that this job has done."""
+    """Return the bits of the whole model, and the losses of the steps of this job."""
     return job.bits, {step: loss for step, loss in job.state.progress.losses.items() if loss is not None}
 
 
@@ -38,7 +38,9 @@ def undisturbed() -> tuple[str, dict[int, float]]:
 
 @dataclass
 class Disaster:
-    """Once, when so many steps are committed, these cells' holders die together. cells: None: all workers die."""
+    """The death of all holders of some cells at once, after a number of committed steps. stage: the stage whose cells
+    are lost; None: all workers die.
+    """
 
     step: int
     stage: int | None
@@ -67,7 +69,7 @@ def test_a_job_that_loses_a_stage_ends_with_the_same_bits(pipelines: int, stage:
 
 @dataclass
 class SlowStore:
-    """The files of that step are durable only when all stages have finished."""
+    """A store that makes one step's files durable only after all stages have finished."""
 
     step: int
     late: list[Any] = field(default_factory=list)
@@ -101,7 +103,7 @@ def test_the_last_state_is_kept_after_one_that_is_still_being_written_at_the_end
 
 
 def test_what_belongs_to_given_up_states_is_dropped_and_what_comes_early_waits() -> None:
-    """A commit with another norm: of an older origin, which must not count, and of one whose plan is on its way."""
+    """A worker gets commits with a wrong norm: one of an older origin, and one of a plan that it does not have yet."""
 
     def decide(job: Job) -> None:
         disaster(job)
@@ -137,15 +139,15 @@ def alive(job: Job) -> list[Node]:
 
 
 def held(job: Job, step: int) -> set[int]:
-    """The layers of that step's checkpoint that live workers have copies of."""
+    """Return the layers of a step's checkpoint of which live workers have copies."""
     copies = [node.engine.copies.held for node in alive(job)]
     return {layer for of in copies for one, layers in of.items() if one.step == step for layer in layers}
 
 
 @dataclass
 class Loss(Disaster):
-    """The same, and what the living have copies of then. more: so many turns after the plan that goes back, another
-    worker is lost. forgetful: they have dropped their copies, and not said so.
+    """A disaster that records the copies of the surviving workers. more: number of turns between the plan that goes
+    back and the loss of another worker. forgetful: the survivors drop their copies without a report.
     """
 
     more: int | None = None

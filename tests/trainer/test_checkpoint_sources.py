@@ -1,4 +1,4 @@
-"""Trained weights have the names of their module, wherever they are read and whatever they are written as."""
+"""Names of trained weights: the names of the module that was split, in each form of weights."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -63,7 +63,7 @@ READ: dict[str, Callable[[Path], dict[str, Tensor]]] = {
 def test_plain_torch_takes_what_was_kept_of_a_split_module(
     name: str, kind: str, read: Callable[[Path], dict[str, Tensor]], tmp_path: Path
 ) -> None:
-    """With a tied head, with BatchNorm's buffers, and in whichever layers a tensor is."""
+    """The modules have a tied head, and buffers of BatchNorm."""
     task, kept = plain_models.build({"model": name}), tmp_path / "kept"
     layers = layers_of(task)
     if kind == "weights":

@@ -1,4 +1,4 @@
-"""What a manifest says of its data."""
+"""Datasets described by a manifest, and refused configs."""
 
 import json
 import sys

@@ -97,7 +97,7 @@ def test_the_folder_stays_within_its_size_and_keeps_what_was_used_last(store, tm
 
 
 def read_often(folder: Path, step: int) -> None:
-    """As a worker beside others would, without what it remembers itself."""
+    """Read blocks as one of several workers would, each time without blocks in memory."""
     for turn in range(120):
         data = bytes([turn * step % 40]) * SMALL_BLOCK
         cache = BlockCache(folder, 12 * SMALL_BLOCK, SMALL_BLOCK)

@@ -1,4 +1,4 @@
-"""Rows become samples."""
+"""Datasets of rows: columns of the library datasets, and list-like objects."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Layers that are run again in the backward: less memory, the same bits, also when a worker is lost."""
+"""Recomputation of marked layers in the backward: less memory, the same bits."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,7 @@ def test_every_layer_may_be_marked(tmp_path: Path, stages: int, tied: bool, conf
 
 
 def kept(stage: Stage, given: torch.Tensor) -> int:
-    """The bytes that autograd keeps of a forward, without parameters, inputs and outputs."""
+    """Return the bytes that autograd keeps of a forward, without parameters, inputs and outputs."""
     work, saved = begin(stage), list[torch.Tensor]()
     stage.rehearse(0, 0, (given,))
 
@@ -56,7 +56,7 @@ def test_a_marked_layer_keeps_nothing_but_its_inputs(tmp_path: Path) -> None:
 
 
 class Pair(nn.Linear):
-    """Counts its calls. Passes on what it was given, a number among it."""
+    """A layer that counts its calls, and passes on its input and whole numbers."""
 
     def __init__(self) -> None:
         super().__init__(2, 2)
@@ -87,7 +87,7 @@ def test_layers_may_pass_tuples_and_are_called_twice() -> None:
 
 
 class Fickle(Pair):
-    """Fails when it is repeated in the backward."""
+    """A layer that fails when it is repeated in the backward."""
 
     def forward(self, given: torch.Tensor | Parts) -> Parts:
         if self.calls == 1:

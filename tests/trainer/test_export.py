@@ -1,4 +1,4 @@
-"""An exported checkpoint is the state dict that the stages have, and is read without Bamboo."""
+"""An export has the state dict of the stages, and any reader of safetensors reads it."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ from stage_kit import CONFIG, chain, one_step, small_task, state_of
 
 
 class Mixed(nn.Linear):
-    """Beside its weight things of every size and kind."""
+    """A layer with buffers of every size and type."""
 
     def __init__(self):
         super().__init__(3, 3)
@@ -45,7 +45,7 @@ TASK = small_task(layers=LAYERS, optimizer=lambda named: torch.optim.AdamW(named
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A store with a checkpoint of two stages after one step, and the state that it has to be."""
+    """Return a store with a checkpoint of two stages after one step, and the expected state."""
     folder = tmp_path_factory.mktemp("run")
     store = CheckpointStore(str(folder))
     stages = chain(TASK, [(0, 2), (2, 5)])
@@ -89,9 +89,9 @@ def test_what_is_there_is_replaced_only_with_force(trained, tmp_path):
 
 
 def test_damage_is_told_in_the_same_words_wherever_it_is(tmp_path):
-    """By an export and by a worker that restores: which file it is, and that it is not what was written.
+    """An export and a restoring worker name the damaged file, and the kind of damage.
 
-    The damaged bits are those of every ninth byte, each time the next bit.
+    One bit is damaged in every ninth byte, each time the next bit.
     """
     store = CheckpointStore(str(tmp_path / "run"))
     manifest = write(store, chain(TASK, [(0, 5)]), 0)
@@ -197,7 +197,7 @@ def test_a_layer_of_another_step_or_place_is_damage(tmp_path):
 
 @pytest.mark.slow
 def test_memory_is_bounded_by_a_layer(tmp_path):
-    """Of 24 layers of 4 MiB, in a process that may take no more than some of them beside what torch takes."""
+    """The export of 24 layers of 4 MiB takes the memory of a few layers in addition to torch's own."""
     code = """
 import resource, sys
 from pathlib import Path

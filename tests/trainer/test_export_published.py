@@ -1,4 +1,4 @@
-"""What was trained is loaded by transformers."""
+"""Exports that transformers loads."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ pytest_plugins = ["transformers_fixtures"]
 
 
 def write_checkpoint(folder: Path, task: Task, state: dict[str, Tensor]) -> None:
-    """Of two stages, as they write it."""
+    """Write a checkpoint of two stages, as workers do."""
     store, place, parts = CheckpointStore(str(folder)), CheckpointId(0, "a"), {}
     for stage in chain(task, [(0, 3), (3, 5)]):
         for number, layer in stage.values.layers.items():

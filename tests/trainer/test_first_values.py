@@ -1,4 +1,4 @@
-"""The first values of a module that is split."""
+"""First values of a module that was built without memory."""
 
 import torch
 from torch import nn
@@ -9,7 +9,7 @@ from bamboo_trainer.split.first_values import without_values
 
 
 def test_values_that_are_made_later_are_those_of_the_constructor() -> None:
-    """With all of them made at once, and no draw left out, they are the same bits."""
+    """All values are made at once, and no random draw is left out, so the bits are equal."""
     torch.manual_seed(3)
     with without_values(FakeTensorMode(allow_non_fake_inputs=True)) as values:
         imagined = plain_models.Dictionaries()

@@ -1,4 +1,4 @@
-"""Which device a worker computes on, and the same bits wherever stages and replicas are."""
+"""A worker's choice of its device, settings for equal bits, and parked stages on each device."""
 
 import os
 from contextlib import nullcontext
@@ -87,7 +87,7 @@ def test_the_device_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_what_decides_the_bits_on_a_gpu_is_switched(deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the task's code has set before."""
+    """The settings do not depend on earlier ones of the task's code."""
     asked: list[bool] = []
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda on, warn_only: asked.append(on))

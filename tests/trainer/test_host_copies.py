@@ -1,8 +1,6 @@
-"""What is sent is copied to host memory, and what is received to the device, while the engine goes on: the order of
-frames and the bits stay the same, and copies take no time of their own.
+"""Copies between devices and host memory overlap with computation, and change neither the order of frames nor the bits.
 
-On devices that are emulated, in virtual time; what a GPU does with streams and pinned memory has to be tried on one
-(test_gpu.py).
+Devices are emulated in virtual time; test_gpu.py tries streams and pinned memory on a GPU.
 """
 
 from collections import deque
@@ -25,7 +23,7 @@ from training_job import Job, check_same_bits
 
 
 class LateCopy:
-    """Taken when it is started, as in the order of a GPU's stream, and hidden until it is ready."""
+    """A copy that is taken when it starts, as in the order of a GPU's stream, and hidden until it is ready."""
 
     def __init__(self, tensors: Iterable[Tensor], questions: int) -> None:
         self.questions, self.waited = questions, False
@@ -41,7 +39,9 @@ class LateCopy:
 
 
 class LateCopies(AtOnce):
-    """questions: for each copy in turn. most: copies that were under way at once."""
+    """Copies that become ready late. questions: for each copy in turn, the number of calls of `ready` until it is.
+    most: the most copies that were in progress at once.
+    """
 
     def __init__(self, questions: Sequence[int]) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def test_the_engine_goes_on_while_tensors_are_copied_and_the_bits_stay(pipelines
 
 
 def queued(mode: str, **more: float) -> QueuedJob:
-    """Two stages, eight microbatches of 8 and 16 ms."""
+    """Return a job of two stages whose eight microbatches take 8 ms forward and 16 ms backward."""
     document = manifest(2, 1, mode=mode, steps=7)
     document["spec"]["training"]["globalBatchSize"] = 16
     return QueuedJob(document, Speed(forward=0.008, backward=0.016, **more))
@@ -154,9 +154,9 @@ MEASURED, ORDINARY = 1, 5  # an early step, and a later one
 
 
 def test_copies_are_made_while_the_device_computes() -> None:
-    """A tensor takes 9 ms to the next stage instead of 1 ms. Nothing hides that at the step's begin and end, where the
-    copies of the first and the last tensor, of the targets and of what is reported take 24 ms and some of the host's
-    turns; without overlap each of eight microbatches would take as much.
+    """A tensor takes 9 ms to the next stage instead of 1 ms. Copies of the first and the last tensor, of the targets
+    and of the report take 24 ms and a few turns of the host at the begin and the end of the step, where nothing hides
+    them. Without overlap each of eight microbatches would take as much.
     """
     fast, slow = queued("None").run(), queued("None", copy=0.004).run()
     assert slow.state.progress.losses == fast.state.progress.losses

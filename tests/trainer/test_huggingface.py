@@ -1,4 +1,4 @@
-"""Models of transformers are split as they are: the same logits, losses and gradients, the same files."""
+"""Split models of transformers: logits, losses and gradients equal to transformers', and refused configs."""
 
 import logging
 import re
@@ -44,7 +44,7 @@ def test_logits_losses_and_gradients_are_those_of_transformers(family: str, atte
 
 
 def test_the_page_has_what_each_family_was_compared_in() -> None:
-    """`make architectures` writes the table; it takes too long for a test."""
+    """`make architectures` writes the table, which takes too long for a test."""
     page = (ROOT / "docs" / "huggingface.md").read_text()
     rows = {row.split("`")[1]: row.split("|")[-2].strip() for row in page.splitlines() if row.startswith("| `")}
     assert {family: rows.get(family) for family in FAMILIES} == dict.fromkeys(FAMILIES, "yes")
@@ -171,7 +171,7 @@ LONGEST = [
 def test_sequences_longer_than_the_models_positions_are_refused_with_both_numbers(
     architecture: dict[str, Any], longest: int | None
 ) -> None:
-    """And those that are as long are not: the layers are run with them. Rotary positions have no end."""
+    """Sequences of exactly that length run. Rotary positions have no limit."""
     fits = huggingface.build({"architecture": architecture, "data": {"length": longest or 24, "samples": 4}})
     inputs, _ = fits.dataset.batch([0, 1])
     run(layers_of(fits), inputs)

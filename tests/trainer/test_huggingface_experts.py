@@ -1,4 +1,4 @@
-"""Mixtures of experts of transformers are balanced as transformers does it."""
+"""The loss that balances experts, compared with transformers."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Adapters go to PEFT and come from it: the same logits there, and training that goes on here."""
+"""Adapters exported to PEFT and read from it: the same logits there, and continued training here."""
 
 import json
 from pathlib import Path
@@ -81,7 +81,7 @@ def loaded_by_peft(base: nn.Module, folder: Path) -> nn.Module:
 def test_what_was_trained_has_the_same_logits_in_peft(
     auto: str, lora: dict[str, Any], more: dict[str, Any], llama: Path, tmp_path: Path
 ) -> None:
-    """Apart from the model and merged into it. A head for labels begins anew, is trained, and goes along."""
+    """The adapter is loaded beside the model, and merged into it. A head for labels is trained and exported, too."""
     config = config_of(llama, lora, **more)
     _, state = train(load_task(ENTRYPOINT, config), PLAIN, 2)
     base = getattr(transformers, auto).from_pretrained(llama, num_labels=3)
@@ -97,7 +97,7 @@ def test_what_was_trained_has_the_same_logits_in_peft(
 
 
 def saved_by_peft(llama: Path, folder: Path, **changes: Any) -> nn.Module:
-    """With values of its own, of two ranks, and another scale at some."""
+    """Save an adapter by PEFT, with random values of two ranks and two scales."""
     import peft
 
     base = transformers.AutoModelForCausalLM.from_pretrained(llama)
@@ -135,7 +135,7 @@ def test_an_adapter_of_peft_goes_on_where_it_was(changes: dict[str, Any], llama:
 
 
 def adapter_task(folder: Path) -> dict[str, Any]:
-    """An adapter of PEFT that goes on."""
+    """Return a task that continues the training of an adapter of PEFT."""
     saved_by_peft(saved_llama(folder / "llama"), folder / "adapter", lora_dropout=0.1)
     return {"entrypoint": ENTRYPOINT, "config": config_of(folder / "llama", {"adapter": str(folder / "adapter")})}
 

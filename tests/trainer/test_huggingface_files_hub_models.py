@@ -1,4 +1,4 @@
-"""A model by its id on the Hub: a server that speaks the Hub's few endpoints, and huggingface_hub itself."""
+"""Models by their id on the Hub, fetched by huggingface_hub from a server with the Hub's endpoints."""
 
 import hashlib
 import json
@@ -25,7 +25,9 @@ TOKEN = "hf_" + "s" * 20
 
 
 class Hub:
-    """asked: methods and paths, in order. tokens: that came with them. status: of each answer, if not the usual one."""
+    """A server with one model. asked: methods and paths of the requests, in order. tokens: of the requests. status: of
+    each answer, if not 0.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.asked, self.tokens = folder, list[str](), set[str | None]()
@@ -40,7 +42,7 @@ class Hub:
 
     @property
     def files(self) -> list[str]:
-        """What was fetched, but for questions about it."""
+        """The fetched files."""
         fetched = (path for method, _, path in (one.partition(" ") for one in self.asked) if method == "GET")
         return sorted(path.rpartition(f"/{COMMIT}/")[2] for path in fetched if "/resolve/" in path)
 
@@ -49,7 +51,7 @@ class Hub:
 
         class Handler(BaseHTTPRequestHandler):
             def log_message(self, *_: Any) -> None:
-                """It is quiet."""
+                """Log nothing."""
 
             def do_HEAD(self) -> None:
                 self._answer(body=False)
@@ -103,7 +105,7 @@ def _oid(file: Path) -> str:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A Hub with one model in several files, of which not all are needed, and an empty cache."""
+    """Start a Hub with one model of several files, not all of them needed, and an empty cache."""
     folder = tmp_path / "published"
     transformers.GPT2LMHeadModel(transformers.GPT2Config(**FAMILIES["gpt2"])).save_pretrained(
         folder, max_shard_size="8KB"

@@ -1,4 +1,4 @@
-"""The tensors of a published folder."""
+"""Reading of published weights, layer by layer."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Training that begins with other weights: their forms, which are used, each refusal, the same bits on any grid."""
+"""A training's initial weights: their forms, their match with the model, each refusal, the same bits on any grid."""
 
 import json
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ def offered(shapes: dict[str, tuple[int, ...]], dtype: str = "F32") -> list[Offe
 
 
 def wanted(shapes: dict[str, tuple[int, ...]]) -> list[WantedTensor]:
-    """Names with a "+" between them are those of one tensor."""
+    """Return tensors of a model by their shapes. A "+" joins the names of one tensor."""
     return [
         WantedTensor(names=tuple(names.split("+")), places=((0, names),), shape=shape, dtype=torch.float32)
         for names, shape in shapes.items()
@@ -196,7 +196,7 @@ WORDS, WIDTH = 11, 8
 
 
 class Tagger(nn.Module):
-    """Words and positions, blocks, and a head; tied: the head's weight is the words'."""
+    """A model with embeddings of words and positions, blocks, and a head. tied: the head has the words' weight."""
 
     def __init__(self, positions: int, classes: int, tied: bool) -> None:
         super().__init__()
@@ -230,7 +230,7 @@ def build(config: Mapping[str, Any]) -> Task:
 
 
 def state(task: Task, seed: int = 0) -> dict[str, Tensor]:
-    """By the whole module's names."""
+    """Return a task's tensors by the names in the whole module."""
     layers = [build_layer(task, seed, n) for n in range(len(task.layers))]
     return {name.removeprefix("module."): t.detach().clone() for one in layers for name, t in one.state_dict().items()}
 
@@ -241,7 +241,7 @@ def spec(url: object, **fields: Any) -> InitialSpec:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Weights of the task with the seed 5, as one file with the module's own names."""
+    """Write the weights of the task with seed 5 into one file, by the module's own names."""
     save_file(state(build({}), 5), tmp_path / "weights.safetensors")
     return tmp_path / "weights.safetensors"
 
@@ -361,7 +361,7 @@ def manifest(
 
 
 def initial_task(folder: Path) -> dict[str, Any]:
-    """Begins with the weights that another job has left in the folder."""
+    """Return a task that begins with the weights that another job has left in the folder."""
     whole = state(build({}), 5)
     split = build({})
     layers = {

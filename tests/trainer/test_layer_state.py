@@ -1,4 +1,4 @@
-"""A stage's state layer by layer: stages of any split continue with the same bits; copies made during the next step."""
+"""A stage's state layer by layer: any split continues with the same bits, and copies are made during the next step."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from stage_kit import CONFIG, begin, chain, microbatch, one_step, small_task, wh
 
 
 def restored(task, split, files):
-    """As workers read them: each stage only what it needs."""
+    """Return stages that restored only the layers that each needs, as workers do."""
     stages = chain(task, split)
     for stage, (first, end) in zip(stages, split, strict=True):
         wanted = stage.values.layers_needed()
@@ -70,7 +70,7 @@ def test_tied_parameters_are_restored_on_every_stage_that_has_them(optimizer):
 
 
 def test_what_is_frozen_and_shared_is_a_part_of_each_layer_that_has_it():
-    """An adapter's base and table that the task has made once: in whichever stages the layers are."""
+    """The task makes an adapter's base and table once; both layers have them, in whichever stages they are."""
     base, table = nn.Parameter(torch.full((3,), 2.0), requires_grad=False), torch.linspace(0, 1, 3)
 
     class Adapted(nn.Module):
@@ -109,7 +109,7 @@ def test_only_the_layers_that_a_worker_writes_are_copied():
 
 
 class Renamed(nn.Linear):
-    """Has a value in its state_dict that it does not hold."""
+    """A layer whose state_dict has a value that is neither a parameter nor a buffer."""
 
     def __init__(self):
         super().__init__(2, 2)

@@ -24,9 +24,7 @@ LANES = {FrameKind.ACTIVATION: wire.Lane.BOUNDARY, FrameKind.SYNC: wire.Lane.BUL
 
 @dataclass
 class Ends:
-    """The connections that each large body was sent on, and received on. In each test only links from a to b carry
-    something.
-    """
+    """Record of the connections that carried each large body, at both ends. Each test sends only from a to b."""
 
     sent: list[list[socket.socket]] = field(default_factory=list)
     received: list[list[socket.socket]] = field(default_factory=list)
@@ -74,7 +72,7 @@ def cut(sock: socket.socket) -> None:
 def test_a_connection_lost_within_a_body_is_a_link_lost(
     net: Net, flows: int, seed: int, ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any of them, at any moment: nothing that is incomplete is delivered, and the link forms again, with all."""
+    """Whichever connection is lost, no incomplete frame is delivered, and the link forms again with all connections."""
     rng = random.Random(seed)
     strike = rng.randrange(12)
     send_body = links.send_body
@@ -203,7 +201,7 @@ def test_a_body_of_which_a_connection_goes_is_not_delivered(net: Net, gone: str,
 
 
 def test_a_link_that_is_half_open_ends_with_its_first_connection(net: Net) -> None:
-    """Another one may wait for ever for a body that does not begin."""
+    """Another connection would otherwise wait for ever for a body that does not begin."""
     with Group(net) as group:
         group.first.close()
         assert group.b_in.wait(LinkDown) == group.b_in.events

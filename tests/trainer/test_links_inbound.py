@@ -1,4 +1,4 @@
-"""Who may send to a worker, and what closes the link."""
+"""Refusal of senders, hellos and frames by the receiving end of a link."""
 
 import os
 import socket

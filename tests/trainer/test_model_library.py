@@ -1,4 +1,4 @@
-"""The models that come with Bamboo: their published sizes, their published arithmetic, and their bits under losses."""
+"""The model library: published sizes, logits equal to published models, refused configs, evaluation."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +57,7 @@ def entrypoint(model: str) -> str:
 
 
 def parameters(task: Task) -> int:
-    """Without values; a tied one counts once."""
+    """Return the number of parameters, without building values; a tied parameter counts once."""
     mode, again = FakeTensorMode(), {name for names in task.tied for name in names[1:]}
     known: dict[Callable[[], nn.Module], dict[str, int]] = {}
     for n, factory in enumerate(task.layers):
@@ -72,7 +72,7 @@ def test_the_sizes_are_the_published_ones(model: str, size: str) -> None:
 
 
 def published_names(model: str) -> list[tuple[list[str], str, bool]]:
-    """Of each of our parameters the published ones that it consists of, and whether those are transposed."""
+    """Return, for each of our parameters, the published ones that it consists of, and whether they are transposed."""
     same = {
         "gpt2": (
             "transformer.h.{}.",
@@ -194,7 +194,7 @@ def test_a_config_that_cannot_be_is_refused(model: str) -> None:
 @pytest.mark.parametrize("where", ["data", "evaluation"])
 @pytest.mark.parametrize("model", ["gpt2", "bert", "llama"])
 def test_sequences_longer_than_the_models_positions_are_refused(model: str, where: str) -> None:
-    """An embedding of positions has no more; rotary ones know no end."""
+    """The length of an embedding of positions is a limit; rotary positions have none."""
     config = {"size": "tiny", where: {"length": 17}}
     if model == "llama":
         load_task(entrypoint(model), config)
@@ -213,7 +213,7 @@ def test_a_token_that_the_model_does_not_have_is_named(token: int, tmp_path: Pat
 
 
 def measured(model: nn.Sequential | list[nn.Module], task: Task) -> dict[str, float]:
-    """All samples to evaluate at once, in eval mode, as one does it in plain PyTorch."""
+    """Return loss and accuracy of all samples to evaluate, computed at once in plain PyTorch."""
     assert task.evaluation is not None
     inputs, targets = task.evaluation.dataset.batch(range(len(task.evaluation.dataset)))
     with torch.no_grad():
@@ -231,7 +231,7 @@ def model_name(task: Task) -> str:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_config_names_the_data_to_evaluate(model: str) -> None:
-    """Beside `data`, by the same keys; made-up ones are other samples. The end of the training is known in epochs."""
+    """`evaluation` has the keys of `data`, and made-up data are other samples. A training in epochs has a known end."""
     config = {"size": "tiny", "evaluation": {"samples": 5}}
     facts = TrainingFacts(steps=None, epochs=2, global_batch_size=8, micro_batch_size=2)
     task = load_task(entrypoint(model), config, facts)

@@ -1,4 +1,4 @@
-"""Which samples a step and a microbatch hold."""
+"""The samples of a step and of a microbatch."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Documents that share a sequence, and batches that end with their longest sequence: the same on any grid."""
+"""Sequences of several documents, and batches that end with their longest sequence."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ QUICK = ("gpt2", "llama")
 
 
 def packed(folder: Path) -> dict[str, Any]:
-    """Data of short and long documents, and a sequence that is one document."""
+    """Write documents shorter and longer than a sequence; one sequence is a single document."""
     text = folder / "text.txt"
     lines = ["a bee", "it", "x" * 5, "one document that is longer than a whole sequence of it", "and", "so on"] * 12
     text.write_text("\n".join(lines))
@@ -43,7 +43,7 @@ def config(family: str, data: dict[str, Any], **more: Any) -> dict[str, Any]:
     ],
 )
 def test_a_document_knows_nothing_of_those_beside_it(family: str, attention: str, tmp_path: Path) -> None:
-    """The logits are transformers' own with these positions, and those of each document alone; so are gradients."""
+    """Logits and gradients equal transformers' with these positions, and those of each document alone."""
     settings = config(family, packed(tmp_path), attention=attention)
     task, layers, model = pair_of(settings, attention=attention)
     (ids, positions), (labels,) = task.dataset.batch([0, 1, 2, 3])
@@ -72,7 +72,7 @@ def test_the_first_token_of_a_document_is_no_target(tmp_path: Path) -> None:
 
 
 def trimmed(folder: Path) -> dict[str, Any]:
-    """Microbatches of several lengths."""
+    """Return a config whose microbatches have several lengths."""
     lengths = np.array([3, 4, 9, 2, 12, 5, 6, 1] * 3)
     mask = (np.arange(LENGTH) < lengths[:, None]).astype(np.int64)
     ids = np.random.default_rng(1).integers(1, 64, mask.shape) * mask

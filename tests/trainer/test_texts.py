@@ -1,4 +1,4 @@
-"""Heads of transformers' models: the same logits, losses and gradients, and what labels may be."""
+"""Heads of transformers' models: the same logits, losses and gradients; forms of labels."""
 
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ def test_values_and_labels_that_hold_or_not_are_learned_as_transformers_does(lab
 
 
 def test_a_published_model_gets_a_head(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """And goes on from its own, under the names that it was published with."""
+    """The task keeps the published values of the body, and reads its own head again under the published names."""
     published = transformers.BertConfig(**FAMILIES["bert"])
     transformers.BertForMaskedLM(published).save_pretrained(tmp_path)
     names = ["PER", "ORG", "O"]

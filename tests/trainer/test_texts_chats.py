@@ -1,4 +1,4 @@
-"""Conversations: only answers are learned, whichever way the chat template says what they are."""
+"""Conversations as training data: only answers are learned, with and without marks in the chat template."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Data for a model with a tokenizer: texts are cut by that tokenizer, and bytes have to be asked for."""
+"""Texts for a model with a tokenizer: the model's own tokenizer cuts them, and bytes are used only on request."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ WORDS = ["<pad>", *dict.fromkeys(TEXT.split())]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with weights and a tokenizer of words."""
+    """Write a folder with weights and a tokenizer of words."""
     folder = tmp_path_factory.mktemp("model")
     known = {word: n for n, word in enumerate(WORDS)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, unk_token="<pad>"))
@@ -44,7 +44,7 @@ def inputs(config: dict[str, Any]) -> torch.Tensor:
 
 
 def test_a_text_is_cut_by_the_tokenizer_of_the_models_folder(model: Path, text: str) -> None:
-    """By default, in a mixture, and in an evaluation too."""
+    """The tokenizer also cuts texts of a mixture and of an evaluation."""
     data = {"kind": "text", "path": text, "length": 8}
     expected = [WORDS.index(word) for word in TEXT.split()[:8]]
     task = huggingface.build({"model": str(model), "data": data, "evaluation": data})

@@ -1,4 +1,4 @@
-"""Files of tokens: what is written is what is read; nothing half written is ever seen; what is wrong is a sentence."""
+"""Files of tokens: written as documented, read back, refused if damaged."""
 
 import gzip
 import json
@@ -94,7 +94,7 @@ def test_texts_become_bytes(tmp_path, capsys):
     ],
 )
 def test_what_of_a_text_is_a_document_is_chosen(tmp_path, monkeypatch, capsys, unit, documents):
-    """And of a .jsonl file it is a line in any case."""
+    """Each line of a .jsonl file is a document in any case."""
     texts = [tmp_path / name for name in ("a.txt", "b.txt", "c.jsonl")]
     texts[0].write_bytes(b"one\r\ntwo\n\n \n\nthree\n\n\n")
     texts[1].write_bytes(b'{"text": "a"}\n\nb')

@@ -1,4 +1,4 @@
-"""From texts to files of tokens, with progress on a terminal and elsewhere."""
+"""Conversion of texts into files of tokens: progress lines, and users' mistakes."""
 
 import sys
 from pathlib import Path

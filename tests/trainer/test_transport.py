@@ -1,4 +1,4 @@
-"""The data plane over TCP: what arrives, who may take part, and what a broken link looks like."""
+"""The transport over TCP: arrival of frames, admission of senders, broken links."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ pytest_plugins = ["transport_pair_fixtures"]
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a slow machine is not taken for a silent peer, and that nobody waits for one unnoticed."""
+    """Raise all time limits, so that a slow machine is not mistaken for a silent peer."""
     limits = (tcp, "PLAN"), (tcp, "JOIN"), (links, "HELLO"), (links, "CONNECT"), (links, "ACCEPT")
     for module, name in limits:
         monkeypatch.setattr(module, f"{name}_SECONDS", SECONDS)
@@ -71,7 +71,7 @@ def test_bulk_does_not_delay_a_boundary_tensor(net: Net) -> None:
     came = threading.Event()
 
     def deliver(event: Event) -> None:
-        """Takes no more bulk until the boundary tensor is there, so that bulk is on its way until then."""
+        """Take no more bulk frames until the boundary tensor arrives, so that bulk frames are in flight until then."""
         if isinstance(event, Arrived) and event.frame.address.kind is FrameKind.ACTIVATION:
             came.set()
         came.wait(SECONDS)
@@ -174,7 +174,7 @@ time.sleep(60)
 
 
 def test_a_killed_peer_is_a_link_down_at_once(net: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once for the link on which it sends, and once for the one on which it receives."""
+    """LinkDown comes once for the link on which the worker sends, and once for the link on which it receives."""
     monkeypatch.setattr("bamboo_trainer.transport.links.tune", lambda sock: None)  # it is not keepalive that tells
     a, a_in = net.add("a")
     script = tmp_path / "child.py"
@@ -196,7 +196,7 @@ def test_a_killed_peer_is_a_link_down_at_once(net: Net, tmp_path: Path, monkeypa
 
 @each_number_of_flows
 def test_a_link_forms_again(net: Net) -> None:
-    """What is sent while it is broken is dropped."""
+    """Frames that are sent while the link is broken are dropped."""
     a, a_in, b, b_in = net.pair()
     a.send("b", make_frame(torch.ones(1)))
     b_in.wait(Arrived)
@@ -215,7 +215,7 @@ def test_a_link_forms_again(net: Net) -> None:
 
 @contextmanager
 def held(end: TcpTransport) -> Iterator[None]:
-    """Inside, nobody's link to it stands: it does not answer whoever connects."""
+    """Keep all links to a worker from forming inside this context: it does not answer senders."""
     over, admit = threading.Event(), end.admit
     end.admit = lambda link, hello: over.wait(SECONDS) and admit(link, hello)  # type: ignore[method-assign]
     yield
@@ -223,7 +223,7 @@ def held(end: TcpTransport) -> Iterator[None]:
 
 
 def cut_links_to(end: TcpTransport) -> None:
-    """As a network would: all connections to its port end."""
+    """End all connections to a port, as a network would."""
     there = [socket.socket(fileno=os.dup(descriptor)) for descriptor in our_sockets().values()]  # before a new one is
     for sock in there:
         with sock, suppress(OSError):  # one that only listens has no peer

@@ -1,4 +1,4 @@
-"""Frames as bytes."""
+"""The wire format: frames as bytes."""
 
 import socket
 import time
@@ -46,7 +46,7 @@ def test_tensors_arrive_bit_equal(net: Net, name: str, kind: FrameKind) -> None:
 
 
 def test_a_frame_may_be_larger_than_any_stage() -> None:
-    """A billion parameters with AdamW's state; the memory is only reserved, not used."""
+    """The frame has a billion parameters with AdamW's state; its memory is only reserved, not used."""
     size = 12_000_000_000
     names = [f"state:layers.{i}.mlp.experts.{i % 64}.down_proj.weight:exp_avg_sq" for i in range(20_000)]
     raw, *body = wire.encode_frame(
@@ -84,7 +84,7 @@ def test_a_peer_that_never_answered_comes_up(net: Net) -> None:
 
 
 def accept(server: socket.socket) -> socket.socket:
-    """A raw link from whoever connects, past the handshake."""
+    """Accept a raw link, and complete the handshake."""
     sock, _ = server.accept()
     sock.sendall(bytes(wire.NONCE_SIZE))
     sock.recv(wire.MAX_HELLO)
@@ -94,7 +94,7 @@ def accept(server: socket.socket) -> socket.socket:
 
 @pytest.mark.parametrize("lane", wire.Lane)
 def test_a_link_that_replaces_another_one_is_told_of(net: Net, lane: wire.Lane) -> None:
-    """Only the sender saw that the older one had broken; what it sent over it may be lost."""
+    """Only the sender saw the older link break. Frames that it sent over that link may be lost."""
     _, _, b, b_in = net.pair()
     kind = {wire.Lane.BOUNDARY: FrameKind.ACTIVATION, wire.Lane.BULK: FrameKind.SYNC, wire.Lane.STATE: FrameKind.LAYER}[
         lane

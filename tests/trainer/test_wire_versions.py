@@ -1,4 +1,4 @@
-"""What travels between two processes does not change its form under the same version number."""
+"""Messages and frames between processes keep their form under the same version number."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ DATA_PLANE = {5: "3ceec5432496afe2"}
 
 
 def bare(schema: Any) -> Any:
-    """The schema without what is for people: titles and descriptions, which are docstrings."""
+    """Return the schema without titles and descriptions, which are docstrings."""
     if isinstance(schema, dict):
         return {key: bare(value) for key, value in schema.items() if key not in ("description", "title")}
     return [bare(item) for item in schema] if isinstance(schema, list | tuple) else schema
@@ -39,7 +39,7 @@ def control() -> str:
 
 
 def lanes(kind: FrameKind) -> list[str]:
-    """Of a cell's frame, and of one without a cell."""
+    """Return the lanes of a cell's frame and of a frame without a cell."""
     return [wire.lane_of(Address(kind, pipeline, 0, 0)).name for pipeline in (0, NO_CELL)]
 
 

@@ -1,4 +1,4 @@
-"""A worker's part in checkpoints, with a real store: what is kept by one split is restored by another, bit for bit."""
+"""A worker's checkpoints in a real store: written by one split of the layers, restored by another, bit for bit."""
 
 import errno
 import os
@@ -41,7 +41,7 @@ BEGUN: list[WorkerCheckpoints] = []  # to be closed when the test is over
 
 
 class Worker:
-    """One that keeps its checkpoints in a folder, and what it says to the coordinator."""
+    """A worker with its checkpoints in a folder, and the messages that it sends to the coordinator."""
 
     def __init__(self, folder: Path, data: DataRecord = DATA, **options: Any) -> None:
         document = bamboojob(
@@ -62,7 +62,7 @@ class Worker:
         return self.said.get(timeout=SECONDS)
 
     def save(self, stages: list[Stage], checkpoint: CheckpointId, disk: LocalFiles | None = None) -> None:
-        """disk: of the store, which the worker opens now."""
+        """Write and commit a checkpoint. disk: of the store, which the worker opens now."""
         with pytest.MonkeyPatch.context() as patch:
             if disk is not None:
                 patch.setattr(worker_checkpoints, "CheckpointStore", partial(CheckpointStore, files=disk))
@@ -85,7 +85,7 @@ class Worker:
         return self.hear()
 
     def settle(self) -> None:
-        """Returns when all is done that has been asked for: the store is tried after the first answer."""
+        """Wait until the worker has done all requested work: it probes the store after its first answer."""
         self.part.find(protocol.FindCheckpoint(number=2))
         while not isinstance(self.hear(), protocol.CheckpointFound):
             pass
@@ -234,7 +234,7 @@ def test_no_thread_is_left(tmp_path: Path, folder: Path) -> None:
 
 
 class Full(LocalFiles):
-    """A disk with room for so many bytes."""
+    """A disk with room for a number of bytes."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(str(root))
@@ -248,7 +248,7 @@ class Full(LocalFiles):
 
 
 def test_what_did_not_fit_is_removed_so_that_the_next_one_fits(tmp_path: Path, folder: Path) -> None:
-    """Else a store that was full once would stay so: what is left of one try has taken the room for all others."""
+    """The remains of one checkpoint would otherwise take the room of all later ones."""
     stages = trained(tmp_path, 2, 1)
     worker, other = Worker(folder), Worker(folder)
     disk = Full(folder)
@@ -275,7 +275,7 @@ def test_what_did_not_fit_is_removed_so_that_the_next_one_fits(tmp_path: Path, f
 
 
 class Slow(LocalFiles):
-    """A store that waits before it writes a part of that step, until it may."""
+    """A store that waits before it writes a part of one step, until a test lets it go on."""
 
     def __init__(self, root: Path, step: int) -> None:
         super().__init__(str(root))
