@@ -48,7 +48,7 @@ def test_values_have_the_names_of_parameters_and_whole_numbers_are_floats_where_
         ({"tied": 1}, "tied must be true or false, got 1"),
         ({"blocks": 3}, "blocks must be a text or a list of texts, got 3"),
         ({"blocks": ["a", 1]}, "blocks must be a text or a list of texts, got ['a', 1]"),
-        ({"kind": 1}, "kind must be a text, got 1"),
+        ({"kind": "c"}, "kind must be one of a, b, got 'c'"),
         ({"mean": [0, 1]}, "mean must be three numbers, got [0, 1]"),
         ({"config": []}, "config must be a mapping or null, got []"),
     ],

@@ -112,9 +112,9 @@ def test_masked_tokens_are_chosen_by_the_sample() -> None:
         ({"architecture": "bart"}, "bart is no causal or masked language model of transformers; from_module splits"),
         (
             config_of("gpt2", objective="both"),
-            "objective must be one of causal, masked, sequence, token, choice, got 'both'",
+            "objective must be one of causal, masked, sequence, token, choice or null, got 'both'",
         ),
-        (config_of("gpt2", attention="flash"), "attention must be sdpa or eager, got 'flash'"),
+        (config_of("gpt2", attention="flash"), "attention must be one of sdpa, eager or null, got 'flash'"),
         (config_of("mixtral", routerAuxLossCoef=-1), "routerAuxLossCoef must be at least 0, got -1"),
         (config_of("gpt2", learningRate=0), "learningRate must be positive, got 0.0"),
         (

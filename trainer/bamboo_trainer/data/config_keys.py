@@ -45,24 +45,32 @@ def camel(name: str) -> str:
 
 def typed(key: str, value: Any, hint: Any) -> Any:
     """Return a key's value, if it is of a type: str, int, float, bool, Mapping, Sequence (of texts), tuple (of three
-    numbers), None, or a union of these.
+    numbers), None, a Literal of texts, or a union of these.
 
     A whole number is accepted as a float; True and False are not numbers. Raises ValueError, naming the key and what
     was expected.
     """
-    kinds = _kinds(hint)
+    kinds, choices = _kinds(hint), _choices(hint)
     for kind in kinds:
-        if _FORMS[kind][1](value):
+        if value in choices if kind is Literal else _FORMS[kind][1](value):
             return _MADE[kind](value) if kind in _MADE else value
-    raise ValueError(f"{key} must be {' or '.join(_FORMS[kind][0] for kind in kinds)}, got {value!r}")
+    expected = (f"one of {', '.join(choices)}" if kind is Literal else _FORMS[kind][0] for kind in kinds)
+    raise ValueError(f"{key} must be {' or '.join(expected)}, got {value!r}")
 
 
-def _kinds(hint: Any) -> tuple[type, ...]:
-    """Return the types of which a value may be one. Literal texts count as any text."""
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    """Return the types of which a value may be one, and Literal if it may be one of some texts."""
     origin = get_origin(hint)
     if origin in (Union, UnionType):
         return tuple(dict.fromkeys(kind for part in get_args(hint) for kind in _kinds(part)))
-    return (str if origin is Literal else origin or hint,)
+    return (origin or hint,)
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    """Return the texts of all Literals of a type."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    return tuple(choice for part in get_args(hint) for choice in _choices(part))
 
 
 def _is_finite(value: object) -> bool:

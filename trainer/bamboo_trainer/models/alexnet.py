@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bamboo_trainer.models import settings
-from bamboo_trainer.models.settings import Flat, loss, numbers
+from bamboo_trainer.models.settings import Flat, numbers
 from bamboo_trainer.task import Task, TrainingFacts
 
 SIDE: Final = 6  # side of the linear layers' input
@@ -49,17 +49,14 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     settings.whole_numbers(c, "inner", "classes", "side")
     outs = numbers(c, "channels", "five", "64 192 384 256 256")
     pairs = zip((3, *outs), outs, _CONVOLUTIONS, strict=False)
-    data = settings.classifier_data(c)
-    return Task(
-        layers=(
+    return settings.classifier(
+        (
             *(partial(AlexNetConvolution, channels, out, kind) for channels, out, kind in pairs),
             partial(Flat, SIDE),
             partial(AlexNetHidden, outs[-1] * SIDE * SIDE, c["inner"], c["dropout"]),
             partial(AlexNetHidden, c["inner"], c["inner"], c["dropout"]),
             partial(nn.Linear, c["inner"], c["classes"]),
         ),
-        loss=loss,
-        optimizer=partial(settings.sgd, c),
-        learning_rate=settings.rate(c, training, data["dataset"]),
-        **data,
+        c,
+        training,
     )

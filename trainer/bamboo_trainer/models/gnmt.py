@@ -119,16 +119,13 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     def made_up(samples: int, first: int) -> Dataset:
         return MadeUpPairs(samples, c["length"], c["vocabulary"], first)
 
-    dataset = settings.open_data(c["data"], made_up)
+    data = settings.data_of(c, made_up, accuracy)
     return Task(
         layers=(partial(SourceWords, c), *readers, partial(AttentiveWriter, c), *writers, partial(GnmtHead, c)),
         loss=loss,
-        dataset=dataset,
-        evaluation=settings.evaluation(
-            c["evaluation"], lambda config: settings.open_data(config, made_up, "evaluation"), accuracy
-        ),
         optimizer=partial(settings.adamw, c),
-        learning_rate=settings.rate(c, training, dataset),
+        learning_rate=settings.rate(c, training, data["dataset"]),
+        **data,
     )
 
 

@@ -295,12 +295,7 @@ def read_settings(config: Mapping[str, Any]) -> HuggingFaceSettings:
     """Parse the config, and fetch a model of the Hub that the cache lacks. Raises ValueError."""
     settings = HuggingFaceSettings(**arguments(HuggingFaceSettings, config, "published_as"))
     expect((settings.model is None) != (settings.architecture is None), "expected one of model and architecture")
-    expect(
-        settings.objective is None or settings.objective in AUTO,
-        f"objective must be one of {', '.join(AUTO)}, got {settings.objective!r}",
-    )
     check_labels(settings)
-    expect(settings.attention in (None, *ATTENTIONS), f"attention must be sdpa or eager, got {settings.attention!r}")
     expect(settings.learning_rate > 0, f"learningRate must be positive, got {settings.learning_rate}")
     expect(settings.warmup_steps >= 0, f"warmupSteps must be at least 0, got {settings.warmup_steps}")
     expect(

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bamboo_trainer.models import settings
-from bamboo_trainer.models.settings import loss, numbers
+from bamboo_trainer.models.settings import numbers
 from bamboo_trainer.task import Task, TrainingFacts
 
 EXPANSION: Final = 4
@@ -76,13 +76,10 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     """Return the task. Raises ValueError, naming the key and what was expected, for an invalid config."""
     c = settings.read({"learningRate": 0.1, **config}, SIZES, "152")
     settings.whole_numbers(c, "width", "classes", "side")
-    data = settings.classifier_data(c)
-    return Task(
-        layers=(partial(Stem, c["width"]), *_blocks(c), partial(ResNetHead, 8 * EXPANSION * c["width"], c["classes"])),
-        loss=loss,
-        optimizer=partial(settings.sgd, c),
-        learning_rate=settings.rate(c, training, data["dataset"]),
-        **data,
+    return settings.classifier(
+        (partial(Stem, c["width"]), *_blocks(c), partial(ResNetHead, 8 * EXPANSION * c["width"], c["classes"])),
+        c,
+        training,
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from bamboo_trainer import schedules
 from bamboo_trainer.data import dataset_from, pure_seed
 from bamboo_trainer.data.config_keys import require_known, typed
-from bamboo_trainer.task import Dataset, Evaluation, Metric, Parts, TrainingFacts
+from bamboo_trainer.task import Dataset, Evaluation, Metric, Parts, Task, TrainingFacts
 
 MADE_UP: Final = "random"
 HELD_OUT: Final = 1 << 40  # made-up data for an evaluation begin with this number
@@ -115,16 +116,27 @@ def top1(outputs: Parts, targets: Parts) -> tuple[Tensor, int]:
     return (outputs[0].argmax(-1) == targets[0]).sum(), len(targets[0])
 
 
-def classifier_data(c: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `dataset` and `evaluation` of a task whose samples are images with a class."""
-
-    def made_up(samples: int, first: int) -> Dataset:
-        return MadeUpImages(samples, c["side"], c["classes"], first)
+def data_of(c: Mapping[str, Any], made_up: MakeUp, accuracy: Metric) -> dict[str, Any]:
+    """Return `dataset` and `evaluation` of a task. c: its config from `read`."""
 
     def held_out(config: Mapping[str, Any]) -> Dataset:
         return open_data(config, made_up, "evaluation")
 
-    return {"dataset": open_data(c["data"], made_up), "evaluation": evaluation(c["evaluation"], held_out, top1)}
+    return {"dataset": open_data(c["data"], made_up), "evaluation": evaluation(c["evaluation"], held_out, accuracy)}
+
+
+def classifier(layers: Sequence[Callable[[], nn.Module]], c: Mapping[str, Any], training: TrainingFacts | None) -> Task:
+    """Return the task of a model that classifies images. layers: the last one returns logits [samples, classes]. c: its
+    config from `read`. Raises ValueError for invalid data.
+    """
+    data = data_of(c, lambda samples, first: MadeUpImages(samples, c["side"], c["classes"], first), top1)
+    return Task(
+        layers=layers,
+        loss=_loss,
+        optimizer=partial(sgd, c),
+        learning_rate=rate(c, training, data["dataset"]),
+        **data,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,5 +186,5 @@ def numbers(c: Mapping[str, Any], key: str, count: str, example: str) -> list[in
     return values
 
 
-def loss(outputs: Parts, targets: Parts) -> Tensor:
+def _loss(outputs: Parts, targets: Parts) -> Tensor:
     return F.cross_entropy(outputs[0], targets[0])

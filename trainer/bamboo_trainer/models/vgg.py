@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bamboo_trainer.models import settings
-from bamboo_trainer.models.settings import Flat, loss, numbers
+from bamboo_trainer.models.settings import Flat, numbers
 from bamboo_trainer.task import Task, TrainingFacts
 
 SIDE: Final = 7  # side of the linear layers' input
@@ -55,19 +55,16 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     """Return the task. Raises ValueError, naming the key and what was expected, for an invalid config."""
     c = settings.read({"learningRate": 0.01, **config}, SIZES, "19")
     settings.whole_numbers(c, "width", "inner", "classes", "side")
-    data = settings.classifier_data(c)
-    return Task(
-        layers=(
+    return settings.classifier(
+        (
             *_convolutions(c),
             partial(Flat, SIDE),
             partial(VggHidden, 8 * c["width"] * SIDE * SIDE, c["inner"], c["dropout"]),
             partial(VggHidden, c["inner"], c["inner"], c["dropout"]),
             partial(nn.Linear, c["inner"], c["classes"]),
         ),
-        loss=loss,
-        optimizer=partial(settings.sgd, c),
-        learning_rate=settings.rate(c, training, data["dataset"]),
-        **data,
+        c,
+        training,
     )
 
 
