@@ -43,7 +43,7 @@ from bamboo_trainer.models.huggingface_files import COMPANIONS, GENERATION, MODU
 
 
 def inner_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
-    """Return the entries under the model's own names. Raises ExportError for a model that was not split."""
+    """Return the entries under the names of the whole model. Raises ExportError for a model that was not split."""
     renamed = []
     for entry in entries:
         match = OF_MODULE.fullmatch(entry.name)
@@ -54,7 +54,7 @@ def inner_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
 
 
 def published_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
-    """Return the entries without further names of a tensor: transformers ties those. Raises ExportError."""
+    """Return the entries with one name for each tensor; transformers ties the others. Raises ExportError."""
     found: dict[tuple[int, str], StateEntry] = {}
     names: set[str] = set()
     for entry in inner_entries(entries):
@@ -66,7 +66,7 @@ def published_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
 
 
 def task_config(job: Path | None, model: Path | None, config: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-    """Return the task.config: the given one, or the job manifest's. model: where the folder that it names is on this
+    """Return the task.config: the given one, or the job manifest's. model: the path of the model's folder on this
     machine.
     """
     from bamboo_core.job.manifest import load_manifest
@@ -84,7 +84,7 @@ def task_config(job: Path | None, model: Path | None, config: Mapping[str, Any] 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelToExport:
-    """The model in a job's task.config. config: transformers' config."""
+    """The model that an export describes. config: transformers' config."""
 
     settings: HuggingFaceSettings
     config: Any
@@ -118,14 +118,14 @@ class ModelToExport:
             _write_generation(source, self.config, folder)
 
     def trained(self, entries: Sequence[StateEntry]) -> set[str]:
-        """Return the names of other trained parameters than adapters. entries: under the model's own names."""
+        """Return the names of trained parameters that are no adapters. entries: under the model's own names."""
         names = [entry.name for entry in entries if not re.search(r"\.lora_|\.base\.", entry.name)]
         beside = trained_beside(self.settings, self.objective, self.config, names)
         return {name.removeprefix(MODULE) for name in beside}
 
     @property
     def adapter_facts(self) -> Mapping[str, Any]:
-        """The facts about adapters that `adapters.describe` writes in addition to their tensors."""
+        """The facts about adapters that adapter_config.json has in addition to their tensors."""
         given = lora_settings(self.settings.lora or {})
         dropout = given.dropout
         if dropout is None and given.adapter:
@@ -236,7 +236,7 @@ def export_weights(url: str, step: int, id: str, folder: str) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
     """The layout of a safetensors file: its header, and where each entry's bytes begin. A tensor with several names is
-    written once for each.
+    written under each.
     """
 
     header: bytes

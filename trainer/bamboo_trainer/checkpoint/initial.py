@@ -74,7 +74,9 @@ class OfferedTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Take:
-    """A tensor of the model and its first value. offers: equal ones, where the model has one tensor for them."""
+    """A match of a tensor of the model with the weights that give its first value. offers: equal ones, where the model
+    has one tensor for them.
+    """
 
     wanted: WantedTensor
     offers: tuple[OfferedTensor, ...]
@@ -91,7 +93,9 @@ class Matching:
     anew: tuple[str, ...]
 
     def in_words(self, shown: str, merged: int = 0) -> list[str]:
-        """Describe each of the three in a sentence. shown: where the weights are. merged: the number of adapters."""
+        """Describe tensors taken, left and begun anew, each in a sentence. shown: where the weights are. merged: the
+        number of adapters.
+        """
         adapters = f", {count(merged, 'adapter')} merged into them" if merged else ""
         lines = [f"taken from {shown}: {count(len(self.takes), 'tensor')}{adapters}"]
         lines += [f"left there: {_named(self.left)}"] if self.left else []
@@ -156,7 +160,9 @@ def is_adapters(name: str) -> bool:
 
 
 def _beside_adapters(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTensor]) -> dict[str, str]:
-    """Return the model's names of weights with adapters, by their names without; empty if the others have adapters."""
+    """Return the model's names of weights with adapters, by their names without adapters; empty if the weights have
+    adapters, too.
+    """
     if any(is_adapters(offer.name) for offer in offered):
         return {}
     names = {name for one in wanted for name in one.names}
@@ -250,7 +256,7 @@ def _files(path: Path) -> TensorFiles | None:
 
 
 def _offered(name: str, entries: Sequence[StateEntry]) -> OfferedTensor:
-    """Return the entries as one tensor. Raises TaskError if they cannot be one."""
+    """Return the entries as one tensor. Raises TaskError if their forms differ."""
     if len({(entry.shape, entry.dtype, entry.complex) for entry in entries}) > 1:
         raise TaskError(f"{FIELD}: {' and '.join(entry.name for entry in entries[:2])} would both be {name}")
     return OfferedTensor(name=name, entries=tuple(entries))
@@ -260,10 +266,10 @@ logger = logging.getLogger(__name__)
 
 
 class FirstTask:
-    """The task with its initial weights. The first `get` opens the weights, and reports what is taken."""
+    """The task with its initial weights. The first call of `get` opens the weights, and reports what the task takes."""
 
-    def __init__(self, spec: InitialSpec | None, task: Task, tell: Callable[[str], None]) -> None:
-        self._spec, self._plain, self._tell = spec, task, tell
+    def __init__(self, spec: InitialSpec | None, task: Task, report: Callable[[str], None]) -> None:
+        self._spec, self._plain, self._report = spec, task, report
         self._made: Task | None = None
 
     def get(self) -> Task:
@@ -274,7 +280,7 @@ class FirstTask:
             self._made, lines = begin_with(self._spec, self._plain)
             for line in lines:
                 logger.info("%s", line)
-            self._tell("; ".join(lines))
+            self._report("; ".join(lines))
         return self._made
 
 
@@ -350,7 +356,7 @@ def _by_layer(matching: Matching) -> dict[int, list[tuple[str, Take]]]:
 
 
 def _begun(factory: Callable[[], nn.Module], takes: Sequence[tuple[str, Take]], source: StateSource) -> nn.Module:
-    """Build a layer with the taken values."""
+    """Build a layer, and give it the values of other weights."""
     layer = factory()
     if not values_wanted():
         return layer
@@ -369,7 +375,7 @@ def _begun(factory: Callable[[], nn.Module], takes: Sequence[tuple[str, Take]], 
 
 
 def _value(take: Take, found: Mapping[str, Tensor]) -> Tensor:
-    """Return the value; if it is stored several times, all must be equal."""
+    """Return the value of a tensor. Raises TaskError if it is stored several times with different values."""
     first, *others = [entry for offer in take.offers for entry in offer.entries]
     for entry in others:
         if not same_bits(found[entry.name], found[first.name]):

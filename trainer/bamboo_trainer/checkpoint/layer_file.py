@@ -29,7 +29,7 @@ from bamboo_trainer.stage.optimizer_state import Scalar
 
 
 class RestoreError(Exception):
-    """Error of a stage that cannot begin with a checkpoint. damaged: it never can."""
+    """Error because a stage cannot begin with a checkpoint. damaged: it never can."""
 
     def __init__(self, checkpoint: CheckpointId, message: str, damaged: bool) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class RestoreError(Exception):
 
 
 class ExportError(Exception):
-    """Error of an output that cannot be written; the text is a sentence."""
+    """Error because an output cannot be written; the text is a sentence."""
 
 
 FORMAT: Final = 1
@@ -65,7 +65,7 @@ class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LayerHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The metadata's entry. complex: names of the tensors that were complex."""
+    """Bamboo's entry in the metadata of a layer's file. complex: names of the tensors that were complex."""
 
     format: int
     layer: Annotated[int, msgspec.Meta(ge=0)]
@@ -102,7 +102,7 @@ def encode(state: LayerState) -> list[Buffer]:
 
 
 def as_stored(tensor: Tensor) -> Tensor:
-    """Return the tensor as a layer's file has it."""
+    """Return the tensor as a layer's file stores it: complex numbers as pairs of real ones."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 

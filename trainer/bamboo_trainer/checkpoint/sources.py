@@ -29,8 +29,8 @@ OF_MODULE: Final = re.compile(r"layers\.\d+\.module\.(.+)")  # the names that `f
 
 
 class StateSource(Protocol):
-    """A source of a state dict. entries: of the whole state dict; their `layer` numbers a file. step: None if
-    unknown.
+    """A source of a state dict, in several files. step: of the training; None if unknown. entries: returns those of the
+    whole state dict; `layer` of an entry is the number of its file.
     """
 
     @property
@@ -119,7 +119,7 @@ def tensor_files(path: Path) -> TensorFiles | None:
 
 
 def has_tensors(folder: Path) -> bool:
-    """Return whether it is a folder of a run's weights, or of a published model."""
+    """Return whether a folder has a run's weights or a published model."""
     return (folder / SINGLE).exists() or (folder / INDEX).exists()
 
 
@@ -141,7 +141,7 @@ def under_module_names(source: StateSource, entries: Sequence[StateEntry]) -> tu
 
 
 def _is_one(source: StateSource, entries: Sequence[StateEntry]) -> bool:
-    """Return whether these entries are the same tensor."""
+    """Return whether these entries are one tensor."""
     places = {(entry.layer, entry.tensor): entry for entry in entries}
     first, *others = places.values()
     if not others:
@@ -151,8 +151,10 @@ def _is_one(source: StateSource, entries: Sequence[StateEntry]) -> bool:
 
 
 def open_source(url: str, step: int | None) -> tuple[StateSource, list[str]]:
-    """Return the weights at a URL, folder or file, or the checkpoint of that step there, None for the newest; and why
-    newer ones were passed over. Raises StorageError, ExportError.
+    """Return the weights or the checkpoint at a URL, and why newer checkpoints were passed over.
+
+    url: a file or a folder of weights, or the place of checkpoints. step: of the checkpoint; None: the newest. Raises
+    StorageError, ExportError.
     """
     try:
         files = tensor_files(Path(url)) if step is None else None
@@ -176,7 +178,7 @@ _TASK_TYPES: Final = {"causal": "CAUSAL_LM", "sequence": "SEQ_CLS", "token": "TO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterEntries:
-    """The tensors of an adapter, and the weight that it adapts. name: the linear layer's."""
+    """The tensors of an adapter, and the weight that it adapts. name: of the linear layer."""
 
     name: str
     base: StateEntry
@@ -198,9 +200,7 @@ def adapters_in(entries: Sequence[StateEntry]) -> tuple[AdapterEntries, ...]:
 
 
 class MergedSource:
-    """A `StateSource` that adds another source's adapters to the weights that they adapt. A source without adapters
-    stays unchanged. count: of its adapters.
-    """
+    """A `StateSource` that adds another source's adapters to the weights that they adapt. count: number of adapters."""
 
     def __init__(self, source: StateSource) -> None:
         """Find the source's adapters. Raises ExportError if a weight with an adapter is also another layer's."""
@@ -287,14 +287,14 @@ def describe(
 
 
 def _alpha(scale: float, rank: int) -> float:
-    """Return the number that gives this scale in fp32, a short one if there is one."""
+    """Return lora_alpha for a scale in fp32: a short number, if there is one."""
     short = float(f"{scale * rank:.6g}")
     found = short if float(torch.tensor(short / rank, dtype=torch.float32)) == scale else scale * rank
     return int(found) if math.isfinite(found) and found == int(found) else found
 
 
 def _targets(adapted: Collection[str], entries: Sequence[StateEntry]) -> list[str]:
-    """Return the last parts of the names, where every module of that name has an adapter; else the whole names."""
+    """Return target_modules: the last part of a name if all modules of that name have adapters, else the whole name."""
     weights = {entry.name for entry in entries if entry.name.endswith(".weight")}
     others = {n.removesuffix(".weight").rpartition(".")[2] for n in weights if not n.endswith(".base.weight")}
     leaves = {name: name.rpartition(".")[2] for name in adapted}

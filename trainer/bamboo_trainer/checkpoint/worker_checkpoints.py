@@ -76,24 +76,24 @@ def versions() -> Versions:
 
 
 class WorkerCheckpoints:
-    """The checkpoints of a job; see `CheckpointFiles`.
+    """A worker's part in the checkpoints of a job: it writes, commits, finds and restores them.
 
-    layers: of its model. tell: sends a message to the coordinator, from any thread. data: what the job trains with.
-    last_state: the URL of the store if the job keeps only its last state.
+    layers: number of layers of the model. send: sends a message to the coordinator, from any thread. data: record of
+    the training data. last_state: the URL of the store, if the job keeps only its last state.
     """
 
     def __init__(
         self,
         spec: JobSpec,
         layers: int,
-        tell: Callable[[Message], None],
+        send: Callable[[Message], None],
         data: DataRecord,
         last_state: str = "",
     ) -> None:
         self._layers, self._data = layers, data
-        self._spec, self._tell_coordinator = spec, tell
+        self._spec, self._send = spec, send
         self._url = spec.checkpoint.place(spec.name) if spec.checkpoint else last_state
-        self._told: tuple[AboutCheckpoint, ...] = ()  # the newest messages, about one checkpoint
+        self._reports: tuple[AboutCheckpoint, ...] = ()  # the newest messages, about one checkpoint
         self._digest = numbers_digest(spec)
         self._work: queue.Queue[Work | None] = queue.Queue(MOST_WAITING)
         self._thread: threading.Thread | None = None
@@ -112,7 +112,7 @@ class WorkerCheckpoints:
     # in the worker's thread
 
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState], seconds: float) -> None:
-        """Write these layers, which are copies. seconds: that copying took."""
+        """Write these layers, which are copies, into the checkpoint. seconds: time that copying took."""
         self._stall = seconds + (self._stall if self._newest == checkpoint else 0.0)
         self.stalled += seconds
         self._newest = checkpoint
@@ -155,14 +155,14 @@ class WorkerCheckpoints:
         return read
 
     def report(self) -> None:
-        """Send the newest messages again, which may be lost."""
-        for message in self._told:
-            self._tell_coordinator(message)
+        """Send the newest messages again, since they may be lost."""
+        for message in self._reports:
+            self._send(message)
 
-    def _tell(self, message: AboutCheckpoint) -> None:
-        same = (earlier for earlier in self._told if earlier.checkpoint == message.checkpoint)
-        self._told = (*same, message)
-        self._tell_coordinator(message)
+    def _report(self, message: AboutCheckpoint) -> None:
+        same = (earlier for earlier in self._reports if earlier.checkpoint == message.checkpoint)
+        self._reports = (*same, message)
+        self._send(message)
 
     def close(self) -> None:
         """End the thread. It writes no more parts, removes the files of a checkpoint written in part, and commits one
@@ -184,7 +184,7 @@ class WorkerCheckpoints:
             if isinstance(work, _Layers):
                 work.states.clear()
             if not isinstance(work, FindCheckpoint | _Remains):
-                self._tell(
+                self._report(
                     CheckpointFailed(checkpoint=work.checkpoint, message="the store is too slow for this worker")
                 )
 
@@ -195,7 +195,9 @@ class WorkerCheckpoints:
             pass
 
     def _do_next(self) -> bool:
-        """Do one piece of work; return False at the end. A separate function, so that an idle thread holds no copy."""
+        """Do one piece of work, and return False at the end. It is a function of its own, so that an idle thread holds
+        no copy.
+        """
         work = self._work.get()
         if work is None:
             if self._in_part:
@@ -219,11 +221,11 @@ class WorkerCheckpoints:
     def _failed(self, work: Work, message: str) -> None:
         match work:
             case FindCheckpoint():
-                self._tell_coordinator(CheckpointFound(number=work.number, problem=message[:MOST_TEXT]))
+                self._send(CheckpointFound(number=work.number, problem=message[:MOST_TEXT]))
             case _Remains():
                 logger.warning("what is left of a checkpoint was not removed: %s", message)
             case _Layers() | CommitCheckpoint():
-                self._tell(CheckpointFailed(checkpoint=work.checkpoint, message=message[:MOST_TEXT]))
+                self._report(CheckpointFailed(checkpoint=work.checkpoint, message=message[:MOST_TEXT]))
         if isinstance(work, _Layers):  # no part of it will be used, and a full store has no room for the next one
             self._clear(work.checkpoint)
 
@@ -254,30 +256,28 @@ class WorkerCheckpoints:
                     part = self._open().write_part(checkpoint, state.layer, encode(state))
                     common = msgspec.to_builtins(state.common)
                     self.written += part.bytes
-                    self._tell(PartsWritten(checkpoint=checkpoint, parts=(part,), stall=self._stall, common=common))
+                    self._report(PartsWritten(checkpoint=checkpoint, parts=(part,), stall=self._stall, common=common))
                 self._in_part = None
             case CommitCheckpoint(checkpoint=checkpoint):
                 with suppress(CheckpointExists):  # another worker was faster, and it has the same parts
                     self._commit(work)
-                self._tell(CheckpointCommitted(checkpoint=checkpoint))
+                self._report(CheckpointCommitted(checkpoint=checkpoint))
                 self._collect()
-                self._tell(CheckpointCommitted(checkpoint=checkpoint, tidied=True))
+                self._report(CheckpointCommitted(checkpoint=checkpoint, tidied=True))
             case _Remains(checkpoint):
                 self._remove(checkpoint)
             case FindCheckpoint():
-                self._tell_coordinator(self._find(work))  # if the answer is lost the coordinator asks again
+                self._send(self._find(work))  # if the answer is lost the coordinator asks again
                 self._probe()
 
     def _probe(self) -> None:
-        """Report once, when the job looks for a checkpoint at its beginning, if none can be written."""
+        """Report once, when the job first looks for a checkpoint, that the store cannot be written."""
         if not self._probed:
             self._probed = True
             try:
                 self._open().probe()
             except StorageError as error:
-                self._tell_coordinator(
-                    WorkerWarning(reason="CheckpointStoreNotWritable", message=str(error)[:MOST_TEXT])
-                )
+                self._send(WorkerWarning(reason="CheckpointStoreNotWritable", message=str(error)[:MOST_TEXT]))
 
     def _commit(self, request: CommitCheckpoint) -> None:
         spec, checkpoint = self._spec, request.checkpoint

@@ -31,8 +31,9 @@ def looks_like_an_id(given: str | Path) -> bool:
 
 
 def nothing_there(given: str | Path, save: str, *, what: str = "folder") -> str:
-    """Return a message for a path where nothing is. save: the Python that saves it there, with ID for its name on the
-    Hub and FOLDER for the folder; included if the path looks like such a name.
+    """Return a message that a path does not exist, with advice if it looks like a name on the Hub.
+
+    save: Python code that saves the model or data there, with ID for the name on the Hub and FOLDER for the folder.
     """
     sentence = f"there is no {what} {given}"
     if not looks_like_an_id(given):
@@ -46,7 +47,7 @@ def nothing_there(given: str | Path, save: str, *, what: str = "folder") -> str:
 
 
 class Indexable(Protocol):
-    """Any object with a length that returns sample i for [i], as torch's map-style datasets do."""
+    """A list-like object: it has a length, and returns sample i for [i], as torch's map-style datasets do."""
 
     def __len__(self) -> int: ...
 
@@ -92,10 +93,10 @@ class Indexed:
 
 
 class HuggingFaceDataset:
-    """A dataset that `datasets` has saved in a folder of this machine (`save_to_disk`), by columns.
+    """A dataset in a folder that the library `datasets` has written (`save_to_disk`), by columns.
 
-    split: of several. next_token: the one input column holds tokens; the targets are the same, one later. Rows must
-    have equal lengths. Raises ValueError.
+    split: name of the split, if there are several. next_token: the targets are the tokens of the only input column, one
+    later. Rows must have equal lengths. Raises ValueError.
     """
 
     def __init__(
@@ -218,7 +219,7 @@ def text_bytes(path: str, key: str = "path") -> bytes:
 
 
 class TextDataset:
-    """A text in memory: sample i is window i of `context` tokens and, as targets, the same shifted by one.
+    """A text in memory: sample i is window i of `context` tokens; its targets are the tokens one later.
 
     text: bytes, each of which is a token, or the ids of its tokens.
     """
@@ -475,7 +476,7 @@ class Mixture:
         return _joined(inputs, back), _joined(targets, back)
 
     def _place(self, index: int) -> tuple[int, int]:
-        """Return the source of a sample, and its number there."""
+        """Return the source of a sample, and the number of the sample in the source."""
         rounds, place = divmod(index, len(self._round))
         source, number = self._round[place]
         return source, (rounds * self._shares[source] + number) % len(self._sources[source])
@@ -496,7 +497,7 @@ def _dealt(shares: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _check(found: dict[int, tuple[Parts, Parts]]) -> None:
-    """Raise ValueError if these cannot be joined."""
+    """Raise ValueError if batches of several sources cannot be joined."""
     forms = {source: f"{_mixed_form(inputs)} and {_mixed_form(targets)}" for source, (inputs, targets) in found.items()}
     first = min(forms)
     for source, form in forms.items():

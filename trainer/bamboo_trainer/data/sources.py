@@ -42,8 +42,8 @@ _FOLDERS: Final = 256
 
 
 class RemoteFiles:
-    """The files below a URL, or the one at it. Each process makes its clients when needed, since a forked process
-    cannot use its parent's.
+    """The files below a URL, or the file at it. Each process makes its own clients, since a forked process cannot use
+    its parent's.
 
     Raises StorageError of bamboo_core.storage; calls end in finite time.
     """

@@ -37,7 +37,7 @@ LARGEST_VOCABULARY: Final = 1 << 32
 
 
 class ByteSource(Protocol):
-    """A file's bytes, wherever it is. name: for messages. size: bytes."""
+    """The bytes of a file, on this machine or in an object store. name: for messages. size: bytes."""
 
     @property
     def name(self) -> str: ...
@@ -76,7 +76,7 @@ class TokenHeader:
 
 
 class TokenFile:
-    """A file of tokens. Raises ValueError if it is no such file, or not a whole one."""
+    """A reader of a file of tokens. Raises ValueError unless it is a whole file of tokens."""
 
     def __init__(self, source: ByteSource) -> None:
         self.name, self._source = source.name, source
@@ -185,7 +185,7 @@ class Documents(StrEnum):
 
 
 class Tokens:
-    """Sample i is sequence i of `length` tokens; sequences are adjacent and never reach into another file.
+    """A dataset of adjacent sequences of `length` tokens; no sequence reaches into another file.
 
     sources: the files, in an order that is the same for all workers. Inputs and targets are int64 [samples, length].
     vocabulary: the largest one of the files. Raises ValueError.

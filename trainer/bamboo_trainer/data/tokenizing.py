@@ -24,21 +24,21 @@ LINE_SECONDS: Final = 5.0  # between two lines of progress that is not shown on 
 
 
 class ProgressLine:
-    """A line on standard error: on a terminal it changes, elsewhere new lines follow from time to time.
+    """Progress on standard error: one changing line on a terminal, elsewhere a new line every few seconds.
 
-    text: describes how much is done of how much. Where lines follow, the last one says that all is done.
+    text: returns the text for the amounts done and in total.
     """
 
     def __init__(self, text: Callable[[int, int], str]) -> None:
         self._text, self._terminal, self._last = text, sys.stderr.isatty(), time.monotonic()
-        self._told = False  # a line was printed
+        self._printed = False  # a line was printed
 
     def __call__(self, done: int, of: int) -> None:
         text = self._text(done, of)
         if self._terminal:
             print(f"\r{text}   ", end="\n" if done == of else "", file=sys.stderr, flush=True)
-        elif time.monotonic() - self._last > LINE_SECONDS or (done == of and self._told):
-            self._last, self._told = time.monotonic(), True
+        elif time.monotonic() - self._last > LINE_SECONDS or (done == of and self._printed):
+            self._last, self._printed = time.monotonic(), True
             print(text, file=sys.stderr, flush=True)
 
 
@@ -52,7 +52,7 @@ Progress = Callable[[int, int], None]  # bytes read, bytes in total
 
 
 class Encoder(Protocol):
-    """Makes tokens of texts."""
+    """A converter of texts into tokens."""
 
     vocabulary: int  # its size
 
@@ -62,7 +62,7 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """A document."""
+    """A document of a file of texts."""
 
     file: Path
     content: bytes
@@ -156,8 +156,8 @@ class ByteEncoder:
 
 
 class TokenizerEncoder:
-    """Tokenizes with a tokenizer.json. file: the tokenizer.json. end: the token that follows each document, "" for
-    none. Raises ValueError.
+    """An encoder with a tokenizer.json. file: its path. end: the token that follows each document, "" for none. Raises
+    ValueError.
     """
 
     def __init__(self, file: Path, end: str = "") -> None:

@@ -83,7 +83,7 @@ class LayerSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryByKind:
-    """Bytes by kind. Memory of two kinds counts once, for the first of them."""
+    """The memory of a worker's device at its peak, in bytes by kind. Memory of two kinds counts once, for the first."""
 
     # parameters, optimizer: of the worker's own stages, including frozen values and buffers
     parameters: int
@@ -139,7 +139,7 @@ def _size(config: TrainingConfig, targets: Parts, walk: Walk, index: int, inputs
 
 
 class _Saved:
-    """The storages that autograd keeps, each once. own: storages of parameters and buffers, which do not count."""
+    """The storages that autograd keeps, each counted once. own: storages of parameters and buffers, not counted."""
 
     def __init__(self, own: set[int]) -> None:
         self._own = own
@@ -235,7 +235,7 @@ def _account(
         return KEPT_STEPS * (microbatches * boundary + shared)
 
     def finished_sums() -> int:
-        """Return the bytes of finished groups' sums, of the cells run here and of the next stage's."""
+        """Return the bytes of the sums of finished groups, for the cells that run here and for the next stage."""
         groups = -(-(spec.training.groups or 1) // pipelines)
         next_one = () if spec.worker.devices > 1 or roles.stage is None or depth == 1 else ((roles.stage + 1) % depth,)
         return (groups - 1).bit_length() * total(lambda layer: layer.gradients, *owned, *next_one)

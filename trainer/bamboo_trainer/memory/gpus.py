@@ -22,13 +22,13 @@ _CPU = torch.device("cpu")
 
 
 class DeviceError(ValueError):
-    """The requested device does not exist; the text is a sentence for the user."""
+    """Error because a worker cannot use the requested device; the text is a sentence for the user."""
 
 
 def choose_device(worker: str) -> torch.device:
     """Return the device in BAMBOO_DEVICE ("cpu", "cuda", "cuda:1"), else a GPU if there is one, else the CPU.
 
-    Each worker takes another one of several GPUs. Raises DeviceError.
+    The workers of a machine take its GPUs in turn. Raises DeviceError.
     """
     wanted = os.environ.get(ENV_DEVICE) or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -45,9 +45,9 @@ def choose_device(worker: str) -> torch.device:
 
 
 def choose_devices(worker: str, count: int) -> tuple[torch.device, ...]:
-    """Return the devices for `count` device stages of a worker: adjacent GPUs, or the CPU as often.
+    """Return the devices for `count` device stages of a worker: adjacent GPUs, or the CPU for each of them.
 
-    BAMBOO_DEVICE may name the first one; otherwise workers of one machine take turns. Raises DeviceError.
+    BAMBOO_DEVICE may name the first one; otherwise the workers of a machine take turns. Raises DeviceError.
     """
     first = choose_device(worker)
     if count == 1 or first.type == "cpu":
@@ -145,7 +145,7 @@ def _moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """Return a copy in host memory; of a GPU's tensor in pinned memory, in the order of the GPU's stream."""
+    """Return a copy in host memory. The copy of a GPU's tensor is pinned, and in the order of the GPU's stream."""
     copy = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
     return copy.copy_(tensor, non_blocking=tensor.is_cuda)
 
@@ -154,10 +154,10 @@ END_SECONDS: Final = 5.0  # limit for a GPU's work at the end of the process
 
 
 class QueueMark(Protocol):
-    """A point in a device's queue of work."""
+    """A mark in a device's queue of work."""
 
     def done(self) -> bool:
-        """Return whether the device has got there."""
+        """Return whether the device has passed the mark."""
         ...
 
     def since(self, earlier: Any) -> float:
@@ -192,7 +192,7 @@ class EventMark:
 
 
 class EventWatch:
-    """A thread that notifies of passed events of a GPU, in the order in which they were added.
+    """A thread that calls `notify` after each event of a GPU, in the order in which the events were added.
 
     The thread ends with the watch. The end of the process waits for it, because a thread inside torch would then abort.
     """
@@ -200,7 +200,7 @@ class EventWatch:
     def __init__(self, name: str, notify: Callable[[], None]) -> None:
         self._events: queue.SimpleQueue[torch.cuda.Event | None] = queue.SimpleQueue()
         ended = threading.Event()
-        thread = threading.Thread(target=_tell, args=(self._events, notify, ended), name=name, daemon=True)
+        thread = threading.Thread(target=_notify_of, args=(self._events, notify, ended), name=name, daemon=True)
         finalize(thread, ended.wait, END_SECONDS)  # finalizers run last registered, first called
         finalize(self, self._events.put, None)
         thread.start()
@@ -209,7 +209,7 @@ class EventWatch:
         self._events.put(event)
 
 
-def _tell(
+def _notify_of(
     events: "queue.SimpleQueue[torch.cuda.Event | None]", notify: Callable[[], None], ended: threading.Event
 ) -> None:
     try:

@@ -29,7 +29,7 @@ Bring = Callable[[Iterable[Tensor]], Parts]  # as `HostCopies.bring`
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """The event that a copy is complete, so that frames that wait for it may be sent."""
+    """The event that a copy to host memory is complete, so that frames that wait for it may be sent."""
 
 
 class Copy(Protocol):
@@ -298,7 +298,7 @@ class CopiesOfDevices:
         return self._first.mark()
 
     def _of(self, tensors: Parts) -> HostCopies:
-        """Return the copies of the first of these tensors' devices."""
+        """Return the copies of the first device among the devices of these tensors."""
         return next((self._by_device[t.device] for t in tensors if t.device in self._by_device), self._first)
 
     def buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

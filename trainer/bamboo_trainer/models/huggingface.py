@@ -126,7 +126,7 @@ _COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef", "moe_loss_weight")
 
 
 def _agree(ours: BalancedExperts, theirs: Any, experts: int, chosen: int) -> bool:
-    """Return whether both agree for some logits of two routers."""
+    """Return whether our loss and transformers' agree for some logits of two routers."""
     generator = torch.Generator().manual_seed(0)
     logits = tuple(torch.randn(6, experts, generator=generator) for _ in range(2))
     mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
@@ -407,7 +407,7 @@ def _opened(
 
 
 def _is_head(objective: Objective, config: Any, name: str) -> bool:
-    """Return whether a folder may lack that parameter: parameters behind the blocks get new values for other labels."""
+    """Return whether a parameter is of a head for labels, which a published folder may lack."""
     library = transformers()
     prefix = getattr(library, AUTO[objective][1])[type(config)].base_model_prefix if objective in HEADS else ""
     return bool(prefix) and (not name.startswith(f"{prefix}.") or ".pooler." in name)
@@ -453,7 +453,7 @@ def check_positions(model: nn.Module, config: Any, datasets: Mapping[str, Any]) 
 
 
 def positions_of(model: nn.Module, config: Any) -> int | None:
-    """Return the most tokens of a sequence; None if there is no limit, as with rotary positions."""
+    """Return the most tokens that a sequence may have; None if there is no limit, as with rotary positions."""
     limit = getattr(config, _NO_TABLE.get(config.model_type, "max_position_embeddings"), None)
     tables = [
         module

@@ -70,7 +70,7 @@ class PublishedWeights:
         return lacks
 
     def _name(self, name: str) -> str | None:
-        """Return the folder's name of it: a model may be published without its head, or under older names."""
+        """Return the folder's name of a tensor: a model may be published without its head, or under older names."""
         _, _, without = name.partition(".")
         candidates = [name, without, *(f"{base}.{name}" for base in ("model", "transformer", "bert"))]
         for new, old in _OLDER:
@@ -297,7 +297,7 @@ def _in_cache(model: str, commit: str, patterns: list[str]) -> str | None:
 
 
 def _of_child(subject: str, answer: Iterator[tuple[str, str]]) -> str:
-    """Return what the child found. Raises ValueError with the problem. answer: yields (found, problem)."""
+    """Return the answer of a child process. Raises ValueError with its problem. answer: yields (found, problem)."""
     answers, why = from_child(answer)
     found, problem = answers[0] if answers else ("", why)
     if problem:
@@ -336,7 +336,7 @@ def _commit_of(model: str, revision: str) -> Iterator[tuple[str, str]]:
 
 
 def _as_the_environment_says() -> None:
-    """Allow the network in a child process, unless the user forbids it, and show nothing."""
+    """Allow the network in a child process, unless the user forbids it, and hide progress bars."""
     from huggingface_hub import constants
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
@@ -346,7 +346,9 @@ def _as_the_environment_says() -> None:
 
 
 def _problem(error: Exception, model: str, revision: str, instead: str) -> str:
-    """Return a sentence, without the library's message where that might hold an address with a password, or a token."""
+    """Return a sentence about a failed request. It leaves out the library's message, which might hold a password or a
+    token.
+    """
     from huggingface_hub import constants, errors
 
     parts = urllib.parse.urlsplit(constants.ENDPOINT)

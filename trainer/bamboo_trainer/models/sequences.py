@@ -26,8 +26,8 @@ PACKED_INPUTS: Final = ("input_ids", "position_ids")
 
 
 def taken_trim(config: dict[str, Any], where: str) -> int:
-    """Take "trim" out of the config: a batch ends with its longest sequence, rounded up to a multiple of that; 0: it
-    does not. Raises ValueError.
+    """Take "trim" out of the config: the multiple to which a batch's longest sequence is rounded up, at which the batch
+    ends; 0: batches are not trimmed. Raises ValueError.
     """
     trim: int = typed(f"{where}.trim", config.pop("trim", 0), int)
     if trim < 0:
@@ -36,7 +36,7 @@ def taken_trim(config: dict[str, Any], where: str) -> int:
 
 
 def check_trim(trim: int, masked: bool, where: str) -> None:
-    """Raise ValueError if a batch ends with its longest sequence, and no mask gives their lengths."""
+    """Raise ValueError if batches are trimmed and no mask gives the lengths of their sequences."""
     if trim and not masked:
         raise ValueError(f"{where}.trim: expected only with a mask of the tokens that count")
 
@@ -180,7 +180,7 @@ def _packed(config: Mapping[str, Any], where: str) -> str:
 
 
 def with_length(config: Mapping[str, Any], length: int | None) -> dict[str, Any]:
-    """Return the config with that length if its kind has one and it names none."""
+    """Return the config with that length, if its kind takes a length and the config has none."""
     kind = config.get("kind", settings.MADE_UP)
     return {"length": length, **config} if length is not None and kind in KINDS_WITH_LENGTH else dict(config)
 

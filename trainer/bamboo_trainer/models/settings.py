@@ -40,13 +40,13 @@ def read(config: Mapping[str, Any], sizes: Mapping[str, Mapping[str, Any]], defa
 
 
 def made_up_seed(where: str) -> int:
-    """Return the number from which data at that key of the config are made up."""
+    """Return the number from which data are made up. where: the config's key of the data."""
     known = {"data": 0, "evaluation": HELD_OUT}
     return known[where] if where in known else pure_seed(where)
 
 
 def whole_numbers(values: Mapping[str, Any], *keys: str) -> None:
-    """Raise ValueError unless each value is at least 1."""
+    """Raise ValueError, naming the key, unless each value is at least 1."""
     for key in keys:
         if values[key] < 1:
             raise ValueError(f"{key} must be at least 1, got {values[key]}")
@@ -112,7 +112,9 @@ def evaluation(
 
 
 def top1(outputs: Parts, targets: Parts) -> tuple[Tensor, int]:
-    """Return the number of images whose class has the highest logit, and of all. logits: [samples, classes]."""
+    """Return the number of images whose class has the highest logit, and the number of images. logits: [samples,
+    classes].
+    """
     return (outputs[0].argmax(-1) == targets[0]).sum(), len(targets[0])
 
 

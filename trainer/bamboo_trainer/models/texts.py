@@ -108,14 +108,14 @@ _MARKS_ANSWERS: Final = "generation"  # the block by which a template marks an a
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation. ids: its tokens. answers: for each, whether it is of an answer."""
+    """A conversation. ids: its tokens. answers: for each token, whether it belongs to an answer."""
 
     ids: Sequence[int]
     answers: Sequence[bool]
 
     @property
     def targets(self) -> list[int]:
-        """The token after each one but the last, if it is of an answer; else IGNORED."""
+        """The next token of each but the last, if that belongs to an answer; else IGNORED."""
         follows = pairwise(zip(self.ids, self.answers, strict=True))
         return [token if learned else IGNORED for _, (token, learned) in follows]
 
@@ -154,7 +154,7 @@ class ChatTemplate:
 
     @property
     def padding(self) -> int:
-        """The token that fills sequences up."""
+        """The token that pads sequences."""
         found = self._tokenizer.pad_token_id
         return 0 if found is None else int(found)
 
@@ -177,7 +177,7 @@ class ChatTemplate:
         return Chat(found["input_ids"], [bool(mark) for mark in found["assistant_masks"]])
 
     def _compared(self, messages: Sequence[Any], place: str) -> Chat:
-        """Find answers by comparison: an answer follows the words that ask for it."""
+        """Return the tokens of a conversation. Its answers are the tokens after each prompt that asks for one."""
         ids = self._tokens(messages)
         answers = [False] * len(ids)
         for number, message in enumerate(messages):
@@ -198,7 +198,7 @@ class ChatTemplate:
 
 
 class _Unstable(ValueError):
-    """Error because a conversation's beginning is written in another way when more follows."""
+    """Error because the template writes the beginning of a conversation in another way when more follows."""
 
 
 def _conversations(path: Path) -> Iterator[tuple[str, list[Any]]]:

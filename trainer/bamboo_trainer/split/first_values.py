@@ -33,7 +33,7 @@ NEEDS_VALUES: Final = (DataDependentOutputException, DynamicOutputShapeException
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """One operation."""
+    """A recorded operation of a constructor."""
 
     function: Any
     arguments: tuple[Any, ...]
@@ -44,7 +44,7 @@ class _Node:
 
     @property
     def overwrites(self) -> bool:
-        """Whether it replaces all values of its first argument."""
+        """Whether the operation replaces all values of its first argument."""
         if self.function not in OVERWRITES or not _whole(self.arguments[0]):
             return False
         others = [t for t in tree_leaves((self.arguments[1:], self.named)) if isinstance(t, Tensor)]
@@ -52,8 +52,8 @@ class _Node:
 
 
 class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records a constructor inside this context. Then `of` returns values of its tensors, with new random draws at each
-    call.
+    """Recorder of the operations of a constructor that runs inside this context. Afterwards `of` returns the values of
+    its tensors, with new random draws at each call.
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
@@ -80,7 +80,9 @@ class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _for_real(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """Compute what depends on values; equal everywhere, since the constructor's generators are seeded."""
+        """Run an operation that depends on values, with values. They are equal everywhere, since the constructor's
+        generators are seeded.
+        """
         with torch.utils._python_dispatch._disable_current_modes():
             tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
             values = {id(t): value for t, value in zip(tensors, self.of(tensors), strict=True)}
@@ -88,7 +90,9 @@ class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return function(*given[0], **given[1])
 
     def of(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Return their values, sharing a storage where they do. Random numbers come from torch's global generator."""
+        """Return the values of these tensors, which share storages as the tensors do. Random numbers come from torch's
+        global generator.
+        """
         wanted = list(tensors)
         known: dict[int, Tensor] = {}
         with torch.no_grad():
@@ -101,7 +105,9 @@ class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return [self._value(t, known) for t in wanted]
 
     def _value(self, leaf: Any, known: dict[int, Tensor]) -> Any:
-        """Return a value. A tensor older than the constructor, made by no operation, is copied: it may be written."""
+        """Return the value of a tensor, or a leaf that is no tensor. A tensor that no recorded operation made is
+        copied, since it may be written to.
+        """
         if not isinstance(leaf, Tensor):
             return leaf
         if id(leaf) not in known:
@@ -115,7 +121,7 @@ class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return known[id(leaf)]
 
     def _needed(self, storages: set[int]) -> list[_Node]:
-        """Return the operations that these storages' values depend on, in order."""
+        """Return the operations on which the values of these storages depend, in order."""
         needed, settled, found = set(storages), set[int](), []
         for node in reversed(self._nodes):
             touched = node.storages & needed
@@ -132,7 +138,7 @@ class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def without_values(mode: FakeTensorMode) -> Iterator[FirstValues]:
-    """Run a constructor without data in this context. It draws the same numbers whenever and wherever it runs."""
+    """Run a constructor without data in this context, and record it. Its random draws are the same in every process."""
     values = FirstValues(mode)
     numpy = sys.modules.get("numpy.random")
     states = random.getstate(), numpy.get_state() if numpy else None

@@ -37,9 +37,10 @@ from bamboo_trainer.task import Parts
 
 
 class Alongside(Protocol):
-    """Tensors such as a sum over the blocks. They begin with the model's inputs and end behind the last layer.
+    """Tensors that layers pass on in addition to the model's own, such as a sum over the blocks.
 
-    watched: returns the modules of a block whose outputs are needed.
+    begin: returns them for the model's inputs. watched: returns the modules of a block whose outputs `after` needs.
+    end: takes them from the last layer.
     """
 
     size: int  # the number of tensors
@@ -80,9 +81,8 @@ Call = Callable[[nn.Module, Sequence[Tensor]], Any]
 class Route:
     """The path of a model's forward, which all layers of a split model share.
 
-    blocks: their names, in the order of their calls. alongside: tensors passed in addition to the model's own, if any.
-
-    at: returns the recording for inputs of these shapes. base: one recording.
+    base: a recording. at: returns the recording for inputs of other shapes. blocks: names of the blocks, in the order
+    of their calls. alongside: tensors passed in addition to the model's own, if any.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Route:
         self._shaped = own - {0} if not base.by_shape else frozenset(range(count + 2))
 
     def carried(self, position: int) -> bool:
-        """Return whether the inputs' shapes are passed on from that position."""
+        """Return whether that position passes on the inputs' shapes."""
         return any(p > position for p in self._shaped)
 
     def recording(self, shapes: Shapes | None) -> Recording:
@@ -113,10 +113,11 @@ class Route:
 
 
 class SplitLayer(nn.Module):
-    """One position of a model. Its parts and results are the tensors of the recording's boundaries.
+    """A layer that runs one position of a model's forward. Its inputs and outputs are the tensors of the recording's
+    boundaries.
 
-    The inputs' shapes follow them, where a later position needs them: as tensors without elements, of these shapes
-    after a first dimension of 0.
+    The shapes of the model's inputs follow these where a later position needs them: each as a tensor without elements,
+    of that shape after a first dimension of 0.
     """
 
     module: nn.Module
@@ -136,7 +137,7 @@ class SplitLayer(nn.Module):
 
     @property
     def has_own_code(self) -> bool:
-        """Whether its position runs code of the model's forward, and not only a block."""
+        """Whether the position runs code of the model's forward, and not only a block."""
         return self._position in self._route.base.own_code
 
     def extra_repr(self) -> str:
@@ -164,7 +165,7 @@ class SplitLayer(nn.Module):
         return self.module.get_submodule(blocks[self._position - 1]) if 0 < self._position <= len(blocks) else None
 
     def _own(self, parts: Parts) -> Parts:
-        """Return what the model's forward passes on from this position, or returns at its end."""
+        """Return the tensors that this position passes on; in the last position, the model's result."""
         route, position = self._route, self._position
         first = position == route.positions[0]
         values, shapes = self._unpacked(parts, first)
@@ -202,9 +203,7 @@ class SplitLayer(nn.Module):
 
     @staticmethod
     def _passed(recording: Recording, key: Key, value: Tensor) -> Tensor:
-        """Return the value as a layer passes it on: with one layout, wherever the next layer is, because the bits of a
-        product may depend on it.
-        """
+        """Return a value as a layer passes it on: contiguous, since the bits of a product may depend on the layout."""
         passed = value if key in recording.gradients else value.detach()
         return (torch.view_as_real(passed.resolve_conj()) if key in recording.complex else passed).contiguous()
 
@@ -231,7 +230,7 @@ def note_outs(recording: Recording, i: int, result: Any, name: str, values: dict
 
 @contextmanager
 def _seated(model: nn.Module, names: Sequence[str], instead: Callable[..., Any]) -> Iterator[None]:
-    """Replace blocks' forwards by `instead`, whose first argument is the block's forward."""
+    """Replace the forwards of blocks by `instead` in this context. Its first argument is the block's own forward."""
     blocks = dict.fromkeys(model.get_submodule(name) for name in names)
     own = {block: block.__dict__.get("forward") for block in blocks}
     for block in blocks:
@@ -246,7 +245,7 @@ def _seated(model: nn.Module, names: Sequence[str], instead: Callable[..., Any])
 
 
 class _Enough(BaseException):
-    """Signal that the position is done."""
+    """Signal that ends the model's forward when the position is done."""
 
 
 class ModelRun(TorchFunctionMode):
@@ -299,8 +298,8 @@ class ModelRun(TorchFunctionMode):
 
     @contextmanager
     def _gradients_aside(self) -> Iterator[None]:
-        """Set gradients aside whose type differs from their parameter's: torch makes no fake tensor with such a
-        gradient.
+        """Set aside, in this context, gradients whose dtype differs from their parameter's: torch makes no fake tensor
+        with such a gradient.
         """
         self._paused = True
         aside = [(p, p.grad) for p in self._layer.module.parameters() if p.grad is not None and p.grad.dtype != p.dtype]
@@ -345,7 +344,7 @@ class ModelRun(TorchFunctionMode):
             self._imagine(tensor, key)
 
     def _block(self, forward: Any, *args: Any, **kwargs: Any) -> Any:
-        """Replace a block's forward."""
+        """Handle the call of a block, in place of its forward."""
         i, self._next = self._next, self._next + 1
         name = self._route.blocks[i]
         given, form = take_apart((args, kwargs), f"{name} gets something that")
@@ -372,7 +371,7 @@ class ModelRun(TorchFunctionMode):
         return put_together(self._recording.outs[i], outs)
 
     def _begins(self, i: int, forward: Any) -> Any:
-        """Begin the position at the block of that number: from here on there are data."""
+        """Begin the position at block number `i`: from here on the forward runs with data."""
         self._stack.close()
         self._real = True
         recording, values = self._recording, self._values

@@ -32,12 +32,12 @@ _TENSOR: Final = "a tensor"
 
 
 class CannotSplit(TaskError):
-    """The model cannot be split into layers; the text is a sentence with the reason."""
+    """Error because a model cannot be split into layers; the text is one sentence with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The form of a value, without its tensors."""
+    """The form of a value: its types and constants, without its tensors."""
 
     kind: Any  # the value's type, or `_TENSOR`
     parts: tuple["Form", ...] = ()
@@ -46,7 +46,7 @@ class Form:
 
     @property
     def sizes(self) -> bool:
-        """Whether it has a whole number, which may be a size of the inputs."""
+        """Whether the form has a whole number, which may be a size of the inputs."""
         return self.kind in (int, torch.Size) or any(part.sizes for part in self.parts)
 
 
@@ -78,7 +78,7 @@ def take_apart(value: Any, what: str) -> tuple[list[Tensor], Form]:
 
 
 def put_together(form: Form, tensors: Sequence[Tensor]) -> Any:
-    """Undo `take_apart`."""
+    """Return the value that `take_apart` took apart into these tensors and this form."""
     given = iter(tensors)
     value = _built(form, given)
     assert next(given, None) is None
@@ -119,7 +119,7 @@ class CallSettings:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The settings of this thread."""
+    """torch's settings in this thread that a block's result may depend on."""
 
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
     nesting: int  # of autocast
@@ -211,7 +211,7 @@ class Recording:
 
     @property
     def by_shape(self) -> bool:
-        """Whether it holds for inputs of these shapes only."""
+        """Whether the recording holds only for inputs of the recorded shapes."""
         exact = any(isinstance(shape, tuple) for shapes in self.out_shapes for shape in shapes)
         return exact or any(form.sizes for form in (*self.calls, *self.outs))
 
@@ -349,7 +349,7 @@ class _Recorder(TorchFunctionMode):
         )
 
     def _block(self, block: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
-        """Replace a block's forward."""
+        """Record the call of a block, in place of its forward."""
         if self._body is not None:
             return forward(*args, **kwargs)
         i = self._next
@@ -459,7 +459,7 @@ class _Recorder(TorchFunctionMode):
             )
 
     def _sharing(self, tensor: Tensor) -> list[Tensor]:
-        """Return other known tensors in the same memory."""
+        """Return other known tensors that share the memory of this one."""
         storage = tensor.untyped_storage()._cdata
         known = [t for key, t in self._keys.values() if key not in (_UNKNOWN, _LOST)]
         return [t for t in known if t is not tensor and t.untyped_storage()._cdata == storage]

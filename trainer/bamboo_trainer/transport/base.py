@@ -13,14 +13,14 @@ from bamboo_trainer.transport.wire import Lane
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
-    """A link to that peer broke. The transport tries to form it again while the peer is in the plan."""
+    """The event that a link to a peer broke. The transport forms it again while the peer is in the plan."""
 
     peer: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """A broken link to that peer works again; what was sent in between may be lost and must be sent again."""
+    """The event that a broken link to a peer works again. Frames sent in between may be lost: send them again."""
 
     peer: WorkerId
 

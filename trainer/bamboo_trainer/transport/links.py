@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def tune(sock: socket.socket) -> None:
-    """Send small frames without delay, and detect a vanished node by keepalive even on an idle link."""
+    """Configure a socket to send small frames without delay, and to detect a vanished node by keepalive."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
@@ -95,9 +95,9 @@ def read_into(reader: "BufferedReader[socket.SocketIO]", view: memoryview) -> No
 
 
 class LinkStates:
-    """The links of one direction. When several lanes break together only the first is reported; every recovery is.
+    """The broken links of one direction. When several lanes break together, only the first break is reported.
 
-    Each recovery is reported because frames for a lane that was still broken were dropped when another one recovered.
+    Each recovery is reported, because frames for a lane that was still broken were dropped when another one recovered.
     """
 
     def __init__(self) -> None:
@@ -214,7 +214,9 @@ Queued = wire.Encoded | list[wire.Buffer]  # a striped frame, or the unsent byte
 
 
 class Outbound:
-    """A link to one lane of one peer. Its thread calls on_broke and on_stands without holding its lock."""
+    """The sending end of a link to one lane of one peer. Its thread calls on_broke and on_stands without holding its
+    lock.
+    """
 
     def __init__(
         self,
@@ -382,8 +384,8 @@ class Outbound:
         return nonce
 
     def _spread_out(self, first: socket.socket) -> None:
-        """Have further connections join the link, for its first large frame: a small job needs one connection a link.
-        It works with fewer. Raises OSError if the link has ended.
+        """Open the further connections of the link, before its first large frame, since a small job needs only one. The
+        link works with fewer. Raises OSError if the link has ended.
         """
         self._spread = True
         while len(self._further) < self._flows - 1:
@@ -461,7 +463,7 @@ HELLO_SECONDS = 5.0
 
 
 class Inbound:
-    """An accepted connection, and those that have joined it."""
+    """The receiving end of a link: an accepted connection, and the connections that joined it."""
 
     def __init__(
         self, sock: socket.socket, me: WorkerId, secret: bytes, acceptor: "TcpTransport", buffer: Buffer
@@ -487,8 +489,8 @@ class Inbound:
                 wake(sock)
 
     def take_in(self, sock: socket.socket) -> bool:
-        """Let a proven connection join this link, and tell its sender, which then may use it; False if it may not, or
-        the link has ended. Raises OSError if its sender cannot be told.
+        """Let a proven connection join this link, and accept it. Return False if the link is full or has ended. Raises
+        OSError if the sender cannot be answered.
         """
         with self._lock:
             if self._joined is None or len(self._joined) >= MAX_FLOWS - 1:

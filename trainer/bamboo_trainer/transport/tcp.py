@@ -29,7 +29,7 @@ MAX_STRANGERS = 128  # connections not admitted yet
 
 
 class TcpTransport:
-    """Listens at once, on a free port; connects to a peer at the first frame for it."""
+    """A transport over TCP. It listens at once, on a free port, and connects to a peer at the first frame for it."""
 
     def __init__(self, worker: WorkerId, secret: str, deliver: Deliver, host: str = "127.0.0.1") -> None:
         self._me = worker
@@ -133,9 +133,11 @@ class TcpTransport:
         self._listener.close()
 
     def admit(self, link: Inbound, hello: wire.LinkHello) -> bool:
-        """Return whether a link may deliver; for readers only. A newer link replaces one of the same sender and lane.
+        """Return whether a link may deliver frames. A newer link replaces an older one of the same sender and lane.
+        Only links' own threads call this.
 
-        Then only the sender has seen the older one break. What it sent may be lost all the same, so a LinkUp follows.
+        Then only the sender has seen the older link break. Frames that it sent may be lost all the same, so a LinkUp
+        follows.
         """
         key = (hello.worker, hello.lane)
         with self._changed:
@@ -157,15 +159,15 @@ class TcpTransport:
         return True
 
     def join(self, sock: socket.socket, hello: wire.LinkHello) -> bool:
-        """Return whether a connection may join its link, for readers only: only the newest link of a sender
-        and lane.
+        """Return whether a connection may join its link: only the newest link of a sender and lane. Only links' own
+        threads call this.
         """
         with self._lock:
             link = self._inbound.get((hello.worker, hello.lane))
         return link is not None and hmac.compare_digest(link.nonce, hello.joins) and link.take_in(sock)
 
     def arrived(self, link: Inbound, frame: Frame) -> None:
-        """Deliver a frame if its link is still the newest; for readers only."""
+        """Deliver a frame if its link is still the newest. Only links' own threads call this."""
         assert link.hello is not None
         with self._lock:
             current = self._inbound.get((link.hello.worker, link.hello.lane)) is link
@@ -173,7 +175,7 @@ class TcpTransport:
             self._deliver(Arrived(link.hello.worker, frame))
 
     def left(self, link: Inbound, reason: str) -> None:
-        """Record that a link has ended; for readers only."""
+        """Record that a link has ended. Only links' own threads call this."""
         with self._news:
             with self._changed:
                 self._accepted.discard(link)

@@ -55,11 +55,11 @@ Buffer = bytes | memoryview
 
 
 class WireError(Exception):
-    """Received bytes violate the protocol."""
+    """Error because received bytes violate the protocol."""
 
 
 class Lane(StrEnum):
-    """Links between the same two workers that do not delay each other."""
+    """The lane of a link. Links on different lanes between the same two workers do not delay each other."""
 
     BOUNDARY = "boundary"
     BULK = "bulk"
@@ -67,7 +67,7 @@ class Lane(StrEnum):
 
 
 def lane_of(address: Address) -> Lane:
-    """Return the lane of a frame. Layers that were asked for go on the bulk lane, as training waits for them."""
+    """Return the lane of a frame. Requested layers go on the bulk lane, since training waits for them."""
     if address.kind in STATES and address.pipeline != NO_CELL:
         return Lane.STATE
     return Lane.BULK if address.kind in BULK | STATES else Lane.BOUNDARY
