@@ -100,7 +100,7 @@ def test_a_killed_reader_is_replaced_and_one_that_always_dies_is_an_error(tmp_pa
         reader.expect(0, [(1, 0)])
         assert tuple(reader.batch(0, 1, 0)[0][0].tolist()) == CONFIG.samples(1, 0, range(1000))
         reader.expect(0, [(2, 0)])
-        with pytest.raises(TaskError, match=r"its reader process was ended by SIGKILL, and so did 2 others"):
+        with pytest.raises(TaskError, match="3 reader processes were killed"):
             reader.batch(0, 2, 0)
         reader.expect(0, [(3, 0)])
         assert tuple(reader.batch(0, 3, 0)[0][0].tolist()) == CONFIG.samples(3, 0, range(1000))
@@ -144,7 +144,7 @@ def test_readers_end_with_the_worker_and_hold_none_of_its_connections(tmp_path, 
         readers = [int(mark.name.partition("-")[2]) for mark in marks]
         for reader in readers:
             held = [os.readlink(entry) for entry in Path(f"/proc/{reader}/fd").iterdir()]
-            assert len([name for name in held if name.startswith("socket:")]) == 1, held
+            assert [name for name in held if name.startswith("socket:")] == []
         os.kill(readers[0], signal.SIGSTOP)
         worker.send_signal(how)
         worker.wait()

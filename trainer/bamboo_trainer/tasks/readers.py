@@ -3,9 +3,8 @@
 There is no reading ahead if the dataset draws from torch's generator: the background would draw from the one that
 layers draw from. The first batch, read in the foreground, shows whether it does.
 
-A `Prefetched` dataset has several processes that read (`Readers`). A reader holds nothing that matters: it may be
-killed, and another one reads its batch. Each ends with the worker, however that ends, and holds none of the worker's
-connections open.
+A `Prefetched` dataset has several processes that read (`Readers`). Each ends with the worker, however that ends, and
+holds none of the worker's connections open.
 """
 
 import contextlib
@@ -14,17 +13,15 @@ import logging
 import multiprocessing
 import os
 import pickle
-import queue
 import signal
 import stat
 import threading
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
-from multiprocessing.connection import Connection
 from typing import Final
 
 import torch
@@ -33,183 +30,114 @@ from bamboo_core.complaints import said_by
 from bamboo_core.orphans import end_with
 from bamboo_trainer.data.datasets import Prefetched, readers_of
 from bamboo_trainer.task import Dataset, Parts, Task
-from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory
+from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import load_batch
 
 logger = logging.getLogger(__name__)
 
 Batch = tuple[Parts, Parts]  # inputs and targets
-Read = Callable[[Sequence[int]], Batch]
 MOST_ENDS: Final = 3  # of reader processes over one batch
-SILENT_SECONDS: Final = 900.0  # a reader that sends nothing for this long is given up; a store may be silent for 360
-REPLACE_SECONDS: Final = 0.1  # a killed reader is missing this long while a batch is waited for
+SILENT_SECONDS: Final = 900.0  # after which a reader counts as stuck; a store may be silent for 360
 _FORK: Final = multiprocessing.get_context("fork")
+_task: Task  # of a reader process
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A batch that a reader was asked for. answer: the batch, or how the reader has ended."""
+    """A batch that the readers were asked for. answer: the batch, pickled."""
 
     indices: Sequence[int]
-    answer: Future[Batch | str]
+    answer: Future[bytes]
 
     def cancel(self) -> None:
         self.answer.cancel()
 
 
 class Readers:
-    """The readers of a dataset, as many as it wants. They start with the first submitted batch.
+    """A pool of processes that read a dataset. If one of them ends, a new pool reads the batches that are missing.
 
     Only the thread that runs torch operations may call `submit` and `result`: processes are forked in these calls
     alone, because a lock that this thread holds meanwhile would stay locked in the child.
     """
 
     def __init__(self, task: Task, wanted: Prefetched) -> None:
-        self._read: Read = lambda indices: load_batch(task, indices)
-        self._wanted = wanted.readers
-        self._threads = ThreadPoolExecutor(wanted.readers, thread_name_prefix="data-reader")
-        self._children: set[ReaderProcess] = set()
-        self._idle: queue.SimpleQueue[ReaderProcess | None] = queue.SimpleQueue()  # None: the worker ends
+        self._task, self._wanted = task, wanted
+        self._pool: ProcessPoolExecutor | None = None
 
     def submit(self, indices: Sequence[int]) -> Reading:
-        """Ask for samples."""
-        self._start_missing()
-        return Reading(indices, self._threads.submit(self._ask, indices))
+        """Request samples. Raises TaskError if no process can be started."""
+        try:
+            if self._pool is None:
+                self._pool = ProcessPoolExecutor(self._wanted.readers, _FORK, _begin, (os.getpid(), self._task))
+            return Reading(indices, self._pool.submit(_read, list(indices)))
+        except BrokenProcessPool:
+            self._pool = None
+            return self.submit(indices)
+        except OSError as error:
+            raise TaskError(f"no process that reads the dataset can be started: {said_by(error)}") from None
 
     def result(self, reading: Reading) -> Batch:
         """Return a submitted batch when it is ready. Raises TaskError, TaskOutOfMemory."""
-        answer: Batch | str = ""
+        shown = list(reading.indices)[:8]
         for _ in range(MOST_ENDS):
-            while not wait([reading.answer], REPLACE_SECONDS).done:
-                self._start_missing()
-            answer = reading.answer.result()
-            if not isinstance(answer, str):
-                return answer
-            logger.warning("a process that reads the dataset %s; another one reads its samples", answer)
-            reading = self.submit(reading.indices)
+            try:
+                batch: Batch = pickle.loads(reading.answer.result(SILENT_SECONDS))
+            except TimeoutError:
+                raise TaskError(
+                    f"the dataset, asked for samples {shown}, has not answered within {SILENT_SECONDS:g} s: "
+                    "its reader process is stuck"
+                ) from None
+            except BrokenProcessPool:
+                logger.warning("a process that reads the dataset was killed; another one reads its samples")
+                reading = self.submit(reading.indices)
+            else:
+                return batch
         raise TaskError(
-            f"the dataset, asked for samples {list(reading.indices)[:8]}, cannot be read: its reader process {answer}, "
-            f"and so did {MOST_ENDS - 1} others (of too little memory, or in a library's code?)"
+            f"the dataset, asked for samples {shown}, cannot be read: {MOST_ENDS} reader processes were killed "
+            "(by lack of memory, or in a library's code?)"
         )
 
     def close(self) -> None:
         """End the readers, even busy ones."""
-        for child in list(self._children):
-            child.kill()  # a thread that waits for it ends it
-        self._idle.put(None)
-        self._threads.shutdown(cancel_futures=True)
-        for child in list(self._children):
-            child.end()
-
-    def _start_missing(self) -> None:
-        """Start a process for each reader that has ended. Raises TaskError."""
-        while len(self._children) < self._wanted:
-            try:
-                child = ReaderProcess(self._read)
-            except OSError as error:
-                raise TaskError(f"no process that reads the dataset can be started: {said_by(error)}") from None
-            self._children.add(child)
-            self._idle.put(child)
-
-    def _ask(self, indices: Sequence[int]) -> Batch | str:
-        """Return the batch that an idle reader has read, or how the reader has ended."""
-        child = self._idle.get()
-        if child is None:
-            self._idle.put(None)
-            raise TaskError("the worker ends")
-        try:
-            batch = child.read(indices)
-        except TimeoutError:
-            self._end(child)
-            raise TaskError(
-                f"the dataset, asked for samples {list(indices)[:8]}, has not answered within {SILENT_SECONDS:g} s: "
-                "its reader process is stuck"
-            ) from None
-        except (EOFError, OSError):
-            return self._end(child)
-        except (TaskError, TaskOutOfMemory):
-            self._idle.put(child)
-            raise
-        self._idle.put(child)
-        return batch
-
-    def _end(self, child: "ReaderProcess") -> str:
-        how = child.end()
-        self._children.discard(child)
-        return how
+        if self._pool is not None:
+            children = list((self._pool._processes or {}).values())
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            for child in children:
+                child.kill()
+            for child in children:
+                child.join()
 
 
-class ReaderProcess:
-    """One reader, forked from this process and used by one thread at a time. Raises OSError."""
-
-    def __init__(self, read: Read) -> None:
-        self._pipe, theirs = _FORK.Pipe()
-        with theirs:
-            self._process = _FORK.Process(target=_serve, args=(os.getpid(), theirs, read), daemon=True)
-            self._process.start()
-
-    def read(self, indices: Sequence[int]) -> Batch:
-        """Read a batch. Raises EOFError or OSError if the process has ended, TimeoutError after SILENT_SECONDS."""
-        self._pipe.send(list(indices))
-        if not self._pipe.poll(SILENT_SECONDS):
-            raise TimeoutError
-        found = pickle.loads(self._pipe.recv_bytes())
-        if isinstance(found, Exception):
-            raise found
-        batch: Batch = found
-        return batch
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def end(self) -> str:
-        """Kill and reap it; return how it had ended, in words. For the thread that uses it, or after it."""
-        self.kill()
-        self._process.join()
-        self._pipe.close()
-        code = self._process.exitcode or 0
-        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-
-
-def _serve(parent: int, pipe: Connection, read: Read) -> None:
-    """Read batches until no requests come any more, in a process that has just been forked."""
+def _begin(parent: int, task: Task) -> None:
+    """Prepare a reader process, which has just been forked."""
+    global _task
+    _task = task
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the worker, which may have time left
     end_with(parent)
-    _let_go_of_connections(pipe.fileno())
+    _let_go_of_connections()
     gc.freeze()  # existing objects stay, and their pages stay shared with the worker
-    with contextlib.suppress(EOFError, OSError):  # the worker has ended, or wants no more
-        while True:
-            pipe.send_bytes(pickle.dumps(_found(read, pipe.recv()), pickle.HIGHEST_PROTOCOL))
 
 
-def _found(read: Read, indices: Sequence[int]) -> Batch | Exception:
-    try:
-        inputs, targets = read(indices)
-    except (TaskError, TaskOutOfMemory) as error:
-        traceback.print_exc()
-        return type(error)(str(error))
-    # copies, because with a view the whole of its memory would be sent
-    return tuple(map(_copy, inputs)), tuple(map(_copy, targets))
+def _read(indices: Sequence[int]) -> bytes:
+    """Return the pickled batch, of copies: with a view, the whole of its memory would be sent."""
+    batch = [tuple(map(_copy, parts)) for parts in load_batch(_task, indices)]
+    return pickle.dumps(tuple(batch), pickle.HIGHEST_PROTOCOL)
 
 
 def _copy(part: torch.Tensor) -> torch.Tensor:
     return part.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
-def _let_go_of_connections(kept: int) -> None:
+def _let_go_of_connections() -> None:
     """Close connections of the worker, which must end with it. Their descriptors stay taken, because the worker's
     objects, copied into this process, may still close them.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/proc/self/fd"):
-        number = int(name)
-        if number <= 2 or number in (kept, nothing):
-            continue
         with contextlib.suppress(OSError):  # the listing's own is closed by now
-            kind = os.fstat(number).st_mode
-            if stat.S_ISSOCK(kind) or stat.S_ISFIFO(kind) or not stat.S_IFMT(kind):
-                os.dup2(nothing, number)
+            if int(name) > 2 and stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                os.dup2(nothing, int(name))
 
 
 MOST_AHEAD = 4  # batches, for each that a stage wants; batches made useless by a change of plan go first
