@@ -4,10 +4,6 @@
 layers run on tensors without data (torch's FakeTensorMode), which takes no memory and hardly any time, however large
 they are. They run in a child process, because objects that a layer's code keeps, such as a table in a cache, would have
 no data. If a layer cannot run so, because its control flow depends on values, all run for real, on the CPU.
-
-`layer_costs` counts operations, for an even split of the layers over stages, from forwards and backwards without data.
-A layer whose control flow depends on values runs for real, on the CPU, forward only, and so do the layers before it,
-whose outputs it needs.
 """
 
 import logging
@@ -17,7 +13,6 @@ import pickle
 import random
 import signal
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -175,12 +170,13 @@ class Walk:
 
 def look(task: Task, inputs: Any, visit: Visit[T]) -> tuple[T, ...]:
     """Return the finding of every layer. inputs: of the first one. Raises TaskError."""
-    seen, problem = look_without_data(task, inputs, visit, range(len(task.layers)))
+    layers = range(len(task.layers))
+    seen, problem = look_without_data(task, inputs, visit, layers)
     if not problem:
         return tuple(seen)
     logger.info("the layers are run with data, since %s", problem)
     with torch.random.fork_rng(devices=[]):
-        return tuple(Walk(task).visits(visit, inputs, range(len(task.layers))))
+        return tuple(Walk(task).visits(visit, inputs, layers))
 
 
 def look_without_data(task: Task, inputs: Any, visit: Visit[T], layers: range) -> tuple[list[T], str]:
@@ -218,7 +214,6 @@ def layer_without_values(task: Task, index: int, mode: FakeTensorMode) -> nn.Mod
 
 MOST_COST: Final = 1e24  # limit of the control channel
 GRADIENT_TRAFFIC: Final = 3 * 4  # bytes per parameter: reads of a microbatch's gradient and of the sum, and its write
-BACKWARD: Final = 2  # cost of a backward in forwards, where only the forward was run
 
 
 def profile(task: Task, spec: JobSpec) -> tuple[float, ...]:
@@ -235,20 +230,8 @@ def layer_costs(task: Task, micro_batch_size: int) -> tuple[float, ...]:
     """
     if task.costs is not None:
         return stated_costs(task, task.costs)
-    (inputs, _), count = first_batch(task, micro_batch_size), len(task.layers)
-    costs: list[float] = []
-    while len(costs) < count:
-        begin = len(costs)
-        counted, problem = look_without_data(task, inputs, _cost, range(begin, count))
-        costs += counted
-        if len(costs) == count:
-            break
-        real = Walk(task).visits(_real_cost, inputs, range(begin, len(costs) + 1))
-        with torch.random.fork_rng(devices=[]):
-            cost, inputs = deque(real, maxlen=1).pop()
-        logger.warning("the cost of layer %d was counted by running it for real, since %s", len(costs), problem)
-        costs.append(cost)
-    return tuple(max(1.0, cost) for cost in costs)
+    inputs, _ = first_batch(task, micro_batch_size)
+    return tuple(max(1.0, cost) for cost in look(task, inputs, _cost))
 
 
 def stated_costs(task: Task, costs: Sequence[float]) -> tuple[float, ...]:
@@ -269,23 +252,8 @@ def _cost(walk: Walk, index: int, inputs: Parts) -> tuple[float, Parts]:
         outputs = run_layer(layer, index, inputs)
         if ends := [p for p in outputs if p.requires_grad]:
             torch.autograd.backward(ends, [torch.empty_like(p) for p in ends])
-    return float(operations.total + _gradients(layer)), outputs
-
-
-def _real_cost(walk: Walk, index: int, inputs: Parts) -> tuple[tuple[float, Parts], Parts]:
-    """Return the cost, and twice the inputs of the next layer, which are marked if they have a gradient."""
-    layer = walk.layer(index)
-    with torch.no_grad(), Operations() as operations:
-        outputs = run_layer(layer, index, inputs)
-    trained = any(p.requires_grad for p in (*inputs, *layer.parameters()))
-    outputs = tuple(p.detach().requires_grad_(trained and p.is_floating_point()) for p in outputs)
-    return (float(operations.total * (1 + BACKWARD * trained) + _gradients(layer)), outputs), outputs
-
-
-def _gradients(layer: nn.Module) -> int:
-    """Return the cost of adding up gradients."""
     trained = sum(p.numel() for p in layer.parameters() if p.requires_grad)
-    return OPERATIONS_PER_BYTE * GRADIENT_TRAFFIC * trained
+    return float(operations.total + OPERATIONS_PER_BYTE * GRADIENT_TRAFFIC * trained), outputs
 
 
 @dataclass(slots=True)
