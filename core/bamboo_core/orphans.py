@@ -22,9 +22,9 @@ def adopt(*, adopts: bool = True) -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(adopts), 0, 0, 0)
 
 
-def end_with(parent: int) -> None:
-    """Make the kernel kill this child, just forked, as soon as the parent's thread that has forked it ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def end_with(parent: int, number: int = signal.SIGKILL) -> None:
+    """Make the kernel send this child, just forked, a signal as soon as the parent's thread that has forked it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
 

@@ -49,7 +49,7 @@ class ForkServer:
     and then while the launcher, or a call, takes long. log: the file that receives everything the workers print.
     imports: modules that the launcher loads before forking. folders: where the launcher searches the task's modules
     first, in this order; not Bamboo's modules and their imports. scratch: an existing folder for temporary files, the
-    workers' too. The caller removes it after close(); if this process dies before that, the launcher does.
+    workers' too.
     """
 
     _launchers: ClassVar[int] = 0  # of this process that run: while there is one, this process adopts orphans
@@ -103,7 +103,6 @@ class ForkServer:
             temporary = self._scratch / "tmp"
             temporary.mkdir(exist_ok=True)
             environment["TMPDIR"] = str(temporary)
-            arguments += ["--scratch", str(self._scratch)]
         ForkServer._launchers += 1
         adopt()
         with self._log.open("wb") as log:
@@ -197,7 +196,6 @@ class ForkServer:
         if (process := self._process) is None:
             return
         assert process.stdin is not None
-        process.stdin.write(b'{"op": "close"}\n')  # without it the launcher takes us for dead
         process.stdin.close()
         if not self._ready.is_set():
             _kill(process)  # it is still importing and has no child yet

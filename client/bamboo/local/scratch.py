@@ -1,7 +1,7 @@
 """The folder for temporary files of a run, which is removed however the run ends.
 
-The run removes it after an orderly end or a catchable signal; after SIGKILL the launcher of its workers does. If both
-are killed, the next run on this machine removes the unlocked folder.
+The run removes it after an orderly end or a catchable signal; after SIGKILL, the next run on this machine removes the
+unlocked folder.
 """
 
 import fcntl
@@ -56,7 +56,7 @@ def _make() -> tuple[Path, int]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove the folder, also while its launcher or another run removes it. Log files that cannot be removed."""
+    """Remove the folder, perhaps while another run does the same. Log what cannot be removed."""
 
     def log(_: object, path: str, error: tuple[type[BaseException], BaseException, object]) -> None:
         if not isinstance(error[1], FileNotFoundError):

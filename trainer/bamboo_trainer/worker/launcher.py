@@ -1,42 +1,35 @@
 """The fork server: imports torch once and forks workers from there, so that a new worker starts in milliseconds.
 
-python -P -m bamboo_trainer.worker.launcher [--import MODULE]... [--folder FOLDER]... [--scratch FOLDER]
+python -P -m bamboo_trainer.worker.launcher [--import MODULE]... [--folder FOLDER]...
 
 One thread, one loop. JSON lines on stdin:
 
     {"op": "start", "worker": W, "url": .., "token": .., "zone": .., "trace": .., "profile": .., "main": ".."}
     {"op": "call", "id": I, "function": "module:function", "arguments": {..}}
     {"op": "proceed", "worker": W}
-    {"op": "close"}
 
-and on stdout: {"event": "ready"} first, then started (worker, pid), exited (worker, code; negative: a signal; where it
-crashed, if it did), result (id, value | error), error (message), asks (worker, step): a worker that was started with
-"gate": [STEP, ..] is about to begin a forward or backward of one of these steps, and waits for proceed. With close,
-when stdin ends or when SIGTERM comes, every child is killed and reaped. If stdin ends without close, who started the
-launcher has died: then the launcher removes the scratch folder, at once even while it still imports.
-Children belong to the launcher's process group and die with the launcher, even if it is killed. What they have started
-is ended when they end, however far it has gone from them: each child adopts its orphans, and the launcher gets these,
-and whatever else there is, when the child has ended.
+and on stdout: {"event": "importing", "module": M} while it starts, {"event": "ready"}, then started (worker, pid),
+exited (worker, code; negative: a signal; where it crashed, if it did), result (id, value | error), error (message) and
+asks (worker, step): a worker that was started with "gate": [STEP, ..] is about to begin a forward or backward of one of
+these steps, and waits for proceed. When stdin ends or SIGTERM comes, the launcher kills and reaps every child.
+
+Children belong to the launcher's process group and die with the launcher, even if it is killed. Processes that a child
+has started end with the child, even in other sessions: each child adopts its orphans, and the launcher adopts those of
+an ended child.
 """
 
 import argparse
 import contextlib
 import faulthandler
-import fcntl
 import gc
 import importlib
 import json
 import os
 import re
-import select
 import selectors
-import shutil
 import signal
 import socket
-import struct
 import sys
-import termios
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -70,63 +63,24 @@ def lasting_imports() -> Iterator[None]:
         gc.enable()
 
 
-MOST_BYTES: Final = 1 << 20
-MOST_FRAMES: Final = 30
+MOST_BYTES: Final = 1 << 20  # of a dump
 _FATAL: Final = re.compile(r"Fatal Python error: (.*)")
-_FRAME: Final = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_FRAME: Final = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Crash:
-    """A crash. error: such as "Segmentation fault". place: file, line and function of the user's innermost frame, or
-    "". frames: from the innermost to the user's outermost one; all if none is the user's. left_out: how many follow.
+def crash_place(dump: str) -> str:
+    """Return the error in faulthandler's dump of a crashed thread, and file, line and function of the innermost frame
+    of the user's code, if there is one; "" if the process did not crash.
     """
-
-    error: str
-    place: str
-    frames: tuple[str, ...]
-    left_out: int
-
-    def lines(self, who: str) -> str:
-        """Return lines for the log. who: the process, in words."""
-        more = [f"  and {self.left_out} frames further out, of libraries and Bamboo"] if self.left_out else []
-        return "\n".join([f"{who} crashed: {self.error} (most recent call first)", *self.frames, *more, ""])
-
-
-class CrashFile:
-    """An unnamed file that records where a child process, not forked yet, crashes."""
-
-    def __init__(self) -> None:
-        self._file = os.memfd_create("crash")
-
-    def enable(self) -> None:
-        """Record crashes from now on. Called in the child."""
-        faulthandler.enable(self._file, all_threads=False)
-
-    def close(self) -> None:
-        os.close(self._file)
-
-    def read(self) -> Crash | None:
-        """Read the crash, in the parent, once the child has ended; None if it did not crash."""
-        return read_crash(os.pread(self._file, MOST_BYTES, 0).decode(errors="replace"))
-
-
-def read_crash(dump: str) -> Crash | None:
-    """Parse faulthandler's dump of the thread that crashed."""
     fatal = _FATAL.search(dump)
     if fatal is None:
-        return None
+        return ""
     from bamboo_trainer.tasks.task_errors import is_users, shown  # torch, which a launcher may not have imported
 
-    lines = dump[fatal.end() :].splitlines()
-    frames = [(line, frame) for line in lines if (frame := _FRAME.fullmatch(line))]
-    users = [number for number, (_, frame) in enumerate(frames) if is_users(frame[1])]
-    kept = frames[: min(users[-1] + 1 if users else len(frames), MOST_FRAMES)]
-    place = ""
-    if users:
-        file, line, function = frames[users[0]][1].groups()
-        place = f"{shown(file)} line {line}, in {function}"
-    return Crash(error=fatal[1], place=place, frames=tuple(line for line, _ in kept), left_out=len(frames) - len(kept))
+    for file, line, function in _FRAME.findall(dump, fatal.end()):
+        if is_users(file):
+            return f"{fatal[1]}, {shown(file)} line {line}, in {function}"
+    return fatal[1]
 
 
 MODULES = (
@@ -140,7 +94,6 @@ WORKER_MAIN = "bamboo_trainer.worker.process:main"
 CHUNK = 1 << 16
 WAIT_SECONDS = 0.01  # for children that have been killed
 LOOK_SECONDS = 0.1  # between two looks at orphans that were asked to end
-GONE_SECONDS = 5.0  # between the ends of the two pipes when the launcher's parent dies
 END_SECONDS = 3.0  # for all children, when the launcher ends; ForkServer.close() waits longer
 
 
@@ -162,11 +115,11 @@ def resolve(name: str) -> Callable[..., Any]:
 
 @dataclass(slots=True)
 class _Call:
-    """A call in progress: the child's answer so far; `pipe` is -1 once it is complete."""
+    """A call in progress: the child's answer so far; `pipe` is -1 once it is complete. crash: see `Launcher._fork`."""
 
     id: Any
     pipe: int
-    crash: CrashFile
+    crash: int
     answer: bytearray = field(default_factory=bytearray)
 
 
@@ -214,17 +167,15 @@ class Gates:
 
 
 class Launcher:
-    """The fork server's process. scratch: removed if this process's parent dies."""
+    """The fork server's process. commands, events: file descriptors."""
 
-    def __init__(self, commands: int, events: int, scratch: str | None = None) -> None:
+    def __init__(self, commands: int, events: int) -> None:
         self._commands = commands
         self._events = events
-        self._scratch = scratch
-        self._abandoned = False
         self._partial = b""
         self._workers: dict[int, str] = {}
         self._calls: dict[int, _Call] = {}
-        self._crashes: dict[int, CrashFile] = {}  # of the workers
+        self._crashes: dict[int, int] = {}  # files of the workers, by process
         self._stopping = False
         self._orphans = Orphans()
         self._selector = selectors.DefaultSelector()
@@ -249,12 +200,10 @@ class Launcher:
                     key.data()
                 if self._orphans:
                     self._end_orphans()
-        except BrokenPipeError:
-            self._abandoned = True
+        except BrokenPipeError:  # nobody reads the events any more
+            pass
         finally:
             self._kill_all()
-            if self._abandoned:
-                _remove(self._scratch)
 
     def _on_term(self, *_: object) -> None:
         self._stopping = True
@@ -265,7 +214,7 @@ class Launcher:
     def _read_commands(self) -> None:
         data = os.read(self._commands, CHUNK)
         if not data:
-            self._stopping = self._abandoned = True
+            self._stopping = True
             return
         *lines, self._partial = (self._partial + data).split(b"\n")
         for line in lines:
@@ -282,8 +231,6 @@ class Launcher:
                 self._call(command["id"], command["function"], command["arguments"])
             case "proceed":
                 self._gates.proceed(command["worker"])
-            case "close":
-                self._stopping = True
             case other:
                 raise ValueError(f"there is no op {other!r}")
 
@@ -343,23 +290,25 @@ class Launcher:
             result = {"error": f"the function's process ended without an answer{where and f': {where}'}"}
         self._tell(event="result", id=call.id, **result)
 
-    def _fork(self, body: Callable[[], int]) -> tuple[int, CrashFile]:
-        """Fork; return the child's process id, and a file for its crash, which the caller closes. Raises OSError."""
+    def _fork(self, body: Callable[[], int]) -> tuple[int, int]:
+        """Fork; return the child's process id, and an unnamed file for its crash, which the caller closes. Raises
+        OSError.
+        """
         sys.stdout.flush()
         sys.stderr.flush()
-        launcher, crash = os.getpid(), CrashFile()
+        launcher, crash = os.getpid(), os.memfd_create("crash")
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the child must not run the launcher's handler
         try:
             if (pid := os.fork()) == 0:
                 self._become_child(launcher, body, crash)
         except OSError:
-            crash.close()
+            os.close(crash)
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         return pid, crash
 
-    def _become_child(self, launcher: int, body: Callable[[], int], crash: CrashFile) -> NoReturn:
+    def _become_child(self, launcher: int, body: Callable[[], int], crash: int) -> NoReturn:
         code = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -374,11 +323,11 @@ class Launcher:
             for call in self._calls.values():
                 if call.pipe >= 0:
                     os.close(call.pipe)
-                    call.crash.close()
+                    os.close(call.crash)
             self._gates.leave()
             for others in self._crashes.values():
-                others.close()
-            crash.enable()
+                os.close(others)
+            faulthandler.enable(crash, all_threads=False)
             code = body()
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -407,17 +356,13 @@ class Launcher:
                     self._tell(event="exited", worker=worker, code=os.waitstatus_to_exitcode(status), where=where)
         self._end_orphans()
 
-    def _crashed_at(self, file: CrashFile, who: str) -> str:
-        """Return where an ended child crashed, in words; "" if it did not. Writes the relevant frames to the log."""
-        try:
-            crash = file.read()
-        finally:
-            file.close()
-        if crash is None:
-            return ""
-        sys.stderr.write(crash.lines(who))
-        sys.stderr.flush()
-        return f"{crash.error}, {crash.place}" if crash.place else crash.error
+    def _crashed_at(self, file: int, who: str) -> str:
+        """Return where an ended child crashed, in words; "" if it did not. Write the dump to the log, and close it."""
+        dump = os.pread(file, MOST_BYTES, 0).decode(errors="replace")
+        os.close(file)
+        if where := crash_place(dump):
+            print(f"{who} crashed: {dump}", file=sys.stderr, flush=True)
+        return where
 
     def _end_orphans(self) -> None:
         """End what children have left behind. A living child adopts its own orphans, so these have no parent."""
@@ -446,45 +391,6 @@ def _tell(events: int, **event: Any) -> None:
         line = line[os.write(events, line) :]
 
 
-def _remove(scratch: str | None) -> None:
-    """Remove the scratch folder; the next run removes what is left."""
-    if scratch:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _ending_with_parent(commands: int, scratch: str | None) -> Iterator[None]:
-    """End the process, while in this context, as soon as its parent dies, even while its main thread is busy.
-
-    The watching thread is gone afterwards: the launcher forks.
-    """
-    over, end = os.pipe()
-    watch = threading.Thread(target=_watch_parent, args=(commands, over, scratch), daemon=True)
-    watch.start()
-    try:
-        yield
-    except BrokenPipeError:  # one of its two pipes has ended, and the other is about to
-        watch.join(GONE_SECONDS)
-        sys.exit(1)
-    os.close(end)
-    watch.join()
-    os.close(over)
-
-
-def _watch_parent(commands: int, over: int, scratch: str | None) -> None:
-    """Wait for the parent's death and end the process; return when `over` ends, or when a command on how to end waits
-    to be read.
-    """
-    poll = select.poll()
-    for pipe in (commands, over):
-        poll.register(pipe, 0)  # only its end
-    if commands in {pipe for pipe, _ in poll.poll()}:
-        (unread,) = struct.unpack("i", fcntl.ioctl(commands, termios.FIONREAD, bytes(4)))
-        if unread == 0:
-            _remove(scratch)
-            os._exit(1)
-
-
 def _preload(modules: Sequence[str], events: int) -> None:
     """Import what every worker needs. A worker reports a module that fails, by name."""
     with lasting_imports():
@@ -511,14 +417,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Fork server for local workers; speaks JSON lines.")
     parser.add_argument("--import", dest="modules", action="append", default=[], metavar="MODULE")
     parser.add_argument("--folder", dest="folders", action="append", default=[], metavar="FOLDER")
-    parser.add_argument("--scratch", metavar="FOLDER", help="removed if the process that reads stdout dies")
     parser.add_argument("--bare", action="store_true", help="import only the modules named by --import")
     options = parser.parse_args()
     commands, events = _own_channel()
-    with _ending_with_parent(commands, options.scratch):
-        _preload([*(() if options.bare else MODULES), *options.modules], events)
+    end_with(os.getppid(), signal.SIGTERM)  # even in the middle of an import
+    _preload([*(() if options.bare else MODULES), *options.modules], events)
     sys.path[:0] = options.folders  # not before, or a user's file named like one of torch's modules would be taken
-    Launcher(commands, events, options.scratch).run()
+    Launcher(commands, events).run()
 
 
 if __name__ == "__main__":
