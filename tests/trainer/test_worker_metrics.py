@@ -116,15 +116,6 @@ def test_a_taken_port_only_costs_the_metrics(agent: WorkerAgent, port: int, capl
     assert f"cannot listen on port {port} of 127.0.0.1: {os.strerror(98)}" in caplog.text
 
 
-def test_a_caller_who_says_nothing_does_not_keep_others_away(
-    agent: WorkerAgent, port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(metrics, "CALLER_SECONDS", 0.3)
-    metrics.serve(agent, "127.0.0.1", port)
-    with socket.create_connection(("127.0.0.1", port)):
-        assert "bamboo_worker_time_seconds_total" in scrape(port)
-
-
 @pytest.mark.parametrize("port", ["abc", "0", "65536", "-1"])
 def test_a_port_that_is_none_is_named(port: str, tmp_path: Path) -> None:
     needed = {

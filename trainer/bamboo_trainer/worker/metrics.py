@@ -1,14 +1,9 @@
 """A worker's own metrics, on a port of its pod. Each request reads the engine's plain numbers."""
 
 import logging
-import socket
-import threading
-from http.server import HTTPServer
 from importlib.metadata import version
-from socketserver import TCPServer
 
-from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.exposition import MetricsHandler
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 
 from bamboo_core.complaints import system_reason
 from bamboo_core.metrics import catalog as table
@@ -17,8 +12,6 @@ from bamboo_trainer.memory.limits import memory_of
 from bamboo_trainer.worker.agent import WorkerAgent, by_kind
 
 logger = logging.getLogger(__name__)
-
-CALLER_SECONDS = 5.0  # to send a request and take the answer
 
 
 def fill(page: MetricsPage, worker: WorkerAgent) -> None:
@@ -53,23 +46,7 @@ def serve(worker: WorkerAgent, host: str, port: int) -> None:
     registry = CollectorRegistry()
     registry.register(MetricsPageCollector(lambda page: fill(page, worker)))
     ProcessCollector(registry=registry)
-
-    class Handler(MetricsHandler):
-        timeout = CALLER_SECONDS
-
-    Handler.registry = registry
-
-    class Server(HTTPServer):  # one caller at a time, so that callers cannot pile up threads beside the training
-        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-
-        def server_bind(self) -> None:
-            """Bind without asking a name server for this host's name, which may take long."""
-            TCPServer.server_bind(self)
-            self.server_name, self.server_port = host, port
-
     try:
-        server = Server((host, port), Handler)
+        start_http_server(port, host, registry)
     except OSError as error:
         logger.warning("no metrics: cannot listen on port %d of %s: %s", port, host, system_reason(error))
-        return
-    threading.Thread(target=server.serve_forever, name="worker-metrics", daemon=True).start()
