@@ -8,14 +8,14 @@ from bamboo_core.history.files import HistoryFiles
 from bamboo_core.history.records import StepRecord
 from bamboo_trainer.callbacks import Callback, MakeCallback
 from bamboo_trainer.loggers import LoggerFacts
-from bamboo_trainer.worker.followers import Followers
+from bamboo_trainer.worker.followers import Followers, TurnThread
 from bamboo_trainer.worker.history import HistoryKeeper, Rates
 
 FACTS = LoggerFacts(job="job", run="r")
 
 
-class TestTurns:
-    """See `Turns`."""
+class TestTurns(TurnThread):
+    """Turns that a test takes."""
 
     __test__ = False
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -30,24 +30,10 @@ from bamboo_trainer.tasks.task_errors import told
 Turn = Callable[[bool], None]  # with whether it is the last one
 
 
-class Turns(Protocol):
-    """Calls the turns of a part of the history, from the first `wake` on."""
-
-    def wake(self) -> None:
-        """Call the next turn now."""
-
-    def end(self) -> None:
-        """Call the last turn now, and none after it."""
-
-    def join(self, seconds: float) -> None:
-        """Wait that long for the last turn to end."""
-
-
-MakeTurns = Callable[[Turn, float, str], Turns]
-
-
 class TurnThread:
-    """A thread that calls turns. seconds: between two turns at most. name: the thread's."""
+    """A thread that calls turns of a part of the history, from the first `wake` on. seconds: between two turns at most.
+    name: the thread's.
+    """
 
     def __init__(self, turn: Turn, seconds: float, name: str) -> None:
         self._turn, self._seconds = turn, seconds
@@ -56,6 +42,7 @@ class TurnThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def wake(self) -> None:
+        """Call the next turn now."""
         with self._changed:
             self._due = True
             self._changed.notify_all()
@@ -63,11 +50,13 @@ class TurnThread:
                 self._thread.start()
 
     def end(self) -> None:
+        """Call the last turn now, and none after it."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     def join(self, seconds: float) -> None:
+        """Wait that long for the last turn to end."""
         if self._thread.ident is not None:
             self._thread.join(seconds)
 
@@ -78,6 +67,9 @@ class TurnThread:
                 self._changed.wait_for(lambda: self._due or self._ended, self._seconds)
                 last, self._due = self._ended, False
             self._turn(last)
+
+
+MakeTurns = Callable[[Turn, float, str], TurnThread]
 
 
 class Cursor(msgspec.Struct, frozen=True, kw_only=True):
@@ -269,30 +261,12 @@ def facts_of(job: str, url: str) -> LoggerFacts:
     return LoggerFacts(job=job, run=run, folder=parsed.path if parsed.protocol == "file" else "")
 
 
-class Recipient(Protocol):
-    """A receiver of the records. who: its name in messages. file: of its cursor, in the history's folder.
-
-    reason: of a warning that it fails. kind: the file's type. at_once: records between two saves of the cursor.
-    """
-
-    who: str
-    file: str
-    reason: str
-    kind: type[Any]
-    at_once: int
-
-    def write(self, records: Sequence[Record], before: Any) -> Any:
-        """Take these records; return the cursor after them."""
-
-    def end(self, before: Any) -> Any:
-        """Note that training is complete, and that all records before were given."""
-
-    def close(self) -> None:
-        """Close until the next write: this worker is the root no longer, or ends."""
-
-
 class LoggerRecipient:
-    """A logger, which is created again after a failure."""
+    """A logger, which is created again after a failure.
+
+    Like `CallbackCalls` it has: who, its name in messages; file, of its cursor, in the history's folder; reason, of a
+    warning that it fails; kind, the file's type; at_once, records between two saves of the cursor.
+    """
 
     kind = Cursor
     at_once = 20_000
@@ -303,6 +277,7 @@ class LoggerRecipient:
         self._logger: Logger | None = None
 
     def write(self, records: Sequence[Record], before: Cursor) -> Cursor:
+        """Give the logger these records; return the cursor after them."""
         own, self._logger = self._logger or self._make(self._facts), None
         own.write(records)
         self._logger = own
@@ -321,7 +296,11 @@ class HistoryFollower:
     """Gives one recipient the records of a history that it lacks, each once and in order."""
 
     def __init__(
-        self, recipient: Recipient, files: HistoryFiles, tell: Callable[[Message], None], turns: MakeTurns
+        self,
+        recipient: LoggerRecipient | CallbackCalls,
+        files: HistoryFiles,
+        tell: Callable[[Message], None],
+        turns: MakeTurns,
     ) -> None:
         self.recipient, self._files, self._tell = recipient, files, tell
         self.leads = self._behind = False  # behind: the history may have records that it was not given
@@ -329,7 +308,7 @@ class HistoryFollower:
         self.whole = False  # the recipient has taken everything, and is closed
         self._ended: Callable[[], None] | None = None  # training is complete; called once the recipient knows
         self._knows_end = False
-        self._cursor: Cursor | None = None  # once that is read
+        self._cursor: Any = None  # the recipient's, once that is read
         self._unsaved = False  # the cursor
         self._file: HistoryFile | None = None  # the newest that was read
         self._since: float | None = None  # when the turn in progress began
