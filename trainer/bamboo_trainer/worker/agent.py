@@ -125,14 +125,7 @@ class TrafficMeter:
         return SentTraffic(sent=by_kind(sent), steps=self._steps) if self._steps else None
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryWritten:
-    """The history up to that checkpoint is written, so that the checkpoint may be committed."""
-
-    request: CommitCheckpoint
-
-
-Item = Event | Copied | ToWorker | NoticeReceived | HistoryWritten
+Item = Event | Copied | ToWorker | NoticeReceived | Callable[[], None]  # a function is called by the main thread
 
 
 class Inbox:
@@ -187,6 +180,8 @@ def failure_reason(error: BaseException) -> str:
 
 def failure_message(error: BaseException) -> str:
     """Return one line, with the place."""
+    if isinstance(error, SELF_EXPLANATORY):
+        return said_by(error)
     return str(error) if isinstance(error, TaskError | TaskOutOfMemory) else told(error)
 
 
@@ -303,11 +298,6 @@ class WorkerAgent:
         try:
             while self.exit_code is None:
                 self._turn()
-        except SELF_EXPLANATORY as error:
-            self._fail(failure_reason(error), said_by(error))
-        except Exception as error:
-            logger.exception("the worker failed")
-            self._fail(failure_reason(error), failure_message(error))
         except SystemExit as error:
             self.exit_code = exit_code(error)
             logger.exception("the task's code ended this worker")
@@ -315,7 +305,8 @@ class WorkerAgent:
         except BaseException as error:
             if not is_an_error(error):
                 raise
-            logger.exception("the task failed")
+            if not isinstance(error, SELF_EXPLANATORY):
+                logger.exception("the worker failed")
             self._fail(failure_reason(error), failure_message(error))
         finally:
             if self.history:
@@ -343,9 +334,8 @@ class WorkerAgent:
         for item in items:
             if isinstance(item, Message):
                 self._obey(item)
-            elif isinstance(item, HistoryWritten):
-                if self.checkpoints:
-                    self.checkpoints.commit(item.request)
+            elif callable(item):
+                item()
             elif self.engine:
                 self.engine.handle(item)
 
@@ -369,8 +359,8 @@ class WorkerAgent:
                 self.engine.keep_last_state(message)
             case HoldState(checkpoint=checkpoint) if self.engine:
                 self.engine.hold(checkpoint)
-            case CommitCheckpoint():
-                self._commit(message)
+            case CommitCheckpoint() if self.checkpoints:
+                self._commit(partial(self.checkpoints.commit, message))
             case FindCheckpoint() if self.checkpoints:
                 self.checkpoints.find(message)
             case DropCopies(checkpoints=checkpoints):
@@ -453,13 +443,12 @@ class WorkerAgent:
             text = f"the callbacks {names} are called with what is in the job's history, and it keeps none"
             self.control.send(WorkerWarning(reason="CallbacksNotCalled", message=text))
 
-    def _commit(self, request: CommitCheckpoint) -> None:
+    def _commit(self, commit: Callable[[], None]) -> None:
         """Commit a checkpoint; with a history here, after the steps before the checkpoint are written."""
-        written = HistoryWritten(request)
         if self.history:
-            self.history.when_written(partial(self.inbox.put, written))
+            self.history.when_written(partial(self.inbox.put, commit))
         else:
-            self.inbox.put(written)
+            commit()
 
     def tell(self, message: Message) -> None:
         """Send a message to the coordinator. The root's CellFinished, after which the job may end, waits until the
