@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -83,36 +83,12 @@ def with_peft(task: Task, folder: str | Path, *, dropout: float | None = None, t
     return with_adapters(task, PeftAdapter.read(Path(folder), dropout, trained))
 
 
-class Adapters(Protocol):
-    """The linear layers that get an adapter, by their names in their layers, and the other trained parameters."""
-
-    @property
-    def dropout(self) -> float:
-        """The share of the adapters' inputs that is dropped."""
-        ...
-
-    def at(self, name: str) -> tuple[int, float] | None:
-        """Return the rank and the scale of that linear layer's adapter; None if it has none."""
-        ...
-
-    def trains(self, name: str) -> bool:
-        """Return whether that parameter of a layer is trained itself."""
-        ...
-
-    def value(self, name: str) -> Tensor | None:
-        """Return the first value of that parameter of a layer; None keeps its own."""
-        ...
-
-    def check(self, linears: Collection[str] | None) -> None:
-        """Raise ValueError for an adapter at none of the task's linear layers. linears: all their names; None if
-        unknown in advance.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitting:
-    """Equal adapters where a name matches a target. trained: patterns of parameters."""
+    """Equal adapters at the linear layers whose names match a target. trained: patterns of other trained parameters.
+
+    Like `PeftAdapter` it has `dropout`, the share of the adapters' inputs that is dropped.
+    """
 
     rank: int
     scale: float
@@ -121,19 +97,28 @@ class Fitting:
     trained: tuple[str, ...]
 
     def at(self, name: str) -> tuple[int, float] | None:
+        """Return the rank and the scale of that linear layer's adapter; None if it has none."""
         return (self.rank, self.scale) if any(fnmatchcase(name, pattern) for pattern in self.targets) else None
 
     def trains(self, name: str) -> bool:
+        """Return whether that parameter of a layer is trained itself."""
         return any(fnmatchcase(name, pattern) for pattern in self.trained)
 
     def value(self, name: str) -> Tensor | None:
+        """Return the first value of that parameter of a layer; None keeps its own."""
         return None
 
     def check(self, linears: Collection[str] | None) -> None:
+        """Raise ValueError for an adapter at none of the task's linear layers. linears: all their names; None if
+        unknown in advance.
+        """
         if linears is None or any(map(self.at, linears)):
             return
         names = ", ".join(map(repr, list(linears)[:8])) or "none"
         raise ValueError(f"lora: no nn.Linear fits the targets {list(self.targets)}; there are {names}")
+
+
+Adapters = Fitting | PeftAdapter
 
 
 def with_adapters(task: Task, adapters: Adapters) -> Task:

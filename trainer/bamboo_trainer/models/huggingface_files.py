@@ -164,7 +164,7 @@ def _our_name(key: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeftAdapter:
-    """An adapter in PEFT's files; see `bamboo_trainer.lora.Adapters`. updates: rank and scale by the linear layer's
+    """An adapter in PEFT's files; see `bamboo_trainer.lora.Fitting`. updates: rank and scale by the linear layer's
     name in the whole module.
 
     keys: of the file, by the parameters' names in the whole module. trained: patterns of other trained parameters.
