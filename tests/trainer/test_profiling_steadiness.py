@@ -15,11 +15,9 @@ from bamboo.profiles.analytic import analytic_profile
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_trainer.loading import settled_task
 from bamboo_trainer.memory.estimate import measure
-from bamboo_trainer.profiling import FusedOperations, LayerWork, Steadiness, count, layer_work, profile, spread
+from bamboo_trainer.profiling import FusedOperations, LayerWork, count, is_steady, layer_work, profile, spread
 from bamboo_trainer.tasks.operations import Operations
 from profiling_kit import manifest
-
-STEADY = Steadiness(bound=0.03, floor=1e-6, most=20)
 
 
 def test_the_spread_is_of_the_median_and_not_of_the_times() -> None:
@@ -30,23 +28,16 @@ def test_the_spread_is_of_the_median_and_not_of_the_times() -> None:
     assert spread([1.0] * 4) == spread([0.0] * 9) == math.inf
 
 
-def test_it_is_measured_until_each_kind_is_known() -> None:
-    quiet, loud = [1.0, 1.0, 1.01, 1.0, 1.0, 0.99], [1.0, 2.0, 1.0, 2.0, 1.0, 2.0]
-    assert STEADY.reached([quiet, quiet])
-    assert not STEADY.reached([quiet, loud])
-    assert STEADY.enough([quiet, quiet], left=0.1)
-    assert not STEADY.enough([quiet, loud], left=0.1)
-
-
-def test_it_is_given_up_after_so_many_times_or_seconds() -> None:
-    loud = [1.0, 2.0, 1.0, 2.0, 1.0]
-    assert STEADY.enough([loud], left=0.0)
-    assert STEADY.enough([loud * 4], left=9.0)
-    assert not STEADY.enough([loud], left=9.0)
-
-
-def test_what_is_too_short_to_matter_is_steady() -> None:
-    assert STEADY.reached([[1e-7, 5e-7, 1e-7, 5e-7, 1e-7, 5e-7]])
+@pytest.mark.parametrize(
+    ("times", "steady"),
+    [
+        ([1.0, 1.0, 1.01, 1.0, 1.0, 0.99], True),
+        ([1.0, 2.0, 1.0, 2.0, 1.0, 2.0], False),
+        ([1e-7, 5e-7, 1e-7, 5e-7, 1e-7, 5e-7], True),  # too short to matter
+    ],
+)
+def test_times_are_steady_if_their_median_is_known(times: list[float], steady: bool) -> None:
+    assert is_steady(times) == steady
 
 
 @functools.cache

@@ -41,15 +41,13 @@ def count_layers(manifest: dict[str, Any]) -> dict[str, Any]:
     return found_or_problem(lambda: {"layers": len(task_of(spec).layers)})
 
 
-def found_or_problem(
-    look: Callable[[], dict[str, Any]], failures: tuple[type[Exception], ...] = (MemoryError, OSError)
-) -> dict[str, Any]:
-    """Return the result, or `problem`: one sentence. failures: of this machine, or of the task's own code on it."""
+def found_or_problem(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the result, or `problem`: one sentence about the task, or about this machine."""
     try:
         return look()
     except ValueError as error:  # a TaskError or DeviceError, or more stages than layers
         return {"problem": one_line(str(error))}
-    except failures as error:
+    except (MemoryError, OSError, RuntimeError) as error:
         return {"problem": one_line(f"the task could not be tried: {type(error).__name__}: {error}")}
 
 

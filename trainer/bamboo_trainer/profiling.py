@@ -48,25 +48,14 @@ FEWEST: Final = 5  # times; nothing is known from fewer
 NOTCH: Final = 1.57  # times the quartiles' distance over the root of their number: where a median is (McGill, 1978)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Steadiness:
-    """The precision to which a median must be known."""
+BOUND: Final = 0.03  # by what share of itself a median may be off
+FLOOR: Final = 20e-6  # seconds that do not matter
 
-    bound: float = 0.03  # by what share of itself a median may be off
-    floor: float = 20e-6  # seconds that do not matter
-    most: int = 100  # times at most
 
-    def reached(self, kinds: Sequence[Sequence[float]]) -> bool:
-        """Return whether all medians are known well enough. kinds: seconds of each measured thing, equally many."""
-        return all(self._known(times) for times in kinds)
-
-    def enough(self, kinds: Sequence[Sequence[float]], left: float) -> bool:
-        """Return whether to stop measuring. left: seconds left for it."""
-        return self.reached(kinds) or len(kinds[0]) >= self.most or left <= 0
-
-    def _known(self, times: Sequence[float]) -> bool:
-        off = spread(times)
-        return off <= self.bound or off * statistics.median(times) <= self.floor
+def is_steady(times: Sequence[float]) -> bool:
+    """Return whether the median of these seconds is known well enough."""
+    off = spread(times)
+    return off <= BOUND or off * statistics.median(times) <= FLOOR
 
 
 def spread(times: Sequence[float]) -> float:
@@ -100,7 +89,7 @@ def profile(manifest: dict[str, Any], repeats: int, seconds: float = REPEAT_SECO
     began = time.monotonic()
     torch.set_num_threads(1)  # as in a worker
     spec = parse_manifest(manifest)
-    found = found_or_problem(lambda: _profile(spec, repeats, seconds, began), (MemoryError, OSError, RuntimeError))
+    found = found_or_problem(lambda: _profile(spec, repeats, seconds, began))
     return found if "problem" in found else found | {"loopback": loopback()}
 
 
@@ -111,8 +100,8 @@ def _profile(spec: JobSpec, repeats: int, seconds: float, began: float) -> dict[
     loaded = time.monotonic() - began
     sizes, costs = measure(task, spec), layer_costs(task, spec.training.micro_batch_size)
     clock, started = WorkClock(time.perf_counter), time.perf_counter()
-    worked, steadiness = clock(), Steadiness(most=MOST_ROUNDS * repeats)
-    measured = _measured(task, spec, device, repeats, seconds, steadiness, clock)
+    worked = clock()
+    measured = _measured(task, spec, device, repeats, seconds, clock)
     took = time.perf_counter() - started
     spreads = [max(map(spread, one.kinds)) for one in measured]
     return {
@@ -122,9 +111,9 @@ def _profile(spec: JobSpec, repeats: int, seconds: float, began: float) -> dict[
         "load": loaded,
         "waited": max(0.0, 1 - (clock() - worked) / took),
         "repeats": max(len(one.kinds[0]) for one in measured),
-        "unsteady": [index for index, one in enumerate(measured) if not steadiness.reached(one.kinds)],
+        "unsteady": [index for index, one in enumerate(measured) if not all(map(is_steady, one.kinds))],
         "spread": min(1.0, max(spreads)),
-        "bound": steadiness.bound,
+        "bound": BOUND,
     }
 
 
@@ -154,13 +143,7 @@ def _told(times: LayerTimes, size: LayerSize, cost: float) -> dict[str, Any]:
 
 
 def _measured(
-    task: Task,
-    spec: JobSpec,
-    device: torch.device,
-    repeats: int,
-    seconds: float,
-    steadiness: Steadiness,
-    clock: WorkClock,
+    task: Task, spec: JobSpec, device: torch.device, repeats: int, seconds: float, clock: WorkClock
 ) -> list[LayerTimes]:
     """Return each layer's times, with one layer in memory at a time. Each may use its share of the seconds left."""
     count = len(task.layers)
@@ -174,7 +157,11 @@ def _measured(
             stage = build_stage(task, index, stages, config, device, reader)
             forward, backward, work, outputs = _round(clock, stage, config, inputs)
             began, share = time.monotonic(), left / (count - index)
-            while not steadiness.enough((forward, backward), share - (time.monotonic() - began)):
+            while (
+                not (is_steady(forward) and is_steady(backward))
+                and len(forward) < MOST_ROUNDS * repeats
+                and time.monotonic() - began < share
+            ):
                 more, back, work, outputs = _round(clock, stage, config, inputs)
                 forward += more
                 backward += back
@@ -262,7 +249,7 @@ def count(manifest: dict[str, Any]) -> dict[str, Any]:
     """
     torch.set_num_threads(1)  # as in a worker
     spec = parse_manifest(manifest)
-    return found_or_problem(lambda: {"layers": _layers(spec)}, (MemoryError, OSError, RuntimeError))
+    return found_or_problem(lambda: {"layers": _layers(spec)})
 
 
 def _layers(spec: JobSpec) -> list[dict[str, Any]]:
