@@ -33,7 +33,6 @@ SCENARIOS = {
         "gpu",
         "history_losses",
         "history_run",
-        "loggers",
         "boundary_precision",
         "same_bits",
         "model_library",

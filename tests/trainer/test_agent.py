@@ -44,7 +44,6 @@ from bamboo_trainer.stage.compilation import CompilerUnavailable
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import NotDeterministic, RealInterrupt, TaskError, TaskOutOfMemory
 from bamboo_trainer.tasks.user_code import run_layer
-from bamboo_trainer.transport.base import LinkDown, LinkUp
 from bamboo_trainer.worker.agent import (
     Inbox,
     WorkerAgent,
@@ -60,24 +59,6 @@ from manifest_kit import bamboojob, training
 from stage_kit import small_task
 
 PATIENCE = 120.0
-
-
-def test_all_that_is_there_comes_in_order_and_nothing_twice() -> None:
-    inbox = Inbox()
-    said = [LinkDown("w1"), LinkUp("w1"), LinkDown("w2")]
-    for one in said:
-        inbox.put(one)
-    assert inbox.take(0.0) == said
-    assert inbox.take(0.0) == []
-
-
-def test_who_waits_is_woken_by_another_thread() -> None:
-    inbox, found = Inbox(), list[object]()
-    waiting = threading.Thread(target=lambda: found.extend(inbox.take(PATIENCE)))
-    waiting.start()
-    inbox.put(LinkDown("w1"))
-    waiting.join(PATIENCE)
-    assert found == [LinkDown("w1")]
 
 
 def test_when_a_plan_came_is_known_once() -> None:

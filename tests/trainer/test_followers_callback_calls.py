@@ -109,12 +109,6 @@ def test_one_who_is_lost_in_the_middle_leaves_nothing_twice_in_what_it_keeps() -
     assert Seen.all == ["1:1", "1:2", "1:3", "1:3", "1:4"]
 
 
-def test_what_it_has_reached_can_be_read_again() -> None:
-    mine = calls([])
-    after = mine.write([step(1, checkpoint=True), step(2)], Called())
-    assert msgspec.json.decode(msgspec.json.encode(after), type=Called) == after
-
-
 def test_back_at_a_checkpoint_that_nobody_told_of_it_keeps_what_led_to_that() -> None:
     """Step 4, after which the checkpoint was taken, was lost with everybody who knew it."""
     mine = calls([])

@@ -180,14 +180,6 @@ def test_further_tensors_that_a_module_keeps_come_with_their_values() -> None:
     assert torch.equal(layers[1].module.get_submodule("blocks.0").scale, torch.full((4,), 2.0))
 
 
-def test_the_loss_gets_what_that_of_a_task_gets() -> None:
-    """Tuples of tensors, of which the first has all samples, although the model returns one tensor."""
-    task = from_module(plain_models.chain, **small_chain() | {"loss": lambda outputs, targets: outputs[0].mean()})
-    inputs, targets = task.dataset.batch([0, 1, 2])
-    outputs = run(layers_of(task), inputs)
-    assert torch.equal(task.loss(outputs, targets), outputs[0].mean())
-
-
 def test_metrics_get_what_the_loss_gets() -> None:
     """What the model returned, a dictionary here, and the targets; in a step and in an evaluation."""
 
@@ -204,9 +196,3 @@ def test_metrics_get_what_the_loss_gets() -> None:
     found, samples = measured(task, task.evaluation, outputs, targets, 2)["right"]
     assert samples == 2
     assert task_metrics(task, outputs, targets) == {"right": (found / 2, 1.0)}
-
-
-def small_chain() -> dict[str, Any]:
-    given = plain_models.parts("chain")
-    del given["make"]
-    return {**given, "optimizer": plain_models.optimizer, "learning_rate": 0.1}

@@ -38,22 +38,6 @@ def test_a_step_has_what_was_measured(job):
     )
 
 
-def test_no_step_is_missing_when_two_roots_are_lost_one_after_the_other(job):
-    """The first one had written some steps of which the others do not know that; the second one none."""
-    job.join("c")
-    job.tell_newcomer("c")
-    job.train_and_write(5)
-    job.train(4)
-    job.lose("a")
-    job.lead("b", 2)
-    job.train(3)
-    job.lose("b")
-    job.lead("c", 3)
-    job.train_and_write(2)
-    assert sorted(set(job.raw())) == first(14)
-    assert called(job) == first(14), "the callback hears each once, in order"
-
-
 def called(job: Job) -> list[tuple[int, int]]:
     """Attempt and step of each call, and the end without an attempt."""
     state = json.loads((Path(job.url) / "callback-steps.json").read_bytes())["state"]

@@ -34,7 +34,6 @@ class Unequal(nn.Module):
     ("changes", "message"),
     [
         ({"layers": nn.Sequential(nn.Linear(2, 2))}, r"layers\[0\] is a module \(Linear\), expected a function"),
-        ({"layers": (3,)}, r"layers\[0\] is of type int, expected a function that makes a module"),
         (
             {"layers": (lambda: nn.Linear(2, 2), Failing)},
             r"layer 1 \(Failing\) raised RuntimeError: on purpose",
@@ -96,9 +95,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_trained(kind, batch,
         ("builtins:dict", {}, "returned dict"),
         ("bamboo_trainer.models.gpt:build", {"nosuch": 1}, "unknown key 'nosuch'"),
         ("bamboo_trainer.models.gpt:build", {"heads": 3, "dModel": 16}, "dModel must be a multiple"),
-        ("bamboo_trainer.models.gpt:build", {"heads": "3"}, "heads must be a whole number"),
         ("bamboo_trainer.models.gpt:build", {"text": "/nowhere"}, "readable file"),
-        ("bamboo_trainer.models.mlp:build", {"width": 0}, "width must be at least 1"),
     ],
 )
 def test_a_wrong_entrypoint_or_config_gets_one_clear_sentence(entrypoint, config, message):
@@ -111,21 +108,15 @@ def test_a_wrong_entrypoint_or_config_gets_one_clear_sentence(entrypoint, config
     [
         ({"layers": (nn.Identity,) * 10_001}, "10001 layers, at most 10000 are accepted"),  # costs of as many are sent
         ({"costs": (1.0,)}, "Task.costs: expected one number for each of the 3 layers, got 1"),
-        ({"costs": 5}, "Task.costs: expected one number for each of the 3 layers, got int"),
         ({"costs": (1, -1.0, 1)}, r"Task.costs\[1\]: expected a number from 0 to 1e\+24, got -1.0"),
-        ({"costs": (float("nan"), 1, 1)}, r"Task.costs\[0\]: expected a number from 0"),
         ({"costs": ("1", 1, 1)}, r"Task.costs\[0\]: expected a number from 0 to 1e\+24, got '1'"),
-        ({"costs": (True, 1, 1)}, r"Task.costs\[0\]"),
         ({"metrics": [1]}, "Task.metrics: expected functions by name, got list of int"),
-        ({"metrics": {"m": 3}}, "Task.metrics: expected functions by name"),
         ({"metrics": {f"m{i}": len for i in range(65)}}, "Task.metrics: 65 metrics, at most 64 are accepted"),
         ({"metrics": {"a-b": len}}, "Task.metrics: a name must be up to 64 letters, digits and underscores, got 'a-b'"),
         ({"decisions": [len]}, "Task.decisions: expected functions by name, got list"),
-        ({"decisions": {"it": 1}}, "Task.decisions: expected functions by name, got dict"),
         ({"decisions": {"a.b": len}}, "Task.decisions: a name is 'a.b', expected letters, digits, _ and -"),
         ({"decisions": {str(n): len for n in range(17)}}, "Task.decisions: 17 decisions, at most 16 are accepted"),
         ({"callbacks": [len]}, "Task.callbacks: expected classes or functions by name, which make callbacks, got list"),
-        ({"callbacks": {"a": 1}}, "Task.callbacks: expected classes or functions by name"),
         ({"callbacks": {"a/b": len}}, "Task.callbacks: a name is 'a/b', expected letters, digits, _ and -"),
     ],
 )

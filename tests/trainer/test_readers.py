@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from bamboo_trainer.loading import load_task
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks import readers
 from bamboo_trainer.tasks.readers import AT_ONCE_BYTES, MOST_AHEAD, MOST_AT_ONCE, BatchReader
@@ -65,31 +64,6 @@ def test_close_does_not_wait_for_stuck_readers_and_reaps_them(tmp_path):
         asleep = until(lambda: len(found := list(tmp_path.glob("asleep-*"))) == 2 and found)
     for mark in asleep:
         assert not Path(f"/proc/{mark.name.partition('-')[2]}").exists()
-
-
-def test_what_a_model_of_the_library_makes_of_its_data_is_read_by_their_readers(tmp_path, monkeypatch):
-    (tmp_path / "pid_tokens.py").write_text(
-        "import os, torch\n"
-        "class Tokens:\n"
-        "    def __len__(self): return 1000\n"
-        "    def batch(self, indices):\n"
-        "        ids = torch.full((len(indices), 8), os.getpid() % 97)\n"
-        "        return (ids,), (ids,)\n"
-        "def build(config): return Tokens()\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    sizes = {"vocabulary": 97, "positions": 8, "width": 8, "heads": 2, "blocks": 1}
-    data = {"kind": "own", "entrypoint": "pid_tokens:build", "readers": 2}
-    task = load_task("bamboo_trainer.models.gpt2:build", {**sizes, "data": data})
-    reader = BatchReader(task, CONFIG.samples)
-    try:
-        makers = {int(reader.batch(0, 0, 0)[0][0][0, 0])}
-        for step in range(1, 9):
-            reader.expect(0, [(step, 0)])
-            makers.add(int(reader.batch(0, step, 0)[0][0][0, 0]))
-    finally:
-        reader.close()
-    assert len(makers) > 1, "the first batch is read here"
 
 
 def test_a_killed_reader_is_replaced_and_one_that_always_dies_is_an_error(tmp_path):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import reference
 import running_tasks
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.running_buffers import Capture, capturing, current, evaluating, intercept
+from bamboo_trainer.tasks.running_buffers import evaluating, intercept
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.ties import settled
 from bamboo_trainer.tasks.user_code import build_layer
@@ -19,31 +19,6 @@ from bamboo_trainer.training import TrainingConfig
 from running_tasks import build
 from stage_kit import CONFIG as SMALL
 from stage_kit import begin, chain, microbatch, one_step, small_task, state_of
-
-
-def test_it_is_there_within_the_forward_only_also_if_that_fails() -> None:
-    outer, inner = Capture(), Capture()
-    assert current() is None
-    try:
-        with capturing(outer):
-            with capturing(inner):
-                assert current() is inner
-            assert current() is outer
-            raise ValueError
-    except ValueError:
-        assert current() is None
-
-
-def test_what_a_repetition_leaves_does_not_count() -> None:
-    capture, module, value = Capture(), nn.Tanh(), torch.ones(1)
-    capture.contribute(module, (value,))
-    capture.add_loss("aux", value)
-    capture.close()
-    capture.contribute(module, (value,))
-    capture.add_loss("aux", value)
-    assert capture.contributed == [(module, (value,))]
-    assert capture.losses == [("aux", value)]
-
 
 STEPS, MICROBATCHES = 5, 4
 CONFIG = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=None, microbatches=MICROBATCHES, micro_batch_size=3)

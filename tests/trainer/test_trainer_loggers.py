@@ -1,11 +1,13 @@
-"""The logger for TensorBoard."""
+"""The loggers for TensorBoard, MLflow and Weights & Biases."""
 
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from bamboo_trainer.loggers import tensorboard
+from bamboo_trainer.loggers import mlflow, tensorboard, wandb
 from logger_kit import PATIENCE, evaluated, step, until
 
 pytest_plugins = ["logger_fixtures"]
@@ -49,3 +51,42 @@ def test_an_evaluation_is_at_its_step_and_takes_no_step_away(store):
     assert found["loss"] == [(1, 0.5), (2, pytest.approx(1 / 3)), (3, pytest.approx(0.2)), (4, pytest.approx(1 / 6))]
     assert dict(found["evaluation/x"]) == {2: 0.5, 4: 0.25}
     assert store.told == []
+
+
+@pytest.mark.slow
+def test_a_run_of_mlflow_in_a_folder(store, monkeypatch, tmp_path):
+    tracking = pytest.importorskip("mlflow.tracking")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = (tmp_path / "runs").as_uri()
+    for number in range(2):  # the second one goes on in the run of the first
+        followers = store.followers(mlflow("experiment", uri), leads=False)
+        store.add(None, step(number))
+        followers.lead(True)
+        followers.close(PATIENCE)
+    client = tracking.MlflowClient(uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("experiment").experiment_id])
+    assert sorted(m.step for m in client.get_metric_history(run.info.run_id, "loss")) == [0, 1]
+
+
+@pytest.mark.slow
+def test_a_run_of_weights_and_biases_without_a_network(store, monkeypatch, tmp_path):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    followers = store.followers(partial(wandb("project")))
+    store.add(followers, step(0), step(1))
+    until(lambda: (Path(store.url) / "logger-l0.json").exists())
+    followers.close(PATIENCE)
+    assert list(tmp_path.rglob("run-*.wandb"))
+    assert store.told == []
+
+
+@pytest.mark.parametrize(("make", "name"), [(wandb, "wandb"), (mlflow, "mlflow"), (tensorboard, "tensorboard")])
+def test_a_library_that_is_missing_is_told(store, monkeypatch, make, name):
+    for module in (name, f"{name}.tracking", "torch.utils.tensorboard"):
+        monkeypatch.setitem(sys.modules, module, None)
+    store.add(None, step(0))
+    followers = store.followers(make("x"))
+    until(lambda: store.told)
+    followers.close(PATIENCE)
+    assert f"{name} is not installed: pip install 'bamboo-trainer[{name}]'" in store.told[0].message

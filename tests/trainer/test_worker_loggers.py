@@ -1,17 +1,24 @@
-"""A history is written into a logger afterwards."""
+"""Loggers that a manifest names, and a history that is written into one afterwards."""
 
 import subprocess
 import sys
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from bamboo_core.history.files import HistoryFile, HistoryFiles
 from bamboo_core.history.merge import merged
 from bamboo_core.history.records import to_lines
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.manifest_warnings import warnings
+from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.worker.followers import facts_of
 from bamboo_trainer.worker.loggers import main, write
 from history_kit import shown
-from logger_kit import Kept, step
+from logger_kit import PATIENCE, Kept, named, step, until
+from manifest_kit import bamboojob, training
+
+pytest_plugins = ["logger_fixtures"]
 
 
 def test_each_step_is_given_as_it_was_done_last_under_the_run_of_the_jobs_own_logger(tmp_path):
@@ -49,3 +56,50 @@ def test_a_logger_that_there_is_not_is_told(tmp_path):
     assert "--to Own: expected TensorBoard, WeightsAndBiases or MLflow" in shown(tmp_path, "--to", "Own", code=2)
     assert "expected KEY=VALUE" in shown(tmp_path, "--to", "MLflow:mine", code=2)
     assert "expected only --to" in shown(tmp_path, "--to", "MLflow:experiment=a", "--all", code=2)
+
+
+def test_a_manifest_names_loggers_beside_those_of_the_task(store):
+    kept = Kept()
+    found = named(
+        {"name": "board", "type": "TensorBoard", "config": {"folder": "/x"}},
+        {"name": "wb", "type": "WeightsAndBiases", "config": {"project": "p", "tags": ["a"]}},
+        {"name": "ml", "type": "MLflow", "config": {"experiment": "e"}},
+        loggers={"coded": kept.make},
+    )
+    assert list(found) == ["coded", "board", "wb", "ml"]
+    followers = store.followers(found["coded"])
+    store.add(followers, step(0))
+    until(lambda: kept.given == [step(0)])
+    followers.close(PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("logger", "said"),
+    [
+        ({"type": "WeightsAndBiases"}, r"loggers\[0\]\.config: .*missing 1 required positional argument: 'project'"),
+        ({"type": "TensorBoard", "config": {"dir": "/x"}}, r"config: .*unexpected keyword argument 'dir'"),
+        (
+            {"type": "WeightsAndBiases", "config": {"project": "p", "api_key": "abc"}},
+            "api_key: expected no cred",
+        ),
+        (
+            {"type": "MLflow", "config": {"experiment": "e", "tracking_uri": "https://me:abc@mlflow"}},
+            "config.tracking_uri: expected no credentials in a manifest",
+        ),
+    ],
+)
+def test_a_logger_that_cannot_be_is_told_before_training(logger, said):
+    with pytest.raises(TaskError, match=said) as told:
+        named({"name": "a", **logger})
+    assert "abc" not in str(told.value), "a secret is not repeated"
+
+
+def test_a_name_is_used_once():
+    with pytest.raises(TaskError, match=r"training\.loggers\[0\]\.name: the task has a logger 'a', too"):
+        named({"name": "a", "type": "TensorBoard"}, loggers={"a": Kept().make})
+
+
+def test_loggers_without_a_history_are_warned_of():
+    logging = training(1, 2, 1, loggers=[{"name": "a", "type": "TensorBoard"}])
+    spec = parse_manifest(bamboojob(task={"entrypoint": "m:b"}, training=logging, topology={"stages": 1}))
+    assert [text for text in warnings(spec) if text.startswith("spec.training.loggers are given nothing")]
