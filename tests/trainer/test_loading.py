@@ -116,7 +116,7 @@ def test_a_wrong_entrypoint_or_config_gets_one_clear_sentence(entrypoint, config
         ({"decisions": [len]}, "Task.decisions: expected functions by name, got list"),
         ({"decisions": {"a.b": len}}, "Task.decisions: a name is 'a.b', expected letters, digits, _ and -"),
         ({"decisions": {str(n): len for n in range(17)}}, "Task.decisions: 17 decisions, at most 16 are accepted"),
-        ({"callbacks": [len]}, "Task.callbacks: expected classes or functions by name, which make callbacks, got list"),
+        ({"callbacks": [len]}, "Task.callbacks: expected functions by name, got list"),
         ({"callbacks": {"a/b": len}}, "Task.callbacks: a name is 'a/b', expected letters, digits, _ and -"),
     ],
 )

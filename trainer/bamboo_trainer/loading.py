@@ -14,12 +14,11 @@ from bamboo_core.job.spec import JobSpec
 from bamboo_core.text import count
 from bamboo_trainer.memory.estimate import checkpointed_layers
 from bamboo_trainer.task import Task, TrainingFacts
-from bamboo_trainer.tasks.evaluation import check_decisions
 from bamboo_trainer.tasks.inspection import stated_costs
 from bamboo_trainer.tasks.scheduled_optimizer import require_learning_rate
 from bamboo_trainer.tasks.task_errors import TaskError, blamed, complaint, told
 from bamboo_trainer.tasks.ties import settled
-from bamboo_trainer.tasks.user_code import check_callbacks, check_metrics, dataset_length, layer_factory
+from bamboo_trainer.tasks.user_code import check_functions, dataset_length, layer_factory
 from bamboo_trainer.training import shown_to_build, with_steps
 
 # The facts for a `build` that is called by itself, and not for a job.
@@ -89,9 +88,7 @@ def load_task(entrypoint: str, config: Mapping[str, Any], training: TrainingFact
     checkpointed_layers(task)
     if task.costs is not None:
         stated_costs(task, task.costs)
-    check_metrics(task)
-    check_decisions(task)
-    check_callbacks(task)
+    check_functions(task)
     dataset_length(task)
     return task
 

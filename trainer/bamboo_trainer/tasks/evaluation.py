@@ -9,7 +9,6 @@ then also occur with data before it is reported.
 """
 
 import math
-import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -22,7 +21,7 @@ from bamboo_core.control.protocol import MOST_METRICS
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.training_spec import TrainingSpec
 from bamboo_trainer.decisions import Committed, Decision, Memory
-from bamboo_trainer.frames import MOST_DECISIONS, MOST_MEMORY, Commit, Decided
+from bamboo_trainer.frames import MOST_MEMORY, Commit, Decided
 from bamboo_trainer.task import Evaluation, Parts, Sum, Task, sum_and_weight
 from bamboo_trainer.tasks.inspection import Walk, first_batch, forward, look
 from bamboo_trainer.tasks.mixed_precision import rounded
@@ -143,20 +142,7 @@ def _measure(task: Task, batch: _Batch, outputs: Parts) -> None:
         measured(task, task.evaluation, outputs, batch.targets, batch.samples)
 
 
-_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _LARGEST: Final = 2**53  # of whole numbers
-
-
-def check_decisions(task: Task) -> None:
-    """Raise TaskError if the task's decisions are not functions by name, or too many."""
-    given = task.decisions
-    if not isinstance(given, Mapping) or not all(callable(decide) for decide in given.values()):
-        raise TaskError(f"Task.decisions: expected functions by name, got {type(given).__name__}")
-    if len(given) > MOST_DECISIONS:
-        raise TaskError(f"Task.decisions: {len(given)} decisions, at most {MOST_DECISIONS} are accepted")
-    for name in given:
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise TaskError(f"Task.decisions: a name is {name!r}, expected letters, digits, _ and - (at most 40)")
 
 
 def first_decided(task: Task, step: int) -> Decided | None:

@@ -4,6 +4,7 @@ Running out of memory is no mistake, and becomes a TaskOutOfMemory.
 """
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -18,7 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from bamboo_core.control.protocol import MOST_METRICS
 from bamboo_trainer.data.order import pure_seed
-from bamboo_trainer.frames import unsendable
+from bamboo_trainer.frames import MOST_DECISIONS, unsendable
 from bamboo_trainer.task import Dataset, Parts, Sum, Task, checked_name, parted, sum_and_weight
 from bamboo_trainer.tasks.running_buffers import running_norms, spectrally_normed
 from bamboo_trainer.tasks.task_errors import TaskError, blamed, in_task, is_an_error, ran_out_of_memory, told
@@ -300,25 +301,23 @@ def task_loss(task: Task, outputs: Parts, targets: Parts) -> Loss:
     return Loss(loss.reshape(()), weight)
 
 
-def check_metrics(task: Task) -> None:
-    """Raise TaskError if the task's metrics are not functions by name, or too many."""
-    if not isinstance(task.metrics, Mapping) or not all(callable(metric) for metric in task.metrics.values()):
-        raise TaskError(f"Task.metrics: expected functions by name, got {_form(task.metrics)}")
-    if len(task.metrics) > MOST_METRICS:
-        raise TaskError(f"Task.metrics: {len(task.metrics)} metrics, at most {MOST_METRICS} are accepted")
-    for name in task.metrics:
-        checked_name(name, "Task.metrics: a name")
-
-
-def check_callbacks(task: Task) -> None:
-    """Raise TaskError if the task's callbacks are not made by functions by name."""
-    if not isinstance(task.callbacks, Mapping) or not all(callable(make) for make in task.callbacks.values()):
-        raise TaskError(
-            f"Task.callbacks: expected classes or functions by name, which make callbacks, got {_form(task.callbacks)}"
-        )
-    for name in task.callbacks:
-        if not isinstance(name, str) or not _FILE_NAME.fullmatch(name):
-            raise TaskError(f"Task.callbacks: a name is {name!r}, expected letters, digits, _ and - (at most 40)")
+def check_functions(task: Task) -> None:
+    """Raise TaskError if the task's metrics, decisions or callbacks are not functions by name, or too many."""
+    fields = {
+        "metrics": (task.metrics, MOST_METRICS),
+        "decisions": (task.decisions, MOST_DECISIONS),
+        "callbacks": (task.callbacks, math.inf),
+    }
+    for field, (given, most) in fields.items():
+        if not isinstance(given, Mapping) or not all(map(callable, given.values())):
+            raise TaskError(f"Task.{field}: expected functions by name, got {_form(given)}")
+        if len(given) > most:
+            raise TaskError(f"Task.{field}: {len(given)} {field}, at most {most} are accepted")
+        for name in given:
+            if field == "metrics":
+                checked_name(name, "Task.metrics: a name")
+            elif not isinstance(name, str) or not _FILE_NAME.fullmatch(name):
+                raise TaskError(f"Task.{field}: a name is {name!r}, expected letters, digits, _ and - (at most 40)")
 
 
 def task_metrics(task: Task, outputs: Parts, targets: Parts) -> dict[str, Sum]:
