@@ -9,7 +9,7 @@ from bamboo_core.history.records import StepRecord
 from bamboo_trainer.callbacks import Callback, MakeCallback
 from bamboo_trainer.loggers import LoggerFacts
 from bamboo_trainer.worker.followers import Followers, TurnThread
-from bamboo_trainer.worker.history import HistoryKeeper, Rates
+from bamboo_trainer.worker.history_keeper import HistoryKeeper, Rates
 
 FACTS = LoggerFacts(job="job", run="r")
 

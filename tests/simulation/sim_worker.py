@@ -25,7 +25,7 @@ from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.frames import Frame
 from bamboo_trainer.memory.host_copies import AtOnce, Copied, Copy, Parts
 from bamboo_trainer.stage.layer_state import LayerState
-from bamboo_trainer.worker.history import Rates
+from bamboo_trainer.worker.history_keeper import Rates
 from history_worker import HistoryWorker, Steps
 from sim_arithmetic import Oracle
 from sim_clock import Clock

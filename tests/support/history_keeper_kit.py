@@ -8,7 +8,7 @@ from bamboo_core.history.files import HistoryFiles
 from bamboo_core.history.records import StepRecord
 from bamboo_core.planning.plan import Assignment, Layout, Peer, Plan
 from bamboo_trainer.frames import CheckpointMark, Commit
-from bamboo_trainer.worker.history import HistoryKeeper, Rates
+from bamboo_trainer.worker.history_keeper import HistoryKeeper, Rates
 from history_worker import HistoryWorker, Steps
 
 CHECKPOINT = CheckpointMark(number=1, id="a", writers=())

@@ -14,7 +14,7 @@ from bamboo_core.history.files import HistoryFiles
 from bamboo_core.history.records import EventRecord
 from bamboo_trainer.callbacks import Callback
 from bamboo_trainer.worker.followers import CallbackCalls, Called, facts_of
-from bamboo_trainer.worker.history import HistoryKeeper, Rates
+from bamboo_trainer.worker.history_keeper import HistoryKeeper, Rates
 from history_keeper_kit import plan
 from logger_kit import PATIENCE, Store, evaluated, step, until
 
@@ -200,7 +200,7 @@ def test_what_is_no_callback_is_told() -> None:
 
 def test_who_waits_for_the_end_does_not_wait_for_ever(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The training ends though a callback hangs, and at once without any."""
-    monkeypatch.setattr("bamboo_trainer.worker.history.HELD_SECONDS", 0.05)
+    monkeypatch.setattr("bamboo_trainer.worker.history_keeper.HELD_SECONDS", 0.05)
     go_on, done = threading.Event(), threading.Event()
 
     class Hangs(Callback):

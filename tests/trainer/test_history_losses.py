@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bamboo_core.history.files import HistoryFiles
 from bamboo_core.history.merge import merged, newest
 from bamboo_core.history.records import Record, StepRecord
-from bamboo_trainer.worker import history
+from bamboo_trainer.worker import history_keeper
 from history_keeper_kit import Job
 from history_worker import HistoryWorker, Steps
 
@@ -163,12 +163,12 @@ class Life:
 @contextmanager
 def small() -> Iterator[None]:
     """Small files and pieces, so that a short life has several."""
-    before = history.MOST_RECORDS, history.SENT_AT_ONCE
-    history.MOST_RECORDS, history.SENT_AT_ONCE = 7, 3  # type: ignore[misc]
+    before = history_keeper.MOST_RECORDS, history_keeper.SENT_AT_ONCE
+    history_keeper.MOST_RECORDS, history_keeper.SENT_AT_ONCE = 7, 3  # type: ignore[misc]
     try:
         yield
     finally:
-        history.MOST_RECORDS, history.SENT_AT_ONCE = before  # type: ignore[misc]
+        history_keeper.MOST_RECORDS, history_keeper.SENT_AT_ONCE = before  # type: ignore[misc]
 
 
 @given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 9), st.integers(0, 20)), max_size=30))

@@ -42,7 +42,7 @@ from bamboo_trainer.tasks.operations import Kernel, Operations
 from bamboo_trainer.tasks.readers import BatchReader
 from bamboo_trainer.tasks.user_code import run_layer, task_loss
 from bamboo_trainer.training import TrainingConfig
-from bamboo_trainer.worker.telemetry import WorkClock
+from bamboo_trainer.worker.work_clock import WorkClock
 
 FEWEST: Final = 5  # times; nothing is known from fewer
 NOTCH: Final = 1.57  # times the quartiles' distance over the root of their number: where a median is (McGill, 1978)

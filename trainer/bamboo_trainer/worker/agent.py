@@ -81,10 +81,11 @@ from bamboo_trainer.tasks.user_code import named_layer, run_layer, tokens_of
 from bamboo_trainer.transport.base import Event
 from bamboo_trainer.transport.tcp import TcpTransport
 from bamboo_trainer.worker.followers import Followers, facts_of
-from bamboo_trainer.worker.history import HistoryKeeper, Rates
+from bamboo_trainer.worker.history_keeper import HistoryKeeper, Rates
 from bamboo_trainer.worker.loaded_job import LoadedJob, StagesOfJob, load_job
 from bamboo_trainer.worker.platform import this_platform
-from bamboo_trainer.worker.telemetry import Spans, WorkClock
+from bamboo_trainer.worker.telemetry import Spans
+from bamboo_trainer.worker.work_clock import WorkClock
 
 KINDS = {
     FrameKind.ACTIVATION: "activation",

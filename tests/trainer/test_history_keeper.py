@@ -13,7 +13,7 @@ from bamboo_core.history.merge import merged
 from bamboo_core.history.records import EvaluationRecord, EventRecord, StepRecord
 from bamboo_core.storage.bounded import StoreUnavailable
 from bamboo_trainer.worker.followers import Followers
-from bamboo_trainer.worker.history import HistoryKeeper, Rates
+from bamboo_trainer.worker.history_keeper import HistoryKeeper, Rates
 from history_keeper_kit import CHECKPOINT, Job, first, plan
 from history_worker import FACTS
 
@@ -150,7 +150,7 @@ def test_a_store_that_is_away_costs_one_warning_and_no_step(job, monkeypatch):
         real(self, *arguments)
 
     monkeypatch.setattr(HistoryFiles, "write", write)
-    monkeypatch.setattr("bamboo_trainer.worker.history.HELD_SECONDS", 0.0)
+    monkeypatch.setattr("bamboo_trainer.worker.history_keeper.HELD_SECONDS", 0.0)
     for _ in range(3):
         job.train_and_write(2)  # it waits no longer than it may
     away[0] = False
@@ -162,7 +162,7 @@ def test_a_store_that_is_away_costs_one_warning_and_no_step(job, monkeypatch):
 
 
 def test_what_is_kept_for_a_store_that_stays_away_is_bounded(job, monkeypatch):
-    monkeypatch.setattr("bamboo_trainer.worker.history.MOST_KEPT", 10)
+    monkeypatch.setattr("bamboo_trainer.worker.history_keeper.MOST_KEPT", 10)
     job.train(25)
     assert [step for step, _ in job.keeper("b").unwritten()[0]] == list(range(15, 25))
 
@@ -183,7 +183,7 @@ def test_who_waits_for_what_is_known_does_not_wait_for_what_comes_while_it_is_wr
 
 
 def test_a_file_is_followed_by_another_when_it_is_full(job, monkeypatch):
-    monkeypatch.setattr("bamboo_trainer.worker.history.MOST_RECORDS", 4)
+    monkeypatch.setattr("bamboo_trainer.worker.history_keeper.MOST_RECORDS", 4)
     job.train_and_write(10)
     job.train_and_write(3)
     assert job.raw() == first(13)
