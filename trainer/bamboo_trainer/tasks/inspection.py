@@ -8,6 +8,7 @@ no data. If a layer cannot run so, because its control flow depends on values, a
 
 import logging
 import math
+import multiprocessing
 import os
 import pickle
 import random
@@ -16,7 +17,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, Final, TypeVar
 
@@ -39,6 +39,7 @@ from bamboo_trainer.training import TrainingConfig
 
 SILENT_SECONDS: Final = 300.0  # a child that sends nothing for this long is given up
 MOST_TEXT: Final = 2000  # characters
+_FORK: Final = multiprocessing.get_context("fork")
 
 T = TypeVar("T")
 
@@ -46,14 +47,15 @@ T = TypeVar("T")
 def from_child(items: Iterator[T]) -> tuple[list[T], str]:
     """Return what the iterator yields in a child process, and why it ended early; "" if it did not.
 
-    A line is taken as soon as it is written, so lines before an error, or the end of the process, count.
+    An item is taken as soon as it is sent, so items before an error, or before the end of the process, count.
     """
-    reading, writing = Pipe(duplex=False)
+    reading, writing = _FORK.Pipe(duplex=False)
+    child = _FORK.Process(target=_send, args=(os.getpid(), items, writing))
     found: list[T] = []
     with reading:
         try:
             with writing:
-                child = _fork(items, writing)
+                child.start()
         except OSError as error:
             return [], f"no process could be started: {said_by(error)}"
         try:
@@ -65,29 +67,21 @@ def from_child(items: Iterator[T]) -> tuple[list[T], str]:
         except (EOFError, OSError):
             return found, "the process ended without a result"
         finally:
-            os.kill(child, signal.SIGKILL)  # it has sent all that it had, or is stuck
-            os.waitpid(child, 0)
+            child.kill()  # it has sent all that it had, or is stuck
+            child.join()
     return found, f"no result within {SILENT_SECONDS:g} s"
 
 
-def _fork(items: Iterator[object], pipe: Connection) -> int:
-    """Fork a child, which sends each item and, at the end, why it cannot continue. Return its process id."""
-    parent = os.getpid()
-    child = os.fork()
-    if child:
-        return child
+def _send(parent: int, items: Iterator[object], pipe: Connection) -> None:
+    """Send each item and, at the end, why there are no more. For a child, just forked."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    end_with(parent)
     try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        end_with(parent)
         for item in items:
-            if os.getppid() != parent:
-                break
             pipe.send((item, None))
         pipe.send((None, ""))
     except BaseException as error:
         pipe.send((None, " ".join(told(error).split())[:MOST_TEXT]))
-    finally:
-        os._exit(0)
 
 
 _DRAWS: Final = (Tensor.normal_, Tensor.uniform_)

@@ -34,8 +34,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from bamboo_core.complaints import system_reason
 from bamboo_core.orphans import Orphans, adopt, children, end_with
@@ -113,14 +112,12 @@ def resolve(name: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-@dataclass(slots=True)
-class _Call:
-    """A call in progress: the child's answer so far; `pipe` is -1 once it is complete. crash: see `Launcher._fork`."""
+class _Call(NamedTuple):
+    """A call in progress. answer: a file for the child's answer. crash: see `Launcher._fork`."""
 
     id: Any
-    pipe: int
+    answer: int
     crash: int
-    answer: bytearray = field(default_factory=bytearray)
 
 
 class Gates:
@@ -254,7 +251,7 @@ class Launcher:
         self._tell(event="started", worker=worker, pid=pid)
 
     def _call(self, id: Any, function: str, arguments: dict[str, Any]) -> None:
-        ours, theirs = os.pipe()
+        file = os.memfd_create("answer")
 
         def answer() -> int:
             try:
@@ -265,29 +262,22 @@ class Launcher:
             except Exception as error:
                 traceback.print_exc()
                 text = json.dumps({"error": one_line(f"{type(error).__name__}: {error}")})
-            with os.fdopen(theirs, "wb") as pipe:
-                pipe.write(text.encode())
+            with open(file, "w") as stream:
+                stream.write(text)
             return 0
 
         pid, crash = self._fork(answer)
-        os.close(theirs)
-        call = _Call(id, ours, crash)
-        self._calls[pid] = call
-        self._selector.register(ours, selectors.EVENT_READ, lambda: self._read_answer(call))
+        self._calls[pid] = _Call(id, file, crash)
 
-    def _read_answer(self, call: _Call) -> None:
-        data = os.read(call.pipe, CHUNK)
-        call.answer += data
-        if data:
-            return
-        self._selector.unregister(call.pipe)
-        os.close(call.pipe)
-        call.pipe = -1  # the number may be used again before the child is reaped
+    def _answer(self, call: _Call) -> None:
+        """Tell the result of a call whose process has ended."""
         where = self._crashed_at(call.crash, "the function's process")
-        try:
-            result = json.loads(call.answer)
-        except ValueError:
-            result = {"error": f"the function's process ended without an answer{where and f': {where}'}"}
+        with open(call.answer) as stream:
+            stream.seek(0)
+            try:
+                result = json.load(stream)
+            except ValueError:
+                result = {"error": f"the function's process ended without an answer{where and f': {where}'}"}
         self._tell(event="result", id=call.id, **result)
 
     def _fork(self, body: Callable[[], int]) -> tuple[int, int]:
@@ -321,9 +311,8 @@ class Launcher:
             for pipe in (self._commands, self._events, self._woken, self._waker):
                 os.close(pipe)
             for call in self._calls.values():
-                if call.pipe >= 0:
-                    os.close(call.pipe)
-                    os.close(call.crash)
+                os.close(call.answer)
+                os.close(call.crash)
             self._gates.leave()
             for others in self._crashes.values():
                 os.close(others)
@@ -349,7 +338,8 @@ class Launcher:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     break
-                self._calls.pop(pid, None)
+                if (call := self._calls.pop(pid, None)) is not None:
+                    self._answer(call)
                 if (worker := self._workers.pop(pid, None)) is not None:
                     self._gates.close(worker)
                     where = self._crashed_at(self._crashes.pop(pid), worker)
