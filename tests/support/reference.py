@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bamboo_trainer import loss_scale
 from bamboo_trainer.decisions import Committed
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.evaluation import first_decided, frozen_among, next_decided
+from bamboo_trainer.tasks.evaluation import frozen_among, next_decided
 from bamboo_trainer.tasks.mixed_precision import autocast, kept_in_fp32, passed_on
 from bamboo_trainer.tasks.running_buffers import Capture, capturing
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
@@ -46,7 +46,7 @@ def train(task: Task, config: TrainingConfig, steps: int) -> tuple[list[float], 
     optimizer.fuse()
     scaler = _scaler(config)
     losses: list[float] = []
-    decided = first_decided(task, 0)
+    decided = next_decided(task, None, Committed(step=0))
     for step in range(steps):
         if decided and decided.stops:
             break

@@ -13,7 +13,7 @@ from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.decisions import Committed, Decision
 from bamboo_trainer.frames import Commit, Decided
 from bamboo_trainer.task import Evaluation, Parts, Task
-from bamboo_trainer.tasks.evaluation import committed_step, first_decided, frozen_among, next_decided, try_measurements
+from bamboo_trainer.tasks.evaluation import committed_step, frozen_among, next_decided, try_measurements
 from bamboo_trainer.tasks.task_errors import TaskError
 from stage_kit import small_task
 from task_check_kit import manifest
@@ -122,7 +122,7 @@ def test_what_several_say_adds_up() -> None:
             "end": lambda done, memory: Decision(frozen=["2.bias", "0.*"], stop=done.step == 1),
         }
     )
-    said = first_decided(task, 0)
+    said = next_decided(task, None, Committed(step=0))
     assert said is not None
     assert (said.learning_rate, said.frozen, said.stops) == (0.125, ("0.*", "2.bias"), ())
     said = next_decided(task, said, Committed(step=1))
@@ -140,7 +140,7 @@ def test_each_is_given_its_own_memory() -> None:
 
 
 def test_a_task_without_any_says_nothing() -> None:
-    assert first_decided(small_task(), 0) is None
+    assert next_decided(small_task(), None, Committed(step=0)) is None
     assert frozen_among(["0.weight"], None) == frozenset()
 
 

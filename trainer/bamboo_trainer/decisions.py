@@ -5,7 +5,6 @@ A decision is a pure function of what was committed and of its own memory; docs/
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 Number = int | float | bool | None
 Memory = Mapping[str, Number]
@@ -71,48 +70,35 @@ def reduce_on_plateau(
     metric: a name for `Committed.value`. patience: how often it may fail to improve. threshold: relative. largest:
     larger is better. least: the smallest factor of the rate.
     """
-    return partial(_on_plateau, metric, factor, patience, threshold, largest, least)
 
+    def decide(done: Committed, memory: Memory) -> Decision:
+        rate, best, bad = memory.get("rate"), memory.get("best"), memory.get("bad") or 0
+        rate = 1.0 if rate is None else float(rate)
+        value = done.value(metric)
+        if value is not None:
+            better = best is None or (value > best * (1 + threshold) if largest else value < best * (1 - threshold))
+            best, bad = (value, 0) if better else (best, bad + 1)
+            if bad > patience:
+                rate, bad = max(rate * factor, least), 0
+        return Decision(learning_rate=rate, memory={"rate": rate, "best": best, "bad": bad})
 
-def _on_plateau(
-    metric: str,
-    factor: float,
-    patience: int,
-    threshold: float,
-    largest: bool,
-    least: float,
-    done: Committed,
-    memory: Memory,
-) -> Decision:
-    rate, best, bad = memory.get("rate"), memory.get("best"), memory.get("bad") or 0
-    rate = 1.0 if rate is None else float(rate)
-    value = done.value(metric)
-    if value is not None:
-        better = best is None or (value > best * (1 + threshold) if largest else value < best * (1 - threshold))
-        best, bad = (value, 0) if better else (best, bad + 1)
-        if bad > patience:
-            rate, bad = max(rate * factor, least), 0
-    return Decision(learning_rate=rate, memory={"rate": rate, "best": best, "bad": bad})
+    return decide
 
 
 def frozen_for(steps: int, *parameters: str) -> Decide:
     """Keep these parameters unchanged for the first `steps` steps. parameters: names or patterns, as in `Decision`."""
-    return partial(_frozen_for, steps, parameters)
-
-
-def _frozen_for(steps: int, parameters: Sequence[str], done: Committed, memory: Memory) -> Decision:
-    return Decision(frozen=parameters if done.step < steps else ())
+    return lambda done, memory: Decision(frozen=parameters if done.step < steps else ())
 
 
 def stop_when(metric: str = "loss", *, below: float | None = None, above: float | None = None) -> Decide:
     """End training once a number is below, or above, a limit. metric: a name for `Committed.value`."""
     if (below is None) == (above is None):
         raise ValueError("stop_when: expected below or above")
-    return partial(_stop_when, metric, below, above)
 
+    def decide(done: Committed, memory: Memory) -> Decision:
+        value = done.value(metric)
+        low = value is not None and below is not None and value < below
+        high = value is not None and above is not None and value > above
+        return Decision(stop=low or high)
 
-def _stop_when(metric: str, below: float | None, above: float | None, done: Committed, memory: Memory) -> Decision:
-    value = done.value(metric)
-    low = value is not None and below is not None and value < below
-    high = value is not None and above is not None and value > above
-    return Decision(stop=low or high)
+    return decide

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from bamboo_core.control.evaluations import Course, EarlyStop
 from bamboo_trainer import loss_scale
+from bamboo_trainer.decisions import Committed
 from bamboo_trainer.frames import Commit, CommonState
 from bamboo_trainer.loss_scale import LossScale
 from bamboo_trainer.memory.gpus import apart_from_others, wait_for
@@ -31,7 +32,7 @@ from bamboo_trainer.stage.layer_state import LateCopies, LayerState
 from bamboo_trainer.stage.optimizer_state import OptimizerState
 from bamboo_trainer.stage.parameters import FlatParameters, TiedSegment, tied_segments
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.evaluation import committed_step, first_decided, next_decided
+from bamboo_trainer.tasks.evaluation import committed_step, next_decided
 from bamboo_trainer.tasks.mixed_precision import forget_casts
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.task_errors import TaskError
@@ -329,7 +330,11 @@ class StageValues:
         """
         config = self.config
         metric = f"{config.early.goal} {config.early.metric}" if config.early else ""
-        decided = (common.decided or first_decided(self.task, self.version)) if self.task.decisions else None
+        decided = (
+            (common.decided or next_decided(self.task, None, Committed(step=self.version)))
+            if self.task.decisions
+            else None
+        )
         self.begin_step(
             CommonState(
                 loss_scale=(common.loss_scale or LossScale(loss_scale.INITIAL)) if config.scales_losses else None,

@@ -145,14 +145,18 @@ def _measure(task: Task, batch: _Batch, outputs: Parts) -> None:
 _LARGEST: Final = 2**53  # of whole numbers
 
 
-def first_decided(task: Task, step: int) -> Decided | None:
-    """Return the decisions for a state without earlier decisions; None if the task has none."""
-    return _decided(task, Committed(step=step), {})
-
-
 def next_decided(task: Task, before: Decided | None, done: Committed) -> Decided | None:
-    """Return the decisions after that step; None if the task has none. before: those after the step before."""
-    return _decided(task, done, before.memory if before else {})
+    """Return the decisions after that step; None if the task has none. before: those after the step before, if any."""
+    if not task.decisions:
+        return None
+    memories = before.memory if before else {}
+    decisions = {name: _asked(task, name, done, memories.get(name, {})) for name in sorted(task.decisions)}
+    return Decided(
+        learning_rate=math.prod((decision.learning_rate for decision in decisions.values()), start=1.0),
+        frozen=tuple(sorted({pattern for decision in decisions.values() for pattern in decision.frozen})),
+        stops=tuple(name for name, decision in decisions.items() if decision.stop),
+        memory={name: dict(decision.memory) for name, decision in decisions.items()},
+    )
 
 
 def committed_step(step: int, commit: Commit) -> Committed:
@@ -175,18 +179,6 @@ def frozen_among(names: Collection[str], decided: Decided | None) -> frozenset[s
 @lru_cache(maxsize=256)
 def _matching(names: tuple[str, ...], patterns: tuple[str, ...]) -> frozenset[str]:
     return frozenset(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
-
-
-def _decided(task: Task, done: Committed, memories: Mapping[str, Memory]) -> Decided | None:
-    if not task.decisions:
-        return None
-    decisions = {name: _asked(task, name, done, memories.get(name, {})) for name in sorted(task.decisions)}
-    return Decided(
-        learning_rate=math.prod((decision.learning_rate for decision in decisions.values()), start=1.0),
-        frozen=tuple(sorted({pattern for decision in decisions.values() for pattern in decision.frozen})),
-        stops=tuple(name for name, decision in decisions.items() if decision.stop),
-        memory={name: dict(decision.memory) for name, decision in decisions.items()},
-    )
 
 
 def _asked(task: Task, name: str, done: Committed, memory: Memory) -> Decision:

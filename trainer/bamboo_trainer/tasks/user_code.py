@@ -21,8 +21,8 @@ from bamboo_core.control.protocol import MOST_METRICS
 from bamboo_trainer.data.order import pure_seed
 from bamboo_trainer.frames import MOST_DECISIONS, unsendable
 from bamboo_trainer.task import Dataset, Parts, Sum, Task, checked_name, parted, sum_and_weight
-from bamboo_trainer.tasks.running_buffers import running_norms, spectrally_normed
-from bamboo_trainer.tasks.task_errors import TaskError, blamed, in_task, is_an_error, ran_out_of_memory, told
+from bamboo_trainer.tasks.running_buffers import spectrally_normed
+from bamboo_trainer.tasks.task_errors import TaskError, blamed, in_task, is_an_error, ran_out_of_memory
 
 _AS_IT_IS: Final = nullcontext()
 _FILE_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,40}")
@@ -136,14 +136,7 @@ def run_layer(
         may_repeat = isinstance(error, Exception) and not ran_out_of_memory(error)
         if may_repeat and _would_write(call, parts):
             raise TaskError(f"{named_layer(task_layer, layer)} {_WRITES}") from error
-        who = named_layer(task_layer, layer)
-        if _breaks_graph(error) and (normed := running_norms(task_layer)):
-            raise TaskError(
-                f"{who} compiles a forward with {type(normed[0].module).__name__} in it (torch.compile), and torch "
-                "cannot make one graph of what captures its running statistics: leave fullgraph=False, so that the "
-                f"graph breaks there, or compile the modules around the norm: {told(error)}"
-            ) from error
-        raise blamed(who, error) from error
+        raise blamed(named_layer(task_layer, layer), error) from error
     if _versions(parts) != before:
         raise TaskError(f"{named_layer(task_layer, layer)} {_WRITES}")
     if isinstance(result, Tensor):
@@ -205,11 +198,6 @@ def _contiguous(number: int, count: int, without: set[int], compiled: str, gradi
 def _is_compiled(part: Tensor) -> bool:
     """Return whether a graph of torch.compile has computed it."""
     return type(part.grad_fn).__name__ == COMPILED_NODE
-
-
-def _breaks_graph(error: BaseException) -> bool:
-    """Return whether it is torch.compile's Unsupported, without importing its module, which takes a second."""
-    return type(error).__module__ == "torch._dynamo.exc" and type(error).__name__ == "Unsupported"
 
 
 def named_layer(task_layer: nn.Module, layer: int) -> str:

@@ -252,7 +252,6 @@ class CallbackCalls:
 
 
 AGAIN_SECONDS: Final = 10.0  # after a failure
-SLOW_SECONDS: Final = 60.0  # in which a recipient should take its records
 
 
 def facts_of(job: str, url: str) -> LoggerFacts:
@@ -311,7 +310,6 @@ class HistoryFollower:
         self._cursor: Any = None  # the recipient's, once that is read
         self._unsaved = False  # the cursor
         self._file: HistoryFile | None = None  # the newest that was read
-        self._since: float | None = None  # when the turn in progress began
         self._lock = threading.Lock()
         self.turns = turns(self._turn, AGAIN_SECONDS, recipient.file.removesuffix(".json"))
 
@@ -324,9 +322,6 @@ class HistoryFollower:
 
     def wake(self) -> None:
         """Note that the history has new records."""
-        since = self._since
-        if since is not None and time.monotonic() > since + SLOW_SECONDS:
-            self._trouble(f"it has not answered for {SLOW_SECONDS:g} s")
         with self._lock:
             self._behind, self._knows_end = True, False
         self.turns.wake()
@@ -346,12 +341,10 @@ class HistoryFollower:
         with self._lock:
             leads, ended = self.leads, self._ended
             due, self._behind = leads and (self._behind or ended is not None), False
-        self._since = time.monotonic()
         done = not due or self._succeeds(lambda: self._follow(complete=ended is not None))
         if last or not leads:
             self._cursor = self._file = None
             self.whole = self._succeeds(self.recipient.close) and done
-        self._since = None
         if not done:
             self._behind = True
         elif due and ended is not None:
