@@ -151,11 +151,6 @@ def times(factor: float) -> Task:
     return replace(build({}), loss=lambda outputs, targets: outputs[0].mean() * factor)
 
 
-def test_a_loss_that_is_not_finite_ends_the_job_as_in_any_precision() -> None:
-    """A scale has nothing to do with that."""
-    assert Job(manifest(2, 1), task=times(math.inf)).run().end.reason == "LossNotFinite"
-
-
 def test_gradients_that_overflow_at_every_scale_end_the_job_with_a_clear_reason() -> None:
     job = Job(manifest(2, 1, steps=MOST_SKIPS + 2), task=times(1e30)).run()
     assert job.end.reason == "TooManySkippedSteps"

@@ -4,14 +4,12 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
 from bamboo_trainer.optimizers import Combined
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
-from bamboo_trainer.tasks.task_errors import TaskError
 from stage_kit import small_task
 
 Named = Iterable[tuple[str, nn.Parameter]]
@@ -47,26 +45,3 @@ def test_its_steps_are_those_of_its_parts() -> None:
             part.step()
     assert torch.equal(model.weight, other.weight)
     assert torch.equal(model.bias, other.bias)
-
-
-class Around(torch.optim.Optimizer):
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        super().__init__(parameters, {"lr": 0.1})
-        self.inner = [torch.optim.AdamW(parameters)]
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (
-            torch.optim.LBFGS,
-            "returned LBFGS, whose step computes losses again by a closure; expected an optimizer that",
-        ),
-        (Around, "returned Around, which keeps what it remembers in another optimizer (AdamW), where no replica would"),
-    ],
-)
-def test_what_cannot_be_kept_in_step_is_refused_at_once(make: Any, said: str) -> None:
-    task = small_task(optimizer=lambda named: make([p for _, p in named]))
-    with pytest.raises(TaskError) as refused:
-        ScheduledOptimizer(task, list(nn.Linear(2, 2).named_parameters()))
-    assert said in str(refused.value)

@@ -193,9 +193,23 @@ def pairs_in_groups(named: Named) -> torch.optim.Optimizer:
     return torch.optim.SGD([{"params": biases}, {"params": [pair for pair in pairs if pair not in biases]}])
 
 
+class Around(torch.optim.Optimizer):
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.inner = [torch.optim.AdamW(parameters)]
+
+
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
+        (
+            lambda named: torch.optim.LBFGS([p for _, p in named]),
+            "returned LBFGS, whose step computes losses again by a closure; expected an optimizer that",
+        ),
+        (
+            lambda named: Around([p for _, p in named]),
+            r"returned Around, which keeps what it remembers in another optimizer \(AdamW\), where no replica would",
+        ),
         (by_name(torch.optim.SGD, {"lr": 0.1}, lr=0.0), "rate of their own .0.1, 0.0., but the optimizer's default"),
         (by_name(torch.optim.SGD, {}, lr=-1.0), "task.optimizer raised ValueError: Invalid learning rate: -1.0"),
         (pairs_in_groups, "task.optimizer raised ValueError: all optimizer param groups should be with/without names"),

@@ -40,16 +40,6 @@ def test_names_that_cannot_be_tied_are_told(groups: tuple[tuple[str, ...], ...],
         tied_groups(task(*groups))
 
 
-def test_a_name_has_its_group_and_the_groups_first_name() -> None:
-    found = tied_groups(task(("2.weight", "0.weight"), ("0.bias", "2.bias")))
-    assert found == {
-        "2.weight": (0, "2.weight"),
-        "0.weight": (0, "2.weight"),
-        "0.bias": (1, "0.bias"),
-        "2.bias": (1, "0.bias"),
-    }
-
-
 @pytest.mark.parametrize("here", [(0, 1, 2, 3), (0, 1), (2, 3)])
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_stage_has_the_first_names_value_wherever_that_layer_is(here: tuple[int, ...], apart: bool) -> None:

@@ -330,15 +330,11 @@ class StageValues:
         """
         config = self.config
         metric = f"{config.early.goal} {config.early.metric}" if config.early else ""
-        decided = (
-            (common.decided or next_decided(self.task, None, Committed(step=self.version)))
-            if self.task.decisions
-            else None
-        )
+        decided = common.decided if self.task.decisions else None
         self.begin_step(
             CommonState(
                 loss_scale=(common.loss_scale or LossScale(loss_scale.INITIAL)) if config.scales_losses else None,
-                decided=decided,
+                decided=decided or next_decided(self.task, None, Committed(step=self.version)),
                 course=common.course if common.metric == metric else Course(),
                 metric=metric,
             )
