@@ -14,7 +14,7 @@ from bamboo_trainer.loading import load_task
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks import task_errors
-from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory, is_tasks, told, where
+from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory, describe, is_tasks, where
 from bamboo_trainer.tasks.user_code import unchanged_buffers
 from bamboo_trainer.worker.agent import failure_message, failure_reason
 from stage_kit import CONFIG, one_step, small_task
@@ -124,7 +124,7 @@ def test_the_innermost_frame_of_the_users_code_is_named_and_not_torchs() -> None
         layer(torch.ones(2, 3))
     name = "test_the_innermost_frame_of_the_users_code_is_named_and_not_torchs"
     assert where(caught.value).endswith(f"{HERE.name} line {caught.traceback[0].lineno + 1}, in {name}")
-    assert told(caught.value).startswith("RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 8x8) (")
+    assert describe(caught.value).startswith("RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 8x8) (")
     assert where(ValueError("never raised")) == ""
 
 

@@ -32,16 +32,16 @@ def check(manifest: dict[str, Any]) -> dict[str, Any]:
     while it also runs the stages of lost neighbours, `neighbours` of them.
     """
     spec = parse_manifest(manifest)
-    return found_or_problem(lambda: _check(spec))
+    return result_or_problem(lambda: _check(spec))
 
 
 def count_layers(manifest: dict[str, Any]) -> dict[str, Any]:
     """Return the number of a manifest's `layers`, or `problem`, one sentence. Builds no layer."""
     spec = parse_manifest(manifest)
-    return found_or_problem(lambda: {"layers": len(task_of(spec).layers)})
+    return result_or_problem(lambda: {"layers": len(task_of(spec).layers)})
 
 
-def found_or_problem(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def result_or_problem(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return the result, or `problem`: one sentence about the task, or about this machine."""
     try:
         return look()
@@ -76,13 +76,13 @@ def _check(spec: JobSpec) -> dict[str, Any]:
         "layers": len(sizes),
         "parameters": sum(size.parameters - size.tied for size in sizes),
         "stages": [[first, end - 1, sum(size.parameters for size in sizes[first:end])] for first, end in stages],
-        "calm": _told(*worker_memory(sizes, stages, spec, taken_over=False, parts=parts)),
-        "taken_over": _told(*worker_memory(sizes, stages, spec, taken_over=True, parts=parts)),
+        "calm": _by_stage(*worker_memory(sizes, stages, spec, taken_over=False, parts=parts)),
+        "taken_over": _by_stage(*worker_memory(sizes, stages, spec, taken_over=True, parts=parts)),
         "devices": spec.worker.devices,
         "chosen": spec.topology.chooses_stages,
         "neighbours": min(in_force(spec).redundancy.kept, len(stages) - 1),
     }
 
 
-def _told(stage: int | None, memory: MemoryByKind) -> dict[str, Any]:
+def _by_stage(stage: int | None, memory: MemoryByKind) -> dict[str, Any]:
     return {"stage": stage, "memory": asdict(memory)}

@@ -17,7 +17,7 @@ from bamboo_trainer.split.layers import Alongside, Call, Route, Shapes, SplitLay
 from bamboo_trainer.split.recording import CannotSplit, Form, Recording, put_together, record, shapes_of, take_apart
 from bamboo_trainer.task import Dataset, Evaluation, Parts, Task
 from bamboo_trainer.tasks.inspection import failing_quietly, values_wanted
-from bamboo_trainer.tasks.task_errors import TaskError, told
+from bamboo_trainer.tasks.task_errors import TaskError, describe
 from bamboo_trainer.tasks.user_code import check_dataset
 
 Read = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
@@ -88,7 +88,7 @@ class SplitModule:
         except TaskError:  # `make` has checked the model, and found a mistake
             raise
         except Exception as error:
-            raise CannotSplit(f"the model cannot be built without data: {told(error)}") from error
+            raise CannotSplit(f"the model cannot be built without data: {describe(error)}") from error
         if not isinstance(model, nn.Module):
             raise CannotSplit(f"what makes the model returned {type(model).__name__}, expected a torch.nn.Module")
         return model, values
@@ -103,10 +103,10 @@ class SplitModule:
             with torch.random.fork_rng(devices=[]), _disable_current_modes(), self._mode, failing_quietly():
                 inputs = [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]
                 blocks = [model.get_submodule(name) for name in self.blocks]
-                found = record(model, blocks, self.blocks, inputs, self._call, self._really)
+                recording = record(model, blocks, self.blocks, inputs, self._call, self._really)
             if len(self._recordings) >= MOST_SHAPES:
                 self._recordings.pop(next(iter(self._recordings)))
-            self._recordings[shapes] = found
+            self._recordings[shapes] = recording
         return self._recordings[shapes]
 
     def _really(self, number: int, form: Form, given: Sequence[Tensor]) -> Any:
@@ -163,8 +163,8 @@ class SplitModule:
         yield from (tuple(names.values()) for names in groups.values() if len(names) > 1)
 
     def _tensor(self, slot: _Slot) -> Tensor:
-        found: Tensor = getattr(self._model.get_submodule(slot[0]), slot[1])
-        return found
+        tensor: Tensor = getattr(self._model.get_submodule(slot[0]), slot[1])
+        return tensor
 
     # making layers
 
@@ -312,19 +312,19 @@ def _block_names(model: nn.Module, blocks: str | Sequence[str] | None) -> Iterat
 def _only_list(model: nn.Module) -> str:
     lists = _outermost(model, nn.ModuleList)
     if len(lists) != 1:
-        found = ", ".join(map(repr, lists or _outermost(model, nn.Sequential)[:MOST_NAMED])) or "none"
-        raise CannotSplit(f"blocks must name the model's ModuleList or Sequential of blocks; of those it has: {found}")
+        names = ", ".join(map(repr, lists or _outermost(model, nn.Sequential)[:MOST_NAMED])) or "none"
+        raise CannotSplit(f"blocks must name the model's ModuleList or Sequential of blocks; of those it has: {names}")
     return lists[0]
 
 
 def _outermost(model: nn.Module, kind: type[nn.Module]) -> list[str]:
     """Return the names of the non-empty modules of that kind that are in none of the others."""
-    found = [
+    names = [
         name
         for name, module in model.named_modules()
         if isinstance(module, kind) and len(list(module.children())) and "parametrizations" not in name.split(".")
     ]
-    return [name for name in found if not any(name.startswith(f"{other}.") for other in found)]
+    return [name for name in names if not any(name.startswith(f"{other}.") for other in names)]
 
 
 EXAMPLE = 2  # samples whose shapes the model is recorded with

@@ -16,7 +16,7 @@ from bamboo_trainer.memory.estimate import checkpointed_layers
 from bamboo_trainer.task import Task, TrainingFacts
 from bamboo_trainer.tasks.inspection import stated_costs
 from bamboo_trainer.tasks.scheduled_optimizer import require_learning_rate
-from bamboo_trainer.tasks.task_errors import TaskError, blamed, complaint, told
+from bamboo_trainer.tasks.task_errors import TaskError, blamed, complaint, describe
 from bamboo_trainer.tasks.ties import settled
 from bamboo_trainer.tasks.user_code import check_functions, dataset_length, layer_factory
 from bamboo_trainer.training import shown_to_build, with_steps
@@ -59,7 +59,7 @@ def load_task(entrypoint: str, config: Mapping[str, Any], training: TrainingFact
     except (Exception, SystemExit) as error:  # whatever the user's module raises at import
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             raise TaskError(f"cannot import {module_name!r}: there is no such module in {_searched()}") from error
-        raise TaskError(f"cannot import {module_name!r}: {told(error)}") from error
+        raise TaskError(f"cannot import {module_name!r}: {describe(error)}") from error
     build = getattr(module, name, None)
     if not callable(build):
         problem = "has no" if build is None else "has a non-callable"
@@ -74,7 +74,7 @@ def load_task(entrypoint: str, config: Mapping[str, Any], training: TrainingFact
     except Exception as error:
         raise blamed(entrypoint, error) from error
     except SystemExit as error:
-        raise TaskError(f"{entrypoint} raised {told(error)}") from error
+        raise TaskError(f"{entrypoint} raised {describe(error)}") from error
     if not isinstance(task, Task):
         raise TaskError(f"{entrypoint} returned {type(task).__name__}, expected a bamboo_trainer.task.Task")
     if not task.layers:

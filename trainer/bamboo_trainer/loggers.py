@@ -43,7 +43,7 @@ def scalars(record: StepRecord | EvaluationRecord) -> dict[str, float]:
     """Return the known numbers of a step, or of an evaluation of the state after it, by name."""
     if isinstance(record, EvaluationRecord):
         return _known({f"evaluation/{name}": value for name, value in record.metrics.items()})
-    found = {
+    numbers = {
         "loss": record.loss,
         "gradient_norm": record.gradient_norm,
         "learning_rate": record.learning_rate,
@@ -53,11 +53,11 @@ def scalars(record: StepRecord | EvaluationRecord) -> dict[str, float]:
         "tokens": record.tokens,
         "tokens_per_second": record.tokens_per_second,
     }
-    return _known(found | record.metrics)
+    return _known(numbers | record.metrics)
 
 
-def _known(found: Mapping[str, float | None]) -> dict[str, float]:
-    return {name: float(value) for name, value in found.items() if value is not None}
+def _known(numbers: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: float(value) for name, value in numbers.items() if value is not None}
 
 
 TAG: Final = "bamboo.run"
@@ -77,8 +77,8 @@ class _MlFlow(Logger):
         except ImportError:
             raise ValueError("mlflow is not installed: pip install 'bamboo-trainer[mlflow]'") from None
         self._client = tracking.MlflowClient(tracking_uri or None)
-        found = self._client.get_experiment_by_name(experiment)
-        number = found.experiment_id if found else self._client.create_experiment(experiment)
+        existing = self._client.get_experiment_by_name(experiment)
+        number = existing.experiment_id if existing else self._client.create_experiment(experiment)
         runs = self._client.search_runs([number], f"tags.`{TAG}` = '{facts.run}'", max_results=1)
         run = runs[0] if runs else self._client.create_run(number, run_name=facts.job, tags={TAG: facts.run})
         self._run = run.info.run_id

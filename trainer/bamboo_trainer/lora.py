@@ -138,7 +138,7 @@ def with_adapters(task: Task, adapters: Adapters) -> Task:
 
 def merged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Merge a state dict, such as an export's: add the updates to the weights, under the original model's names."""
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for name, tensor in state.items():
         prefix, _, last = name.rpartition(".")
         if last in (_A, _B, _SCALE):
@@ -150,8 +150,8 @@ def merged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 update = state[f"{adapter}{_B}"] @ state[f"{adapter}{_A}"]
                 tensor = tensor + update * state[f"{adapter}{_SCALE}"]
             name = f"{adapter}{last}"
-        found[name] = tensor
-    return found
+        weights[name] = tensor
+    return weights
 
 
 def _adapted(factory: Callable[[], nn.Module], adapters: Adapters, skipped: Collection[str]) -> nn.Module:
@@ -160,8 +160,8 @@ def _adapted(factory: Callable[[], nn.Module], adapters: Adapters, skipped: Coll
     for name, parameter in layer.named_parameters():
         parameter.requires_grad_(adapters.trains(name))
     for name, linear in list(_linears(layer)):
-        if name not in skipped and (found := adapters.at(name)):
-            layer = _put(layer, name, LoraLinear(linear, *found, adapters.dropout))
+        if name not in skipped and (adapter := adapters.at(name)):
+            layer = _put(layer, name, LoraLinear(linear, *adapter, adapters.dropout))
     if values_wanted():
         for name, parameter in layer.named_parameters():
             value = adapters.value(name) if parameter.requires_grad else None

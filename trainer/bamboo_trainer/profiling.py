@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import JobSpec
-from bamboo_trainer.check import found_or_problem
+from bamboo_trainer.check import result_or_problem
 from bamboo_trainer.loading import settled_task
 from bamboo_trainer.memory.estimate import LayerSize, checkpointed_layers, measure
 from bamboo_trainer.memory.gpus import choose_device, use
@@ -89,8 +89,8 @@ def profile(manifest: dict[str, Any], repeats: int, seconds: float = REPEAT_SECO
     began = time.monotonic()
     torch.set_num_threads(1)  # as in a worker
     spec = parse_manifest(manifest)
-    found = found_or_problem(lambda: _profile(spec, repeats, seconds, began))
-    return found if "problem" in found else found | {"loopback": loopback()}
+    answer = result_or_problem(lambda: _profile(spec, repeats, seconds, began))
+    return answer if "problem" in answer else answer | {"loopback": loopback()}
 
 
 def _profile(spec: JobSpec, repeats: int, seconds: float, began: float) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _profile(spec: JobSpec, repeats: int, seconds: float, began: float) -> dict[
     took = time.perf_counter() - started
     spreads = [max(map(spread, one.kinds)) for one in measured]
     return {
-        "layers": [_told(*each) for each in zip(measured, sizes, costs, strict=True)],
+        "layers": [_figures(*each) for each in zip(measured, sizes, costs, strict=True)],
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "memory": torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None,
         "load": loaded,
@@ -131,7 +131,7 @@ class LayerTimes:
         return self.forward, self.backward
 
 
-def _told(times: LayerTimes, size: LayerSize, cost: float) -> dict[str, Any]:
+def _figures(times: LayerTimes, size: LayerSize, cost: float) -> dict[str, Any]:
     forward, backward, update = map(statistics.median, (times.forward, times.backward, times.update))
     return {
         "forward": forward,
@@ -151,7 +151,7 @@ def _measured(
     stages = tuple((index, index + 1) for index in range(count))
     reader = BatchReader(task, config.samples)
     inputs: Parts | None = None
-    found, left = [], seconds
+    measured, left = [], seconds
     try:
         for index in range(count):
             stage = build_stage(task, index, stages, config, device, reader)
@@ -166,11 +166,11 @@ def _measured(
                 forward += more
                 backward += back
             left -= time.monotonic() - began
-            found.append(LayerTimes(forward, backward, _update(clock, stage, work, repeats)))
+            measured.append(LayerTimes(forward, backward, _update(clock, stage, work, repeats)))
             inputs = outputs
     finally:
         reader.close()
-    return found
+    return measured
 
 
 def _round(
@@ -249,7 +249,7 @@ def count(manifest: dict[str, Any]) -> dict[str, Any]:
     """
     torch.set_num_threads(1)  # as in a worker
     spec = parse_manifest(manifest)
-    return found_or_problem(lambda: {"layers": _layers(spec)})
+    return result_or_problem(lambda: {"layers": _layers(spec)})
 
 
 def _layers(spec: JobSpec) -> list[dict[str, Any]]:

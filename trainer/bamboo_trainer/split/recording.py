@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves
 
 from bamboo_trainer.split.first_values import NEEDS_VALUES
-from bamboo_trainer.tasks.task_errors import TaskError, told, where
+from bamboo_trainer.tasks.task_errors import TaskError, describe, where
 
 CONSTANTS: Final = (
     *(type(None), bool, int, float, complex, str, bytes, slice),
@@ -243,7 +243,7 @@ def record(
                 what = "its forward goes another way depending on values"
                 raise CannotSplit(f"the model cannot be split: {what} ({where(error)})") from error
             raise CannotSplit(
-                f"the model cannot be split, as its forward on tensors without data raised {told(error)}"
+                f"the model cannot be split, as its forward on tensors without data raised {describe(error)}"
             ) from error
         recorder.problem = recorder.problem or error
     if recorder.problem is not None:
@@ -379,7 +379,7 @@ class _Recorder(TorchFunctionMode):
         except Exception as error:
             if isinstance(error, CannotSplit):
                 raise
-            logger.info("%s is run with values, since without it raised %s", name, told(error))
+            logger.info("%s is run with values, since without it raised %s", name, describe(error))
             result = self._really(i, form, given)
         self._body = None
         self._count = 0

@@ -27,7 +27,7 @@ from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.inspection import Walk, first_batch, forward, look_without_data
 from bamboo_trainer.tasks.mixed_precision import rounded
 from bamboo_trainer.tasks.running_buffers import running_norms
-from bamboo_trainer.tasks.task_errors import TaskError, told
+from bamboo_trainer.tasks.task_errors import TaskError, describe
 from bamboo_trainer.tasks.user_code import arguments, named_layer
 from bamboo_trainer.training import TrainingConfig
 
@@ -171,7 +171,7 @@ class CompiledLayers:
                 raise
             except Exception as error:
                 logger.info(
-                    "layer %d is compiled in its first forward, since with zeros it raises %s", index, told(error)
+                    "layer %d is compiled in its first forward, since with zeros it raises %s", index, describe(error)
                 )
         self.seconds = time.perf_counter() - begun
         named = f"layers {min(self._layers)} to {max(self._layers)}"
@@ -198,5 +198,5 @@ def _problem(error: Exception) -> str | None:
     if isinstance(error, FailOnRecompileLimitHit):
         return f"its inputs have more than {MOST_FORMS} forms, each of which needs its own code"
     if isinstance(error, TorchDynamoException | BackendCompilerFailed):
-        return told(error)
+        return describe(error)
     return None

@@ -83,11 +83,11 @@ def measured(task: Task, evaluation: Evaluation, outputs: Parts, targets: Parts,
     """Return the loss and each metric of a batch. A mean counts once for each sample. Raises TaskError."""
     outputs = tuple(p.float() if p.is_floating_point() else p for p in outputs)
     with in_task("the loss, in an evaluation,"):
-        found: dict[str, object] = {LOSS: task.loss(outputs, targets)}
+        values: dict[str, object] = {LOSS: task.loss(outputs, targets)}
     for name, metric in evaluation.metrics.items():
         with in_task(f"evaluation.metrics[{name!r}]"):
-            found[name] = metric(outputs, targets)
-    return {name: sum_and_weight(name, value, samples) for name, value in found.items()}
+            values[name] = metric(outputs, targets)
+    return {name: sum_and_weight(name, value, samples) for name, value in values.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ from bamboo_core.orphans import end_with
 from bamboo_trainer.task import Parts, Task, Weighted
 from bamboo_trainer.tasks.mixed_precision import autocast, passed_on
 from bamboo_trainer.tasks.operations import OPERATIONS_PER_BYTE, AllStepsAtOnce, Operations
-from bamboo_trainer.tasks.task_errors import TaskError, told
+from bamboo_trainer.tasks.task_errors import TaskError, describe
 from bamboo_trainer.tasks.user_code import build_layer, load_batch, run_layer
 from bamboo_trainer.training import TrainingConfig
 
@@ -51,7 +51,7 @@ def from_child(items: Iterator[T]) -> tuple[list[T], str]:
     """
     reading, writing = _FORK.Pipe(duplex=False)
     child = _FORK.Process(target=_send, args=(os.getpid(), items, writing))
-    found: list[T] = []
+    received: list[T] = []
     with reading:
         try:
             with writing:
@@ -62,14 +62,14 @@ def from_child(items: Iterator[T]) -> tuple[list[T], str]:
             while reading.poll(SILENT_SECONDS):
                 item, end = reading.recv()
                 if end is not None:
-                    return found, end
-                found.append(item)
+                    return received, end
+                received.append(item)
         except (EOFError, OSError):
-            return found, "the process ended without a result"
+            return received, "the process ended without a result"
         finally:
             child.kill()  # it has sent all that it had, or is stuck
             child.join()
-    return found, f"no result within {SILENT_SECONDS:g} s"
+    return received, f"no result within {SILENT_SECONDS:g} s"
 
 
 def _send(parent: int, items: Iterator[object], pipe: Connection) -> None:
@@ -81,7 +81,7 @@ def _send(parent: int, items: Iterator[object], pipe: Connection) -> None:
             pipe.send((item, None))
         pipe.send((None, ""))
     except BaseException as error:
-        pipe.send((None, " ".join(told(error).split())[:MOST_TEXT]))
+        pipe.send((None, " ".join(describe(error).split())[:MOST_TEXT]))
 
 
 _DRAWS: Final = (Tensor.normal_, Tensor.uniform_)
@@ -231,8 +231,8 @@ def layer_costs(task: Task, micro_batch_size: int) -> tuple[float, ...]:
 def stated_costs(task: Task, costs: Sequence[float]) -> tuple[float, ...]:
     """Return the costs in `Task.costs`. Raises TaskError unless they are one number for each layer."""
     if isinstance(costs, str) or not isinstance(costs, Sequence) or len(costs) != len(task.layers):
-        found = f"{len(costs)}" if isinstance(costs, Sequence) else type(costs).__name__
-        raise TaskError(f"Task.costs: expected one number for each of the {len(task.layers)} layers, got {found}")
+        given = f"{len(costs)}" if isinstance(costs, Sequence) else type(costs).__name__
+        raise TaskError(f"Task.costs: expected one number for each of the {len(task.layers)} layers, got {given}")
     for index, cost in enumerate(costs):
         number = isinstance(cost, int | float) and not isinstance(cost, bool)
         if not number or not math.isfinite(cost) or not 0 <= cost <= MOST_COST:
@@ -264,7 +264,7 @@ class Draws:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Record, in this context, what this thread draws: the control channel draws numbers, too."""
-        found: set[str] = set()
+        generators: set[str] = set()
         seeded = False
 
         def called(_frame: object, event: str, function: Any) -> None:
@@ -273,7 +273,7 @@ class Draws:
                 return
             seeded = seeded or function.__name__ in ("seed", "setstate")
             if not seeded and function.__name__ in ("random", "getrandbits"):
-                found.add("Python's random")
+                generators.add("Python's random")
 
         with self.quiet():
             before, profiled = _numpy_state(), sys.getprofile() is not None
@@ -285,8 +285,8 @@ class Draws:
                 if not profiled:
                     sys.setprofile(None)
             if _numpy_state() != before:
-                found.add("numpy.random")
-            self.runs.append(found)
+                generators.add("numpy.random")
+            self.runs.append(generators)
 
     def each_time(self) -> str:
         """Return the generators that every run drew from. The state of numpy's stays the same from the second run on

@@ -57,7 +57,7 @@ def _message(error: BaseException) -> str:
         return f"str() of it raises {type(failed).__name__}"
 
 
-def told(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """Return the type of an error, its message and where it was raised, in one line."""
     message, place = _message(error), where(error)
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
@@ -110,8 +110,8 @@ class in_task:
 def blamed(what: str, error: BaseException) -> TaskError | TaskOutOfMemory:
     """Return the error that blames the task. what: the part of the task that raised it."""
     if ran_out_of_memory(error):
-        return TaskOutOfMemory(f"{what} ran out of memory: {told(error)}")
-    return TaskError(f"{what} raised {told(error)}")
+        return TaskOutOfMemory(f"{what} ran out of memory: {describe(error)}")
+    return TaskError(f"{what} raised {describe(error)}")
 
 
 def _is_own(file: str) -> bool:

@@ -25,7 +25,7 @@ from torch.nn.parameter import is_lazy
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.inspection import NoValues, from_child
 from bamboo_trainer.tasks.running_buffers import running_norms, shared_buffer
-from bamboo_trainer.tasks.task_errors import TaskError, told
+from bamboo_trainer.tasks.task_errors import TaskError, describe
 from bamboo_trainer.tasks.user_code import build_layer, named_layer
 
 
@@ -189,7 +189,7 @@ def _copy(layer: nn.Module) -> nn.Module:
         return deepcopy(layer)
     except Exception as error:
         raise TaskError(
-            f"its factory does not make a new layer at each call, and it cannot be copied ({told(error)})"
+            f"its factory does not make a new layer at each call, and it cannot be copied ({describe(error)})"
         ) from error
 
 
@@ -216,8 +216,8 @@ def _look(task: Task, seed: int) -> Shared:
     if not problem:
         return seen[-1]
     logger.info("layers are made with their values to see what they share: %s", problem)
-    *_, found = Search(task, seed).layers()
-    return found
+    *_, shared = Search(task, seed).layers()
+    return shared
 
 
 def _without_values(task: Task, seed: int) -> Iterator[Shared]:

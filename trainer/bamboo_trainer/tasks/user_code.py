@@ -312,12 +312,12 @@ def task_metrics(task: Task, outputs: Parts, targets: Parts) -> dict[str, Sum]:
     """Return the metrics of a microbatch. Raises TaskError."""
     if not task.metrics:
         return {}
-    found, outputs = {}, _in_fp32(p.detach() for p in outputs)
+    sums, outputs = {}, _in_fp32(p.detach() for p in outputs)
     for name, metric in task.metrics.items():
         with torch.no_grad(), in_task(f"metric {name!r}"):
             value = metric(outputs, targets)
-        found[name] = sum_and_weight(name, value, 1)
-    return found
+        sums[name] = sum_and_weight(name, value, 1)
+    return sums
 
 
 def _in_fp32(parts: Iterable[Tensor]) -> Parts:

@@ -69,12 +69,12 @@ from bamboo_trainer.tasks.task_errors import (
     RealInterrupt,
     TaskError,
     TaskOutOfMemory,
+    describe,
     is_an_error,
     is_tasks,
     is_users,
     ran_out_of_memory,
     shown,
-    told,
     where,
 )
 from bamboo_trainer.tasks.user_code import named_layer, run_layer, tokens_of
@@ -183,7 +183,7 @@ def failure_message(error: BaseException) -> str:
     """Return one line, with the place."""
     if isinstance(error, SELF_EXPLANATORY):
         return said_by(error)
-    return str(error) if isinstance(error, TaskError | TaskOutOfMemory) else told(error)
+    return str(error) if isinstance(error, TaskError | TaskOutOfMemory) else describe(error)
 
 
 def exit_code(error: SystemExit) -> int:

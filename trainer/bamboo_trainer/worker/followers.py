@@ -25,7 +25,7 @@ from bamboo_core.history.records import EvaluationRecord, EventRecord, Record, S
 from bamboo_core.storage.url import parse_url
 from bamboo_trainer.callbacks import Callback, MakeCallback
 from bamboo_trainer.loggers import Logger, LoggerFacts, MakeLogger
-from bamboo_trainer.tasks.task_errors import told
+from bamboo_trainer.tasks.task_errors import describe
 
 Turn = Callable[[bool], None]  # with whether it is the last one
 
@@ -240,7 +240,7 @@ class CallbackCalls:
     def _failed(self, error: BaseException, now: Called) -> Called:
         """Report the error, and end the job or this callback."""
         fails_job = getattr(self._callback or self._make, "fails_job", False)
-        text = f"{self.who}, {self._doing} raised {told(error)}"
+        text = f"{self.who}, {self._doing} raised {describe(error)}"
         logger.warning("%s", text, exc_info=error)
         if fails_job:
             self._tell(WorkerFailed(reason="CallbackFailed", message=text[:MOST_TEXT]))

@@ -104,12 +104,12 @@ def resolve(name: str) -> Callable[..., Any]:
     """Return the function "module:function". Raises Unresolved if it names nothing callable."""
     module, _, function = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), function)
+        named = getattr(importlib.import_module(module), function)
     except Exception as error:  # whatever a module raises while it is imported
         raise Unresolved(one_line(f"cannot import {name}: {type(error).__name__}: {error}")) from error
-    if not callable(found):
+    if not callable(named):
         raise Unresolved(f"{name} is not a function")
-    return found  # type: ignore[no-any-return]
+    return named  # type: ignore[no-any-return]
 
 
 class _Call(NamedTuple):

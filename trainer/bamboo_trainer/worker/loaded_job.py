@@ -48,8 +48,8 @@ def record_of(task: Task, seed: int) -> DataRecord:
 
 def _look(task: Task, number: int) -> LookedAt:
     first, second = (_read(task, number) for _ in range(2))
-    forms, found = _form(first), _bits(first)
-    return LookedAt(sample=number, form=forms, digest=found if found == _bits(second) else "")
+    digest = _bits(first)
+    return LookedAt(sample=number, form=_form(first), digest=digest if digest == _bits(second) else "")
 
 
 def _read(task: Task, number: int) -> list[Tensor]:
@@ -74,10 +74,10 @@ def _bits(parts: Sequence[Tensor]) -> str:
 
 
 def _digest(texts: Sequence[bytes]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for text in texts:
-        found.update(len(text).to_bytes(8, "little") + text)
-    return found.hexdigest()[:16]
+        digest.update(len(text).to_bytes(8, "little") + text)
+    return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

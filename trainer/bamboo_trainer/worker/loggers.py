@@ -32,14 +32,14 @@ def loggers_of(task: Task, training: TrainingSpec) -> dict[str, MakeLogger]:
     """Return the loggers of the task and of the manifest, by name, not connected yet. Raises TaskError, naming the
     field.
     """
-    found = dict(task.loggers)
+    loggers = dict(task.loggers)
     for number, spec in enumerate(training.loggers):
         where = f"training.loggers[{number}]"
-        if spec.name in found:
+        if spec.name in loggers:
             raise TaskError(f"{where}.name: the task has a logger {spec.name!r}, too")
         _refuse_secrets(spec.config, f"{where}.config")
-        found[spec.name] = _called(READY[spec.type], spec, where)
-    return found
+        loggers[spec.name] = _called(READY[spec.type], spec, where)
+    return loggers
 
 
 def _called(make: Callable[..., MakeLogger], spec: LoggerSpec, where: str) -> MakeLogger:

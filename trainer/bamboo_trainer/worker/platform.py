@@ -65,8 +65,8 @@ def processor(info: Mapping[str, str], machine: str) -> str:
 def instructions(info: Mapping[str, str]) -> tuple[str, ...]:
     """Return the instructions that it computes with. A virtual machine may hide some of its processor's."""
     flags = info["flags"].split() if "flags" in info else []
-    found = [*(flag for flag in flags if flag.startswith(_VECTORS)), *info.get("Features", "").split()]
-    return tuple(sorted(set(found)))[:MOST_NAMES]
+    names = [*(flag for flag in flags if flag.startswith(_VECTORS)), *info.get("Features", "").split()]
+    return tuple(sorted(set(names)))[:MOST_NAMES]
 
 
 def settings(environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -85,8 +85,8 @@ def settings(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 def driver(text: str) -> str:
     """Return the version in the text of NVIDIA's kernel module; "" if there is none."""
-    found = re.search(r"Kernel Module\D*?(?:x86_64|aarch64)?\s+(\d+(?:\.\d+)+)", text)
-    return found[1] if found else ""
+    match = re.search(r"Kernel Module\D*?(?:x86_64|aarch64)?\s+(\d+(?:\.\d+)+)", text)
+    return match[1] if match else ""
 
 
 def _driver() -> str:
