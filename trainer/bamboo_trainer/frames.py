@@ -131,7 +131,7 @@ def is_of_microbatch(address: Address) -> bool:
 
 
 class FrameFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The payload of a frame without another one."""
+    """Facts of a frame that carries tensors only."""
 
     # of each part of floats that crosses a boundary, whether it needs a gradient, or has one; empty: all do
     gradients: tuple[bool, ...] = ()
@@ -140,7 +140,9 @@ class FrameFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @classmethod
     def of(cls, gradients: Iterable[bool], weight: float | None = None) -> "FrameFacts | None":
-        """Return the facts of parts that cross a boundary; None if there is nothing to tell."""
+        """Return the facts of tensors that cross a boundary; None if all of them have gradients and the loss has no
+        weight.
+        """
         flags = tuple(gradients)
         return None if weight is None and all(flags) else cls(gradients=() if all(flags) else flags, weight=weight)
 
@@ -157,12 +159,12 @@ class Frame:
 
     @property
     def again(self) -> bool:
-        """Whether it has been sent before."""
+        """Whether this frame is sent again."""
         return getattr(self.payload, "again", False) is True
 
     @property
     def inputs(self) -> tuple[torch.Tensor, ...]:
-        """An activation's parts; those for which a gradient goes back require one."""
+        """The tensors of an activation, of which those that need a gradient require one."""
         floats = [part for part in self.tensors if part.is_floating_point()]
         for part, need in zip(floats, (self.payload and self.payload.gradients) or repeat(True), strict=False):
             part.requires_grad_(need)
@@ -170,7 +172,7 @@ class Frame:
 
     @property
     def gradients(self) -> tuple[torch.Tensor | None, ...]:
-        """Gradients that go back, with None for each missing one."""
+        """The gradients of an activation's tensors, None for each missing one."""
         given, flags = iter(self.tensors), self.payload and self.payload.gradients
         return tuple([next(given) if one else None for one in flags]) if flags else self.tensors
 
@@ -185,7 +187,7 @@ Sums = Annotated[dict[str, tuple[Terms, Terms]], msgspec.Meta(max_length=MOST_ME
 
 
 class RefusedFrame(ValueError):
-    """A frame violates the form of its kind. It is dropped, and the link stays, as later frames can be read."""
+    """Error of a frame that violates the form of its kind. The worker drops the frame and keeps the link."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -286,7 +288,9 @@ Commits = list[tuple[int, Commit]]  # by step
 
 
 class Announce(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The version that a replica holds, and the one it can reach alone; its digest, if that is the first version."""
+    """A replica's versions: the one that it holds, and the one that it can reach alone. digest: of the state, if that
+    is the first version.
+    """
 
     version: int
     secured: int
@@ -310,7 +314,7 @@ class SpotSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class LayersWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Layers of a cut's or a checkpoint's state."""
+    """A request for layers of a cut's or a checkpoint's state."""
 
     checkpoint: CheckpointId
     layers: Annotated[tuple[int, ...], msgspec.Meta(max_length=MOST_LAYERS)]
@@ -338,7 +342,7 @@ class LayerPayload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class PayloadForm(NamedTuple):
-    """The form of a kind's frames."""
+    """The form of the frames of one kind: type of the payload, number of tensors."""
 
     payload: Any  # its type
     fewest: int = 0

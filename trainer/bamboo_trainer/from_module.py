@@ -131,8 +131,8 @@ class SplitModule:
     # the positions' tensors
 
     def _owners(self, base: Recording) -> dict[int, list[_Slot]]:
-        """Return each position's tensors: a block's own, the tensors of own code, and at its last position
-        unused ones.
+        """Return the names of the tensors of each position: a block's own ones, the tensors that the model's own code
+        uses, and unused tensors at the last position of own code.
         """
         places: dict[int, list[_Slot]] = {position: [] for position in self.route.positions}
         own = sorted(base.own_code)
@@ -190,7 +190,7 @@ class SplitModule:
         return {i: _like(distinct[i], value) for i, value in made.items()}
 
     def _put_block(self, module: nn.Module, name: str, given: Mapping[int, Tensor]) -> None:
-        """Put a block with its own tensors under its name."""
+        """Put a block with its own tensors into a module, under the block's name."""
         block = self._model.get_submodule(name)
         memo: dict[int, Any] = {id(t): given.get(id(t), t) for t in _tensors_in(block)}
         memo |= self._plain(block.modules(), memo)
@@ -273,7 +273,7 @@ def _tensors_in(module: nn.Module) -> list[Tensor]:
 
 
 def _plain_tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
-    """Yield attributes without values that are no parameters or buffers."""
+    """Yield tensors without values that modules keep as plain attributes."""
     for module in modules:
         for value in module.__dict__.values():
             yield from (t for t in _flat(value) if isinstance(t, FakeTensor))

@@ -28,8 +28,8 @@ class Logger(Protocol):
     """
 
     def write(self, records: Sequence[Record]) -> None:
-        """Take records of the history, in order; a logger lost with its worker may have been given the last ones
-        before.
+        """Take records of the history, in order. After the loss of a worker, the first ones may have been given to its
+        logger already.
         """
 
     def close(self) -> None:

@@ -30,6 +30,6 @@ class Combined(torch.optim.Optimizer):
             part.state = self.state
 
     def step(self, closure: Any = None) -> Any:
-        """Take a step with each part; return None. closure: unused, as gradients are set."""
+        """Take a step with each part; return None. closure: unused, as the gradients are set."""
         for part in self.parts:
             part.step()

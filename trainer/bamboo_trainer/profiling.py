@@ -59,7 +59,7 @@ def is_steady(times: Sequence[float]) -> bool:
 
 
 def spread(times: Sequence[float]) -> float:
-    """Return the share of itself by which the median of these times may be off; infinite if too few, or all zero."""
+    """Return the relative uncertainty of the median of these times; infinite if they are too few, or all zero."""
     if len(times) < FEWEST:
         return math.inf
     low, median, high = statistics.quantiles(times, n=4, method="inclusive")
@@ -127,7 +127,7 @@ class LayerTimes:
 
     @property
     def kinds(self) -> tuple[list[float], list[float]]:
-        """The times that a step has many of, and that are measured again."""
+        """The times that are measured until they are steady."""
         return self.forward, self.backward
 
 
@@ -201,7 +201,7 @@ def _backward(clock: WorkClock, stage: Stage, work: Work, microbatch: int, outpu
 
 
 def _update(clock: WorkClock, stage: Stage, work: Work, repeats: int) -> list[float]:
-    """Return the seconds of optimizer steps but the first, which makes the optimizer's state."""
+    """Return the seconds of optimizer steps, without the first one, which makes the optimizer's state."""
     values = stage.values
     gradient = work.gradients.total()[: values.final.size]
     times = [_timed(clock, stage, lambda: values.apply(gradient, 1.0))[0] for _ in range(1 + min(repeats, 5))]

@@ -115,7 +115,7 @@ class PlanState:
         return set(self._workers) - {self.worker}
 
     def accepts(self, sender: WorkerId, epoch: int) -> bool:
-        """Return False for frames from a worker declared lost that arrive late."""
+        """Return whether to take a frame: not if its sender was declared lost before the plan in force."""
         return epoch > self.current.epoch or sender in self._workers
 
     def link_broke(self, peer: WorkerId) -> bool:
@@ -136,7 +136,7 @@ _DIRECT: Final = BOUNDARY | {FrameKind.TIED}  # what stages exchange within a st
 
 
 class _Leaving(NamedTuple):
-    """A frame that leaves once its tensors are copied."""
+    """A frame that is sent once its tensors are copied."""
 
     address: Address
     copy: Copy

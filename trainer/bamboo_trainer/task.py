@@ -48,14 +48,16 @@ def add_loss(value: Tensor, name: str = "added") -> None:
 
 
 def checked_name(name: object, what: str) -> str:
-    """Return the name; raise TaskError if a metric cannot have it. what: begins the message."""
+    """Return the name; raise TaskError if a metric cannot have it. what: the first words of the message."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise TaskError(f"{what} must be up to 64 letters, digits and underscores, got {name!r}")
     return name
 
 
 def parted(given: Any, what: str) -> tuple[Any, float | None]:
-    """Return total and weight; None for a mean. Raises TaskError for an invalid weight. what: begins the message."""
+    """Return the total and the weight of a loss or metric; the weight of a mean is None. Raises TaskError for an
+    invalid weight. what: the first words of the message.
+    """
     if not isinstance(given, Weighted):
         return given, None
     weight = given.weight

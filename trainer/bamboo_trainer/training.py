@@ -54,7 +54,7 @@ class TrainingConfig:
 
     @property
     def scales_losses(self) -> bool:
-        """Whether gradients are computed of scaled losses."""
+        """Whether losses are scaled before their gradients are computed."""
         return self.precision == "fp16"
 
     @property
@@ -91,7 +91,7 @@ def loss_unit(task: Task, config: TrainingConfig) -> float:
 
 
 def shown_to_build(training: TrainingSpec) -> TrainingFacts:
-    """Return the facts for a `build`."""
+    """Return a job's training settings in the form for a `build`."""
     return TrainingFacts(
         steps=training.known_steps,
         epochs=training.epochs,

@@ -120,7 +120,7 @@ def try_measurements(task: Task, spec: JobSpec) -> None:
 
 
 def _batches(task: Task, spec: JobSpec) -> Iterator[_Batch]:
-    """Yield a microbatch if steps have metrics, and an evaluation's first batch and (perhaps smaller) last one."""
+    """Yield a microbatch of a step if steps have metrics, and the first and the last batch of an evaluation."""
     size, schedule = spec.training.micro_batch_size, evaluation_schedule(task, spec.training)
     if task.metrics:
         inputs, targets = first_batch(task, size)

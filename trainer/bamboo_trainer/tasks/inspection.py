@@ -73,7 +73,7 @@ def from_child(items: Iterator[T]) -> tuple[list[T], str]:
 
 
 def _send(parent: int, items: Iterator[object], pipe: Connection) -> None:
-    """Send each item and, at the end, why there are no more. For a child, just forked."""
+    """Send each item, and at the end the reason why there are no more. Runs in a child, just forked."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with(parent)
     try:
@@ -97,7 +97,9 @@ class NoValues(TorchFunctionMode):
 
 
 def values_wanted() -> bool:
-    """Return False while a layer is built only for inspection. A factory that reads files may then skip that."""
+    """Return whether layers need values: False while a layer is built only for inspection, when a factory may skip
+    reading files.
+    """
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     if any(isinstance(mode, NoValues) for mode in modes):
         return False
@@ -138,7 +140,9 @@ class Walk:
 
     @property
     def quickly(self) -> AbstractContextManager[object]:
-        """The context in which recurrent layers take hardly any time, if only the number of operations matters."""
+        """The context in which recurrent layers without data take hardly any time, if only the number of operations
+        matters.
+        """
         return AllStepsAtOnce() if self.mode else nullcontext()
 
     def layer(self, index: int) -> nn.Module:
@@ -196,7 +200,9 @@ def forward(task: Task, config: TrainingConfig, index: int, layer: nn.Module, in
 
 
 def layer_without_values(task: Task, index: int, mode: FakeTensorMode) -> nn.Module:
-    """Return the layer without memory if possible; a factory that reads values from a file must be allowed to."""
+    """Return a layer without data, built without memory if its factory allows that. A factory that reads values from a
+    file may not.
+    """
     try:
         return build_layer(task, 0, index, mode)
     except Exception as error:
@@ -254,8 +260,8 @@ def _cost(walk: Walk, index: int, inputs: Parts) -> tuple[float, Parts]:
 class Draws:
     """The generators that several runs of a layer have drawn from.
 
-    They count even if the numbers make no difference now: a layer that is left out one time in ten is left in twice.
-    quiet: keeps other threads from drawing from numpy's generator, which all threads share.
+    A generator counts even if its numbers make no difference in these runs, as for a layer that is skipped one time in
+    ten. quiet: keeps other threads from drawing from numpy's generator, which all threads share.
     """
 
     quiet: Callable[[], AbstractContextManager[None]]

@@ -162,7 +162,7 @@ def _moved(func: Any, given: Iterable[Any], result: Iterable[Any]) -> int:
 
 
 def _is_view(func: "torch._ops.OpOverload[..., Any]") -> bool:
-    """Does it return a part of what it was given, without having touched it?"""
+    """Return whether an operation only returns a view of its inputs, without reading or writing them."""
     returned = [r.alias_info for r in func._schema.returns]
     return bool(returned) and all(alias is not None and not alias.is_write for alias in returned)
 

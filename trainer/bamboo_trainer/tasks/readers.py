@@ -148,7 +148,9 @@ Key = tuple[int, int, int]  # stage, step, microbatch
 
 
 class BatchReader:
-    """The reader of all stages of a worker. One thread at a time calls the dataset, unless it asks for readers."""
+    """Reads the batches of all stages of a worker, ahead of time if possible. One thread at a time calls the dataset,
+    unless the dataset has reader processes.
+    """
 
     def __init__(self, task: Task, samples: Callable[[int, int, Dataset], Sequence[int]]) -> None:
         """Create the reader. samples: (step, microbatch, dataset) -> the samples' numbers."""
@@ -209,7 +211,7 @@ class BatchReader:
             self._readers.close()
 
     def _read_all(self, futures: "dict[Key, Future[Batch]]") -> None:
-        """Read one after the other; each result is available at once."""
+        """Read these batches one after the other, and set the result of each at once."""
         for (_, step, microbatch), future in futures.items():
             if not future.set_running_or_notify_cancel():
                 continue

@@ -184,7 +184,9 @@ class RunningNorm:
         return sums
 
     def add(self, sums: Tensor) -> None:
-        """Add a step's sums to the running statistics, computed in host memory, as all holders of the layer do."""
+        """Add a step's sums to the running statistics, in host memory, so that all holders of the layer compute the
+        same bits.
+        """
         sums = sums.cpu()
         buffers, weight, number = self.buffers, float(sums[-2]), int(sums[-1])
         if not number:

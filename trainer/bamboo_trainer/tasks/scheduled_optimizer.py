@@ -90,7 +90,7 @@ class ScheduledOptimizer:
         return values
 
     def step(self, version: int) -> None:
-        """Take the parameters, whose gradients are set, from this version to the next."""
+        """Take an optimizer step from this version to the next; the gradients are set."""
         if self.inner is None:
             return
         for name, value in self.settings(version).items():
@@ -128,7 +128,9 @@ def fuse(optimizer: torch.optim.Optimizer) -> None:
 
 
 def leaves_kernel_open(group: Mapping[str, Any]) -> bool:
-    """Return whether the task sets nothing that decides the kernel. group: as it was built."""
+    """Return whether the task leaves it to torch which kernel updates a parameter group. group: as the optimizer was
+    built.
+    """
     choice = (group.get("fused"), group.get("foreach"))
     return choice == (None, None) and not group.get("differentiable") and not group.get("capturable")
 
@@ -155,7 +157,7 @@ def _build(task: Task, named: Sequence[tuple[str, nn.Parameter]]) -> torch.optim
 
 
 def _is_hooked(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether anything but the step of its class runs with its step."""
+    """Return whether a hook, or a replaced `step`, runs with the optimizer's step."""
     own = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
     everybodys = (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)
     return any(own) or any(everybodys) or "step" in vars(optimizer)

@@ -34,8 +34,8 @@ class RealInterrupt(KeyboardInterrupt):
 
 
 def is_an_error(error: BaseException) -> bool:
-    """Return whether it is an error, of a task's code or Bamboo's, and not an exit or a real signal. What ends one of
-    Bamboo's generators is none either; but a task may raise any exception.
+    """Return whether an exception is an error of the task or of Bamboo, and not an exit, a real signal or the end of a
+    generator. A task may raise any exception.
     """
     return isinstance(error, Exception) or (not isinstance(error, SystemExit | RealInterrupt) and is_tasks(error))
 
@@ -87,7 +87,9 @@ def _innermost(error: BaseException) -> traceback.FrameSummary | None:
 
 
 def is_tasks(error: BaseException) -> bool:
-    """Return whether the user's code, or code called by it, raised it, with no frame of the engine further in."""
+    """Return whether the user's code raised the error, or a library called by it, with no frame of Bamboo's engine
+    further in.
+    """
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     mattering = [file for file in files if is_users(file) or _is_own(file)]
     return bool(mattering) and is_users(mattering[-1])
@@ -136,7 +138,7 @@ def _is_installed(path: Path) -> bool:
 
 
 def shown(file: str) -> str:
-    """Return the path of a file from the current folder, if it is in there."""
+    """Return a file's path, relative to the current folder if the file is in it."""
     try:
         return str(Path(file).relative_to(Path.cwd()))
     except (ValueError, FileNotFoundError):  # it is elsewhere, or the folder has been removed

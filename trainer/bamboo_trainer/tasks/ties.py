@@ -110,7 +110,7 @@ def forbid_training(layer: nn.Module, index: int) -> None:
 
 
 def _refuse(what: str) -> Callable[[Tensor], None]:
-    """Return a hook. It holds nothing of the layer, which otherwise would not be freed at once."""
+    """Return a hook that raises TaskError. It holds no reference to the layer, so that the layer is freed at once."""
 
     def reached(_: Tensor) -> None:
         raise TaskError(
@@ -227,7 +227,7 @@ def _without_values(task: Task, seed: int) -> Iterator[Shared]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The memory of a tensor."""
+    """The place of a tensor in memory."""
 
     name: str
     tensor: "weakref.ref[Tensor]"
@@ -252,7 +252,9 @@ class _Place:
 
 
 class Search:
-    """A search that builds every layer twice. Only objects that the factories themselves keep outlive their turn."""
+    """A search for shared parameters that builds every layer twice. Between two layers it keeps no tensors alive, so
+    only tensors that factories keep are found again.
+    """
 
     def __init__(self, task: Task, seed: int, within: Callable[[], AbstractContextManager[object]] = nullcontext):
         """within: returns a context to enter around each factory."""

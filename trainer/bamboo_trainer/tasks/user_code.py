@@ -72,7 +72,9 @@ def _seed_all(seed: int) -> None:
 
 
 def layer_factory(task: Task, layer: int) -> Callable[[], nn.Module]:
-    """Return the function that makes that layer. Raises TaskError if it is the layer itself, or not callable."""
+    """Return the function that makes that layer. Raises TaskError if the task gives a module or anything else that is
+    no function.
+    """
     factory = task.layers[layer]
     if isinstance(factory, nn.Module):
         raise TaskError(
@@ -220,7 +222,9 @@ def _versions(parts: Parts) -> list[int]:
 
 
 def _would_write(call: Callable[[Any], Any], parts: Parts) -> bool:
-    """Return whether the call failed because it may not write to a stage's inputs: copies, no leaves, it may."""
+    """Return whether the call writes to its inputs: repeat it with copies, which it may write to, unlike a stage's
+    inputs.
+    """
     copies = tuple(part.clone() for part in parts)
     before = _versions(copies)
     with suppress(Exception):  # its first error is the one that is reported
@@ -245,7 +249,7 @@ def length_of(dataset: Sized) -> int:
 
 
 def check_dataset(dataset: object) -> None:
-    """Raise TaskError if it gives no batches, like datasets of torch.utils.data, which give samples one by one."""
+    """Raise TaskError if a dataset has no `batch`, like those of torch.utils.data, which return single samples."""
     if callable(getattr(dataset, "batch", None)):
         return
     problem = f"the dataset: expected len() and batch(indices), and {type(dataset).__name__} has no batch"

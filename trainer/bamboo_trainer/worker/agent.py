@@ -110,15 +110,17 @@ def by_kind(numbers: Sequence[int]) -> Traffic:
 
 
 class TrafficMeter:
-    """Counts the steps over which traffic was sent; `now` is called regularly with the current step."""
+    """Adds up the bytes that a worker has sent, and the steps in which it sent them."""
 
     def __init__(self) -> None:
         self._step: int | None = None
         self._steps = 0
 
     def now(self, step: int, sent: Sequence[int]) -> SentTraffic | None:
-        """Return the bytes sent so far, and the number of steps; None before the first one is over. Steps repeated
-        after the job went back to a checkpoint count again, as their bytes do.
+        """Return the bytes sent so far, and the number of steps; None before the first step is over. Steps that are
+        repeated from a checkpoint count again, as their bytes do.
+
+        step: the current step. sent: bytes by the number of the frame's kind.
         """
         if self._step is not None and step > self._step:
             self._steps += step - self._step
@@ -148,7 +150,7 @@ class Inbox:
         return self._arrivals.pop(plan.epoch, None)
 
     def take(self, seconds: float) -> list[Item]:
-        """Return all items, waiting for the first one for at most that long."""
+        """Return all items. seconds: the longest wait for the first one."""
         items = []
         if seconds > 0:
             try:
@@ -180,14 +182,14 @@ def failure_reason(error: BaseException) -> str:
 
 
 def failure_message(error: BaseException) -> str:
-    """Return one line, with the place."""
+    """Return the message of an error that ends the worker: one line, with the place in the user's code."""
     if isinstance(error, SELF_EXPLANATORY):
         return said_by(error)
     return str(error) if isinstance(error, TaskError | TaskOutOfMemory) else describe(error)
 
 
 def exit_code(error: SystemExit) -> int:
-    """Return the exit code as Python does: log what is no number, and return 1."""
+    """Return the exit code that Python would use: log a code that is no number, and return 1."""
     if error.code is None or isinstance(error.code, int):
         return (error.code or 0) & 0xFF
     logger.error("%s", error.code)
@@ -257,7 +259,9 @@ def _interrupt(*_: object) -> NoReturn:
 
 
 class WorkerAgent:
-    """The agent around the engine. run() returns the process's exit code."""
+    """The main loop of a worker: obeys the coordinator, runs the engine and reports failures. run() returns the
+    process's exit code.
+    """
 
     def __init__(
         self,
@@ -405,7 +409,7 @@ class WorkerAgent:
         self.control.send(job.ready())
 
     def _say_again(self, engine: Engine) -> None:
-        """Send all messages again that still matter, since they may have been lost."""
+        """Send all messages that still matter once more, since a broken channel may have lost them."""
         assert self.job is not None
         self.control.send(self.job.ready())
         if self.leave_by < math.inf:
@@ -493,7 +497,7 @@ class WorkerAgent:
         )
 
     def _heartbeat(self) -> Heartbeat:
-        """Return the heartbeat. Runs in the control channel's thread."""
+        """Return the heartbeat. The control channel's thread calls it."""
         now = time.monotonic()
         if self.engine is None:
             place = place_of(self.thread) if self.began is not None and now > self.began + LONG_SECONDS else ""

@@ -31,8 +31,8 @@ Turn = Callable[[bool], None]  # with whether it is the last one
 
 
 class TurnThread:
-    """A thread that calls turns of a part of the history, from the first `wake` on. seconds: between two turns at most.
-    name: the thread's.
+    """A thread that calls a function ("turn") from the first `wake` on. seconds: the longest time between two turns.
+    name: of the thread.
     """
 
     def __init__(self, turn: Turn, seconds: float, name: str) -> None:
@@ -145,7 +145,7 @@ class CallbackCalls:
         self._doing = ""
 
     def write(self, records: Sequence[Record], before: Called) -> Called:
-        """Call it for these records."""
+        """Call the callback for these records; return the cursor after them."""
         now = before
         for record in records:
             now = self._begun_anew(record, now)
@@ -155,7 +155,7 @@ class CallbackCalls:
         return now if now.is_off else self._kept(now)
 
     def end(self, before: Called) -> Called:
-        """Call `on_end`: training is complete."""
+        """Call `on_end`, as training is complete; return the cursor after it."""
         if before.ended:
             return before
         now = msgspec.structs.replace(before, ended=True)
@@ -169,12 +169,12 @@ class CallbackCalls:
         return self._kept(now)
 
     def close(self) -> None:
-        """Forget the callback: the next one is made with the saved state."""
+        """Drop the callback object: the next one is made with the saved state."""
         self._callback = None
 
     def _begun_anew(self, record: Record, before: Called) -> Called:
-        """Restore the callback's state at the checkpoint from which the job restarted, or the newest before,
-        if it did.
+        """If the job has gone back to a checkpoint, restore the callback's state at that checkpoint, or at the newest
+        one before it.
         """
         if not isinstance(record, StepRecord | EvaluationRecord) or record.attempt <= before.during:
             return before
@@ -292,7 +292,7 @@ class LoggerRecipient:
 
 
 class HistoryFollower:
-    """Gives one recipient the records of a history that it lacks, each once and in order."""
+    """Gives one recipient the records of a history that it has not received yet, each once and in order."""
 
     def __init__(
         self,
@@ -361,7 +361,9 @@ class HistoryFollower:
         return True
 
     def _follow(self, *, complete: bool) -> None:
-        """Give the records that it lacks. Raises the recipient's errors, and StorageError; can be repeated then."""
+        """Give the recipient the records after its cursor. Raises the recipient's errors, and StorageError; the call
+        can be repeated then.
+        """
         if self._cursor is None:
             data = self._files.read_bytes(self.recipient.file)
             self._cursor = msgspec.json.decode(data, type=self.recipient.kind) if data else self.recipient.kind()
@@ -377,13 +379,13 @@ class HistoryFollower:
         self._file, self._troubled = max(files, default=None), False
 
     def _save(self, now: Cursor) -> None:
-        """Set the cursor, known here even if it cannot be saved."""
+        """Set the cursor and save it; it stays set here even if saving fails."""
         self._cursor, self._unsaved = now, True
         self._files.write_bytes(self.recipient.file, msgspec.json.encode(now))
         self._unsaved = False
 
     def _trouble(self, message: str) -> None:
-        """Report the trouble once, until it works again."""
+        """Report a failure once, until the recipient works again."""
         logger.warning("%s fails: %s", self.recipient.who, message)
         if not self._troubled:
             self._troubled = True
@@ -392,8 +394,8 @@ class HistoryFollower:
 
 
 class Followers:
-    """The followers of the job's history. loggers, callbacks: by name. tell: sends to the coordinator. turns: makes the
-    callers of their turns.
+    """The followers of the job's history on this worker. loggers, callbacks: functions that make them, by name. tell:
+    sends a message to the coordinator. turns: makes the threads.
     """
 
     def __init__(
@@ -430,13 +432,15 @@ class Followers:
         return not [one for one in self._callbacks if not one.complete(ended)]
 
     def announce_end(self, seconds: float) -> None:
-        """Report that the end waits for followers, and for how long at most."""
+        """Report that the worker waits for its followers at its end. seconds: the longest wait."""
         if names := [one.recipient.who for one in self._all if one.leads]:
             text = f"waiting up to {seconds:g} s for {', '.join(names)} to take all of the history"
             self._tell(WorkerWarning(reason=LOGGERS_AWAITED, message=text[:MOST_TEXT]))
 
     def close(self, seconds: float) -> None:
-        """Close at the worker's end, giving the remaining records if that takes no longer; report what is missing."""
+        """Give the followers the remaining records and close them, at the worker's end. Report followers that have not
+        finished. seconds: the longest wait.
+        """
         until = time.monotonic() + seconds
         for one in self._all:
             one.turns.end()

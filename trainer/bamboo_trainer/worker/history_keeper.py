@@ -27,17 +27,18 @@ SENT_AT_ONCE: Final = 1000  # commits, in one frame
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """The sizes of a step's data. batch: samples of a step. tokens: of a sample; None if unknown."""
+    """The data of a step. batch: samples of a step. tokens: of a sample; None if unknown."""
 
     batch: int
     tokens: int | None = None
 
 
 class HistoryBuffer:
-    """The newest commits and events, not yet in the history. Every worker has one, so a lost root takes no step along.
+    """The newest commits and events that are not in the history yet. Every worker has a buffer, so no step is lost with
+    a root.
 
-    Commits are named by the number of steps before them. written: the history has all commits before that one; the root
-    sends the number with each commit. attempt: of the job; 0: unknown. It has no lock.
+    Commits are named by the number of steps before them. written: all commits before this number are in the history;
+    the root sends it with each commit. attempt: of the job; 0: unknown. The buffer has no lock.
     """
 
     def __init__(self, rates: Rates) -> None:
@@ -59,14 +60,14 @@ class HistoryBuffer:
             self._first, self.attempt = plan.first_step, 0
 
     def committed(self, step: int, commit: Commit) -> None:
-        """Keep a commit, and learn from its mark."""
+        """Keep a commit, and forget the commits that its mark reports as written."""
         if commit.history is not None:
             self.attempt = commit.history.attempt or self.attempt
             self._forget(commit.history.written)
             self.heard([(step, commit)])
 
     def heard(self, commits: Commits) -> None:
-        """Keep commits that another worker does not know to be in the history."""
+        """Keep commits from another worker that may lack in the history."""
         for step, commit in commits:
             if commit.history is not None and step >= self.written:
                 self._commits.setdefault(step, msgspec.structs.replace(commit, common=CommonState()))
@@ -105,13 +106,13 @@ class HistoryBuffer:
         return max((commit.history.attempt for commit in self._commits.values() if commit.history), default=0)
 
     def knows(self, records: Sequence[Record]) -> bool:
-        """Return whether one of these records is of a kept commit of this attempt."""
+        """Return whether one of these records belongs to a kept commit of this attempt."""
         times = {step + 1: commit.history.at for step, commit in self._commits.items() if commit.history}
         steps = [record for record in records if isinstance(record, StepRecord) and record.step > self._first]
         return any(times.get(record.step) == record.time for record in steps)
 
     def unwritten(self) -> list[Commits]:
-        """Return the kept commits in pieces."""
+        """Return the kept commits in pieces of SENT_AT_ONCE."""
         commits = sorted(self._commits.items())
         return [commits[at : at + SENT_AT_ONCE] for at in range(0, len(commits), SENT_AT_ONCE)]
 
@@ -173,8 +174,8 @@ HELD_SECONDS: Final = 30.0  # the longest that anything waits for the history, i
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Waiter:
-    """A callback that waits for the history. until: the time after which it is called in any case. complete: after all
-    callbacks know the end of training.
+    """A function to call once the history is written. until: the time at which it is called in any case. complete: call
+    it after all callbacks have handled the end of training.
     """
 
     until: float
@@ -183,8 +184,8 @@ class _Waiter:
 
 
 class HistoryKeeper:
-    """The keeper of the history on a worker. tell: sends to the coordinator, from any thread. turns: makes the caller
-    of `_turn`.
+    """Writes the job's history if this worker is the root, and otherwise keeps what the next root may need. tell: sends
+    a message to the coordinator, from any thread. turns: makes the thread.
     """
 
     def __init__(
@@ -249,9 +250,10 @@ class HistoryKeeper:
             self._buffer.happened(message)
 
     def when_written(self, callback: Callable[[], None], *, complete: bool = False) -> None:
-        """Call back once all that is known by now is written, after a while in any case; from any thread.
+        """Call a function once all commits and events known now are written, or after HELD_SECONDS. Any thread may call
+        this.
 
-        complete: training is, and its callbacks have to know that, too.
+        complete: training is complete; wait until the callbacks have handled its end, too.
         """
         with self._lock:
             waits = self._term is not None and not self._closed
@@ -264,11 +266,13 @@ class HistoryKeeper:
             callback()
 
     def announce_end(self, logger_seconds: float) -> None:
-        """Report what the end waits for, if anything."""
+        """Report which followers the worker waits for at its end, if any. logger_seconds: the longest wait."""
         self._followers.announce_end(logger_seconds)
 
     def close(self, seconds: float, logger_seconds: float = 0.0) -> None:
-        """Write the remaining records, if that takes no longer; loggers have their own time."""
+        """Write the remaining records. seconds: the longest wait. logger_seconds: the longest wait for followers after
+        that.
+        """
         with self._lock:
             self._closed = True
         self._turns.end()
@@ -282,7 +286,7 @@ class HistoryKeeper:
     # in the separate thread
 
     def _turn(self, last: bool) -> None:
-        """Write what is due. last: everything, as no turn follows."""
+        """Write the records that are due. last: write all records, as no turn follows."""
         served: Sequence[_Waiter] = ()
         try:
             served = self._flush(last)
@@ -294,7 +298,9 @@ class HistoryKeeper:
         self._release(last, served)
 
     def _flush(self, last: bool) -> Sequence[_Waiter]:
-        """Write what is due; return the waiters for what is written now, not for what arrives meanwhile."""
+        """Write the records that are due; return the waiters whose records are written now, without those that arrive
+        meanwhile.
+        """
         with self._lock:
             term, due, waiting = self._term, self._informed or last, tuple(self._waiting)
         if term is None or not due:
@@ -346,7 +352,7 @@ class HistoryKeeper:
         return file
 
     def _release(self, everybody: bool, served: Sequence[_Waiter]) -> None:
-        """Call those whose records are written, or that have waited long enough."""
+        """Call the waiters whose records are written, or that have waited long enough. everybody: call all."""
         with self._lock:
             now, everybody = time.monotonic(), everybody or self._term is None
             ready = [
@@ -361,7 +367,7 @@ class HistoryKeeper:
             one.callback()
 
     def _trouble(self, message: str) -> None:
-        """Report the trouble once, until writing works again."""
+        """Report a failure once, until writing works again."""
         logger.warning("the history is not written: %s", message)
         if not self._troubled:
             self._troubled = True

@@ -121,7 +121,9 @@ class _Call(NamedTuple):
 
 
 class Gates:
-    """The launcher's ends of the sockets on which workers ask to proceed. asks: called with worker and step."""
+    """The launcher's ends of the sockets on which workers ask to proceed. asks: called with worker and step when a
+    worker asks.
+    """
 
     def __init__(self, selector: selectors.BaseSelector, asks: Callable[[str, int], None]) -> None:
         self._selector, self._asks = selector, asks
@@ -145,7 +147,7 @@ class Gates:
             gate.close()
 
     def leave(self) -> None:
-        """Close a child's copies of all ends."""
+        """Close all ends in a forked child."""
         for gate in self._open.values():
             gate.close()
 
@@ -164,7 +166,7 @@ class Gates:
 
 
 class Launcher:
-    """The fork server's process. commands, events: file descriptors."""
+    """The main loop of the fork server. commands, events: file descriptors."""
 
     def __init__(self, commands: int, events: int) -> None:
         self._commands = commands
@@ -180,7 +182,7 @@ class Launcher:
         self._woken, self._waker = os.pipe()
 
     def run(self) -> None:
-        """Run until stdin ends or SIGTERM comes; leaves no child."""
+        """Run until stdin ends or SIGTERM comes; then end all children."""
         for end in (self._woken, self._waker):
             os.set_blocking(end, False)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
@@ -270,7 +272,7 @@ class Launcher:
         self._calls[pid] = _Call(id, file, crash)
 
     def _answer(self, call: _Call) -> None:
-        """Tell the result of a call whose process has ended."""
+        """Send the result of a call whose process has ended."""
         where = self._crashed_at(call.crash, "the function's process")
         with open(call.answer) as stream:
             stream.seek(0)
@@ -347,7 +349,9 @@ class Launcher:
         self._end_orphans()
 
     def _crashed_at(self, file: int, who: str) -> str:
-        """Return where an ended child crashed, in words; "" if it did not. Write the dump to the log, and close it."""
+        """Return where an ended child crashed, in words; "" if it did not. Write faulthandler's dump to the log, and
+        close the file.
+        """
         dump = os.pread(file, MOST_BYTES, 0).decode(errors="replace")
         os.close(file)
         if where := crash_place(dump):
@@ -355,7 +359,9 @@ class Launcher:
         return where
 
     def _end_orphans(self) -> None:
-        """End what children have left behind. A living child adopts its own orphans, so these have no parent."""
+        """End processes that ended children have started. A living child adopts its own orphans, so these have no
+        parent.
+        """
         left = children().keys() - self._workers.keys() - self._calls.keys()
         self._orphans.end(left, time.monotonic())
 
@@ -382,7 +388,7 @@ def _tell(events: int, **event: Any) -> None:
 
 
 def _preload(modules: Sequence[str], events: int) -> None:
-    """Import what every worker needs. A worker reports a module that fails, by name."""
+    """Import the modules that every worker needs. If a module fails, a worker that needs it reports the error."""
     with lasting_imports():
         for module in modules:
             _tell(events, event="importing", module=module)

@@ -33,7 +33,8 @@ IN_ORDER: Final = 64  # samples of the order
 
 
 def record_of(task: Task, seed: int) -> DataRecord:
-    """Return a record from a few samples, each read alone and twice. seed: of the job. Raises TaskError.
+    """Return a record of the dataset, made from a few samples, each read alone and twice. seed: of the job. Raises
+    TaskError.
 
     Torch's generator has the same state before each reading, as a dataset may draw from it, and is restored afterwards.
     """
@@ -82,8 +83,8 @@ def _digest(texts: Sequence[bytes]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedJob:
-    """A job that this worker has loaded. spec: with the number of steps that the data allow. evaluations: None without
-    any. loggers: by name, not made yet.
+    """A job that this worker has loaded. spec: with the number of steps that follows from the data. evaluations: None
+    if there are none. loggers: functions that make them, by name.
     """
 
     spec: JobSpec

@@ -87,9 +87,7 @@ def _read(source: str) -> tuple[list[Record], LoggerFacts]:
 
 
 def _facts_beside(path: Path) -> LoggerFacts:
-    """Return the facts of the history whose file a run has written at its end, if it still exists; else use the file's
-    name.
-    """
+    """Return the facts of the history beside this file, if there is one; otherwise those of the file's name."""
     try:
         return _facts(find(str(path.parent)).url)
     except ValueError:
@@ -97,7 +95,7 @@ def _facts_beside(path: Path) -> LoggerFacts:
 
 
 def _facts(url: str) -> LoggerFacts:
-    """Return the facts. url: of a job's history, which ends with the job's name."""
+    """Return a logger's facts. url: of a job's history, which ends with the job's name."""
     place = url if "://" in url else Path(url).absolute().as_uri()
     return facts_of(place.rstrip("/").rsplit("/", 1)[-1], place)
 

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def fill(page: MetricsPage, worker: WorkerAgent) -> None:
-    """Fill the page, in the server's thread: it reads numbers, or copies at once."""
+    """Fill the page with the worker's numbers. A thread of the server calls it while the engine runs."""
     engine, transport = worker.engine, worker.transport
     for what, seconds in worker.spans.seconds().items():
         page.add(table.WORKER_TIME, seconds, what.value)

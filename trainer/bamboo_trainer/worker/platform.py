@@ -29,8 +29,8 @@ _VARIABLES: Final = re.compile(
 
 
 def this_platform(worker: str) -> Platform:
-    """Return the platform of the worker of that name. Leaves out a missing device: the worker reports it itself, and
-    ends.
+    """Return the platform of this process. worker: its name, which decides the device. A missing device is left out:
+    the worker reports it itself, and ends.
     """
     try:
         device = choose_device(worker)
@@ -63,15 +63,17 @@ def processor(info: Mapping[str, str], machine: str) -> str:
 
 
 def instructions(info: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the instructions that it computes with. A virtual machine may hide some of its processor's."""
+    """Return the names of the processor's instruction sets that can change results, sorted. A virtual machine may hide
+    some.
+    """
     flags = info["flags"].split() if "flags" in info else []
     names = [*(flag for flag in flags if flag.startswith(_VECTORS)), *info.get("Features", "").split()]
     return tuple(sorted(set(names)))[:MOST_NAMES]
 
 
 def settings(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the settings of torch and its libraries, in words, sorted, before the task's code is loaded: the same for
-    all workers.
+    """Return the settings of torch and its libraries that can change results, in words, sorted. Call it before the
+    task's code is loaded.
     """
     flags = {
         f"fp32 products {torch.get_float32_matmul_precision()}": True,

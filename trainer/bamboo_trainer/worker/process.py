@@ -54,7 +54,7 @@ def begin_log(worker: str, step: Step, *, shared: bool) -> None:
 
 
 def end_log() -> None:
-    """Write incomplete lines, because this process ends soon."""
+    """Write incomplete lines before this process ends."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, Printed):
             stream.close()
@@ -85,7 +85,7 @@ class Printed(io.TextIOBase):
         self._partial: dict[int, str] = {}  # by thread, so that threads do not mix their lines
 
     def write(self, text: str) -> int:
-        """Write text. Of a progress bar, which returns to the start of its line, only its last state becomes a line."""
+        """Write text. If a progress bar overwrites its line, only the bar's last state becomes a line."""
         thread = threading.get_ident()
         *lines, partial = (self._partial.pop(thread, "") + text).split("\n")
         partial = partial.rpartition("\r")[2] if partial[:-1].count("\r") else partial
@@ -137,9 +137,10 @@ ANSWER_SECONDS = 60.0
 
 
 class StrikeGate(Follower):
-    """A follower of spans that asks before an instruction begins. Without an answer the worker proceeds.
+    """Asks the launcher before each forward and backward of chosen steps, and waits for the answer. If none comes, the
+    worker proceeds.
 
-    channel: to the launcher; a line out, a line back.
+    channel: to the launcher; a line out, a line back. steps: in which it asks.
     """
 
     def __init__(self, channel: socket.socket, steps: Collection[int]) -> None:

@@ -26,10 +26,8 @@ FIRST_CALLS: Final = {"Rehearsal"}  # their durations are not typical
 
 
 class Span(NamedTuple):
-    """An instruction, or a wait for one, at the instruction's place.
-
-    cell: None if a wait's instruction is unknown. awaited: for a wait, the name of the instruction. begin, end: seconds
-    of the clock; end is 0 while it goes on.
+    """An instruction, or the wait before it. cell: None if a wait's instruction is unknown. awaited: for a wait, the
+    name of the instruction. begin, end: seconds of the clock; end is 0 while it goes on.
     """
 
     name: str
@@ -42,23 +40,25 @@ class Span(NamedTuple):
 
 
 class Follower:
-    """A follower of the stream; subclasses override what they need. Called only by the engine's thread."""
+    """A follower of a worker's spans; subclasses override the methods that they need. Only the engine's thread calls
+    it.
+    """
 
     def begins(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
         """Note that an instruction is about to begin."""
 
     def ended(self, span: Span) -> None:
-        """Note that an instruction, or before it a wait for it, has ended."""
+        """Note that an instruction, or a wait for one, has ended."""
 
     def event(self, name: str, now: float, facts: Mapping[str, Any]) -> None:
         """Note an Epoch, a Takeover or a Move. See `Observer`."""
 
     def close(self) -> None:
-        """End with the worker."""
+        """Release resources at the worker's end."""
 
 
 class Spans:
-    """The engine's observer, which adds up the use of time: plain numbers, no locks, a few additions at each call."""
+    """The engine's observer: adds up the seconds of each use of time, and passes spans to followers."""
 
     def __init__(self, *followers: Follower, clock: Callable[[], float] = time.monotonic) -> None:
         self._followers, self._clock = followers, clock
@@ -119,9 +119,8 @@ class Spans:
         return text, max(0.0, self._clock() - span.begin)
 
     def seconds(self) -> Mapping[TimeUse, float]:
-        """Return the seconds by kind, including the wait in progress, for one other thread.
-
-        They never fall, although they are read while the engine writes.
+        """Return the seconds by kind, including the wait in progress. The numbers never fall, although another thread
+        reads them while the engine writes.
         """
         seconds, since = dict(self._seconds), self._idle_since
         if since is not None:
