@@ -111,7 +111,7 @@ SECONDS = 60.0
 
 
 class Held(nn.Module):
-    """Waits until it may go on."""
+    """A layer that blocks in its forward until an event is set."""
 
     def __init__(self, held: threading.Event, free: threading.Event) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Held(nn.Module):
 
 @contextmanager
 def thread_at(work: Callable[[threading.Event, threading.Event], object]) -> Iterator[int]:
-    """A thread that is inside of what waits for the second event."""
+    """Run a thread until it waits for the second event; yield its identifier."""
     held, free = threading.Event(), threading.Event()
     thread = threading.Thread(target=work, args=(held, free))
     thread.start()
@@ -156,7 +156,7 @@ READY = WorkerReady(samples=12, steps=2, data=record_of(small_task(), 0))
 
 
 class Own(BaseException):
-    """Of the task."""
+    """An exception class of the task."""
 
 
 RAISED: dict[str, type[BaseException]] = {
@@ -183,9 +183,9 @@ def plan() -> Plan:
 
 
 class Channel:
-    """The control channel of an agent, with a coordinator at its other end that says what `answers` return.
+    """A played control channel. `answers` returns the coordinator's answers to a message.
 
-    said: what the agent says to it. sent: the names of these, whether they may be late, and when the channel was woken.
+    said: the messages of the agent. sent: their names, whether they may be late, and "wake" when the channel was woken.
     """
 
     def __init__(
@@ -239,12 +239,12 @@ def channel(agent: WorkerAgent) -> Channel:
 
 @pytest.fixture
 def said(channel: Channel) -> list[Message]:
-    """What the agent says to the coordinator."""
+    """The messages that the agent sends to the coordinator."""
     return channel.said
 
 
 def run(agent: WorkerAgent, *messages: Any) -> int:
-    """Its exit code."""
+    """Put messages into the inbox and run the agent; return its exit code."""
     for message in messages:
         agent.inbox.put(message)
     return agent.run()

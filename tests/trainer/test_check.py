@@ -1,4 +1,4 @@
-"""What is said of a task before it runs."""
+"""Checks of a task before its job runs."""
 
 import functools
 from typing import Any
@@ -18,7 +18,7 @@ from task_check_kit import manifest
 
 
 def of(task: Task, monkeypatch: pytest.MonkeyPatch, **spec: Any) -> dict[str, Any]:
-    """The check of a job of that task."""
+    """Return the check of a job of that task."""
     monkeypatch.setattr(reference, "build_it", lambda config: task, raising=False)
     training = {"steps": 3, "globalBatchSize": 8, "microBatchSize": 2}
     default = {"task": {"entrypoint": "reference:build_it"}, "training": training}
@@ -26,7 +26,7 @@ def of(task: Task, monkeypatch: pytest.MonkeyPatch, **spec: Any) -> dict[str, An
 
 
 class Looks(nn.Module):
-    """Its way depends on values, so it cannot be run without data."""
+    """Its control flow depends on values, so it cannot run without data."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2 if bool((x > 0).any()) else x
@@ -64,7 +64,7 @@ def table() -> torch.Tensor:
 
 
 class Remembers(nn.Linear):
-    """Keeps a table, which would have no data if it was first made where there are none."""
+    """Keeps a table in a cache, which would have no data if it were made in a run without data."""
 
     def __init__(self) -> None:
         super().__init__(2, 2)
@@ -82,7 +82,7 @@ def test_a_run_without_data_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatc
 
 
 def test_memory_is_that_of_the_states_and_of_the_microbatches_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two stages of a layer each, AdamW: what is kept follows from sizes that can be added up by hand."""
+    """Two stages of a layer each, with AdamW: the sizes can be added up by hand."""
     width, batch = 64, 16
     points = torch.arange(256.0).reshape(128, 2) / 256  # for a whole step
     layers = (lambda: nn.Linear(2, width), lambda: nn.Sequential(nn.Tanh(), nn.Linear(width, 2)))

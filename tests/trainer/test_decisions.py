@@ -1,4 +1,4 @@
-"""Decisions that change a training: the same ones, with the same bits, on any grid and whoever is lost."""
+"""Decisions change a training in the same way, with the same bits, on any grid and after any loss."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ STEPS, LAST, MICROBATCHES = 9, 7, 4
 
 
 def slowing(done: Committed, memory: Memory) -> Decision:
-    """Depends on every loss and norm so far, to their last bits."""
+    """Lower the rate by all losses and norms so far, to their last bits."""
     seen = float(memory.get("seen") or 0.0) + (done.loss or 0.0) + (done.gradient_norm or 0.0)
     return Decision(learning_rate=1 / (1 + seen), memory={"seen": seen})
 
@@ -28,7 +28,7 @@ def after_seven(done: Committed, memory: Memory) -> Decision:
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """Layer 0 is frozen for three steps; layers 0 and 2 share their bias."""
+    """Return a task whose layer 0 is frozen for three steps, and whose layers 0 and 2 may share their bias."""
     decisions = {
         "slowing": slowing,
         "plateau": reduce_on_plateau(factor=0.5, patience=1, threshold=0.2),
@@ -83,7 +83,7 @@ def test_what_is_frozen_keeps_its_bits_and_counts_in_no_norm() -> None:
 
 
 def said(decide: Any, *values: float | None) -> list[Decision]:
-    """Told these losses, one after the other."""
+    """Return the decisions after these losses, one after the other."""
     answers: list[Decision] = [decide(Committed(step=0), {})]
     for step, loss in enumerate(values, 1):
         answers.append(decide(Committed(step=step, loss=loss), answers[-1].memory))

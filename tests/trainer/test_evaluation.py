@@ -1,4 +1,4 @@
-"""Evaluation, metrics and decisions of a task: the trial before a job runs, and the sentence for each mistake."""
+"""Evaluation, metrics and decisions of a task: the trial before a job runs, and the message for each mistake."""
 
 import math
 from dataclasses import replace
@@ -27,7 +27,7 @@ def tried(task: Task, training: dict[str, Any] = BOTH) -> None:
 
 
 def right(outputs: Parts, targets: Parts) -> tuple[Tensor, int]:
-    """Looks at values, and knows how the outputs are laid out."""
+    """Return a metric that needs values and the layout of outputs."""
     assert outputs[0].shape == targets[0].shape
     return (outputs[0] > float(targets[0].mean())).sum(), outputs[0].numel()
 
@@ -59,7 +59,7 @@ def test_an_evaluation_that_the_job_does_not_ask_for_is_not_called() -> None:
 
 
 def test_the_last_batch_of_an_evaluation_is_tried_too() -> None:
-    """Of five samples in fours it has one."""
+    """The last batch of five samples, in batches of four, has one sample."""
 
     def several(outputs: Parts, targets: Parts) -> float:
         if len(outputs[0]) < 2:
@@ -79,7 +79,7 @@ def test_data_of_an_evaluation_that_the_model_cannot_take_are_named() -> None:
 
 
 def test_a_metric_that_made_up_outputs_do_not_suit_is_called_with_those_of_the_model() -> None:
-    """Zeros, which stand for the outputs, have no logarithm of their sum."""
+    """The trial's first outputs are zeros, which this metric refuses."""
 
     def picky(outputs: Parts, targets: Parts) -> float:
         if not bool((outputs[0] != 0).any()):

@@ -74,7 +74,7 @@ def test_the_end_tells_for_what_it_waits_and_what_is_missing_although_the_logger
 
 
 def test_who_is_the_root_no_longer_leaves_the_logger_to_the_next_one_and_may_come_back(store):
-    """Two loggers that write into one run at the same time would take each other's place in it."""
+    """Only one of two workers' loggers may write into a run at a time."""
     first, second = Kept(), Kept()
     store.add(None, step(0))
     mine, other = store.followers(first.make), store.followers(second.make, leads=False)

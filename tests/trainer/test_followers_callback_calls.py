@@ -1,4 +1,4 @@
-"""A callback is called for each record once, in order, and what it keeps goes with how far it has come."""
+"""A callback is called for each record once, in order, and its state is saved together with its position."""
 
 import json
 import threading
@@ -22,7 +22,7 @@ pytest_plugins = ["logger_fixtures"]
 
 
 class Seen(Callback):
-    """Keeps what it was called with; raises where it is told to."""
+    """A callback that keeps its calls, and raises at a chosen one."""
 
     raises: ClassVar[str] = ""
     all: ClassVar[list[str]] = []
@@ -100,7 +100,7 @@ def test_it_hears_of_everything_once_and_the_next_root_goes_on(store: Store) -> 
 
 
 def test_one_who_is_lost_in_the_middle_leaves_nothing_twice_in_what_it_keeps() -> None:
-    """Its calls that were not written yet are made again."""
+    """The next root repeats the calls whose state was not saved."""
     first = calls([])
     reached_then = first.write([step(1), step(2)], Called())
     first.write([step(3)], reached_then)  # and lost before that is written
@@ -110,7 +110,7 @@ def test_one_who_is_lost_in_the_middle_leaves_nothing_twice_in_what_it_keeps() -
 
 
 def test_back_at_a_checkpoint_that_nobody_told_of_it_keeps_what_led_to_that() -> None:
-    """Step 4, after which the checkpoint was taken, was lost with everybody who knew it."""
+    """No living worker knew step 4, after which the checkpoint was taken."""
     mine = calls([])
     after = mine.write([step(1, checkpoint=True), step(2), step(3)], Called())
     assert mine.write([step(5, attempt=2)], after).state == ["1:1", "1:2", "1:3", "2:5"]
@@ -175,7 +175,7 @@ class Unkept(Callback):
         return self.state
 
     def on_step(self, step: Any) -> None:
-        """Must be there, or nothing is made."""
+        """Do nothing: a callback is made at its first call."""
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_what_is_no_callback_is_told() -> None:
 
 
 def test_who_waits_for_the_end_does_not_wait_for_ever(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The training ends though a callback hangs, and at once without any."""
+    """Training ends although a callback hangs, and at once if there are no callbacks."""
     monkeypatch.setattr("bamboo_trainer.worker.history_keeper.HELD_SECONDS", 0.05)
     go_on, done = threading.Event(), threading.Event()
 

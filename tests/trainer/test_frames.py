@@ -1,4 +1,4 @@
-"""Frames whose form is wrong are refused: no peer brings a worker down, and what is refused changes nothing."""
+"""Frames in a wrong form are refused: they end no worker and change nothing."""
 
 import logging
 import math
@@ -138,7 +138,7 @@ ADDRESSES = st.builds(
 
 
 def like(value: Any) -> st.SearchStrategy[Any]:
-    """The value, or one that differs in some parts of it."""
+    """Draw the value, or a value that differs in some parts."""
     parts = st.nothing()
     if isinstance(value, dict):
         parts = st.fixed_dictionaries({}, optional={key: like(part) for key, part in value.items()})
@@ -151,7 +151,7 @@ def like(value: Any) -> st.SearchStrategy[Any]:
 
 @st.composite
 def payloads_frames(draw: st.DrawFn) -> Frame:
-    """A frame that may be right, or of another kind, place, payload or tensors than it should be."""
+    """Draw a frame that may be right, or have a wrong kind, place, payload or tensors."""
     commit = frame(FrameKind.COMMIT, {**COMMIT, "checkpoint": MARK})
     right, numbers = draw(st.sampled_from([commit, *RIGHT.values()])), st.integers(0, 2) | NUMBERS
     address = draw(ADDRESSES)
@@ -165,11 +165,11 @@ def payloads_frames(draw: st.DrawFn) -> Frame:
 
 
 class Paused(Exception):
-    """The job has reached the step, for now."""
+    """Raised to stop a job at a step."""
 
 
 def stopped(document: dict[str, Any], until: int) -> Job:
-    """A job that is stopped at a step, in the middle of its work."""
+    """Return a job that is stopped at a step, in the middle of its work."""
     paused: list[int] = []
 
     def decide(job: Job) -> None:
@@ -213,7 +213,7 @@ SLOW = settings(max_examples=30, deadline=None, suppress_health_check=list(Healt
 @SLOW
 @given(st.lists(payloads_frames(), max_size=12))
 def test_no_frame_brings_an_engine_down(said: list[Frame]) -> None:
-    """Also one in the right form, however wrong it is."""
+    """Some of these frames have the right form and wrong content."""
     told = job(until=1)
     for name, node in told.nodes.items():
         peer = next(other for other in told.nodes if other != name)
@@ -270,7 +270,7 @@ def test_what_does_not_fit_the_stage_is_refused(wrong: Any, message: str, caplog
 
 
 def normed(until: int) -> Job:
-    """Two pipelines of a model with BatchNorm, stopped after the first reductions."""
+    """Return a job of two pipelines with BatchNorm, stopped after the first reductions."""
     document = bamboojob(
         task={"entrypoint": "running_tasks:build", "config": {}},
         training=training(3, 12, 3),
@@ -280,7 +280,7 @@ def normed(until: int) -> Job:
 
 
 def misfits(node: Any, step: int) -> list[Frame]:
-    """Frames in the right form that do not fit the stage that w0 runs, or the step's layout."""
+    """Return frames in the right form that do not fit the stage of w0, or the step's layout."""
     (cell,) = node.inside.executor.cells
     size = node.states[cell.stage].stage.values.final.gradient_size
     half = size // 2
@@ -304,7 +304,7 @@ def misfits(node: Any, step: int) -> list[Frame]:
 
 @pytest.mark.parametrize("early", [0, 1])
 def test_a_share_that_does_not_fit_the_step_is_refused(early: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody fails in the middle of a reduction; also if it comes before the step has begun. The right ones follow."""
+    """Wrong shares, even before the step begins, stop no reduction; the right ones follow."""
     undisturbed, told = normed(until=-1), normed(until=2)
     node = told.nodes["w0"]
     wrong = misfits(node, node.engine.step + early)

@@ -29,7 +29,7 @@ def test_a_layer_has_the_same_values_whoever_makes_it_and_another_one_has_others
 
 
 def test_a_copy_of_a_layer_has_tensors_of_its_own() -> None:
-    """As a stage makes it of a layer that is frozen in part. torch warns of copies of tensors without values."""
+    """Stages copy layers that are frozen in part. torch warns of copies of tensors without values."""
     task = plain_models.build({"model": "dictionaries"})
     inputs, _ = task.dataset.batch([0, 1])
     for index in (0, len(task.layers) - 1):
@@ -44,7 +44,7 @@ def test_a_copy_of_a_layer_has_tensors_of_its_own() -> None:
 
 
 def test_the_whole_model_is_never_held() -> None:
-    """Its blocks would take 160 TB; the first and the last layer are made all the same, and costs are counted."""
+    """The blocks would take 160 TB. The first and the last layer can be built, and costs counted."""
 
     class Huge(nn.Module):
         def __init__(self) -> None:
@@ -111,7 +111,7 @@ MODELS = ("chain", "dictionaries", "sizes", "encoded", "normed")
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_layers_compute_what_the_model_computes(name: str) -> None:
-    """The loss and every gradient, for a number of samples that the model has not been looked at with."""
+    """Loss and gradients are equal, for a number of samples that the model was not recorded with."""
     given = plain_models.parts(name)
     task = plain_models.build({"model": name})
     layers, model = whole(task, given["make"])
@@ -128,7 +128,7 @@ def test_the_layers_compute_what_the_model_computes(name: str) -> None:
 
 
 class Normed(nn.Module):
-    """frozen: its BatchNorm, which is in the model's own code."""
+    """A model with a BatchNorm in its own code. frozen: the BatchNorm is in eval mode."""
 
     def __init__(self, frozen: bool) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ def running(make: Callable[[], nn.Module]) -> list[Any]:
 
 
 def test_a_frozen_norm_before_the_blocks_stays_as_it_is() -> None:
-    """Its count is no part of the layer that computes it, as that does not use it."""
+    """Its count of batches is not in the layer, which does not use it."""
     assert [found.contributes for found in running(lambda: Normed(frozen=True))] == [False]
     assert [found.names for found in running(lambda: Normed(frozen=True))] == [("running_mean", "running_var")]
     assert [found.contributes for found in running(lambda: Normed(frozen=False))] == [True]
@@ -181,7 +181,7 @@ def test_further_tensors_that_a_module_keeps_come_with_their_values() -> None:
 
 
 def test_metrics_get_what_the_loss_gets() -> None:
-    """What the model returned, a dictionary here, and the targets; in a step and in an evaluation."""
+    """Metrics of a step and of an evaluation get the model's dictionary and the targets."""
 
     def metric(outputs: dict[str, Tensor], targets: Parts) -> Tensor:
         return (outputs["logits"].argmax(-1) == targets[0]).float().mean()

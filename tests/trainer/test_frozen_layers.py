@@ -1,4 +1,4 @@
-"""Layers in front of the first one that is trained have no backward, wherever the model is split, as in PyTorch."""
+"""Frozen layers before the first trained one have no backward, wherever the model is split, as in PyTorch."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,7 +27,7 @@ class NoBackward(torch.autograd.Function):
 
 
 class Layer(nn.Module):
-    """Passes on a mask of floats, too, which nobody trains."""
+    """Returns also a mask of floats that has no gradient."""
 
     def __init__(self, trained: bool, looked: bool) -> None:
         super().__init__()

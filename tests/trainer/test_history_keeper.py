@@ -39,13 +39,13 @@ def test_a_step_has_what_was_measured(job):
 
 
 def called(job: Job) -> list[tuple[int, int]]:
-    """Attempt and step of each call, and the end without an attempt."""
+    """Return attempt and step of each call; the call at the end has no attempt."""
     state = json.loads((Path(job.url) / "callback-steps.json").read_bytes())["state"]
     return [(one[0], one[1]) if isinstance(one, list) else (0, one) for one in state]
 
 
 def test_a_root_that_joined_late_writes_nothing_before_it_has_heard_the_others(job):
-    """Else what it knows counted as all, and the others forgot what they were about to send."""
+    """Otherwise the others would forget commits that the root has not received yet."""
     job.train_and_write(10)
     job.train(8)
     job.join("c")
@@ -79,7 +79,7 @@ def test_a_whole_restart_from_a_checkpoint_lacks_no_step_and_the_callback_goes_o
 
 @pytest.mark.parametrize("root", ["a", "b"])
 def test_going_back_begins_another_attempt(job, root):
-    """Whether the next root knows that the steps of the attempt before are written, or not."""
+    """The next root may or may not know that the previous attempt's steps are written."""
     job.train_and_write(6)
     job.go_back(4, 5)
     job.lead(root, 5)
@@ -168,7 +168,7 @@ def test_what_is_kept_for_a_store_that_stays_away_is_bounded(job, monkeypatch):
 
 
 def test_who_waits_for_what_is_known_does_not_wait_for_what_comes_while_it_is_written(job, monkeypatch):
-    """Else a checkpoint, or the end of the job, would wait for one turn after the other."""
+    """Otherwise a checkpoint, or the end of the job, would wait for one turn after the other."""
     written = HistoryFiles.write
 
     def write(files, file, records):
@@ -191,7 +191,7 @@ def test_a_file_is_followed_by_another_when_it_is_full(job, monkeypatch):
 
 
 def test_a_worker_ends_although_the_store_hangs(job, monkeypatch):
-    """With its real threads."""
+    """The keeper runs with its real threads."""
     go_on = threading.Event()
     monkeypatch.setattr(HistoryFiles, "all", lambda self: go_on.wait(120.0) and [])
     files = HistoryFiles(job.url)

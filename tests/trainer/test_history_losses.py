@@ -22,7 +22,7 @@ Step = tuple[int, float]  # its number, and when it was committed
 
 
 class Life:
-    """A job, and who knows what of it."""
+    """A job, and which workers know which of its steps."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.names, self.epoch, self.frozen = folder, 0, 1, list[HistoryWorker]()
@@ -32,7 +32,7 @@ class Life:
         self.begin(0)
 
     def begin(self, step: int) -> None:
-        """As another run, with workers that know nothing."""
+        """Begin another run, whose workers know nothing."""
         self.job = Job(self.folder)
         self.epoch, self.known = 1, {}
         self.job.go_back(step, 1)
@@ -47,7 +47,7 @@ class Life:
         return name
 
     def of(self, number: int, *, root: bool = True) -> str:
-        """One of the workers, or of those that are not the root."""
+        """Return one of the workers, or of the workers other than the root."""
         names = [name for name in self.job.workers if root or name != self.job.root]
         return names[number % len(names)]
 
@@ -94,12 +94,12 @@ class Life:
         self.known[step] = set(self.job.workers) - set(deaf)
 
     def newest(self) -> list[Step]:
-        """Of which who joins is told by commits."""
+        """Return the newest steps, which a joining worker hears of."""
         return [(step + 1, commit.history.at) for step, commit in self.job.newest if commit.history]
 
     def train_for_some(self, number: int) -> None:
-        """The root is lost while it tells of a commit: only one other worker hears of it, or none, and then the step is
-        done again.
+        """Lose the root while it sends a commit: one other worker hears of the step, or none does and the step is
+        repeated.
         """
         heard = {name for name in self.job.workers if name != self.job.root and number % 2}
         heard = {min(heard)} if heard else set()
@@ -155,14 +155,14 @@ class Life:
         self.job.close()
 
     def wake_the_frozen(self) -> None:
-        """They write what they had."""
+        """Let frozen roots write the records that they had."""
         for worker in self.frozen:
             worker.keeper.close(0.0)
 
 
 @contextmanager
 def small() -> Iterator[None]:
-    """Small files and pieces, so that a short life has several."""
+    """Use small files and pieces, so that a short life has several."""
     before = history_keeper.MOST_RECORDS, history_keeper.SENT_AT_ONCE
     history_keeper.MOST_RECORDS, history_keeper.SENT_AT_ONCE = 7, 3  # type: ignore[misc]
     try:

@@ -1,7 +1,7 @@
-"""A job's history when its workers are killed: real processes, real files; no gaps and no doubles.
+"""A job's history and a callback's state when its workers are killed, with real processes and files: no gaps and no
+duplicates.
 
-So it is with what a callback keeps. tests/simulation/ kills workers at every instruction, and at every write of the
-history.
+tests/simulation/ kills workers at every instruction, and at every write of the history.
 """
 
 import json
@@ -74,8 +74,8 @@ class Seen(Callback):
 
 
 def own_task(folder: Path, logger: str, model: str = "gpt", callback: str = "", **config: Any) -> dict[str, Any]:
-    """A model of Bamboo's in a task that brings a logger of its own, whose module is beside the manifest. callback: the
-    text of the class Seen, if it brings that, too.
+    """Return a task of one of Bamboo's models with its own logger, in a module beside the manifest. callback: the text
+    of the class Seen, if the task has one.
     """
     build = BUILD.replace("MODEL", model).replace("CALLBACKS", '{"seen": Seen}' if callback else "{}")
     (folder / "own_logger.py").write_text(build + logger + callback)
@@ -98,7 +98,9 @@ def run(folder: Path, *options: str, logger: str = LOGGER, code: int = 0, **spec
 
 
 def check(folder: Path, records: list[Record]) -> None:
-    """Each step and each event once, in the file that is made of all. In these who takes over may repeat one."""
+    """Check that the merged file has each step and event once. A root that takes over may repeat records in its own
+    file.
+    """
     raw = find(str(folder)).read_all()
     assert list(map(repr, merged(raw))) == list(map(repr, records))
     assert set(map(repr, raw)) == set(map(repr, records))
@@ -155,7 +157,7 @@ class Own:
 def test_the_end_waits_for_a_slow_logger_and_the_number_of_a_step_is_one_wherever_a_person_sees_it(
     tmp_path: Path,
 ) -> None:
-    """It needs longer than workers have to leave; W&B, for one, has nothing on disk before it is closed."""
+    """The logger closes more slowly than workers leave; W&B writes nothing to disk before it is closed."""
     kept = tmp_path / "out" / "history" / "kept"
     trained = training(6, 8, 2, evaluation={"everySteps": 3, "metric": "accuracy"})
     task = own_task(tmp_path, SLOW_LOGGER, "gpt2", size="tiny", evaluation={"samples": 4})

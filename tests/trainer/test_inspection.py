@@ -60,7 +60,7 @@ def test_values_are_wanted_unless_a_layer_is_only_looked_at() -> None:
 
 
 def test_the_plan_of_a_recurrent_model_is_balanced() -> None:
-    """Recurrent layers that counted as free would all come to stand on one stage."""
+    """If recurrent layers had no cost, all of them would be on one stage."""
     layers = [*[recurrent] * 6, *[lambda: nn.Linear(WIDTH, WIDTH)] * 8]
     stages = split_layers(layer_costs(sequences(*layers), BATCH), 3)
     assert [sum(1 <= layer <= 6 for layer in range(*stage)) for stage in stages] == [2, 2, 2]
@@ -140,7 +140,7 @@ class SeldomByNumpy(nn.Module):
 
 
 def drawn(layer: type[nn.Module]) -> str:
-    """What the layer draws from, in each of two forwards."""
+    """Return the generators that the layer draws from in each of two forwards."""
     stage = build_stage(between(layer), 0, [(0, 3)], CONFIG)
     draws = stage.draws()
     for _ in range(2):
@@ -212,7 +212,7 @@ def masked(outputs: Parts, targets: Parts) -> torch.Tensor:
 
 
 def one_way(outputs: Parts, targets: Parts) -> torch.Tensor:
-    """Gradients reach every second sample only."""
+    """Return a loss with gradients for every second sample only."""
     return (outputs[0][0::2] - outputs[0][1::2].detach()).square().mean()
 
 
@@ -236,7 +236,7 @@ def test_other_losses_are_taken(loss: Callable[[Any, Any], Any]) -> None:
 
 @pytest.mark.parametrize("outputs", [torch.zeros(1, 3), torch.zeros(8, 3), torch.empty(4, MOST_VALUES, device="meta")])
 def test_what_cannot_be_tried_is_not_judged(outputs: torch.Tensor) -> None:
-    """One sample; rows that are no samples; outputs that would take long."""
+    """A single sample, rows that are no samples, and outputs that are too large."""
     require_all_samples(task(first_alone), (outputs,), ONE_IS_MASKED)
 
 

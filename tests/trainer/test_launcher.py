@@ -1,4 +1,4 @@
-"""The fork server: what a worker imports when it starts, and that no job ends when its workers end."""
+"""The fork server: its imports, its sockets, and where a child crashed."""
 
 import gc
 import json
@@ -64,7 +64,7 @@ launcher.main()
 
 
 def test_two_workers_that_end_at_the_same_time_do_not_end_the_launcher() -> None:
-    """All that have ended are reaped at the first word of one, when the second one's closed socket was told of, too."""
+    """The launcher reaps both workers at the first event, when the second worker's closed socket is reported, too."""
     with selectors.DefaultSelector() as selector:
         gates = Gates(selector, lambda worker, step: None)
         gates.open("w1").close()

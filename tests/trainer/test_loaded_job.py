@@ -1,4 +1,4 @@
-"""What is recorded of a job's data: any change that can be found cheaply makes another record."""
+"""The record of a job's data: a changed dataset has another record."""
 
 from collections.abc import Sequence
 
@@ -49,7 +49,7 @@ def test_each_change_is_told() -> None:
 
 
 class Restless:
-    """Draws from a generator that nobody seeds, and from torch's."""
+    """A dataset that draws from an unseeded generator, or from torch's."""
 
     def __init__(self, ours: bool) -> None:
         self.ours = ours

@@ -1,4 +1,4 @@
-"""Which sentence a wrong entrypoint or a faulty task gets."""
+"""Refusals of wrong entrypoints and faulty tasks."""
 
 import re
 import sys
@@ -77,7 +77,7 @@ def faulty(config):
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_is_trained(kind, batch, message):
-    """By `validate --load`, and by a worker when it begins."""
+    """`validate --load` refuses it, and so does a worker at its start."""
     task = {"entrypoint": "test_loading:faulty", "config": {"kind": kind}}
     document = bamboojob(task=task, training=training(2, batch, 4), topology={"stages": 2})
     assert str(check(document).get("problem")).startswith(str(message))

@@ -1,4 +1,4 @@
-"""Adapters: only they are trained, as in plain PyTorch, on any grid; merged they are the model."""
+"""Adapters: only they are trained, as in plain PyTorch, on any grid; merged into the base they give the model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,7 +28,7 @@ def build(config: Mapping[str, Any]) -> Task:
 
 
 def run(task: Task, state: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
-    """A model with these weights, in eval mode."""
+    """Return the outputs of a model with these weights, in eval mode."""
     x = tokens
     for index in range(len(task.layers)):
         layer = build_layer(task, 7, index).eval()
@@ -87,7 +87,7 @@ def test_what_cannot_be_is_told(options: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("targets", [("*qkv",), ("*",)])
 def test_a_frozen_tied_matrix_counts_once_in_the_digest_of_any_split(targets: tuple[str, ...]) -> None:
-    """Embedding and head are on different stages of some: `--verify` compares sums of the stages' digests.
+    """Embedding and head may be on different stages, and `--verify` compares sums of the stages' digests.
 
     With "*" the head has an adapter, and stays tied to the embedding.
     """

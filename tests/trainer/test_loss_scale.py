@@ -1,4 +1,4 @@
-"""fp16: losses are scaled as torch.amp.GradScaler does it, with the same bits on any grid and after any loss."""
+"""fp16: losses are scaled like torch.amp.GradScaler does, with the same bits on any grid and after any loss."""
 
 import functools
 import math
@@ -29,7 +29,7 @@ INITIAL, INTERVAL = 2.0**18, 3
 
 @pytest.fixture(autouse=True)
 def changing_scales(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scales that fall and grow within a few steps."""
+    """Use scales that fall and grow within a few steps."""
     monkeypatch.setattr(loss_scale, "INITIAL", INITIAL)
     monkeypatch.setattr(loss_scale, "GROWTH_INTERVAL", INTERVAL)
 
@@ -47,7 +47,7 @@ def test_the_rule_is_that_of_gradscaler(scale: float) -> None:
 
 
 class Balanced(nn.Linear):
-    """Has a loss of its own."""
+    """A layer that adds its own loss."""
 
     def forward(self, given: Tensor) -> Tensor:
         out = super().forward(given)
@@ -56,7 +56,7 @@ class Balanced(nn.Linear):
 
 
 def loss(config: Mapping[str, Any], outputs: Parts, targets: Parts) -> Tensor | Weighted:
-    """Large enough for gradients to overflow in fp16 at the first scales."""
+    """Return a loss whose gradients overflow in fp16 at the first scales."""
     far = (outputs[0] - targets[0]).square() * config.get("steep", 30.0)
     return Weighted(far.mean() * 2, 2) if config.get("weighted") else far.mean()
 
@@ -83,7 +83,7 @@ def manifest(
 
 
 def plainly(task: Task) -> tuple[list[float], list[float], dict[str, Tensor]]:
-    """Losses, scales and weights in plain PyTorch, as its documentation has it."""
+    """Return losses, scales and weights of plain PyTorch with GradScaler."""
     config = TrainingConfig.of(Job(manifest(1, 1)).spec.training)
     model = plain_model(task, config.seed)
     optimizer = task.optimizer(list(model.named_parameters()))
@@ -109,7 +109,7 @@ def plainly(task: Task) -> tuple[list[float], list[float], dict[str, Tensor]]:
 
 
 class Watched(Job):
-    """Remembers the scale of each step, as it is told with the commit."""
+    """A job that remembers the scale of each step."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
         self.scales: dict[int, float] = {}
@@ -134,7 +134,7 @@ def test_losses_scales_and_weights_are_those_of_plain_pytorch_with_gradscaler() 
 
 
 def test_a_sum_needs_the_scales_of_its_mean() -> None:
-    """Else a sum over thousands of tokens would overflow more often than steps may be skipped in a row."""
+    """Otherwise a sum over thousands of tokens would overflow in more steps in a row than a job may skip."""
     mean, total = (Watched(manifest(2, 1, {"weighted": kind})).run() for kind in (False, True))
     assert total.scales == mean.scales
     torch.testing.assert_close(total.weights, mean.weights, rtol=1e-6, atol=1e-7)
@@ -147,7 +147,7 @@ def test_a_scale_that_is_no_power_of_two_is_refused(scale: float) -> None:
 
 
 def times(factor: float) -> Task:
-    """Its loss is that many times as large."""
+    """Return a task with a loss multiplied by a factor."""
     return replace(build({}), loss=lambda outputs, targets: outputs[0].mean() * factor)
 
 

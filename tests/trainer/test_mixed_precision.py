@@ -1,4 +1,4 @@
-"""bf16 with casts that are kept: the same bits as without, and less memory."""
+"""Kept casts to bf16 give the same bits as casts for each microbatch, with less memory."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -18,7 +18,7 @@ SPLIT = [(0, 2), (2, 4)]
 
 
 def _train(task, keep, monkeypatch: pytest.MonkeyPatch):
-    """Two steps, all forwards before all backwards; the final digests."""
+    """Run two steps, all forwards before all backwards; return the final digests."""
     monkeypatch.setattr(forwarding, "autocast_and_keep", keep)
     stages = chain(task, SPLIT, BF16)
     for step in range(2):
@@ -68,7 +68,7 @@ def test_a_parameter_is_cast_once_for_all_microbatches(tmp_path) -> None:
 def test_the_gradients_of_casts_are_cast_back_before_the_backward_of_the_next_layer(
     tmp_path, checkpointed: frozenset[int]
 ) -> None:
-    """Of casts that an earlier microbatch has made, too."""
+    """This holds also for casts that an earlier microbatch has made."""
     task = replace(small_gpt(tmp_path, tieEmbeddings=True), checkpointed=checkpointed)
     stage = chain(task, [(0, 4)], BF16)[0]
     reached: list[int] = []
@@ -97,7 +97,7 @@ def test_nothing_stays_switched_on(tmp_path) -> None:
 
 
 def test_stages_keep_their_own(tmp_path) -> None:
-    """Two holders of a stage in one process, at different versions, do not take each other's casts."""
+    """Two holders of a stage in one process, at different versions, do not use each other's casts."""
     task = small_gpt(tmp_path)
     stages, others = chain(task, SPLIT, BF16), chain(task, SPLIT, BF16)
     works = [begin(s) for s in stages]
@@ -117,7 +117,7 @@ def test_stages_keep_their_own(tmp_path) -> None:
 
 
 class Uses(nn.Module):
-    """Its input in three products, as attention behind a norm does."""
+    """Uses its input in three products, as attention does."""
 
     def __init__(self, reduced: bool) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Uses(nn.Module):
 def test_the_gradient_of_an_input_of_several_products_does_not_depend_on_the_split(
     precision: str, reduced: bool
 ) -> None:
-    """Of a stage's first layer, too, it is summed in fp32."""
+    """It is summed in fp32, also at a stage's first layer."""
     uses = partial(Uses, reduced)
     task = small_task(layers=(lambda: nn.Linear(2, 16), uses, uses, lambda: nn.Linear(16, 2)))
     splits = [[(0, 4)], [(0, 1), (1, 4)], [(0, 2), (2, 4)], [(0, 1), (1, 2), (2, 3), (3, 4)]]

@@ -1,4 +1,4 @@
-"""How much work torch does."""
+"""Counts of operations and memory traffic."""
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_count_forward_and_backward(kind: str) -> None:
-    """At least; and what moves memory on top is no more than it can be."""
+    """The count is at least the products, and at most the products and a bound of the traffic."""
     layer, operations = KINDS[kind]
     counted = layer_costs(sequences(layer), BATCH)[1]
     size = sum(p.numel() for p in layer().parameters())

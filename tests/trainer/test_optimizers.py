@@ -1,4 +1,4 @@
-"""Several optimizers as one: the same steps as by hand, and the same bits when a worker is lost."""
+"""Several optimizers as one take the same steps as each alone."""
 
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -23,7 +23,7 @@ def muon_and_adagrad(named: Named) -> Combined:
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """One layer has no matrix, and one nothing but matrices."""
+    """Return a task with a layer without matrices and a layer with matrices only."""
     layers = (lambda: nn.LayerNorm(2), lambda: nn.Linear(2, 2, bias=False), lambda: nn.Linear(2, 2))
     return small_task(layers=layers, optimizer=muon_and_adagrad, learning_rate=lambda step: 0.02 / (1 + step))
 

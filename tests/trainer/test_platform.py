@@ -1,4 +1,4 @@
-"""What a worker says of itself that decides its bits."""
+"""Facts of a worker's process and machine that can change its bits."""
 
 import os
 import subprocess
@@ -104,7 +104,9 @@ for more in {more}:
 
 
 def platforms_of(environment: Mapping[str, str], *more: str) -> list[Platform]:
-    """What processes say of themselves that have this environment, torch, and then each some more code of their own."""
+    """Return the platforms of forked processes with this environment, after each one has run one of these lines of
+    code.
+    """
     said = subprocess.run(
         [sys.executable, "-c", SAY.format(more=more)],
         env={**os.environ, "BAMBOO_DEVICE": "cpu", **environment},
@@ -116,7 +118,7 @@ def platforms_of(environment: Mapping[str, str], *more: str) -> list[Platform]:
 
 
 def test_processes_that_would_compute_in_another_way_are_told_apart() -> None:
-    """Real ones: with kernels for other instructions, more threads, other settings, and without a compiler."""
+    """Real processes with other kernels, threads or settings, and without a compiler."""
     others = {
         "torch.set_num_threads(2)": "number of torch's threads 2 instead of 1",
         "torch.use_deterministic_algorithms(True)": "settings with deterministic algorithms",

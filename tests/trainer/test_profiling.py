@@ -1,4 +1,4 @@
-"""`bamboo profile`: what is measured of a task's layers, and the command."""
+"""`bamboo profile`: measurements of a task's layers, and the command."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from profiling_kit import manifest
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Any:
-    """It computes with one thread, as workers do; other tests with as many as before."""
+    """Restore the number of torch's threads, which a measurement sets to 1."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -34,7 +34,7 @@ def test_a_connection_within_this_machine_carries_something() -> None:
 
 
 def test_the_command_writes_a_profile_that_a_simulation_reads(tmp_path: Path) -> None:
-    """Also of a module beside the manifest, in the trainer's own process."""
+    """The task is in a module beside the manifest, and is measured in a process of the trainer."""
     job, written = tmp_path / "job.yaml", tmp_path / "profile.json"
     document = manifest("own_task:build")
     document["spec"]["task"]["config"] = {}
@@ -55,7 +55,7 @@ def test_the_command_writes_a_profile_that_a_simulation_reads(tmp_path: Path) ->
 
 
 def test_a_gpu_that_is_not_here_is_computed_for_the_jobs_own_layers(tmp_path: Path) -> None:
-    """By `bamboo profile`, and by commands that are given @ and its name; flags come before what is assumed."""
+    """`bamboo profile --device` and `--profile @NAME` compute it. Flags override assumed values."""
     job, written = tmp_path / "job.yaml", tmp_path / "a100.json"
     job.write_text(yaml.safe_dump(manifest()))
     runner = CliRunner()
@@ -100,7 +100,7 @@ def test_a_device_that_nobody_knows_is_told_before_anything_is_counted(tmp_path:
 
 
 def test_a_plan_over_gpus_of_which_none_is_here(tmp_path: Path) -> None:
-    """With prices that come with Bamboo; the job's own layers are counted once."""
+    """Prices come with Bamboo, and the job's layers are counted once."""
     job = tmp_path / "job.yaml"
     job.write_text(yaml.safe_dump(manifest()))
     given = ["plan", str(job), "--device", "t4,l4", "--preempt-rate", "0.1", "--nodes", "3", "--output", "json"]

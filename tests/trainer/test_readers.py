@@ -1,4 +1,4 @@
-"""Batches read ahead by one or several readers: the same ones in the same order, whatever happens to readers."""
+"""Batches are read ahead by a thread or by processes: the same batches in the same order, even if a process is killed."""
 
 import os
 import signal
@@ -141,7 +141,7 @@ SECONDS = 60.0
 
 @dataclass
 class Slow:
-    """A dataset that notes who calls it, and may be held up or fail."""
+    """A dataset that notes which thread calls it, and may block or fail."""
 
     may_go: threading.Event = field(default_factory=threading.Event)
     inside: threading.Event = field(default_factory=threading.Event)
@@ -168,7 +168,7 @@ class Slow:
         self.calls.append((threading.current_thread().name, tuple(indices)))
 
     def read_ahead(self) -> list[bool]:
-        """Of each call, whether it came from the background."""
+        """Return, for each call, whether the background thread made it."""
         return [name.startswith("data-reader") for name, _ in self.calls]
 
 
@@ -220,7 +220,7 @@ def test_each_stage_has_what_it_expected(reader: BatchReader, data: Slow) -> Non
 
 
 class Drawing(Slow):
-    """Its samples are a function of their numbers, but made with torch's generator."""
+    """A dataset whose samples follow from their numbers, but are made with torch's generator."""
 
     def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
         self.note(indices)
@@ -247,7 +247,7 @@ def test_a_dataset_that_draws_from_torchs_generator_is_never_read_ahead() -> Non
 def test_small_batches_are_read_several_at_once_and_each_is_there_when_it_is_read(
     reader: BatchReader, data: Slow
 ) -> None:
-    """To wake the thread for each of them takes longer than to read it. Large ones are read one at a time."""
+    """Waking the thread takes longer than reading a small batch. Large ones are read one at a time."""
     coming = [(step, m) for step in range(MOST_AT_ONCE) for m in range(3)]
     reader.expect(0, coming)
     assert data.inside.wait(SECONDS)

@@ -1,4 +1,4 @@
-"""The message log, the plan that a worker obeys, and the receivers of what it sends and sends again."""
+"""The message log, the plan in force, and the receivers of frames."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -74,7 +74,7 @@ def test_what_is_for_oneself_does_not_travel() -> None:
 
 
 class Slow(AtOnce):
-    """Copies to host memory are made when they are waited for."""
+    """Copies to host memory that are made only when they are waited for."""
 
     def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
         return Waiting(tuple(tensor.detach() for tensor in tensors))

@@ -1,4 +1,4 @@
-"""Running statistics are as in plain PyTorch, and their bits depend on no grid, kill or repetition."""
+"""Running statistics are those of plain PyTorch, and their bits depend on no grid, kill or repetition."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +34,7 @@ BUFFERS = (
 
 
 def plainly(config: TrainingConfig, steps: int) -> dict[str, Tensor]:
-    """In plain PyTorch: microbatches one after the other, layers as they come."""
+    """Train in plain PyTorch: microbatches one after the other, layers in their order."""
     task = build({})
     model = nn.Sequential(*(build_layer(task, config.seed, i) for i in range(len(task.layers))))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -80,7 +80,7 @@ def test_buffers_are_those_of_plain_pytorch(checkpointed: Any) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_forward_leaves_buffers_as_they_are_however_often_it_is_run(precision: str) -> None:
-    """First look, rehearsal, repetition, backward of checkpointed layers, eval mode."""
+    """Forwards of checks, rehearsals, repetitions, backwards of checkpointed layers and evaluations."""
     task, config = build({"checkpointed": (1,)}), replace(CONFIG, precision=precision)
     stages = chain(task, SPLITS[1], config)
     sums = [stage.values.checksums() for stage in stages]

@@ -1,4 +1,4 @@
-"""Parameter groups of a user's optimizer: their learning rates, and groups that are empty on some stage."""
+"""Parameter groups of a user's optimizer: their rates, groups that are empty on a stage, and refused optimizers."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -22,7 +22,7 @@ UNCLIPPED = replace(CONFIG, max_gradient_norm=None)
 
 
 class Shift(nn.Module):
-    """Nothing but a bias."""
+    """A layer that has only a bias."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ SPLITS = (
 
 
 def by_name(kind: Callable[..., torch.optim.Optimizer], biases: dict[str, float], **settings: float):
-    """Weights as the optimizer's settings have them, biases with their own."""
+    """Return a builder of an optimizer with own settings for biases."""
 
     def build(named: Named) -> torch.optim.Optimizer:
         pairs = list(named)
@@ -61,7 +61,7 @@ WAYS = ({"foreach": True}, {"fused": True}, {"maximize": True}, {"weight_decay":
 
 
 def ways(name: str) -> Iterator[dict[str, Any]]:
-    """Settings that an optimizer knows, each alone and with others."""
+    """Yield settings of an optimizer, each alone and with others."""
     known = signature(getattr(torch.optim, name)).parameters.keys()
     for chosen in (some for count in range(4) for some in combinations(WAYS, count)):
         settings = {key: value for way in chosen for key, value in way.items()}
@@ -88,7 +88,7 @@ def test_who_only_reads_gradients_leaves_them_as_they_are(name: str, settings: d
 
 
 def clip(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    """What a task may do with its gradients before a step, or after it."""
+    """Clip gradients, as a task's hook may do before or after a step."""
     for group in optimizer.param_groups:
         nn.utils.clip_grad_value_(group["params"], 0.01)
 
@@ -112,7 +112,7 @@ HOOKED: tuple[Callable[[torch.optim.Optimizer], Any], ...] = (
 
 @pytest.mark.parametrize("hook", HOOKED)
 def test_a_hook_that_clips_gradients_does_not_write_to_the_final_gradient(hook: Callable[..., Any]) -> None:
-    """Replicas and logs have the same one."""
+    """Replicas and logs hold the same gradient."""
 
     def build(named: Named) -> torch.optim.Optimizer:
         optimizer = torch.optim.AdamW([p for _, p in named], lr=0.1)

@@ -1,4 +1,4 @@
-"""Schedules by name, and numbers of an optimizer's groups that follow one: as torch computes them, on any split."""
+"""Named schedules, and scheduled settings of an optimizer's groups, are those of torch on any split."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -21,7 +21,7 @@ Named = Iterable[tuple[str, nn.Parameter]]
 
 
 def torchs(make: Callable[[torch.optim.Optimizer], Any], rate: float = 0.5) -> list[float]:
-    """The rates of a scheduler of torch's."""
+    """Return the rates of one of torch's schedulers."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=rate)
     scheduler, rates = make(optimizer), []
     for _ in range(STEPS):
@@ -88,7 +88,7 @@ def test_a_schedule_that_cannot_be_is_told(make: Callable[[], object], message: 
 
 
 def sgd(named: Named) -> torch.optim.Optimizer:
-    """Biases have half the momentum."""
+    """Return an optimizer whose biases have half the momentum."""
     pairs = list(named)
     groups = [
         {"params": [p for name, p in pairs if name.endswith("weight")]},

@@ -1,4 +1,4 @@
-"""A job that is suspended commits no step after the one that its checkpoint keeps: none is repeated after that."""
+"""A suspended job commits no step after the one that its checkpoint keeps, so it repeats none when it is resumed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -36,8 +36,9 @@ def undisturbed() -> str:
 
 @dataclass
 class Suspension:
-    """When so many steps are committed; what is written is durable only many turns later, when `meanwhile` was called
-    once. from_step: those that were committed when it came.
+    """Suspends a job once `step` steps are committed, and delays the reports of written parts by SLOW turns.
+
+    meanwhile: called once in the middle of the delay. from_step: the number of committed steps at the suspension.
     """
 
     step: int
@@ -91,7 +92,7 @@ def test_it_goes_on_at_exactly_the_step_at_which_it_was_suspended(grid: tuple[in
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_a_worker_that_is_lost_while_the_checkpoint_is_written_costs_no_bits(stage: int) -> None:
-    """If it is another one than the root, and has written its part or is none of the writers, not a step either."""
+    """No step is lost, either, unless the worker is the root or a writer that has not written its part."""
 
     def kill(job: Job) -> None:
         plan = job.state.current_plan
@@ -115,7 +116,7 @@ def test_if_the_store_fails_the_job_is_suspended_all_the_same() -> None:
 
 
 def test_a_coordinator_that_does_not_know_of_the_suspension_has_the_job_go_on() -> None:
-    """The operator was restarted, and meanwhile the job was resumed: workers are asked for a report then."""
+    """The operator restarted while the job was resumed, and asks workers for reports."""
 
     def forget(job: Job) -> None:
         job.state = coordinator_without_it(job)

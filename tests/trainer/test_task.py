@@ -1,4 +1,4 @@
-"""What a loss and metrics may be."""
+"""Refused losses, weights and metrics of a task."""
 
 from collections.abc import Callable
 from typing import Any
@@ -61,6 +61,6 @@ def test_what_is_wrong_is_told_by_name(changes: dict[str, Any], message: str) ->
 
 
 def test_an_added_loss_needs_no_job() -> None:
-    """In plain PyTorch nothing happens."""
+    """Outside of a job, add_loss does nothing."""
     layer = adding(lambda x: x.sum())()
     assert torch.equal(layer(torch.ones(2)), torch.ones(2))

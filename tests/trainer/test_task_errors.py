@@ -1,4 +1,6 @@
-"""Errors of the user's code: each is the task's, in one line that names file, line and function; memory is memory."""
+"""Errors of the user's code become errors of the task, in one line with file, line and function; lack of memory has its
+own reason.
+"""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -129,7 +131,7 @@ def test_the_innermost_frame_of_the_users_code_is_named_and_not_torchs() -> None
 
 
 def test_whose_an_error_is_depends_on_whose_code_was_the_last_to_act() -> None:
-    """Wherever it surfaces, such as a hook's in the midst of the engine."""
+    """The error of a task's hook is the task's, although the engine's code calls the hook."""
     with pytest.raises(AssertionError) as bug:
         build_stage(small_task(), 0, [(0, 3)], CONFIG).backward(None, 0, 0, (torch.ones(1),))  # type: ignore[arg-type]
     assert not is_tasks(bug.value)
@@ -142,7 +144,7 @@ def test_whose_an_error_is_depends_on_whose_code_was_the_last_to_act() -> None:
 
 
 def in_engine() -> AbstractContextManager[object]:
-    """Bamboo's own frames around a call."""
+    """Return a context that adds frames of Bamboo's own code."""
     return unchanged_buffers({})
 
 
@@ -164,7 +166,7 @@ class BuiltLate(nn.Module):
 
 
 def test_parameters_that_a_forward_makes_are_refused() -> None:
-    """Torch would run them, and nobody would train them. A replica that rehearses says so, too."""
+    """Torch would use such parameters, but no optimizer would train them. A replica that rehearses refuses them, too."""
     task = small_task(layers=(*LAYERS[:2], BuiltLate))
     message = r"layer 2 \(BuiltLate\) makes its parameter 'inner.weight' in the forward, after the layers were split"
     with pytest.raises(TaskError, match=message):

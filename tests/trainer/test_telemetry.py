@@ -94,7 +94,7 @@ def test_a_worker_says_how_long_it_has_been_inside_an_instruction() -> None:
 
 
 def steps(profiler: Spans, *which: int) -> None:
-    """Instructions of these steps; behind each a repetition of the step before."""
+    """Run instructions of these steps, each followed by a repetition of the step before."""
     for step in which:
         for name, at in (("Forward", step), ("Backward", step), ("Forward", step - 1)):
             profiler.started(name, CELL, at, 0)

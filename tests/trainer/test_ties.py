@@ -66,7 +66,7 @@ CONFIG = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=None, microb
 
 
 def plainly(task: Task) -> dict[str, torch.Tensor]:
-    """One optimizer over one model: what is shared is one object."""
+    """Train with one optimizer and one model, in which layers share one object."""
     model = plain_model(task, CONFIG.seed)
     assert list(plain_steps(task, model, task.optimizer(list(model.named_parameters())), CONFIG, STEPS))
     return plain_state(model)
@@ -100,7 +100,7 @@ def test_a_layer_is_made_anew_at_each_call() -> None:
 
 
 def test_a_task_that_shares_nothing_stays_as_it_is() -> None:
-    """Buffers and frozen parameters may be shared: they do not change."""
+    """Layers may share buffers and frozen parameters, which do not change."""
     here, made = os.getpid(), []
 
     def layer() -> nn.Module:
@@ -118,7 +118,7 @@ def test_a_task_that_shares_nothing_stays_as_it_is() -> None:
 
 
 def test_what_is_shared_joins_what_the_task_ties() -> None:
-    """Also where the task names the parameter by another of its names."""
+    """The task may use another name of the parameter."""
     inner = nn.Linear(WIDTH, WIDTH)
     layers = [lambda: Whole(inner), lambda: Whole(inner), lambda: nn.Linear(WIDTH, WIDTH)]
     task = settled(small_task(layers=layers, tied=(("2.weight", "1.alias.weight"),)), 0)
@@ -138,7 +138,7 @@ def aliases() -> tuple[Callable[[], nn.Module], ...]:
 
 
 def parts(*columns: slice) -> tuple[Callable[[], nn.Module], ...]:
-    """Layers whose weights are columns of one matrix."""
+    """Return layers whose weights are columns of one matrix."""
     whole = torch.zeros(4, 8)
 
     def layer(chosen: slice) -> nn.Module:
@@ -193,7 +193,7 @@ def test_a_parameter_that_a_layer_uses_and_does_not_have_is_refused(where: str) 
 
 
 class Sometimes(nn.Module):
-    """Borrows a weight that it does not have, from its second call on."""
+    """Uses a weight of another layer from its second call on."""
 
     def __init__(self, borrow: Callable[[], nn.Parameter]) -> None:
         super().__init__()
@@ -206,7 +206,7 @@ class Sometimes(nn.Module):
 
 @pytest.mark.parametrize("split", [[(0, 3)], [(0, 2), (2, 3)]], ids=len)
 def test_a_finished_module_that_is_first_used_late_by_another_layer_is_refused_by_name(split: Any) -> None:
-    """On any stage it is not the copy that is trained."""
+    """On no stage is that weight the copy that is trained."""
     embedding = nn.Embedding(WORDS, WIDTH)
     layers = (lambda: embedding, lambda: nn.Linear(WIDTH, WIDTH), lambda: Sometimes(lambda: embedding.weight))
     task = settled(replace(build({"sharing": "cached"}), layers=layers), 0)

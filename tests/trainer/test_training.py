@@ -1,4 +1,4 @@
-"""How long a job trains, in samples, tokens or epochs; and workers whose data are other ones."""
+"""The length of a job in samples, tokens or epochs, and workers with different data."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a task's layers and data may do."""
+"""Rules for a task's layers and data."""
 
 import re
 from dataclasses import replace
@@ -19,7 +19,7 @@ from stage_task_kit import Counting
 
 
 class Flags(nn.Module):
-    """Passes a number part on."""
+    """Returns a tensor of integers, too."""
 
     def forward(self, x):
         return x * 2, torch.arange(len(x))
@@ -31,7 +31,7 @@ class Renumbering(nn.Module):
 
 
 class Sometimes(nn.Module):
-    """Writes only where it finds large values, so perhaps not in the first forward."""
+    """Writes to its input only if that has large values, so not in the first forward."""
 
     def forward(self, x):
         return x.mul_(0.5) if bool((x > 100).any()) else x * 0.5
@@ -93,21 +93,21 @@ def test_the_dataset_must_return_tuples_of_tensors():
 
 
 class Turned(nn.Module):
-    """Its output lies in memory in another order than its rows."""
+    """Returns a tensor whose memory is not in the order of its rows."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.t().contiguous().t()
 
 
 def test_one_process_draws_the_masks_that_a_job_draws_whatever_the_layout_of_a_layers_output() -> None:
-    """Dropout draws in the order of memory."""
+    """Dropout draws its mask in the order of memory."""
     task = small_task(layers=(partial(nn.Linear, 2, 3), Turned, partial(nn.Dropout, 0.5), partial(nn.Linear, 3, 2)))
     stages = chain(task, [(0, 4)])
     assert [one_step(stages, k) for k in range(3)] == pytest.approx(reference.train(task, CONFIG, 3)[0], rel=1e-6)
 
 
 class Branches(nn.Module):
-    """Passes what it gets on twice; then one of both is used in two ways that cancel each other, then the other one."""
+    """Returns its input twice; later layers use one copy in two terms that cancel each other, then the other copy."""
 
     def __init__(self, place: int) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Branches(nn.Module):
 
 @pytest.mark.parametrize("cut", [None, 1, 2])
 def test_what_is_passed_on_twice_has_the_same_gradient_wherever_the_model_is_split(cut: int | None) -> None:
-    """1 + (1e8 - 1e8), and not (1 - 1e8) + 1e8, which is 0 in fp32."""
+    """The sum must be 1 + (1e8 - 1e8): (1 - 1e8) + 1e8 is 0 in fp32."""
     x = torch.ones(1, requires_grad=True)
     parts, crossed = (x * 1,), []
     for place in range(3):
@@ -138,7 +138,7 @@ def test_what_is_passed_on_twice_has_the_same_gradient_wherever_the_model_is_spl
 
 
 def test_what_a_layer_returns_has_one_layout_and_so_has_its_gradient() -> None:
-    """As if it came from another worker: else the bits would depend on where the model is split."""
+    """The bits must not depend on where the model is split, and tensors from other workers are contiguous."""
     seen: list[torch.Tensor] = []
 
     class Turned(nn.Module):
@@ -155,7 +155,7 @@ def test_what_a_layer_returns_has_one_layout_and_so_has_its_gradient() -> None:
 
 
 class Numbered(torch.utils.data.Dataset[int]):
-    """As of plain PyTorch."""
+    """A dataset of plain PyTorch."""
 
     def __len__(self) -> int:
         return 4
@@ -172,7 +172,7 @@ class Numbered(torch.utils.data.Dataset[int]):
     ],
 )
 def test_what_gives_no_batches_is_no_dataset(dataset, said):
-    """Neither in a task, of which the length is asked first, nor where a module is looked at with some samples."""
+    """The task's length and a module's example inputs are both refused."""
     expected = f"^the dataset: expected len\\(\\) and batch\\(indices\\), {re.escape(said)}$"
     with pytest.raises(TaskError, match=expected):
         dataset_length(replace(small_task(), dataset=dataset))

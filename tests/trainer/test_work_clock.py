@@ -1,4 +1,4 @@
-"""The clock of work: what the thread waits for a processor is not counted."""
+"""The clock of work does not count waits for a processor."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ WAITED = 0.3  # seconds that the thread is kept from its processor, at least
 
 @needs_the_kernels_account
 def test_what_others_do_on_the_processor_is_not_counted() -> None:
-    """It shares one processor with an endless loop, for as long as it takes to be kept waiting."""
+    """The thread shares one processor with an endless loop, until it has been kept waiting."""
     before = os.sched_getaffinity(0)
     other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
@@ -62,7 +62,7 @@ def test_what_the_kernel_says_is_taken_off(tmp_path: Path) -> None:
 
 
 def test_a_wait_between_its_two_readings_does_not_turn_it_back(tmp_path: Path) -> None:
-    """No layer takes less than no time: the coordinator would refuse to hear of it."""
+    """The coordinator would refuse a negative time for a layer."""
     account, now = tmp_path / "schedstat", [10.0]
     account.write_text("1 0 1\n")
     clock = WorkClock(lambda: now[0], account)

@@ -1,4 +1,4 @@
-"""What a worker serves: what its time goes to, what it sends, what it holds."""
+"""The metrics that a worker serves: use of time, traffic, memory."""
 
 import os
 import re
