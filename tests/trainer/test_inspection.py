@@ -27,8 +27,8 @@ from bamboo_trainer.tasks.inspection import (
     MOST_VALUES,
     NoValues,
     layer_costs,
-    profile,
     require_all_samples,
+    split_costs,
     values_wanted,
 )
 from bamboo_trainer.tasks.task_errors import TaskError
@@ -131,7 +131,7 @@ def test_a_task_states_its_costs_and_nothing_is_run() -> None:
 def test_where_the_manifest_says_the_split_nothing_is_run() -> None:
     document = minimal()
     document["spec"]["topology"] = {"stages": 2, "split": [1, 1]}
-    assert profile(sequences(Nowhere), parse_manifest(document)) == (1.0, 1.0)
+    assert split_costs(sequences(Nowhere), parse_manifest(document)) == (1.0, 1.0)
 
 
 class SeldomByNumpy(nn.Module):

@@ -1,4 +1,4 @@
-"""Batches are read ahead by a thread or by processes: the same batches in the same order, even if a process is killed."""
+"""Batches are read ahead by a thread or by processes: the same batches in the same order, even after kills."""
 
 import os
 import signal

@@ -166,7 +166,7 @@ class BuiltLate(nn.Module):
 
 
 def test_parameters_that_a_forward_makes_are_refused() -> None:
-    """Torch would use such parameters, but no optimizer would train them. A replica that rehearses refuses them, too."""
+    """No optimizer would train such parameters. A replica that rehearses refuses them, too."""
     task = small_task(layers=(*LAYERS[:2], BuiltLate))
     message = r"layer 2 \(BuiltLate\) makes its parameter 'inner.weight' in the forward, after the layers were split"
     with pytest.raises(TaskError, match=message):

@@ -12,7 +12,7 @@ from torch import nn
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import TaskError
-from bamboo_trainer.tasks.ties import merged, settled, tie, tied_groups
+from bamboo_trainer.tasks.ties import joined_groups, settled, tie, tied_groups
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
 from sharing_tasks import SHARING, WIDTH, WORDS, Head, Whole, build
@@ -123,7 +123,7 @@ def test_what_is_shared_joins_what_the_task_ties() -> None:
     layers = [lambda: Whole(inner), lambda: Whole(inner), lambda: nn.Linear(WIDTH, WIDTH)]
     task = settled(small_task(layers=layers, tied=(("2.weight", "1.alias.weight"),)), 0)
     assert task.tied == (("2.weight", "1.inner.weight", "0.inner.weight"), ("0.inner.bias", "1.inner.bias"))
-    assert merged([("a", "b"), ("c", "d"), ("e", "f")], [("b", "d")]) == (("a", "b", "c", "d"), ("e", "f"))
+    assert joined_groups([("a", "b"), ("c", "d"), ("e", "f")], [("b", "d")]) == (("a", "b", "c", "d"), ("e", "f"))
 
 
 def aliases() -> tuple[Callable[[], nn.Module], ...]:

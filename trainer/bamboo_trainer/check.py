@@ -19,7 +19,7 @@ from bamboo_trainer.memory.estimate import MemoryByKind, measure, worker_memory
 from bamboo_trainer.stage.compilation import require_toolchain
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.evaluation import evaluation_schedule, try_measurements
-from bamboo_trainer.tasks.inspection import profile
+from bamboo_trainer.tasks.inspection import split_costs
 from bamboo_trainer.worker.loggers import loggers_of
 
 
@@ -63,7 +63,7 @@ def _check(spec: JobSpec) -> dict[str, Any]:
     initial = _first_values(spec, task)
     evaluation_schedule(task, spec.training)
     loggers_of(task, spec.training)
-    costs = profile(task, spec)
+    costs = split_costs(task, spec)
     if spec.topology.chooses_stages:
         most = min(most_stages(spec), len(costs) // spec.worker.devices)
         spec = replace(spec, topology=replace(spec.topology, stages=max(most, fewest_stages(spec))))

@@ -362,10 +362,10 @@ def from_module(
     split = SplitModule(
         make, blocks, example_of(dataset), call or (partial(_by_name, tuple(inputs)) if inputs else None), read
     )
-    return task_of(split, loss=loss, dataset=dataset, checkpoint=checkpoint, **task)
+    return task_of_split(split, loss=loss, dataset=dataset, checkpoint=checkpoint, **task)
 
 
-def task_of(
+def task_of_split(
     split: SplitModule, *, loss: Callable[[Any, Parts], Any], dataset: Dataset, checkpoint: bool = False, **task: Any
 ) -> Task:
     """Return the task of a module that is split already; see `from_module`."""

@@ -17,9 +17,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import torch
@@ -103,22 +103,20 @@ def _profile(spec: JobSpec, repeats: int, seconds: float, began: float) -> dict[
     worked = clock()
     measured = _measured(task, spec, device, repeats, seconds, clock)
     took = time.perf_counter() - started
-    spreads = [max(map(spread, one.kinds)) for one in measured]
     return {
         "layers": [_figures(*each) for each in zip(measured, sizes, costs, strict=True)],
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "memory": torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None,
         "load": loaded,
         "waited": max(0.0, 1 - (clock() - worked) / took),
-        "repeats": max(len(one.kinds[0]) for one in measured),
-        "unsteady": [index for index, one in enumerate(measured) if not all(map(is_steady, one.kinds))],
-        "spread": min(1.0, max(spreads)),
+        "repeats": max(len(one.forward) for one in measured),
+        "unsteady": [index for index, one in enumerate(measured) if not one.is_steady],
+        "spread": min(1.0, max(spread(times) for one in measured for times in (one.forward, one.backward))),
         "bound": BOUND,
     }
 
 
-@dataclass(frozen=True, slots=True)
-class LayerTimes:
+class LayerTimes(NamedTuple):
     """Seconds of each microbatch's forward and backward, and of each optimizer step."""
 
     forward: list[float]
@@ -126,20 +124,13 @@ class LayerTimes:
     update: list[float]
 
     @property
-    def kinds(self) -> tuple[list[float], list[float]]:
-        """The times that are measured until they are steady."""
-        return self.forward, self.backward
+    def is_steady(self) -> bool:
+        return is_steady(self.forward) and is_steady(self.backward)
 
 
 def _figures(times: LayerTimes, size: LayerSize, cost: float) -> dict[str, Any]:
-    forward, backward, update = map(statistics.median, (times.forward, times.backward, times.update))
-    return {
-        "forward": forward,
-        "backward": backward,
-        "update": update,
-        **msgspec.structs.asdict(size.bytes),
-        "cost": cost,
-    }
+    medians = {kind: statistics.median(seconds) for kind, seconds in times._asdict().items()}
+    return {**medians, **asdict(size.bytes), "cost": cost}
 
 
 def _measured(

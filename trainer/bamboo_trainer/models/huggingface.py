@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from bamboo_trainer import schedules
 from bamboo_trainer.data.config import Opener
 from bamboo_trainer.data.config_keys import arguments
-from bamboo_trainer.from_module import SplitModule, example_of, task_of
+from bamboo_trainer.from_module import SplitModule, example_of, task_of_split
 from bamboo_trainer.lora import with_lora, with_peft
 from bamboo_trainer.models import texts
 from bamboo_trainer.models.huggingface_files import MODULE, PeftAdapter, PublishedWeights, model_folder, stay_offline
@@ -234,7 +234,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     split = SplitModule(make, settings.blocks, example_of(dataset), call, read, balance)
     if weights and (anew := weights.check(split.forms, partial(_is_head, objective, model_config))):
         logger.info("begun anew, as %s has no such tensors: %s", settings.model, ", ".join(anew))
-    task = task_of(
+    task = task_of_split(
         split,
         loss=label_loss,
         dataset=dataset,

@@ -216,7 +216,7 @@ MOST_COST: Final = 1e24  # limit of the control channel
 GRADIENT_TRAFFIC: Final = 3 * 4  # bytes per parameter: reads of a microbatch's gradient and of the sum, and its write
 
 
-def profile(task: Task, spec: JobSpec) -> tuple[float, ...]:
+def split_costs(task: Task, spec: JobSpec) -> tuple[float, ...]:
     """Return the costs by which the coordinator splits the layers; only their number counts if the split is given."""
     if spec.topology.split is not None:
         return (1.0,) * len(task.layers)

@@ -181,7 +181,7 @@ def settled(task: Task, seed: int) -> Task:
         forbid_training(layer, index)
     layers = [partial(_copy, built[i]) if i in built else factory for i, factory in enumerate(task.layers)]
     tied = [tuple(shared.aliases.get(name, name) for name in names) for names in task.tied]
-    return replace(task, layers=layers, tied=merged(tied, shared.groups))
+    return replace(task, layers=layers, tied=joined_groups(tied, shared.groups))
 
 
 def _copy(layer: nn.Module) -> nn.Module:
@@ -193,7 +193,7 @@ def _copy(layer: nn.Module) -> nn.Module:
         ) from error
 
 
-def merged(tied: Iterable[Names], shared: Iterable[Names]) -> tuple[Names, ...]:
+def joined_groups(tied: Iterable[Names], shared: Iterable[Names]) -> tuple[Names, ...]:
     """Merge groups with a name in common; the first name of the first one stays first."""
     groups: list[list[str]] = [list(names) for names in tied]
     for names in shared:

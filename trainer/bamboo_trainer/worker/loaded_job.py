@@ -22,7 +22,7 @@ from bamboo_trainer.memory.host_copies import HostCopies
 from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.evaluation import EvaluationSchedule, evaluation_schedule
-from bamboo_trainer.tasks.inspection import profile
+from bamboo_trainer.tasks.inspection import split_costs
 from bamboo_trainer.tasks.readers import BatchReader
 from bamboo_trainer.tasks.user_code import dataset_length, load_batch
 from bamboo_trainer.training import TrainingConfig
@@ -97,7 +97,7 @@ class LoadedJob:
 
     def profile(self, memory: int) -> Profile:
         """Measure each layer's cost by building and running it. memory: bytes of the worker's device; 0: unknown."""
-        costs, chosen = profile(self.task, self.spec), self.spec.elastic is not None
+        costs, chosen = split_costs(self.task, self.spec), self.spec.elastic is not None
         layers = tuple(size.bytes for size in measure(self.task, self.spec)) if chosen else ()
         return Profile(costs=costs, layers=layers, memory=memory if chosen else 0)
 
