@@ -8,18 +8,75 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import torch
 
+from bamboo_trainer.data import Prefetched
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks import readers
 from bamboo_trainer.tasks.readers import AT_ONCE_BYTES, MOST_AHEAD, MOST_AT_ONCE, BatchReader
 from bamboo_trainer.tasks.task_errors import TaskError
-from reader_kit import PATIENCE, Sleeping, Told, reading, until
 from stage_kit import CONFIG, small_task
+
+PATIENCE = 120.0
+
+
+def until(condition):
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found
+
+
+class Told:
+    """Says which process made a batch. broken: sample numbers that raise, or end the process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.broken: dict[int, str] = {}
+        self.meet = False  # nobody is done before two have begun
+
+    def __len__(self) -> int:
+        return 1000
+
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        for index in indices:
+            match self.broken.get(index):
+                case "raise":
+                    raise OSError("the disk is gone")
+                case "die":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                case "die once" if not (self.folder / "died").exists():
+                    (self.folder / "died").touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+        who = torch.tensor([os.getpid(), threading.get_native_id()])
+        if self.meet:
+            (self.folder / f"in-{'-'.join(map(str, who.tolist()))}").touch()
+            until(lambda: len(list(self.folder.glob("in-*"))) > 1)
+        numbers = torch.tensor(indices)
+        return (numbers, who), (numbers.bool(), numbers.to(torch.bfloat16) / 3, torch.empty(len(indices), 0))
+
+
+@contextmanager
+def reading(dataset, **options):
+    reader = BatchReader(small_task(dataset=Prefetched(dataset, **options)), CONFIG.samples)
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+class Sleeping(Told):
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        if threading.current_thread() is not threading.main_thread() or os.getpid() != self.pid:
+            (self.folder / f"asleep-{os.getpid()}").touch()
+            time.sleep(600)
+        return super().batch(indices)
 
 
 def test_batches_come_from_several_readers_and_are_those_that_were_asked_for(tmp_path):
@@ -95,10 +152,10 @@ SCRIPT = """
 import os, sys, signal, socket, time
 from pathlib import Path
 sys.path[:0] = {path!r}
-import reader_kit, stage_kit
+import stage_kit, test_readers
 from bamboo_trainer.tasks.readers import BatchReader
 from bamboo_trainer.data import Prefetched
-data = reader_kit.Sleeping(Path(sys.argv[1])); data.pid = os.getpid()
+data = test_readers.Sleeping(Path(sys.argv[1])); data.pid = os.getpid()
 link = socket.create_connection(("127.0.0.1", int(sys.argv[2])))
 reader = BatchReader(stage_kit.small_task(dataset=Prefetched(data, readers=2)), stage_kit.CONFIG.samples)
 reader.batch(0, 0, 0)

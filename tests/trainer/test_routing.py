@@ -61,18 +61,6 @@ OWNER = [PLAN.at(Cell(0, s)).owner for s in range(3)]
 SHADOW = [PLAN.at(Cell(0, s)).shadow for s in range(3)]
 
 
-def outbox(worker: str, plan: Plan = PLAN) -> tuple[Outbox, RecordingTransport, deque[Received]]:
-    sent, own = RecordingTransport(), deque[Received]()
-    return Outbox(PlanState(worker, plan), sent, own), sent, own
-
-
-def test_what_is_for_oneself_does_not_travel() -> None:
-    box, sent, own = outbox(OWNER[1])
-    box.emit(Address(FrameKind.ACTIVATION, 0, 1, 4, 2))
-    assert sent.frames == []
-    assert [(sender, frame.address.cell) for sender, frame in own] == [(OWNER[1], Cell(0, 1))]
-
-
 class Slow(AtOnce):
     """Copies to host memory that are made only when they are waited for."""
 

@@ -36,17 +36,6 @@ def test_what_others_do_on_the_processor_is_not_counted() -> None:
         other.wait()
 
 
-@needs_the_kernels_account
-def test_sleeping_is_counted() -> None:
-    clock, slept = WorkClock(), 0.0
-    before = clock()
-    while slept < 0.2:
-        begun = time.monotonic()
-        time.sleep(0.2)
-        slept += time.monotonic() - begun
-    assert clock() - before > 0.1
-
-
 def test_without_an_account_it_is_the_clock(tmp_path: Path) -> None:
     now = [7.0]
     clock = WorkClock(lambda: now[0], tmp_path / "none")

@@ -60,6 +60,14 @@ def _known(numbers: Mapping[str, float | None]) -> dict[str, float]:
     return {name: float(value) for name, value in numbers.items() if value is not None}
 
 
+def _library(module: str, extra: str) -> Any:
+    """Return an imported module. Raises ValueError if it is not installed. extra: of bamboo-trainer, which has it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise ValueError(f"{extra} is not installed: pip install 'bamboo-trainer[{extra}]'") from None
+
+
 TAG: Final = "bamboo.run"
 AT_ONCE: Final = 1000  # numbers that a server takes in one request
 
@@ -71,11 +79,7 @@ def mlflow(experiment: str, tracking_uri: str = "") -> MakeLogger:
 
 class _MlFlow(Logger):
     def __init__(self, experiment: str, tracking_uri: str, facts: LoggerFacts) -> None:
-        try:
-            tracking: Any = importlib.import_module("mlflow.tracking")
-            self._entities: Any = importlib.import_module("mlflow.entities")
-        except ImportError:
-            raise ValueError("mlflow is not installed: pip install 'bamboo-trainer[mlflow]'") from None
+        tracking, self._entities = _library("mlflow.tracking", "mlflow"), _library("mlflow.entities", "mlflow")
         self._client = tracking.MlflowClient(tracking_uri or None)
         existing = self._client.get_experiment_by_name(experiment)
         number = existing.experiment_id if existing else self._client.create_experiment(experiment)
@@ -110,10 +114,7 @@ class _TensorBoard(Logger):
     """
 
     def __init__(self, folder: str, facts: LoggerFacts) -> None:
-        try:
-            module: Any = importlib.import_module("torch.utils.tensorboard")
-        except ImportError:
-            raise ValueError("tensorboard is not installed: pip install 'bamboo-trainer[tensorboard]'") from None
+        module = _library("torch.utils.tensorboard", "tensorboard")
         if not folder and not facts.folder:
             raise ValueError("tensorboard: the job's history is in an object store; expected a folder")
         self._folder = folder or f"{facts.folder}/tensorboard"
@@ -161,10 +162,7 @@ class _WeightsAndBiases(Logger):
     """A writer to a run, which ignores a step that it has already, so that none appears twice."""
 
     def __init__(self, settings: dict[str, Any], facts: LoggerFacts) -> None:
-        try:
-            module: Any = importlib.import_module("wandb")
-        except ImportError:
-            raise ValueError("wandb is not installed: pip install 'bamboo-trainer[wandb]'") from None
+        module = _library("wandb", "wandb")
         place = {"dir": facts.folder} if facts.folder and not os.environ.get("WANDB_DIR") else {}
         self._run: Any = module.init(**{"name": facts.job, "id": facts.run, "resume": "allow", **place, **settings})
 

@@ -163,10 +163,10 @@ def committed_step(step: int, commit: Commit) -> Committed:
     """Return the facts of a commit for decisions. step: the number of steps committed with it."""
     return Committed(
         step=step,
-        loss=_finite(commit.loss),
-        gradient_norm=_finite(commit.norm),
-        metrics={name: _finite(value) for name, value in commit.metrics.items()},
-        evaluation={name: _finite(value) for name, value in commit.evaluation.items()},
+        loss=finite(commit.loss),
+        gradient_norm=finite(commit.norm),
+        metrics={name: finite(value) for name, value in commit.metrics.items()},
+        evaluation={name: finite(value) for name, value in commit.evaluation.items()},
         skipped=commit.skipped,
     )
 
@@ -202,5 +202,6 @@ def _asked(task: Task, name: str, done: Committed, memory: Memory) -> Decision:
     return decision
 
 
-def _finite(number: float) -> float | None:
+def finite(number: float) -> float | None:
+    """Return the number; None if it is not finite."""
     return number if math.isfinite(number) else None

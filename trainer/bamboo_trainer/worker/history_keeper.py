@@ -5,7 +5,6 @@ roots have written. A separate thread writes; neither the training nor its end w
 """
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from bamboo_core.history.records import EvaluationRecord, EventRecord, HistoryEr
 from bamboo_core.planning.plan import Plan
 from bamboo_core.storage.bounded import StorageError
 from bamboo_trainer.frames import Commit, Commits, CommonState, HistoryMark
+from bamboo_trainer.tasks.evaluation import finite
 from bamboo_trainer.worker.followers import Followers, MakeTurns, TurnThread
 
 MOST_KEPT: Final = 10_000  # commits, and as many events; beyond that, the oldest are dropped
@@ -142,8 +142,8 @@ class HistoryBuffer:
             attempt=attempt,
             step=step,
             time=mark.at,
-            loss=_finite(commit.loss),
-            gradient_norm=_finite(commit.norm),
+            loss=finite(commit.loss),
+            gradient_norm=finite(commit.norm),
             learning_rate=mark.rate,
             seconds=seconds,
             samples=step * rates.batch,
@@ -157,11 +157,7 @@ class HistoryBuffer:
 
 
 def _finite_ones(numbers: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: _finite(value) for name, value in numbers.items()}
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None
+    return {name: finite(value) for name, value in numbers.items()}
 
 
 logger = logging.getLogger(__name__)
