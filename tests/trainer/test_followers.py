@@ -1,27 +1,10 @@
 """Loggers follow the history in threads of their own, and nobody waits for them."""
 
 from bamboo_core.control.protocol import WorkerWarning
-from bamboo_core.history.records import EventRecord, StepRecord
 from bamboo_trainer.worker import followers
 from logger_kit import PATIENCE, Kept, step, until
 
 pytest_plugins = ["logger_fixtures"]
-
-
-def test_a_logger_gets_everything_once_and_the_next_root_goes_on(store):
-    kept = Kept()
-    store.add(None, step(0), step(1))
-    first = store.followers(kept.make)
-    store.add(first, step(2), EventRecord(attempt=1, time=101.0, reason="R", message="m", source="s", number=1))
-    until(lambda: len(kept.given) == 4)
-    first.close(PATIENCE)
-    store.add(None, step(3))  # written, and given to nobody
-    second = store.followers(kept.make)
-    store.add(second, step(3), step(4))  # the next root has written one again
-    second.close(PATIENCE)
-    assert [record.step for record in kept.given if isinstance(record, StepRecord)] == [0, 1, 2, 3, 4]
-    assert kept.facts.job == "job"
-    assert store.told == []
 
 
 def test_a_logger_that_fails_is_told_once_and_gets_what_it_missed(store, monkeypatch):

@@ -15,10 +15,8 @@ from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.worker.followers import facts_of
 from bamboo_trainer.worker.loggers import main, write
 from history_kit import shown
-from logger_kit import PATIENCE, Kept, named, step, until
+from logger_kit import Kept, named, step
 from manifest_kit import bamboojob, training
-
-pytest_plugins = ["logger_fixtures"]
 
 
 def test_each_step_is_given_as_it_was_done_last_under_the_run_of_the_jobs_own_logger(tmp_path):
@@ -58,19 +56,14 @@ def test_a_logger_that_there_is_not_is_told(tmp_path):
     assert "expected only --to" in shown(tmp_path, "--to", "MLflow:experiment=a", "--all", code=2)
 
 
-def test_a_manifest_names_loggers_beside_those_of_the_task(store):
-    kept = Kept()
+def test_a_manifest_names_loggers_beside_those_of_the_task():
     found = named(
         {"name": "board", "type": "TensorBoard", "config": {"folder": "/x"}},
         {"name": "wb", "type": "WeightsAndBiases", "config": {"project": "p", "tags": ["a"]}},
         {"name": "ml", "type": "MLflow", "config": {"experiment": "e"}},
-        loggers={"coded": kept.make},
+        loggers={"coded": Kept().make},
     )
     assert list(found) == ["coded", "board", "wb", "ml"]
-    followers = store.followers(found["coded"])
-    store.add(followers, step(0))
-    until(lambda: kept.given == [step(0)])
-    followers.close(PATIENCE)
 
 
 @pytest.mark.parametrize(
