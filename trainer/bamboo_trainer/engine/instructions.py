@@ -36,7 +36,7 @@ from bamboo_trainer.engine.ports import EngineContext
 from bamboo_trainer.frames import EVALUATED, Address, FrameFacts, FrameKind
 from bamboo_trainer.stage.gradients import pieces
 from bamboo_trainer.stage.stage import Stage
-from bamboo_trainer.stage.work import Work, add_to, packed_work
+from bamboo_trainer.stage.work import Work, packed_work, resume
 
 
 class Instructions:
@@ -153,7 +153,7 @@ class Instructions:
         _stage, work = self._parts(cell_step)
         for portion in instruction.portions:
             frame = cell_step.take(Address(FrameKind.PARTIAL_SUM, *cell_step.cell, cell_step.step, *portion))
-            add_to(work, portion, frame.payload, frame.tensors)
+            resume(work, portion, frame.payload, frame.tensors)
 
     def _scatter(self, cell_step: CellStep, instruction: ScatterGradients) -> None:
         """Send a bucket's shares. The reduced gradient is written over the sum (`_reduce`, `_gather`)."""

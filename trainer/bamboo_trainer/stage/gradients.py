@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-from bamboo_core.planning.gradient_groups import SumNode, nodes_of, parent, share_of, sum_of
+from bamboo_core.planning.gradient_groups import SumNode, nodes_of, parent, share_of
 from bamboo_trainer.memory.limits import has_room
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.mixed_precision import LEAF
@@ -202,7 +202,7 @@ class GradientSum:
     that is the right half of a node needs no target: its gradient is added to the left half (`half`), the same
     addition. On a GPU without room for them the finished sums wait in host memory, where they are not modified.
 
-    marked: the parameters that the current group has marked as used, by number. Alternatively, all sums are received.
+    marked: the parameters that the current group has marked as used, by number.
     """
 
     def __init__(
@@ -222,7 +222,6 @@ class GradientSum:
         share = share_of(microbatches, bounds)
         self._share, (self._group, self._end) = share, share
         self._buckets, self._open = buckets, set(range(len(buckets)))  # buckets that lack the last group
-        self._received: dict[SumNode, Tensor] = {}
         self._done: list[tuple[SumNode, Tensor]] = []
         self._current: Tensor | None = None
         self._spare: Tensor | None = None
@@ -332,31 +331,13 @@ class GradientSum:
 
     def resume(self, microbatches: tuple[int, int], sums: Sequence[Tensor]) -> None:
         """Continue after the next groups, half-open, which another worker has summed. sums: are not modified."""
-        nodes = nodes_of(SumNode(*map(self._bounds.index, microbatches)), len(self._bounds) - 1)
-        for node, total in zip(nodes, sums, strict=True):
-            roomy = has_room(self._device, total.nbytes)
-            self._done.append((node, total.to(self._device, copy=True) if roomy else total))
-        self._group, self._added = nodes[-1].end, microbatches[1]
-
-    def receive(self, microbatches: tuple[int, int], sums: Sequence[Tensor]) -> None:
-        """Take the sums of these groups, half-open, from another worker; the last ones complete the sum. sums: are not
-        modified.
-        """
-        self._current, bounds = None, self._bounds
-        nodes = nodes_of(SumNode(*map(bounds.index, microbatches)), len(bounds) - 1)
-        self._received |= zip(nodes, sums, strict=True)
-        self._group += sum(node.end - node.first for node in nodes)
-        if self._group == self._end:
-            self._done = [(node, self._sum_of_received(node)) for node in nodes_of(self._share, len(bounds) - 1)]
-            self._received = {}
-
-    def _sum_of_received(self, node: SumNode) -> Tensor:
-        """Compute a node's sum on the device, holding no more than a piece of its parts there."""
-        parts = {one: total for one, total in self._received.items() if node.first <= one.first and one.end <= node.end}
-        total_sum = torch.empty(self._size, dtype=torch.float32, device=self._device)
-        for piece in pieces(self._size):
-            total_sum[piece] = sum_of(node, {one: total[piece].to(self._device) for one, total in parts.items()})
-        return total_sum
+        for node, total in zip(
+            nodes_of(SumNode(*map(self._bounds.index, microbatches)), len(self._bounds) - 1), sums, strict=True
+        ):
+            place = self._device if has_room(self._device, total.nbytes) else torch.device("cpu")
+            self._done = self._merged([*self._done, (node, total.to(place, copy=True))], [slice(None)])
+            self._group = node.end
+        self._added = microbatches[1]
 
     def nodes(self, bucket: int | None = None) -> tuple[tuple[SumNode, Tensor], ...]:
         """Return the sum of all microbatches, as nodes of the tree, in order.
@@ -384,7 +365,6 @@ class GradientSum:
     def tensors(self) -> Iterator[Tensor]:
         """Yield all tensors held."""
         yield from (total for _, total in self._done)
-        yield from self._received.values()
         yield from (tensor for tensor in (self._current, self._spare) if tensor is not None)
 
 

@@ -164,19 +164,9 @@ def _of(by_microbatch: Mapping[int, T], microbatches: Range) -> dict[int, T]:
     return {m: one for m, one in by_microbatch.items() if first <= m < end}
 
 
-def add_to(work: Work, microbatches: Range, payload: PartialSum, tensors: Parts) -> None:
-    """Add what `packed_work` has packed of these microbatches, half-open, to this work."""
-    work.gradients.receive(microbatches, tensors)
-    _note(work, payload)
-
-
 def resume(work: Work, microbatches: Range, payload: PartialSum, tensors: Parts) -> None:
-    """Make this work, not begun yet, continue after these microbatches, half-open, packed by `packed_work`."""
+    """Make this work continue after its next microbatches, half-open, which `packed_work` has packed elsewhere."""
     work.gradients.resume(microbatches, tensors)
-    _note(work, payload)
-
-
-def _note(work: Work, payload: PartialSum) -> None:
     work.losses |= payload.losses
     work.weights |= payload.weights
     work.metrics |= payload.metrics
