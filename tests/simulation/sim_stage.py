@@ -208,9 +208,6 @@ class StandInValues:
     def digest(self) -> str:
         return add_digests(self.arithmetic.digest(state, self.version) for state in self.states.values())
 
-    def share_of_digest(self) -> str:
-        return self.digest()
-
     def checksums(self) -> dict[str, int]:
         return {f"state {layer}": number & (2**64 - 1) for layer, number in self.states.items()}
 

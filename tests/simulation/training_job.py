@@ -58,6 +58,7 @@ from bamboo_trainer.tasks.ties import settled
 from bamboo_trainer.training import TrainingConfig, shown_to_build, with_steps
 from manifest_kit import bamboojob, training
 from memory_transport import MemoryNetwork
+from stage_kit import state_of
 
 NOT_TOLD = ("bamboo_trainer.models.gpt:build", "bamboo_trainer.models.mlp:build")  # what a job trains with
 OPERATIONS = 1e6  # of each layer, which a worker of a cluster counts
@@ -467,8 +468,7 @@ class Job:
     def weights(self) -> dict[str, torch.Tensor]:
         """What the owners hold; a replica may still be one step behind."""
         held = (state for node in self.nodes.values() for state in node.states.values())
-        owned = (state.stage.values.state_tensors() for state in held if state.stage and state.owned)
-        return {name: tensor for tensors in owned for name, tensor in tensors.items()}
+        return state_of(state.stage for state in held if state.stage and state.owned)
 
 
 def job_of(task: Task, grid: tuple[int, int], steps: int, mode: str = "Replicas", **numbers: Any) -> Job:

@@ -166,7 +166,13 @@ def one_step(stages: list[Stage], step: int, config=CONFIG) -> float:
 
 
 def state_of(stages: Iterable[Stage]) -> dict[str, torch.Tensor]:
-    return {name: tensor for stage in stages for name, tensor in stage.values.state_tensors().items()}
+    """Return copies by "layers.<layer>.<name>": parameters (tied ones by every name) and persistent buffers."""
+    return {
+        f"layers.{index}.{name}": tensor.detach().to("cpu", copy=True)
+        for stage in stages
+        for index, layer in stage.values.layers.items()
+        for name, tensor in layer.state_dict().items()
+    }
 
 
 def whole_state(stage: Stage) -> dict[int, LayerState]:

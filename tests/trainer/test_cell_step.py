@@ -23,7 +23,7 @@ from bamboo_core.planning.schedule import (
 )
 from bamboo_core.planning.steps.pipelines import awaited
 from bamboo_trainer.engine.cell_step import CellStep, KeptSums, Pace, TakeoverProgress, needs
-from bamboo_trainer.frames import Address, Frame, FrameKind, RefusedFrame
+from bamboo_trainer.frames import Address, Frame, FrameKind
 from bamboo_trainer.stage.stage import Stage, build_stage
 from stage_kit import CONFIG, small_task
 
@@ -255,33 +255,19 @@ def test_an_evaluation_comes_before_the_step_and_is_left_out_once_the_step_is_co
 
 def test_the_first_copy_of_a_frame_counts_and_none_after_it_was_taken(stage: Stage) -> None:
     one, first = started(stage), activation(0)
-    one.accept(first, stage)
-    one.accept(activation(0), stage)
+    one.accept(first)
+    one.accept(activation(0))
     assert one.take(first.address) is first
-    one.accept(activation(0), stage)
+    one.accept(activation(0))
     assert one.inbox == {}
 
 
 def test_frames_of_later_steps_wait_and_those_of_earlier_ones_are_no_use(stage: Stage) -> None:
     one = started(stage)
     one.step = 5
-    one.accept(activation(0, step=4), stage)
-    one.accept(activation(0, step=6), stage)
+    one.accept(activation(0, step=4))
+    one.accept(activation(0, step=6))
     assert [address.step for address in one.inbox] == [6]
-
-
-def test_what_does_not_fit_is_refused_or_dropped_when_its_step_begins(stage: Stage) -> None:
-    """What came before the step is looked at then: it was not known what would fit."""
-    address = Address(FrameKind.RESULT, *CELL, 0, 0, 5)  # of a pipeline that is not there
-    misfit = Frame(address=address, epoch=1, origin=0, tensors=(torch.ones(1),))
-    with pytest.raises(RefusedFrame):
-        started(stage).accept(misfit, stage)
-    early = CellStep(CELL)
-    early.accept(misfit, None)
-    early.accept(activation(1), None)
-    assert len(early.inbox) == 2
-    early.start(stage, 2, LAYOUT, ())
-    assert [address.microbatch for address in early.inbox] == [1]
 
 
 def test_the_oldest_step_is_the_most_urgent_then_backwards_then_later_stages() -> None:

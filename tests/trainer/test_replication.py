@@ -31,14 +31,14 @@ from training_job import Job
 def filled(at: int = 5) -> ReplicaProgress:
     """A replica that has been given version `at`, and holds it."""
     progress = ReplicaProgress()
-    assert progress.announced(-1, -1, at, True) is Owed.STATE
-    assert progress.announced(at, at, at + 4, True) is Owed.NOTHING
+    assert progress.announced(-1, -1, at) is Owed.STATE
+    assert progress.announced(at, at, at + 4) is Owed.NOTHING
     return progress
 
 
 def test_a_replica_without_a_state_holds_nobody_back() -> None:
     progress = ReplicaProgress()
-    progress.announced(-1, -1, 5, True)
+    progress.announced(-1, -1, 5)
     assert not any(progress.holds_back(step, strict) for step in range(5, 100) for strict in (False, True))
 
 
@@ -55,13 +55,13 @@ def test_one_whose_state_is_on_its_way_again_holds_nobody_back() -> None:
     progress = filled()
     assert progress.relinked(7) is Owed.STATE
     assert not any(progress.holds_back(step, False) for step in range(7, 100))
-    assert progress.announced(7, 7, 9, True) is Owed.NOTHING
+    assert progress.announced(7, 7, 9) is Owed.NOTHING
     assert progress.holds_back(9, False)
 
 
 def test_one_that_is_level_is_counted_once_and_waited_for_from_then_on() -> None:
     progress = filled()
-    progress.announced(9, 9, 9, True)
+    progress.announced(9, 9, 9)
     assert [progress.caught_up(9), progress.caught_up(9)] == [True, False]
     assert progress.holds_back(10, False)
     assert not progress.holds_back(9, False)
@@ -71,37 +71,37 @@ def test_one_that_is_level_is_counted_once_and_waited_for_from_then_on() -> None
 def test_one_that_can_reach_its_new_owners_version_alone_is_given_gradients_only() -> None:
     """It had the gradients before the last owner was lost; a whole state would take long."""
     progress = ReplicaProgress()
-    assert progress.announced(4, 5, 5, True) is Owed.GRADIENTS
-    assert progress.announced(4, 5, 6, True) is Owed.NOTHING, "it is on its way, and gets all gradients"
-    assert progress.announced(6, 6, 6, True) is Owed.NOTHING
+    assert progress.announced(4, 5, 5) is Owed.GRADIENTS
+    assert progress.announced(4, 5, 6) is Owed.NOTHING, "it is on its way, and gets all gradients"
+    assert progress.announced(6, 6, 6) is Owed.NOTHING
     assert progress.caught_up(6)
-    assert ReplicaProgress().announced(4, 4, 5, True) is Owed.STATE
+    assert ReplicaProgress().announced(4, 4, 5) is Owed.STATE
 
 
 def test_one_that_has_what_it_needs_and_no_time_to_apply_it_is_waited_for() -> None:
     """It runs a stage that never waits for another one's, so that it comes to a replica only if the commit waits."""
     progress = ReplicaProgress()
-    assert progress.announced(22, 23, 23, True) is Owed.GRADIENTS
+    assert progress.announced(22, 23, 23) is Owed.GRADIENTS
     assert progress.holds_back(24, False)
-    assert progress.announced(22, 23, 39, True) is Owed.NOTHING
+    assert progress.announced(22, 23, 39) is Owed.NOTHING
     assert progress.holds_back(39, False)
 
 
 def test_one_that_has_dropped_its_state_is_given_another_one() -> None:
     """It was no replica for a plan that the owner has missed."""
     progress = filled()
-    progress.announced(9, 9, 9, True)
+    progress.announced(9, 9, 9)
     assert progress.caught_up(9)
-    assert progress.announced(-1, -1, 10, True) is Owed.STATE
+    assert progress.announced(-1, -1, 10) is Owed.STATE
     assert not progress.holds_back(10, True)
-    assert progress.announced(-1, -1, 11, True) is Owed.NOTHING, "it is on its way"
-    assert progress.announced(11, 11, 11, True) is Owed.NOTHING
+    assert progress.announced(-1, -1, 11) is Owed.NOTHING, "it is on its way"
+    assert progress.announced(11, 11, 11) is Owed.NOTHING
     assert progress.caught_up(11)
 
 
 def test_one_that_is_ahead_of_its_new_owner_is_given_what_that_has_for_later() -> None:
     """Final gradients that the owner has from the one before it are not sent to anybody again by themselves."""
-    assert ReplicaProgress().announced(6, 6, 5, True) is Owed.GRADIENTS
+    assert ReplicaProgress().announced(6, 6, 5) is Owed.GRADIENTS
 
 
 PLAN = planned(3, 1, 1, "a")
@@ -139,19 +139,8 @@ class One:
         self.replicator.send_state(cell, "w1")
         return [frame for _, frame in self.sent()]
 
-    def announce(self, version: int, *, secured: int | None = None, digest: str = "", epoch: int = 1) -> None:
-        said = Announce(version=version, secured=version if secured is None else secured, digest=digest)
-        self.replicator.announced(CELL, REPLICA, epoch, said)
-
-
-def test_first_states_that_differ_are_replaced() -> None:
-    owner = One(OWNER)
-    owner.announce(0, digest="other bits")
-    layers = range(*PLAN.stages[2])
-    assert [(peer, a.kind, a.part) for peer, a in owner.addresses()] == [(REPLICA, FrameKind.LAYER, n) for n in layers]
-    same = One(OWNER)
-    same.announce(0, digest=same.states[2].digest())
-    assert same.sent() == []
+    def announce(self, version: int, *, epoch: int = 1) -> None:
+        self.replicator.announced(CELL, REPLICA, epoch, Announce(version=version, secured=version))
 
 
 def test_what_a_replica_said_before_it_obeyed_the_plan_does_not_count() -> None:
@@ -162,7 +151,7 @@ def test_what_a_replica_said_before_it_obeyed_the_plan_does_not_count() -> None:
 
 def test_what_was_sent_over_a_link_that_broke_is_sent_again() -> None:
     owner = One(OWNER)
-    owner.announce(0, digest=owner.states[2].digest())
+    owner.announce(0)
     held = owner.states[2]
     owner.replicator.finalize(2, 0, torch.zeros(held.final.size))
     assert owner.kinds() == [(REPLICA, FrameKind.SYNC)]
@@ -176,7 +165,7 @@ def test_what_was_sent_over_a_link_that_broke_is_sent_again() -> None:
 
 def test_whoever_runs_the_cell_from_now_on_gets_what_it_was_still_to_get() -> None:
     owner = One(OWNER)
-    owner.announce(0, digest=owner.states[2].digest())
+    owner.announce(0)
     owner.replicator.finalize(2, 0, torch.zeros(owner.states[2].final.size))
     assert owner.net.take() == [], "it is sent when nothing else is to be done"
     kept = owner.replicator.hand_over(CELL, REPLICA, 0)
@@ -216,9 +205,7 @@ def test_a_replica_is_in_step_when_all_parts_are_at_the_owners_newest_version() 
     owner = One("w0", DIVIDED, devices=2)
 
     def announce(part: int, version: int) -> None:
-        digest = "" if version else owner.states[part].digest()
-        said = Announce(version=version, secured=version, digest=digest)
-        owner.replicator.announced(Cell(0, part), "w1", 1, said)
+        owner.replicator.announced(Cell(0, part), "w1", 1, Announce(version=version, secured=version))
 
     announce(0, 0)
     assert owner.said == [], "nothing is known of the other part"

@@ -420,7 +420,7 @@ def test_what_was_sent_stays_as_it_was_when_it_was_a_parameter():
     before = [p.clone() for p in sent]
     one_step(stages, 0)
     assert all(torch.equal(a, b) for a, b in zip(sent, before, strict=True))
-    assert not torch.equal(stages[0].values.state_tensors()["layers.0.weight"], before[1])
+    assert not torch.equal(state_of(stages[:1])["layers.0.weight"], before[1])
     losses, state = reference.train(small_task(layers=(Sharing, Shared)), CONFIG, 4)
     stages = chain(small_task(layers=(Sharing, Shared)), [(0, 1), (1, 2)])
     assert [one_step(stages, k) for k in range(4)] == pytest.approx(losses, rel=1e-5)

@@ -288,13 +288,10 @@ Commits = list[tuple[int, Commit]]  # by step
 
 
 class Announce(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A replica's versions: the one that it holds, and the one that it can reach alone. digest: of the state, if that
-    is the first version.
-    """
+    """The version of a stage's state that a replica holds, and the version that it can reach alone."""
 
     version: int
     secured: int
-    digest: str
 
 
 class SpotSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -183,7 +183,7 @@ class StateEntry:
 
 
 def read_entries(store: CheckpointStore, manifest: CheckpointManifest) -> tuple[StateEntry, ...]:
-    """Return the entries in the model's order: "layers.0.weight" and so on, like `StageValues.state_tensors`.
+    """Return the entries in the model's order: "layers.0.weight" and so on; tied parameters by every name.
 
     Raises CheckpointDamaged, StoreUnavailable. Reads only the files' beginnings, without checking them: a later reader
     of a layer must compare.

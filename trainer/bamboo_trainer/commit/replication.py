@@ -11,7 +11,7 @@ from torch import Tensor
 from bamboo_core.control.protocol import LeftBehind, ReplicaSynced
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
 from bamboo_trainer.commit.committer import CommitLog, Committer, Coordinator
-from bamboo_trainer.frames import ANSWERS_END, Address, Announce, Commits, Frame, FrameKind, RefusedFrame, ReplicaStart
+from bamboo_trainer.frames import ANSWERS_END, Address, Announce, Commits, Frame, FrameKind, ReplicaStart
 from bamboo_trainer.routing import Outbox, PlanState
 from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.stage_states import StageStates
@@ -45,24 +45,22 @@ class ReplicaProgress:
     level: bool = False
     follows_from: int | None = None  # the owner's version when the replica first had all it needs to continue alone
 
-    def announced(self, version: int, secured: int, mine: int, same: bool) -> Owed:
-        """Take in an announcement, and return what to send. version: held by the replica; -1: none. secured: the
-        version that it can reach. mine: the owner's version. same: the digests are equal.
+    def announced(self, version: int, secured: int, mine: int) -> Owed:
+        """Take in an announcement, and return what to send.
+
+        version: held by the replica; -1: none. secured: the version that it can reach. mine: the owner's version.
         """
         self.secured = secured
-        owed = self._owed(version, mine, same)
+        owed = self._owed(version, mine)
         reached = max(self.acked, self.secured)
         if self.follows_from is None and self.since is not None and reached >= self.since:
             self.follows_from = mine
         return owed
 
-    def _owed(self, version: int, mine: int, same: bool) -> Owed:
+    def _owed(self, version: int, mine: int) -> Owed:
         if version < 0 <= self.acked:  # it was no replica in a plan that this owner has never obeyed
             self.since, self.acked, self.follows_from, self.synced, self.level = None, -1, None, False, False
         self.acked = max(self.acked, version)
-        if version >= 0 and not same:
-            self.since, self.acked, self.follows_from = mine, -1, None
-            return Owed.STATE
         if self.since is not None and max(version, self.secured) >= self.since:
             return Owed.NOTHING
         if self.since is not None and version < 0:
@@ -207,9 +205,7 @@ class Replicator:
         if held is None:
             progress.secured = announce.secured
             return
-        same = not (announce.version == 0 and held.version == 0) or announce.digest == held.digest()
-        owed = progress.announced(announce.version, announce.secured, held.version, same)
-        self._send_owed(cell, replica, owed)
+        self._send_owed(cell, replica, progress.announced(announce.version, announce.secured, held.version))
         progress.caught_up(held.version)
         if not progress.level and self._come_level(cell, replica):
             self._coordinator.tell(ReplicaSynced(cell=cell, replica=replica))
@@ -278,22 +274,16 @@ class Replicator:
 
     def announce(self, stage: int) -> None:
         """Send the version of a stage to the owners of the cells that are replicated here."""
-        held, version = self._states.here(stage), self._states.version(stage)
-        digest = held.digest() if held is not None and version == 0 else ""
+        payload = Announce(version=self._states.version(stage), secured=self._states.secured(stage))
         for cell in self._plan.current.replicated_by(self._plan.worker):
             if cell.stage == stage:
-                payload = Announce(version=version, secured=self._states.secured(stage), digest=digest)
-                self._outbox.send(
-                    self._plan.owner(cell), self._outbox.frame(Address(FrameKind.ANNOUNCE, *cell, 0), payload=payload)
-                )
+                frame = self._outbox.frame(Address(FrameKind.ANNOUNCE, *cell, 0), payload=payload)
+                self._outbox.send(self._plan.owner(cell), frame)
 
     def received(self, address: Address, final: Tensor) -> None:
-        """Take in a stage's final gradient from its owner. Raises RefusedFrame."""
-        number, held = address.stage, self._states.of(address.cell)
-        if held and final.numel() != held.final.size:
-            raise RefusedFrame(f"a gradient of {final.numel()} elements, expected {held.final.size}")
-        self.finalize(number, address.step, final)
-        self.announce(number)
+        """Take in a stage's final gradient from its owner."""
+        self.finalize(address.stage, address.step, final)
+        self.announce(address.stage)
 
     def layer_arrived(self, frame: Frame) -> None:
         """Keep a layer of another worker's state of a stage for `next_state`: of the newest version that comes."""
@@ -325,14 +315,11 @@ class Replicator:
         return state.version if state and state.is_complete else -1
 
     def restore(self, state: ArrivedState) -> bool:
-        """Take over another worker's newer state of a stage; False if it is not newer. Raises RefusedFrame."""
+        """Take over another worker's newer state of a stage; return False if it is not newer."""
         number = state.cell.stage
         if self._states.version(number) >= state.version:
             return False
-        try:
-            self._states.restore(number, self._plan.current.stages, state.layers)
-        except ValueError as error:
-            raise RefusedFrame(str(error)) from error
+        self._states.restore(number, self._plan.current.stages, state.layers)
         self._committer.log.learn_generation(state.version, state.generation)
         return True
 

@@ -1,24 +1,17 @@
 """A cell's work on one step: instructions, the frames that they need, and sums from which a next owner continues.
 
-The checks here (`check_fit`, `check_sum`) compare a peer's share of a stage's gradients with the stage and the layout:
-the number of pieces, their lengths, and their microbatches. A misfit would fail in the middle of a reduction. `frames`
-checks only what a frame's kind allows.
-
 `KeptSums` holds sums of finished groups of microbatches for a cell's next owner. An owner sends each sum as soon as it
 is finished, or a larger one that includes it, as often as that takes no more than half of the time (`Pace`). After a
 loss, the worker that keeps the sums continues behind them.
 """
 
-import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-import torch
 from torch import Tensor
 
 from bamboo_core.planning.cell_portions import Range, ranges
-from bamboo_core.planning.gradient_groups import nodes_of, share_of
 from bamboo_core.planning.plan import Cell, Layout, Portion, WorkerId
 from bamboo_core.planning.schedule import (
     AddPartialSums,
@@ -39,10 +32,9 @@ from bamboo_core.planning.schedule import (
     portion_program,
     program,
 )
-from bamboo_trainer.frames import EVALUATED, Address, Frame, FrameKind, RefusedFrame
+from bamboo_trainer.frames import EVALUATED, Address, Frame, FrameKind
 from bamboo_trainer.memory.host_copies import Copy
 from bamboo_trainer.stage.stage import Stage
-from bamboo_trainer.stage.values import FinalGradients
 from bamboo_trainer.stage.work import Work, resume
 
 
@@ -76,73 +68,6 @@ def chunk(bucket: slice, parts: int, index: int) -> slice:
     """Return the index-th of `parts` nearly equal, contiguous chunks of these elements."""
     size = bucket.stop - bucket.start
     return slice(bucket.start + size * index // parts, bucket.start + size * (index + 1) // parts)
-
-
-def check_fit(frame: Frame, form: FinalGradients, layout: Layout) -> None:
-    """Raise RefusedFrame for a misfit. frame: for a cell whose stage has gradients of this form, with this layout."""
-    match frame.address.kind:
-        case FrameKind.CONTRIBUTION:
-            _check_contribution(frame, form, layout)
-        case FrameKind.PARTIAL_SUM:
-            check_sum(frame, form, layout)
-        case FrameKind.RESULT:
-            source = _pipeline(frame, layout)
-            length = _length(chunk(_bucket(frame, form), layout.pipelines, source))
-            _check_sizes(frame.tensors, [length])
-        case FrameKind.TIED:
-            other = frame.address.part
-            sizes = [segment.size for segment in form.tied for use in segment.uses if use.stage == other]
-            _check_sizes(frame.tensors, sizes)
-
-
-def _check_contribution(frame: Frame, form: FinalGradients, layout: Layout) -> None:
-    source, own = _pipeline(frame, layout), frame.address.pipeline
-    nodes = nodes_of(layout.shares[source], len(layout.bounds) - 1)
-    length = _length(chunk(_bucket(frame, form), layout.pipelines, own))
-    _check_sizes(frame.tensors, [length] * len(nodes))
-
-
-def check_sum(frame: Frame, form: FinalGradients | None, layout: Layout) -> None:
-    """Raise RefusedFrame for a misfit. frame: the sum of some groups of a cell. form: None without the stage."""
-    microbatches = range(frame.address.microbatch, frame.address.part)
-    if not set(microbatches) <= {m for part in layout.split[frame.address.pipeline :][:1] for m in part}:
-        raise RefusedFrame(f"a portion of microbatches {microbatches.start} to {microbatches.stop - 1}")
-    try:
-        nodes = nodes_of(share_of(microbatches, layout.bounds), len(layout.bounds) - 1)
-    except ValueError as error:
-        raise RefusedFrame(str(error)) from error
-    losses = sorted(frame.payload.losses)
-    if len(frame.tensors) != len(nodes) or losses not in ([], list(microbatches)):
-        raise RefusedFrame(f"{len(frame.tensors)} tensors and losses of {len(losses)} microbatches")
-    if form is not None:
-        _check_sizes(frame.tensors, [form.gradient_size] * len(nodes))
-
-
-def _pipeline(frame: Frame, layout: Layout) -> int:
-    """Return the pipeline whose share it is."""
-    source = frame.address.part
-    if not 0 <= source < layout.pipelines:
-        raise RefusedFrame(f"a share of pipeline {source}, expected one of {layout.pipelines}")
-    return source
-
-
-def _bucket(frame: Frame, form: FinalGradients) -> slice:
-    """Return the bucket that its elements belong to."""
-    number = frame.address.microbatch
-    if not 0 <= number < len(form.buckets):
-        raise RefusedFrame(f"a share of bucket {number}, expected one of {len(form.buckets)}")
-    return form.buckets[number]
-
-
-def _check_sizes(tensors: tuple[torch.Tensor, ...], expected: list[int]) -> None:
-    sizes = [tensor.numel() for tensor in tensors]
-    if sizes != expected:
-        raise RefusedFrame(f"pieces of {sizes[:8]} elements, expected {expected[:8]}")
-
-
-def _length(piece: slice) -> int:
-    length: int = piece.stop - piece.start
-    return length
 
 
 class KeptSums:
@@ -198,9 +123,6 @@ class Pace:
             self._rests -= 1
             return False
         return True
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -327,17 +249,6 @@ class CellStep:
         self.inbox = {a: f for a, f in self.inbox.items() if a.step >= self.step}
         self.consumed.clear()
         self.passed.clear()
-        self._refuse_misfits(stage)
-
-    def _refuse_misfits(self, stage: Stage) -> None:
-        """Drop frames that came too early to be checked, and do not fit."""
-        for address, frame in [(a, f) for a, f in self.inbox.items() if a.step == self.step]:
-            try:
-                if self.layout:
-                    check_fit(frame, stage.values.final, self.layout)
-            except RefusedFrame as error:
-                logger.warning("refused a %s for %s: %s", address.kind.name, self.cell, error)
-                del self.inbox[address]
 
     def await_sums(self, microbatches: Sequence[Range], stages: int) -> None:
         """Compose a shared cell's sum of these parts, which cover its microbatches, unless it is computed already."""
@@ -365,14 +276,9 @@ class CellStep:
         del self.program[self.done : self.done + left], self.inputs[self.done : self.done + left]
         self.evaluations -= left
 
-    def accept(self, frame: Frame, stage: Stage | None) -> None:
-        """Keep a new frame; the first copy wins. stage: if its state is here. Raises RefusedFrame.
-
-        Frames that come before the step begins are checked when it begins (`start`).
-        """
+    def accept(self, frame: Frame) -> None:
+        """Keep a frame of this step or a later one; the first copy wins."""
         address = frame.address
-        if stage and self.layout and address.step == self.step:
-            check_fit(frame, stage.values.final, self.layout)
         if address.step >= self.step and address not in self.consumed:
             self.inbox.setdefault(address, frame)
 

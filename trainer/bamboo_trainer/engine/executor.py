@@ -174,7 +174,7 @@ class Executor:
             return
         if self._evaluations is None or step in self._shared.log.commits:
             cell_step.finished = True
-            self._coordinator.tell(CellFinished(cell=cell_step.cell, digest=held.share_of_digest()))
+            self._coordinator.tell(CellFinished(cell=cell_step.cell, digest=held.digest()))
 
     def ran(self) -> set[int]:
         """Return the stages whose step in progress is done here, except for its commit."""
@@ -335,7 +335,7 @@ class Executor:
         for cell_step in self.cells.values():
             held = self._states.of(cell_step.cell)
             if cell_step.finished and held:
-                self._coordinator.tell(CellFinished(cell=cell_step.cell, digest=held.share_of_digest()))
+                self._coordinator.tell(CellFinished(cell=cell_step.cell, digest=held.digest()))
 
     def waits_for(self) -> str:
         """Return why there is no work right now, as text for the user."""

@@ -20,7 +20,7 @@ from bamboo_core.planning.cell_portions import Range, changed_cells, keeper, kep
 from bamboo_core.planning.plan import Cell, Layout, Plan, WorkerId
 from bamboo_core.planning.schedule import Backward, Forward, SendPartialSum
 from bamboo_trainer.commit.replication import Replicator
-from bamboo_trainer.engine.cell_step import CellStep, KeptSums, Pace, check_sum
+from bamboo_trainer.engine.cell_step import CellStep, KeptSums, Pace
 from bamboo_trainer.engine.ports import EngineContext
 from bamboo_trainer.frames import Address, Frame, FrameFacts, FrameKind, is_of_microbatch
 from bamboo_trainer.stage.stage import Stage
@@ -186,7 +186,7 @@ class PortionSteps:
         owned.await_sums(parts, self._plan.stages)
         keeps = keeper(self._plan.current, cell) if layout.pipelines > 1 or len(here) < len(parts) else None
         for frame in here:
-            owned.accept(replace(frame, address=frame.address._replace(kind=FrameKind.PARTIAL_SUM)), None)
+            owned.accept(replace(frame, address=frame.address._replace(kind=FrameKind.PARTIAL_SUM)))
             if keeps is not None:
                 self._pass(owned, keeps, frame)
         dropped = False
@@ -236,22 +236,21 @@ class PortionSteps:
 
     def accept(self, frame: Frame) -> bool:
         """Keep a frame for a cell, or a boundary tensor for the portion that runs its microbatch here. Return False if
-        it is for nothing that runs here. Raises RefusedFrame for a misfit.
+        neither runs here.
         """
-        address, stage = frame.address, self._states.stage(frame.address.stage)
-        cell = address.cell
-        if self._plan.current.at(cell).portions and is_of_microbatch(address) and self._accept_here(frame, stage):
+        address, cell = frame.address, frame.address.cell
+        if self._plan.current.at(cell).portions and is_of_microbatch(address) and self._accept_here(frame):
             return True
         owned = self._cells.get(cell)
         if owned is None:
             return False
-        owned.accept(frame, stage)
+        owned.accept(frame)
         if address.kind is FrameKind.PARTIAL_SUM:
             self.gather(owned)
         return True
 
-    def _accept_here(self, frame: Frame, stage: Stage | None) -> bool:
-        address = frame.address
+    def _accept_here(self, frame: Frame) -> bool:
+        address, stage = frame.address, self._states.stage(frame.address.stage)
         shared = any(portion.worker == self._plan.worker for portion in self._plan.current.at(address.cell).portions)
         if not shared or stage is None or address.step <= self._shared.log.newest:
             return False
@@ -260,22 +259,17 @@ class PortionSteps:
             return True
         for (cell, (first, end)), one in self.steps.items():
             if cell == address.cell and first <= address.microbatch < end:
-                one.accept(frame, stage)
+                one.accept(frame)
                 return True
         return False
 
     def keep(self, frame: Frame) -> bool:
-        """Keep the sum of finished groups of a cell, as its keeper or owner. Return False if this worker is neither.
-
-        Raises RefusedFrame.
-        """
+        """Keep the sum of finished groups of a cell, as its keeper or owner. Return False if this worker is neither."""
         address, plan = frame.address, self._plan.current
-        stage, layout = self._states.stage(address.stage), self._committer.layout(address.step)
         holders = (plan.at(address.cell).owner, keeper(plan, address.cell)) if plan.has(address.cell) else ()
-        if layout is None or self._plan.worker not in holders:
+        if self._plan.worker not in holders:
             return False
         if address.step > self._shared.log.newest:
-            check_sum(frame, stage.values.final if stage else None, layout)
             self.kept.keep(frame)
         if address.cell in self._cells:
             self.gather(self._cells[address.cell])

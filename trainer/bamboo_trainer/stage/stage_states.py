@@ -213,14 +213,12 @@ class StageStates:
     # states of other workers
 
     def restore(self, index: int, stages: Sequence[tuple[int, int]], layers: Mapping[int, LayerState]) -> None:
-        """Continue from another worker's newer state. Raises ValueError, and then nothing has changed."""
+        """Continue from another worker's newer state."""
         state = self.by_stage[index]
-        stage = state.stage or self._builder.stage(index, stages)
-        values = stage.values
-        values.restore(layers)
-        state.stage = stage
+        state.stage = state.stage or self._builder.stage(index, stages)
+        state.stage.values.restore(layers)
         self._give(state, state.owned)
-        state.final = {k: f for k, f in state.final.items() if k >= values.version and f.numel() == values.final.size}
+        state.final = {step: final for step, final in state.final.items() if step >= state.version}
 
     def begin_rehearsal(self, index: int) -> None:
         self.by_stage[index].rehearsed = True

@@ -229,7 +229,6 @@ class StageValues:
         self._constants = Constants(self.layers, running)
         self.final = FinalGradients(self.parameters, self.optimizer, tied, self._elsewhere)
         self._parked = False
-        self._digest: str | None = None
 
     # from version to version
 
@@ -274,7 +273,6 @@ class StageValues:
         forget_casts()
         if not self.optimizer.fixed:  # each parameter's state appears with the first step that uses it
             checksums.check(self.parameters, self.optimizer)
-        self._digest = None
         self.version += 1
 
     def allow_commit(self) -> None:
@@ -290,7 +288,6 @@ class StageValues:
         self._finite.confirm()
         self.parameters.unbind()
         forget_casts()
-        self._digest = None
         self.version += 1
 
     def learning_rate(self, step: int) -> float:
@@ -378,43 +375,25 @@ class StageValues:
         """Restore states of any split; raises ValueError, with nothing changed, if they do not fit this stage."""
         self.version = layer_state.restore(self.layers, self.parameters, self.optimizer, states)
         self._begin_with(states[self.first].common)
-        self._digest = None
         self._finite.forget()
         self._constants.renew()
         forget_casts()
         if self._parked:
             self.optimizer.park()
 
-    def state_tensors(self) -> dict[str, Tensor]:
-        """Return copies by "layers.<layer>.<name>": parameters (tied ones by every name) and persistent buffers."""
-        return {
-            f"layers.{index}.{name}": tensor.detach().to("cpu", copy=True)
-            for index, layer in self.layers.items()
-            for name, tensor in layer.state_dict().items()
-        }
-
     # digests and checksums
 
     def digest(self) -> str:
-        """Return a digest of parameters, buffers and optimizer state; equal digests mean bit-equal state. Computed once
-        for each version: it reads the whole state, and every announcement needs it.
-        """
-        if self._digest is None:
-            self._finite.check_all(self.version)
-            self._digest = checksums.digest(self.parameters, self.optimizer)
-        return self._digest
-
-    def share_of_digest(self) -> str:
-        """Return the digest without tied parameters that another stage includes. The model's digest is the sum of all
-        stages' shares, independent of the split (`add_digests`). The stage of its first layer includes a frozen one.
+        """Return a digest of the parameters, buffers and optimizer state, without tied parameters that another stage
+        includes. The model's digest is the sum of all stages' digests, independent of the split (`add_digests`). The
+        stage of its first layer includes a frozen tied parameter.
         """
         trained = {slot.name for slot in self.parameters.slots if slot.group in self._elsewhere}
         frozen = {
             name for name in self.parameters.constants if int(name.partition(".")[0]) not in range(self.first, self.end)
         }
-        elsewhere = frozenset(trained | frozen)
         self._finite.check_all(self.version)
-        return checksums.digest(self.parameters, self.optimizer, elsewhere) if elsewhere else self.digest()
+        return checksums.digest(self.parameters, self.optimizer, trained | frozen)
 
     def checksums(self) -> dict[str, int]:
         """Return checksums of the whole state, by each tensor's name in messages; by layer if there are more than
