@@ -1,4 +1,4 @@
-"""A forward of one microbatch, and its runner, layer by layer."""
+"""Forwards of a stage's layers, in training (`ForwardRunner`) and of evaluation batches (`Evaluator`)."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
@@ -7,13 +7,15 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
+from bamboo_trainer.data.order import pure_seed
 from bamboo_trainer.memory.estimate import checkpointed_layers, recomputing
 from bamboo_trainer.memory.host_copies import Bring
 from bamboo_trainer.stage.compilation import CompiledLayers, input_forms
-from bamboo_trainer.stage.parameters import Cut, FlatParameters
+from bamboo_trainer.stage.parameters import Cut
+from bamboo_trainer.stage.values import StageValues
 from bamboo_trainer.task import Parts, Sum, Task
+from bamboo_trainer.tasks.evaluation import evaluated_samples, measured
 from bamboo_trainer.tasks.inspection import Draws
 from bamboo_trainer.tasks.mixed_precision import (
     REDUCED,
@@ -23,9 +25,17 @@ from bamboo_trainer.tasks.mixed_precision import (
     cast_back_at_once,
     passed_on,
 )
-from bamboo_trainer.tasks.running_buffers import Capture, capturing
-from bamboo_trainer.tasks.user_code import call_layer, forward_seed, run_layer, seed_forward, task_loss, task_metrics
-from bamboo_trainer.training import TrainingConfig
+from bamboo_trainer.tasks.readers import BatchReader
+from bamboo_trainer.tasks.running_buffers import Capture, capturing, evaluating
+from bamboo_trainer.tasks.user_code import (
+    call_layer,
+    forward_seed,
+    load_batch,
+    run_layer,
+    seed_forward,
+    task_loss,
+    task_metrics,
+)
 
 Metrics = dict[str, Sum]
 
@@ -59,33 +69,25 @@ class Forwarding:
 
 
 class ForwardRunner:
-    """Runs forwards of a stage's layers, given by number. load: returns the inputs and targets of a step's microbatch.
-    bring: copies to the device. The bits of a forward depend only on the parameters, the seed, step, microbatch and
-    inputs.
+    """Runs forwards, whole or layer by layer.
+
+    The bits of a forward depend only on the parameters, the seed, step, microbatch and inputs.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        config: TrainingConfig,
-        layers: Mapping[int, nn.Module],
-        parameters: FlatParameters,
-        device: torch.device,
-        load: Callable[[int, int], tuple[Parts, Parts]],
-        bring: Bring,
-    ) -> None:
-        self._task, self._config, self._load, self._bring = task, config, load, bring
-        self._layers, self._device = layers, device
-        self._first, self._end = min(layers), max(layers) + 1
-        self._last = self._end == len(task.layers)
+    def __init__(self, values: StageValues, reader: BatchReader, bring: Bring) -> None:
+        """Create the runner, and compile the layers if the job asks for it. bring: copies to the device."""
+        task, config = values.task, values.config
+        self._task, self._config, self._load, self._bring = task, config, partial(reader.batch, values.index), bring
+        self._layers, self._device = values.layers, values.device
+        self._first, self._end, self._last = values.first, values.end, values.last
         self._checkpointed = checkpointed_layers(task)
         self._reduces = config.precision in REDUCED
-        self._compiled = CompiledLayers(layers, deterministic=config.deterministic) if config.compile else None
+        self._compiled = CompiledLayers(self._layers, deterministic=config.deterministic) if config.compile else None
         if self._compiled:
-            forms = input_forms(task, config, self._end)
-            self._compiled.compile_ahead(forms, device, lambda index, given: self._call(index, 0, given))
+            forms = input_forms(task, config, values.end)
+            self._compiled.compile_ahead(forms, self._device, lambda index, given: self._call(index, 0, given))
         self._seeds: dict[tuple[int, int], tuple[int, ...]] = {}  # of the layers, by step and microbatch
-        self._cut_at = frozenset(bucket.layer for bucket in parameters.buckets) - {self._first}
+        self._cut_at = frozenset(bucket.layer for bucket in values.parameters.buckets) - {self._first}
 
     @property
     def compile_seconds(self) -> float:
@@ -170,3 +172,46 @@ class ForwardRunner:
 
     def _layer(self, index: int, given: Any) -> Any:
         return self._compiled.call(index, given) if self._compiled else call_layer(self._layers[index], given)
+
+
+class Evaluator:
+    """Runs a stage's layers in eval mode."""
+
+    def __init__(self, values: StageValues, reader: BatchReader) -> None:
+        self._values, self._reader = values, reader
+        self._task, self._config, self._device = values.task, values.config, values.device
+
+    def run(self, batch: int, inputs: Parts | None) -> tuple[Parts, dict[str, Sum]]:
+        """Return the stage's outputs; on the last stage (), and the sums measured on the batch.
+
+        A pure function of the parameters and the batch. inputs: None on the first stage, which reads them.
+        """
+        values, samples, targets = self._values, 0, Parts()
+        if inputs is None or values.last:
+            read, targets, samples = self._read(batch)
+            inputs = read if inputs is None else inputs
+        parts = tuple(p.to(self._device) for p in inputs)
+        with torch.no_grad(), evaluating(values.layers.values()), _uncached(self._device, self._config.precision):
+            for index, layer in values.layers.items():
+                seed_forward(self._device, pure_seed("evaluation", self._config.seed, values.version, batch, index))
+                parts = run_layer(layer, index, parts)
+        if not values.last:
+            return parts, {}
+        with torch.no_grad():
+            assert self._task.evaluation is not None
+            on_device = tuple(p.to(self._device) for p in targets)
+            return (), measured(self._task, self._task.evaluation, parts, on_device, samples)
+
+    def _read(self, batch: int) -> tuple[Parts, Parts, int]:
+        """Return inputs, targets, and their number of samples."""
+        assert self._task.evaluation is not None
+        samples = evaluated_samples(self._task.evaluation, batch, self._config.micro_batch_size)
+        with self._reader.quiet():
+            inputs, targets = load_batch(self._task, samples, self._task.evaluation.dataset)
+        return inputs, targets, len(samples)
+
+
+def _uncached(device: torch.device, precision: str) -> "torch.autocast | nullcontext[None]":
+    """Return autocast without a cache: casts made without a graph must not be found by a forward that needs one."""
+    dtype = REDUCED.get(precision)
+    return torch.autocast(device.type, dtype=dtype, cache_enabled=False) if dtype else nullcontext()

@@ -1,0 +1,68 @@
+"""The plain attributes of a stage's modules as they were built, to run code without the changes of earlier calls.
+
+A worker that takes over has just built its layers, so a layer whose results depend on its earlier calls gives other
+results there. Only numbers, texts and None are compared: a generator or list kept by a layer is not compared.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from torch import nn
+
+PLAIN: Final = (int, float, str, type(None))  # and bool
+_OWN: Final = frozenset(vars(nn.Module()))  # of every module
+
+
+class AsBuilt:
+    """The plain attributes of modules at the time of construction."""
+
+    def __init__(self, layers: Mapping[int, nn.Module]) -> None:
+        self._first = {
+            (layer, path): (module, _plain(module))
+            for layer, whole in layers.items()
+            for path, module in whole.named_modules()
+        }
+
+    def changed(self) -> tuple[str, ...]:
+        """Describe each attribute that differs from its value at construction."""
+        return tuple(
+            f"{name!r} of {type(module).__name__} in layer {layer}"
+            for (layer, _), (module, first) in self._first.items()
+            for name in _differing(module, first)
+        )
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Restore the attributes as built within this context, and afterwards their values from before it."""
+        kept = [(module, {name: vars(module)[name] for name in _plain(module)}) for module, _ in self._first.values()]
+        for module, first in self._first.values():
+            _set(module, first)
+        try:
+            yield
+        finally:
+            for module, now in kept:
+                _set(module, now)
+
+
+def _plain(module: nn.Module) -> dict[str, Any]:
+    return {n: value for n, value in vars(module).items() if n not in _OWN and type(value) in (*PLAIN, bool)}
+
+
+def _differing(module: nn.Module, first: Mapping[str, Any]) -> list[str]:
+    """Return the names of plain attributes that are new or changed. Attributes that were plain and now hold another
+    kind of object are caches, and left out.
+    """
+    now = _plain(module)
+    return [n for n in now if n not in first or type(now[n]) is not type(first[n]) or now[n] != first[n]]
+
+
+def _set(module: nn.Module, wanted: Mapping[str, Any]) -> None:
+    """Set the plain attributes to these values, and remove other plain ones."""
+    for name in _differing(module, wanted):
+        if name in wanted:
+            setattr(module, name, wanted[name])
+        else:
+            delattr(module, name)
+    for name in wanted.keys() - vars(module).keys():
+        setattr(module, name, wanted[name])
