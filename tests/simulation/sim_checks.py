@@ -7,7 +7,7 @@ from bamboo_core.control.digests import add_digests
 from bamboo_core.control.protocol import Evaluated, StepCommitted
 from bamboo_core.coordinator.events import Outcome, Takeover
 from bamboo_core.planning.plan import Cell, Plan, plan_problems
-from bamboo_trainer.commit.committer import KEPT_STEPS
+from bamboo_trainer.commit.commit_log import KEPT_STEPS
 from sim_arithmetic import Oracle
 from sim_history import kept_by, missing_of
 from sim_holders import holders, usable

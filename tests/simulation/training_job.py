@@ -39,7 +39,8 @@ from bamboo_core.planning.splits.speeds import StageTimes
 from bamboo_core.planning.spot_checks import SpotSchedule
 from bamboo_trainer.checkpoint.initial import FirstTask
 from bamboo_trainer.checkpoint.layer_file import decode, encode
-from bamboo_trainer.commit.committer import NoHistory, StepPolicy
+from bamboo_trainer.commit.commit_log import StepPolicy
+from bamboo_trainer.commit.ports import NoHistory
 from bamboo_trainer.engine.components import Components
 from bamboo_trainer.engine.devices import make_engine
 from bamboo_trainer.engine.engine import Engine

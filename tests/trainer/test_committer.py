@@ -8,7 +8,9 @@ import pytest
 
 from bamboo_core.control.protocol import CheckpointBegun, Evaluated, TakeCheckpoint
 from bamboo_core.planning.plan import ROOT, Assignment, Cell, CheckpointId, Layout, Plan
-from bamboo_trainer.commit.committer import APPLIES_ALL, KEPT_STEPS, CommitLog, Committer, NoHistory, StepPolicy
+from bamboo_trainer.commit.commit_log import APPLIES_ALL, KEPT_STEPS, CommitLog, StepPolicy
+from bamboo_trainer.commit.committer import Committer
+from bamboo_trainer.commit.ports import NoHistory
 from bamboo_trainer.frames import Commit, FrameKind, Ready
 from bamboo_trainer.routing import Outbox, PlanState
 from bamboo_trainer.stage.stage_states import StageStates

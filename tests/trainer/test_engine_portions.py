@@ -11,10 +11,11 @@ from bamboo_core.job.spec import RedundancyMode, RedundancySpec
 from bamboo_core.job.training_spec import TrainingSpec
 from bamboo_core.planning.grid import initial_plan
 from bamboo_core.planning.plan import Assignment, Cell, Layout, Peer, Plan, Portion
-from bamboo_trainer.commit.committer import CommitLog
+from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.commit.replication import Replicator
 from bamboo_trainer.engine.cell_step import CellStep
-from bamboo_trainer.engine.portions import PERIOD, PortionSteps
+from bamboo_trainer.engine.portions import PortionSteps
+from bamboo_trainer.engine.rehearsals import PERIOD
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.frames import Address, Commit, Frame, FrameKind
 from bamboo_trainer.routing import Outbox, PlanState

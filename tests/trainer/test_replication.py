@@ -7,7 +7,9 @@ import torch
 
 from bamboo_core.control.protocol import LeftBehind, ReplicaSynced
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
-from bamboo_trainer.commit.committer import CommitLog, Committer, NoHistory
+from bamboo_trainer.commit.commit_log import CommitLog
+from bamboo_trainer.commit.committer import Committer
+from bamboo_trainer.commit.ports import NoHistory
 from bamboo_trainer.commit.replication import (
     CLOSE_STEPS,
     PATIENCE_STEPS,

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from bamboo_core.control.protocol import LeftBehind, ReplicaSynced
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
-from bamboo_trainer.commit.committer import CommitLog, Committer, Coordinator
+from bamboo_trainer.commit.commit_log import CommitLog
+from bamboo_trainer.commit.committer import Committer
+from bamboo_trainer.commit.ports import Coordinator
 from bamboo_trainer.frames import ANSWERS_END, Address, Announce, Commits, Frame, FrameKind, ReplicaStart
 from bamboo_trainer.routing import Outbox, PlanState
 from bamboo_trainer.stage.layer_state import LayerState

@@ -18,8 +18,8 @@ from bamboo_trainer.engine.cell_step import CellStep
 from bamboo_trainer.engine.determinism import SpotChecks, StateChecks
 from bamboo_trainer.engine.executor import Executor
 from bamboo_trainer.engine.layer_copies import LayerCopies
-from bamboo_trainer.engine.portions import Rehearsals
 from bamboo_trainer.engine.ports import EngineContext, Ports
+from bamboo_trainer.engine.rehearsals import Rehearsals
 from bamboo_trainer.engine.stage_times import DeviceTimes, StageTimer
 from bamboo_trainer.frames import BOUNDARY, Address, Commit, Frame, FrameKind, is_of_microbatch
 from bamboo_trainer.routing import Outbox, PlanState, Received

@@ -22,7 +22,8 @@ import msgspec
 from bamboo_core.control.protocol import MOST_DETAIL, SpotCheckDiffers, StateSums
 from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_core.planning.spot_checks import checker
-from bamboo_trainer.commit.committer import CommitLog, Coordinator
+from bamboo_trainer.commit.commit_log import CommitLog
+from bamboo_trainer.commit.ports import Coordinator
 from bamboo_trainer.engine.cell_step import CellStep
 from bamboo_trainer.engine.ports import EngineContext
 from bamboo_trainer.frames import Address, Frame, FrameKind, SpotSums

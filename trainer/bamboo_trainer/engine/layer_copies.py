@@ -20,7 +20,7 @@ from bamboo_core.control.protocol import CopiesHeld, KeepLastState, StateHeld, W
 from bamboo_core.planning.plan import Plan, WorkerId
 from bamboo_core.planning.shares import share
 from bamboo_core.text import size as text_of
-from bamboo_trainer.commit.committer import Coordinator
+from bamboo_trainer.commit.ports import Coordinator
 from bamboo_trainer.frames import NO_CELL, Address, CheckpointMark, Frame, FrameKind, LayerPayload, LayersWanted
 from bamboo_trainer.memory.limits import HostMemory
 from bamboo_trainer.stage.layer_state import Copying, LayerState

@@ -1,20 +1,10 @@
-"""Work on cells that are not this worker's own: portions of lost cells, and rehearsals of stages that it replicates.
+"""Portions: this worker's share of lost cells that several workers run together (`bamboo_core.planning.cell_portions`).
 
-`PortionSteps` run this worker's share of cells that several workers run together: `planning.cell_portions`.
-Only it knows of portions, of the sums that keepers keep, and of neighbouring stages that lack frames.
-
-`Rehearsals` run a replicated stage while the worker has nothing else to do. The first is a forward and a backward,
-because first runs are slow and would delay a takeover. Later, in one step of `PERIOD`, it is a forward with timed
-layers: workers of one pipeline run different layers, and are compared by layers that two of them have run
-(`bamboo_core.planning.splits.speeds`).
-
-A worker has made the inputs of the stage behind its own. With several devices it has, for each part of its own stage,
-the part of the next one on the same device: these parts take each other's outputs from rehearsals.
+Only `PortionSteps` knows of portions, of the sums that keepers keep, and of neighbouring stages that lack frames.
 """
 
-from collections.abc import Container, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterator, Mapping, Set
 from dataclasses import replace
-from typing import Final
 
 from bamboo_core.planning.cell_portions import Range, changed_cells, keeper, kept_by, ranges
 from bamboo_core.planning.plan import Cell, Layout, Plan, WorkerId
@@ -25,7 +15,6 @@ from bamboo_trainer.engine.ports import EngineContext
 from bamboo_trainer.frames import Address, Frame, FrameFacts, FrameKind, is_of_microbatch
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.work import Work, packed_work
-from bamboo_trainer.task import Parts
 from bamboo_trainer.transport.wire import Lane
 
 
@@ -423,74 +412,3 @@ class PortionSteps:
         left = kept[-1].address.part if kept else end if is_done else first
         again = sorted(m for m in self._lacking(cell, step, microbatches) if m < left)
         return CellStep.of_portion(cell, self._plan.stages, layout, microbatches, stage, left, kept, again)
-
-
-PERIOD: Final = 8  # steps
-
-Place = tuple[Cell, int, int]  # cell, step and microbatch
-
-
-class Rehearsals:
-    """Decides which replicated stage an idle worker runs as a rehearsal, and when it does so."""
-
-    def __init__(self, shared: EngineContext) -> None:
-        self._plan, self._log, self._states = shared.plan, shared.outbox.log, shared.states
-        self._observer, self._devices = shared.ports.observer, shared.devices
-        self._disturbed: int | None = None  # the step in which roles have changed
-        self._timed: dict[Cell, int] = {}  # the newest step in which a cell's forward was timed
-        self._given: dict[tuple[Cell, int], Parts] = {}  # by part and step: outputs of the part before it
-
-    def take_roles(self, step: int, *, first: bool) -> None:
-        """Note that a new plan came in that step. first: of the job."""
-        self._disturbed = None if first else step
-        self._timed.clear()
-
-    def turn(self, active: Sequence[CellStep]) -> bool:
-        """Rehearse a replicated stage; return False if none is due. active: the one stage run here, in its parts."""
-        self._devices.collect()
-        return any(self._rehearse_behind(one) for one in reversed(active))
-
-    def _rehearse_behind(self, active: CellStep) -> bool:
-        """Rehearse the next stage's cell on the active one's device, in its state before that step.
-
-        Not in a step in which roles have changed: others may wait for what this worker is about to repeat.
-        """
-        plan, layout, step = self._plan.current, active.layout, active.step
-        (d, s), devices = active.cell, self._plan.devices
-        cell = Cell(d, (s + devices) % len(plan.stages))  # the next one in the ring
-        if layout is None or step == self._disturbed or cell == active.cell:
-            return False
-        stage = self._states.stage(cell.stage) if plan.at(cell).shadow == self._plan.worker else None
-        if stage is None or stage.values.version != step or self._states.has_final(cell.stage, step):
-            return False
-        is_new = not self._states.by_stage[cell.stage].rehearsed
-        if not is_new and (step % PERIOD or self._timed.get(cell) == step):
-            return False
-        place = (cell, step, layout.split[d][0])
-        inputs = self._given.pop((cell, step), None) or self._sent(place)
-        if inputs is None and cell.stage > 0:
-            return False
-        self._timed[cell] = step
-        outputs = self._run(stage, place, inputs, is_timed=not is_new)
-        behind = Cell(d, cell.stage + 1)
-        if self._plan.are_parts((cell, behind)):
-            self._given = {(behind, step): tuple(part.cpu() for part in outputs)}
-        return True
-
-    def _sent(self, place: Place) -> Parts | None:
-        """Return the inputs of a cell's microbatch, if this worker has sent them."""
-        frame = self._log.get(Address(FrameKind.ACTIVATION, *place[0], *place[1:]))
-        return frame.inputs if frame else None
-
-    def _run(self, stage: Stage, place: Place, inputs: Parts | None, *, is_timed: bool) -> Parts:
-        """Run the stage and return the outputs. is_timed: to time its layers."""
-        self._states.begin_rehearsal(stage.values.index)
-        self._observer.started("Rehearsal", *place)
-        with self._devices.measuring(stage):
-            if is_timed:
-                work = stage.begin([place[2]], [place[2], place[2] + 1])
-                outputs = self._devices.forward_by_layer(stage, work, place[1:], inputs)
-            else:
-                outputs = stage.rehearse(*place[1:], inputs)
-        self._observer.finished("Rehearsal", *place)
-        return outputs

@@ -8,15 +8,9 @@ from typing import Protocol
 
 from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_core.planning.spot_checks import SpotSchedule
-from bamboo_trainer.commit.committer import (
-    APPLIES_ALL,
-    CommitLog,
-    Committer,
-    Coordinator,
-    History,
-    NoHistory,
-    StepPolicy,
-)
+from bamboo_trainer.commit.commit_log import APPLIES_ALL, CommitLog, StepPolicy
+from bamboo_trainer.commit.committer import Committer
+from bamboo_trainer.commit.ports import Coordinator, History, NoHistory
 from bamboo_trainer.engine.layer_copies import CheckpointFiles
 from bamboo_trainer.engine.stage_times import DeviceTimes, StageTimer
 from bamboo_trainer.memory.host_copies import AtOnce, HostCopies

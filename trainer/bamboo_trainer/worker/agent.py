@@ -54,7 +54,8 @@ from bamboo_core.planning.plan import ROOT, Plan
 from bamboo_core.planning.spot_checks import SpotSchedule
 from bamboo_trainer.checkpoint.initial import FirstTask
 from bamboo_trainer.checkpoint.worker_checkpoints import WorkerCheckpoints
-from bamboo_trainer.commit.committer import NoHistory, StepPolicy
+from bamboo_trainer.commit.commit_log import StepPolicy
+from bamboo_trainer.commit.ports import NoHistory
 from bamboo_trainer.engine.devices import make_engine
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.ports import Ports

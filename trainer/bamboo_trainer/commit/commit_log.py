@@ -1,0 +1,115 @@
+"""The log of commits and reports by step, and the policy by which a step is applied or left out."""
+
+import math
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import Final, Self
+
+from bamboo_core.job.training_spec import NonFinite, Precision, TrainingSpec
+from bamboo_core.planning.plan import Cell, Layout, WorkerId
+from bamboo_trainer.commit.step_report import combined
+from bamboo_trainer.frames import Commit, Commits, Ready
+from bamboo_trainer.task import Task
+from bamboo_trainer.training import TrainingConfig, loss_unit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPolicy:
+    """The treatment of steps that are not finite, and of losses.
+
+    skips: leave out steps that are not finite. scales: losses are scaled, so gradients that are not finite may come
+    from the scale alone. loss_unit: the divisor of summed losses before their backward.
+    """
+
+    skips: bool = False
+    scales: bool = False
+    loss_unit: float = 1.0
+
+    @classmethod
+    def of(cls, training: TrainingSpec, task: Task) -> Self:
+        """Return the policy that a manifest asks for."""
+        return cls(
+            skips=training.non_finite is NonFinite.SKIP,
+            scales=training.precision is Precision.FP16,
+            loss_unit=loss_unit(task, TrainingConfig.of(training)),
+        )
+
+    def leaves_out(self, loss: float, norm: float) -> bool:
+        """Return whether to skip the step. norm: of the gradient.
+
+        The loss scale cannot make a forward overflow, so with scaling alone a loss that is not finite skips nothing.
+        """
+        if math.isfinite(loss) and math.isfinite(norm):
+            return False
+        return self.skips or (self.scales and math.isfinite(loss))
+
+
+APPLIES_ALL: Final = StepPolicy()
+
+
+KEPT_STEPS = 3
+
+
+class CommitLog:
+    """Commits and ready reports by step: the last few, and older ones that a late replica still needs.
+
+    newest: the newest known committed step; before the first commit, the step before the first. end: the step of an
+    early stop, once known.
+    """
+
+    def __init__(self, first_step: int, loss_unit: float = 1.0) -> None:
+        """Create the log. first_step: the first step after the workers' initial states. loss_unit: see `StepPolicy`."""
+        self.newest, self._loss_unit = first_step - 1, loss_unit
+        self.commits: dict[int, Commit] = {}
+        self.end: int | None = None
+        self._generations: dict[int, int] = {}
+        self._ready: dict[int, dict[Cell, Ready]] = {}
+        self._reporters: dict[int, set[tuple[Cell, WorkerId]]] = {}
+
+    def ready(self, step: int, report: Ready, worker: WorkerId) -> None:
+        """Record a cell's first report of a step; later ones are the same, sent again or by a repeating worker."""
+        if step not in self.commits:
+            self._ready.setdefault(step, {}).setdefault(report.cell, report)
+            self._reporters.setdefault(step, set()).add((report.cell, worker))
+
+    def has_reported(self, step: int, cell: Cell, worker: WorkerId) -> bool:
+        """Return whether this worker has reported the cell's step, which is not committed yet."""
+        return (cell, worker) in self._reporters.get(step, ())
+
+    def record(self, step: int, commit: Commit) -> None:
+        self.commits[step] = commit
+        self.newest = max(self.newest, step)
+        self._generations[step + 1] = commit.generation
+        self._ready.pop(step, None)
+        self._reporters.pop(step, None)
+        if commit.early_stop:
+            self.end = step
+
+    def to_apply(self) -> Container[int]:
+        """Return the steps that every state applies: all committed ones but the step of an early stop."""
+        return self.commits if self.end is None else self.commits.keys() - {self.end}
+
+    def generation(self, step: int) -> int | None:
+        """Return the generation of the step's layout, known from a commit or another worker's state; else None."""
+        return self._generations.get(step)
+
+    def learn_generation(self, step: int, generation: int) -> None:
+        self._generations.setdefault(step, generation)
+
+    def forget(self, oldest_needed: int) -> None:
+        """Forget commits older than the last few steps and than any state held here needs."""
+        limit = min(oldest_needed, self.newest - KEPT_STEPS)
+        for table in (self.commits, self._ready, self._reporters, self._generations):
+            for step in [k for k in table if k < limit]:
+                del table[step]
+
+    def latest(self) -> Commits:
+        return sorted(self.commits.items())[-2:]
+
+    def decide(self, step: int, stages: int, layout: Layout, generation: int, epoch: int) -> Commit | None:
+        """Return the commit of a step once every cell of its layout has reported; equal on every worker."""
+        reports = self._ready.get(step, {})
+        cells = layout.cells(stages)
+        if any(cell not in reports for cell in cells):
+            return None
+        return combined([reports[cell] for cell in cells], self._loss_unit, generation=generation, epoch=epoch)

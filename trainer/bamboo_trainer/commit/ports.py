@@ -1,0 +1,66 @@
+"""The other parts of a worker that commits are sent to: the coordinator's channel and the job's history."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from bamboo_core.control.protocol import Message
+from bamboo_core.planning.plan import Plan
+from bamboo_trainer.frames import Commit, Commits, HistoryMark
+
+
+class Coordinator(Protocol):
+    """Sends messages to the coordinator. Its answers reach the engine later, through the caller that runs it."""
+
+    def tell(self, message: Message) -> None:
+        """Send a message without waiting, from any thread."""
+
+
+class History(Protocol):
+    """Called on the engine's thread; no method may block."""
+
+    def mark(self, seconds: float, rate: float | None) -> HistoryMark | None:
+        """As the root, return the mark that the next commit carries for the history; None if no history is kept.
+        seconds: since the commit before; 0 if unknown. rate: the learning rate, if known.
+        """
+
+    def committed(self, step: int, commit: Commit) -> None:
+        """Record a step that any root has committed. step: the number of steps committed before."""
+
+    def take_role(self, plan: Plan, leads: bool) -> None:
+        """Note whether this worker is now the root."""
+
+    def informed(self) -> None:
+        """As the root: all other workers have sent what they know. May be called again."""
+
+    def unwritten(self) -> Sequence[Commits]:
+        """Return, in pieces, the commits not known to be written, for a new root or a worker that joins."""
+
+    def heard(self, commits: Commits) -> None:
+        """Take in commits that another worker does not know to be written."""
+
+
+class NoHistory:
+    """Keeps no history. missed: called when this worker becomes the root."""
+
+    def __init__(self, missed: Callable[[], None] = lambda: None) -> None:
+        self._missed, self._leads = missed, False
+
+    def mark(self, seconds: float, rate: float | None) -> HistoryMark | None:
+        return None
+
+    def committed(self, step: int, commit: Commit) -> None:
+        pass
+
+    def take_role(self, plan: Plan, leads: bool) -> None:
+        if leads and not self._leads:
+            self._missed()
+        self._leads = leads
+
+    def informed(self) -> None:
+        pass
+
+    def unwritten(self) -> Sequence[Commits]:
+        return ()
+
+    def heard(self, commits: Commits) -> None:
+        pass
