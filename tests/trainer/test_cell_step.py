@@ -22,7 +22,8 @@ from bamboo_core.planning.schedule import (
     zb_h1,
 )
 from bamboo_core.planning.steps.pipelines import awaited
-from bamboo_trainer.engine.cell_step import CellStep, KeptSums, Pace, TakeoverProgress, needs
+from bamboo_trainer.engine.cell_step import CellStep, TakeoverProgress, needs
+from bamboo_trainer.engine.portions import KeptSums, Pace
 from bamboo_trainer.frames import Address, Frame, FrameKind
 from bamboo_trainer.stage.stage import Stage, build_stage
 from stage_kit import CONFIG, small_task

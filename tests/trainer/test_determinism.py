@@ -97,8 +97,8 @@ def test_the_sums_of_a_checkpoint_are_told_again_also_after_those_of_newer_state
     """They may be lost with a connection, and the coordinator commits the checkpoint when all have told them."""
     states, said = Here(), list[Any]()
     log = SimpleNamespace(commits={10: SimpleNamespace(checkpoint="a")}, end=None)
-    coordinator = SimpleNamespace(tell=said.append)
-    checks = StateChecks(states, log, coordinator, steps=17, deterministic=True)  # type: ignore[arg-type]
+    ports = SimpleNamespace(coordinator=SimpleNamespace(tell=said.append), steps=17, deterministic=True)
+    checks = StateChecks(SimpleNamespace(states=states, log=log, ports=ports))  # type: ignore[arg-type]
     for version in range(18):
         states[0] = SimpleNamespace(version=version, checksums=lambda: {"w": 1})
         checks.look(0)

@@ -116,7 +116,7 @@ class Committer:
         """
         if self._policy.leaves_out(commit.loss, commit.norm):
             commit = msgspec.structs.replace(commit, skipped=True)
-        root = self._states.of(ROOT)
+        root = self._states.here(ROOT.stage)
         if root is None:
             return commit
         stop = root.ends(commit.evaluation)

@@ -201,7 +201,7 @@ class Replicator:
 
     def announced(self, cell: Cell, replica: WorkerId, epoch: int, announce: Announce) -> None:
         """Take in a replica's announcement of its version. epoch: of the plan that the replica obeys."""
-        progress, held = self.progress[cell, replica], self._states.of(cell)
+        progress, held = self.progress[cell, replica], self._states.here(cell.stage)
         if epoch < progress.epoch:
             return  # it announces again when it obeys that plan
         if held is None:
@@ -243,7 +243,7 @@ class Replicator:
                 self._send_owed(cell, replica, progress.relinked(self._states.version(stage)))
 
     def _send_owed(self, cell: Cell, replica: WorkerId, owed: Owed) -> None:
-        if self._states.of(cell) is None or owed is Owed.NOTHING:
+        if self._states.here(cell.stage) is None or owed is Owed.NOTHING:
             return
         if owed is Owed.STATE:
             self.send_state(cell, replica)

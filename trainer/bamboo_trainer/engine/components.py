@@ -36,16 +36,18 @@ class Components:
         first: Plan,
         timer: StageTimer,
         queue: deque[Received],
+        early: list[Received],
         copies: LayerCopies,
         begun: Mapping[int, Stage],
     ) -> None:
-        """queue: frames waiting to be taken in; those of this worker to itself are added. copies: of layers. begun:
-        stages in the states that the first plan names, by number.
+        """Create the parts.
+
+        queue: frames to be taken in, including this worker's frames to itself. early: frames that wait for a plan on
+        its way. copies: of layers. begun: stages in the states that the first plan names, by number.
         """
         self._coordinator, self._observer, self._history = ports.coordinator, ports.observer, ports.history
-        self._clock, self._queue = ports.clock, queue
+        self._clock, self._queue, self._early = ports.clock, queue, early
         self._timer, self._copies = timer, copies
-        self.early_frames: list[Received] = []  # for parts that a plan on its way gives to this worker
         self._look_first = self._look_last = True  # for work before instructions, and for work after them
         self._is_idle = False  # nothing that must be done was ready since the last instruction
         self.plan = PlanState(ports.worker, first, ports.devices)
@@ -61,12 +63,10 @@ class Components:
             ports.history,
             policy=ports.policy,
         )
-        log = self.committer.log
-        self.checks = StateChecks(
-            self.states, log, ports.coordinator, steps=ports.steps, deterministic=ports.deterministic
-        )
         self.replicator = Replicator(self.plan, self.outbox, self.states, self.committer, ports.coordinator)
-        self.repeated = RepeatedSteps(self.plan, self.outbox, self.states, self.replicator, log, ports.coordinator)
+        self.repeated = RepeatedSteps(
+            self.plan, self.outbox, self.states, self.replicator, self.committer.log, ports.coordinator
+        )
         self._devices = DeviceTimes(ports.clock, timer, ports.devices)
         shared = EngineContext(
             ports=ports,
@@ -77,7 +77,7 @@ class Components:
             timer=timer,
             devices=self._devices,
         )
-        self.rehearsals, self.spots = Rehearsals(shared), SpotChecks(shared)
+        self.rehearsals, self.checks, self.spots = Rehearsals(shared), StateChecks(shared), SpotChecks(shared)
         self.executor = Executor(shared, self.replicator, self.spots)
 
     @property
@@ -130,8 +130,8 @@ class Components:
             self.checks.look(stage)  # checksums of a state that a plan begins with count only from now on
         if old is None:
             self.executor.report()  # cells finished by a restored last step count only from now on
-        self._queue.extend(self.early_frames)
-        self.early_frames.clear()
+        self._queue.extend(self._early)
+        self._early.clear()
         facts = {"reason": plan.reason, "message": plan.message, "boundary": plan.boundary}
         self._observer.event("Epoch", epoch=plan.epoch, seconds=self._clock() - begun, **facts)
 
@@ -241,7 +241,7 @@ class Components:
 
     def _keep_early(self, sender: WorkerId, frame: Frame) -> None:
         if frame.epoch > self.plan.current.epoch:
-            self.early_frames.append((sender, frame))
+            self._early.append((sender, frame))
 
     # on a link
 

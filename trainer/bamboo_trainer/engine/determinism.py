@@ -22,15 +22,12 @@ import msgspec
 from bamboo_core.control.protocol import MOST_DETAIL, SpotCheckDiffers, StateSums
 from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_core.planning.spot_checks import checker
-from bamboo_trainer.commit.commit_log import CommitLog
-from bamboo_trainer.commit.ports import Coordinator
 from bamboo_trainer.engine.cell_step import CellStep
 from bamboo_trainer.engine.ports import EngineContext
 from bamboo_trainer.frames import Address, Frame, FrameKind, SpotSums
-from bamboo_trainer.stage.checksums import checksum, checksum_of, in_hexadecimal
+from bamboo_trainer.stage.checksums import checksum, checksum_of
 from bamboo_trainer.stage.forwarding import Forwarding
 from bamboo_trainer.stage.stage import Stage
-from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.stage.work import Gradients, Work
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.inspection import Draws
@@ -49,11 +46,9 @@ def is_due(version: int) -> bool:
 class StateChecks:
     """Sends checksums to the coordinator: for each stage, the newest versions and that of the newest checkpoint."""
 
-    def __init__(
-        self, states: StageStates, log: CommitLog, coordinator: Coordinator, *, steps: int, deterministic: bool
-    ) -> None:
-        self._states, self._log, self._coordinator, self._steps = states, log, coordinator, steps
-        self._deterministic = deterministic
+    def __init__(self, shared: EngineContext) -> None:
+        self._states, self._log, self._coordinator = shared.states, shared.log, shared.ports.coordinator
+        self._steps, self._deterministic = shared.ports.steps, shared.ports.deterministic
         self._sent: dict[int, dict[int, StateSums]] = {}
         self._checkpoint = (
             0  # version of the newest one: the coordinator commits it once all holders sent its checksums
@@ -84,7 +79,7 @@ class StateChecks:
 
     def _tell(self, index: int) -> None:
         held, by_version = self._states[index], self._sent.setdefault(index, {})
-        sums = {name: in_hexadecimal(number) for name, number in held.checksums().items()}
+        sums = {name: f"{number:016x}" for name, number in held.checksums().items()}
         current = StateSums(stage=index, version=held.version, sums=sums)
         if current == by_version.get(held.version):
             return
@@ -139,9 +134,7 @@ class _Made:
 
 
 class SpotChecks:
-    """As the owner of a cell, sends the inputs and results of a microbatch; as the checker, compares. count: of
-    comparisons.
-    """
+    """As the owner of a cell, sends the inputs and results of a microbatch; as the checker, compares."""
 
     def __init__(self, shared: EngineContext) -> None:
         self._plan, self._outbox, self._states, self._log = shared.plan, shared.outbox, shared.states, shared.log
@@ -149,7 +142,6 @@ class SpotChecks:
         self._coordinator, self._observer, self._schedule = ports.coordinator, ports.observer, ports.spots
         self._made: dict[Cell, _Made] = {}
         self._asked: dict[Cell, tuple[WorkerId, Frame]] = {}  # the newest of each cell
-        self.count = 0
 
     # as the owner
 
@@ -263,7 +255,6 @@ class SpotChecks:
         cell, step, microbatch = frame.address.cell, frame.address.step, frame.address.microbatch
         draws = stage.draws() if step == 0 else None
         anew = compute_anew(stage, frame, draws)
-        self.count += 1
         mine = compute_again(stage, frame, draws) if draws is not None or anew != theirs else theirs
         for layer, drawn in (draws or {}).items():
             if source := drawn.each_time():

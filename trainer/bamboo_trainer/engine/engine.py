@@ -65,7 +65,7 @@ class Engine:
         self.timer = StageTimer(ports.work_clock)
         self.components: Components | None = None  # until the first plan
         self._received: deque[Received] = deque()  # frames to take in, including those of this worker to itself
-        self._early: list[Received] = []  # of an origin that is not known yet
+        self._early: list[Received] = []  # frames that wait for a plan on its way
         self.copies = LayerCopies(ports.worker, ports.files, ports.coordinator, ports.clock, ports.host_memory)
         self._exchange = LayerExchange(ports.worker, ports.transport, self.copies)
         self._beginning: AwaitedLayers | None = None  # until all layers for it are here
@@ -142,11 +142,9 @@ class Engine:
 
     def _begin_with(self, stages: Mapping[int, Stage], plan: Plan, when: float, begun: float) -> None:
         """Start with these stages, in the plan's states. begun: when building them began, in seconds of the clock."""
-        components = Components(self._ports, plan, self.timer, self._received, self.copies, stages)
+        components = Components(self._ports, plan, self.timer, self._received, self._early, self.copies, stages)
         components.on_plan(plan, None, when, begun)
         self.components = components
-        self._received.extend(self._early)
-        self._early.clear()
 
     def _connect(self, plan: Plan) -> None:
         workers = {p.worker: (p.host, p.port) for p in plan.workers if p.worker != self._ports.worker}

@@ -169,7 +169,7 @@ class Executor:
 
     def _finish_if_over(self, cell_step: CellStep) -> None:
         """Finish the cell if nothing is left to do for it, except to answer others."""
-        held, step = self._states.of(cell_step.cell), cell_step.step
+        held, step = self._states.here(cell_step.cell.stage), cell_step.step
         if cell_step.finished or cell_step.work is None or held is None or step < self._shared.steps:
             return
         if self._evaluations is None or step in self._shared.log.commits:
@@ -333,7 +333,7 @@ class Executor:
     def report(self) -> None:
         """Report finished cells to the coordinator again."""
         for cell_step in self.cells.values():
-            held = self._states.of(cell_step.cell)
+            held = self._states.here(cell_step.cell.stage)
             if cell_step.finished and held:
                 self._coordinator.tell(CellFinished(cell=cell_step.cell, digest=held.digest()))
 

@@ -29,7 +29,7 @@ from bamboo_core.planning.schedule import (
 )
 from bamboo_trainer.commit.replication import Replicator
 from bamboo_trainer.commit.step_report import step_report
-from bamboo_trainer.engine.cell_step import CellStep, chunk
+from bamboo_trainer.engine.cell_step import CellStep
 from bamboo_trainer.engine.determinism import SpotChecks
 from bamboo_trainer.engine.portions import PortionSteps
 from bamboo_trainer.engine.ports import EngineContext
@@ -163,7 +163,7 @@ class Instructions:
         own = work.gradients.nodes(bucket)
         for e in range(pipelines):
             if e != d:
-                piece = chunk(stage.values.final.buckets[bucket], pipelines, e)
+                piece = _chunk(stage.values.final.buckets[bucket], pipelines, e)
                 shares = tuple(_apart(total[piece]) for _, total in own)
                 address = Address(FrameKind.CONTRIBUTION, e, s, cell_step.step, bucket, d)
                 self._outbox.emit(address, shares)
@@ -173,7 +173,7 @@ class Instructions:
         assert cell_step.layout is not None
         (d, s), layout, bucket = cell_step.cell, cell_step.layout, instruction.bucket
         pipelines, groups = layout.pipelines, len(layout.bounds) - 1
-        own, piece = work.gradients.nodes(bucket), chunk(stage.values.final.buckets[bucket], pipelines, d)
+        own, piece = work.gradients.nodes(bucket), _chunk(stage.values.final.buckets[bucket], pipelines, d)
         shares = {node: total[piece] for node, total in own}
         for e in range(pipelines):
             if e != d:
@@ -198,7 +198,7 @@ class Instructions:
             for e in range(pipelines):
                 if e != d:
                     frame = cell_step.take(Address(FrameKind.RESULT, d, s, cell_step.step, bucket, e))
-                    (share,), total = frame.tensors, cell_step.final[chunk(place, pipelines, e)]
+                    (share,), total = frame.tensors, cell_step.final[_chunk(place, pipelines, e)]
                     for some in pieces(total.numel()):
                         total[some] = stage.bring((share[some],))[0]
 
@@ -246,6 +246,12 @@ class Instructions:
         report = step_report(cell_step.cell, squares, work)
         source = cell_step.cell.pipeline * self._plan.stages + cell_step.cell.stage
         self._outbox.emit(Address(FrameKind.READY, *ROOT, cell_step.step, 0, source), payload=report)
+
+
+def _chunk(bucket: slice, parts: int, index: int) -> slice:
+    """Return the index-th of `parts` nearly equal, contiguous chunks of these elements."""
+    size = bucket.stop - bucket.start
+    return slice(bucket.start + size * index // parts, bucket.start + size * (index + 1) // parts)
 
 
 def _apart(piece: Tensor) -> Tensor:

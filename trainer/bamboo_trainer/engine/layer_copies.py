@@ -23,7 +23,7 @@ from bamboo_core.text import size as text_of
 from bamboo_trainer.commit.ports import Coordinator
 from bamboo_trainer.frames import NO_CELL, Address, CheckpointMark, Frame, FrameKind, LayerPayload, LayersWanted
 from bamboo_trainer.memory.limits import HostMemory
-from bamboo_trainer.stage.layer_state import Copying, LayerState
+from bamboo_trainer.stage.layer_state import LateCopies, LayerState
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.stage.values import StageValues
 from bamboo_trainer.task import Parts
@@ -54,7 +54,7 @@ class _Share:
     """The layers of a stage that this worker copies. seconds: that training has waited for it."""
 
     checkpoint: CheckpointId
-    copying: Copying
+    copying: LateCopies
     seconds: float
 
 
@@ -350,16 +350,13 @@ class LayerExchange:
 
     def _answer(self, worker: WorkerId, wanted: LayersWanted) -> None:
         here = self._copies.of(wanted.checkpoint)
-        for layer in wanted.layers:
-            if layer in here:
-                self._give(worker, wanted.checkpoint, here[layer])
+        for layer in (layer for layer in wanted.layers if layer in here):
+            payload = here[layer].payload(checkpoint=wanted.checkpoint)
+            tensors = tuple(here[layer].tensors.values())
+            self._send(worker, FrameKind.LAYER, wanted.checkpoint, payload, layer, tensors)
         if lacked := tuple(layer for layer in wanted.layers if layer not in here):
             reply = LayersWanted(checkpoint=wanted.checkpoint, layers=lacked)
             self._send(worker, FrameKind.LAYERS_LACKED, wanted.checkpoint, reply)
-
-    def _give(self, worker: WorkerId, checkpoint: CheckpointId, state: LayerState) -> None:
-        payload = state.payload(checkpoint=checkpoint)
-        self._send(worker, FrameKind.LAYER, checkpoint, payload, state.layer, tuple(state.tensors.values()))
 
     def _send(
         self,

@@ -9,7 +9,7 @@ Some rehearsals measure the next stage's layers in the same way, so that workers
 between the pieces show afterwards how long each took. No thread waits for them, since one thread serves all devices.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,10 +33,6 @@ FIRST_TOLD: Final = (
 )  # microbatches of a stage after which its times are reported before the step ends
 
 
-def _kept(most: int) -> "Callable[[], deque[float]]":
-    return lambda: deque(maxlen=most)
-
-
 @dataclass(slots=True)
 class _ByLayer:
     """One forward that ran layer by layer. after: the whole forwards that followed it, until the next such one."""
@@ -53,11 +49,11 @@ class _Stage:
     rehearsals. by_layer: of the schedule's own forwards.
     """
 
-    forwards: deque[float] = field(default_factory=_kept(MOST_MICROBATCHES))
-    backwards: deque[float] = field(default_factory=_kept(MOST_MICROBATCHES))
-    weights: deque[float] = field(default_factory=_kept(MOST_MICROBATCHES))
+    forwards: deque[float] = field(default_factory=partial(deque, maxlen=MOST_MICROBATCHES))
+    backwards: deque[float] = field(default_factory=partial(deque, maxlen=MOST_MICROBATCHES))
+    weights: deque[float] = field(default_factory=partial(deque, maxlen=MOST_MICROBATCHES))
     layers: dict[int, deque[float]] = field(default_factory=dict)
-    by_layer: deque[_ByLayer] = field(default_factory=lambda: deque(maxlen=KEPT_LAYERS))
+    by_layer: deque[_ByLayer] = field(default_factory=partial(deque, maxlen=KEPT_LAYERS))
     begun: int = 0
 
     def each(self, layers: Sequence[int]) -> tuple[float, ...]:
@@ -87,13 +83,14 @@ class StageTimer:
     def __init__(self, now: Callable[[], float]) -> None:
         self.now = now
         self._ranges: Sequence[tuple[int, int]] = ()
-        self._stages: dict[int, _Stage] = {}
+        self._stages = defaultdict[int, _Stage](_Stage)
         self._latest: tuple[StageTimes, ...] = ()
         self._due, self._asked = 0.0, True  # asked: the newest times were returned, or are outdated
 
     def begin(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Start with a new split. ranges: the layers of each stage."""
-        self._ranges, self._stages, self._latest, self._asked = ranges, {}, (), True
+        self._stages.clear()
+        self._ranges, self._latest, self._asked = ranges, (), True
 
     @property
     def stages(self) -> tuple[tuple[int, int], ...]:
@@ -102,12 +99,13 @@ class StageTimer:
 
     def hold(self, stages: set[int]) -> None:
         """Drop stages other than these, which are held here from now on."""
-        self._stages = {index: stage for index, stage in self._stages.items() if index in stages}
+        for index in self._stages.keys() - stages:
+            del self._stages[index]
         self._asked = True
 
     def begins_forward(self, stage: int) -> bool:
         """Note that a forward of the ordinary schedule begins; return whether to run and time it layer by layer."""
-        measured = self._of(stage)
+        measured = self._stages[stage]
         measured.begun += 1
         by_layer = measured.begun > IGNORED and (measured.begun - IGNORED) % PERIOD == 1
         if by_layer:
@@ -119,7 +117,7 @@ class StageTimer:
         if isinstance(instruction, ReportReady):
             self._step_done()
             return
-        measured = self._of(stage)
+        measured = self._stages[stage]
         if measured.begun <= IGNORED:
             return
         match instruction:
@@ -139,7 +137,7 @@ class StageTimer:
 
     def ran_layer(self, stage: int, layer: int, seconds: float) -> None:
         """Record the forward of one layer, alone."""
-        measured = self._of(stage)
+        measured = self._stages[stage]
         if measured.by_layer:
             measured.by_layer[-1].layers[layer] = seconds
         else:
@@ -167,12 +165,6 @@ class StageTimer:
         """Return the times of measured stages that run here, by stage; for any thread."""
         ranges, self._asked = list(self._ranges), True
         return [(ranges.index(t.layers), t) for t in self._latest if t.microbatches and t.layers in ranges]
-
-    def _of(self, stage: int) -> _Stage:
-        found = self._stages.get(stage)
-        if found is None:
-            found = self._stages[stage] = _Stage()
-        return found
 
     def _times(self, stage: int, first: int, end: int) -> StageTimes:
         measured = self._stages[stage]

@@ -55,11 +55,6 @@ def checksum_of(tensors: Iterable[Tensor | None], values: Iterable[object] = ())
     return int.from_bytes(hashlib.blake2b(repr((described, list(values))).encode(), digest_size=8).digest(), "big")
 
 
-def in_hexadecimal(number: int) -> str:
-    """Return a checksum as it is sent: 16 hexadecimal digits."""
-    return f"{number:016x}"
-
-
 @cache
 def _weights(device: torch.device) -> Tensor:
     """Return odd numbers without a pattern, the same everywhere, so that the position of a value counts, too."""

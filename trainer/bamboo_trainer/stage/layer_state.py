@@ -12,7 +12,7 @@ Tensors that a forward may change are copied at once.
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -198,27 +198,16 @@ def _copy(tensor: Tensor) -> Tensor:
 PIECE_BYTES: Final = 16 << 20  # a few milliseconds
 
 
-class Copying(Protocol):
-    """Copies in progress. layers: complete when done."""
-
-    @property
-    def layers(self) -> Mapping[int, LayerState]: ...
-
-    @property
-    def done(self) -> bool: ...
-
-    def copy_piece(self) -> None:
-        """Copy the next piece; must be called before the state changes."""
-        ...
-
-
 class LateCopies:
-    """Copies of tensors of these kinds, which the stage holds until they are copied. layers: the states."""
+    """Copies of layers' states in progress. The state must not change until they are done.
+
+    layers: the states, complete when done. KINDS: the tensors that are copied piece by piece.
+    """
 
     KINDS: Final = ("parameter:", "state:")
 
     def __init__(self, layers: Mapping[int, LayerState]) -> None:
-        self._layers = layers
+        self.layers = layers
         self._pieces: deque[tuple[Tensor, Tensor]] = deque()  # from, to
         for state in layers.values():
             assert isinstance(state.tensors, dict)
@@ -234,10 +223,6 @@ class LateCopies:
         (here, target), length = (source.view(-1), copy.view(-1)), PIECE_BYTES // source.element_size()
         self._pieces.extend((here[i : i + length], target[i : i + length]) for i in range(0, here.numel(), length))
         return copy
-
-    @property
-    def layers(self) -> Mapping[int, LayerState]:
-        return self._layers
 
     @property
     def done(self) -> bool:

@@ -15,7 +15,6 @@ part of one layer, so it takes little time and memory.
 """
 
 import logging
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from copy import deepcopy
 from typing import Any, Final, Self
@@ -50,15 +49,10 @@ class GroupNumbers:
         places = {id(p): number for number, group in enumerate(self._groups) for p in group["params"]}
         self._places = {s.name: places[id(s.parameter)] for s in slots if id(s.parameter) in places}
 
-    def of(self, slot: str) -> dict[str, Scalar]:
-        """Return a slot's changed numbers by key, with MARK. Raises TaskError for a value that is no number."""
-        number = self._places.get(slot)
-        return {} if number is None else self._changed(number)
-
-    def of_all(self) -> Iterator[tuple[str, dict[str, Scalar]]]:
-        """Return what `of` returns for each slot, comparing every group once."""
-        changed = {number: self._changed(number) for number in dict.fromkeys(self._places.values())}
-        return ((slot, changed[number]) for slot, number in self._places.items())
+    def changed(self) -> dict[str, dict[str, Scalar]]:
+        """Return each slot's changed numbers by key, with MARK. Raises TaskError for a value that is no number."""
+        by_group = {number: self._changed(number) for number in dict.fromkeys(self._places.values())}
+        return {slot: by_group[number] for slot, number in self._places.items()}
 
     def _changed(self, number: int) -> dict[str, Scalar]:
         group, first, found = self._groups[number], self._first[number], dict[str, Scalar]()
@@ -102,12 +96,10 @@ class GroupNumbers:
 
 
 def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
-        both = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
-        return both and torch.equal(one, other)
-    if isinstance(one, float) and isinstance(other, float) and math.isnan(one) and math.isnan(other):
-        return True
-    return type(one) is type(other) and bool(one == other)
+    """Return whether two values, tensors or plain ones, are equal; NaN equals NaN."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return same_bits(one, other)
+    return type(one) is type(other) and repr(one) == repr(other)
 
 
 MOST: Final = 1 << 22  # elements of the parameters in a trial
@@ -151,7 +143,7 @@ class OptimizerTrial:
                 self._optimizer.inner.state[twin.parameter] = {
                     key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()
                 }
-        self._groups.set(self._groups.checked({slot.name: groups.of(slot.name) for slot in slots}))
+        self._groups.set(self._groups.checked(groups.changed()))
 
     @classmethod
     def begun(cls, *given: Any) -> Self | None:
@@ -169,8 +161,9 @@ class OptimizerTrial:
         except TaskError as error:
             logger.info("the optimizer was not tried over one layer alone: %s", error)
             return
+        numbers = self._real.changed(), self._groups.changed()
         for slot, twin in self._pairs:
-            if what := self._differing(slot, twin):
+            if what := self._differing(slot, twin, *(repr(one.get(slot.name)) for one in numbers)):
                 raise NotDeterministic(
                     f"the optimizer ({type(self._optimizer.inner).__name__}) came to other bits of {what} in step "
                     f"{version + 1} than one that was built anew over parameters of layer {_layer(slot)} alone, with "
@@ -178,24 +171,18 @@ class OptimizerTrial:
                     "its state, since each stage and each worker that takes one over builds its own"
                 )
 
-    def _differing(self, slot: Slot, twin: Slot) -> str:
-        """Describe the first difference; "" if all is equal."""
+    def _differing(self, slot: Slot, twin: Slot, numbers: str, twins_numbers: str) -> str:
+        """Describe the first difference; "" if all is equal. numbers, twins_numbers: of their groups."""
         assert self._optimizer.inner is not None
         if not same_bits(slot.parameter.detach(), twin.parameter.detach()):
             return f"parameter {slot.name}"
         mine, other = self._state.get(slot.parameter, {}), self._optimizer.inner.state.get(twin.parameter, {})
         for key in sorted(mine.keys() | other.keys(), key=str):
-            if key not in mine or key not in other or not _same_entries(mine[key], other[key]):
+            if key not in mine or key not in other or not _same(mine[key], other[key]):
                 return f"{key!r} of parameter {slot.name}"
-        if repr(self._real.of(slot.name)) != repr(self._groups.of(twin.name)):
+        if numbers != twins_numbers:
             return f"numbers of the group of parameter {slot.name}"
         return ""
-
-
-def _same_entries(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return same_bits(one, other)
-    return repr(one) == repr(other)
 
 
 # Optimizers whose state starts as all zeros, so that it can be created before the first step.
@@ -274,7 +261,7 @@ class OptimizerState:
                 key = name.rpartition(":")[2]
                 raise TaskError(f"the optimizer's state {key} is {type(value).__name__}, expected tensors and numbers")
             scalars[name] = value
-        for slot, changed in self._groups.of_all():
+        for slot, changed in self._groups.changed().items():
             scalars |= {f"{state_of(slot)}{key}": value for key, value in changed.items()}
         return scalars
 

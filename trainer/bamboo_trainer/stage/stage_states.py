@@ -128,10 +128,6 @@ class StageStates:
         state = self.by_stage.get(index)
         return state.stage if state else None
 
-    def of(self, cell: Cell) -> StageValues | None:
-        """Return the state that a cell's owner and replicas hold, if it is here."""
-        return self.here(cell.stage)
-
     def running(self, cell: Cell) -> Stage:
         """Return the stage on which a cell's forwards and backwards run; it must be here."""
         stage = self.stage(cell.stage)
