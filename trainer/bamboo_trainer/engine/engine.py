@@ -45,13 +45,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AwaitedLayers:
-    """A plan whose states consist of layers on their way. when: its arrival. stages: still without their state.
+    """A plan that begins when the layers of its states are here.
 
-    owned: the stages that run here. kept: layers whose copies stay here, if the state is a checkpoint's.
+    when: the plan's arrival. begun: when building the stages began. Both in seconds of the clock. stages: not restored
+    yet, by number. owned: the stages that run here. kept: layers of a checkpoint whose copies stay here.
     """
 
     plan: Plan
     when: float
+    begun: float
     stages: Mapping[int, Stage]
     owned: frozenset[int]
     kept: frozenset[int]
@@ -103,12 +105,9 @@ class Engine:
         if newest is None or plan.origin > before:
             self.copies.goes_back(plan)
             self.forget()  # before the new states are built: memory may not suffice for both
-            if plan.sources:
-                self._gather(plan, when)
-            else:
-                self._begin(plan, when)
+            self._begin(plan, when)
         elif self._beginning and plan.epoch > newest.epoch and not plan.owned_by(self._ports.worker):
-            self._beginning = None  # the others have begun, and send the states to replicate
+            self._exchange.stop()  # the others have begun, and send the states to replicate
             self._begin(plan, when)
         elif self.components and (now := self.components.plan.offer(plan)):
             self.components.on_plan(now, self.components.plan.current, when)
@@ -125,38 +124,38 @@ class Engine:
             release_cached()
 
     def _begin(self, plan: Plan, when: float) -> None:
-        """Start with the plan's states: those of a checkpoint in the store, or the initial ones."""
-        begun, stages = self._ports.clock(), dict[int, Stage]()
-        self.timer.begin(plan.stages)
-        self._connect(plan)
-        owned = {cell.stage for cell in plan.owned_by(self._ports.worker)}
-        for index in first_states(plan, self._ports.worker):
-            assert not plan.moved, f"stage {index} has none of the layers that were moved"
+        """Build the stages whose states this worker begins with, and ask other workers for layers that are not here."""
+        begun, worker = self._ports.clock(), self._ports.worker
+        owned, stages = frozenset(cell.stage for cell in plan.owned_by(worker)), dict[int, Stage]()
+        for index in first_states(plan, worker):
             stages[index] = self._ports.builder.stage(index, plan.stages, begins=plan.restore is None)
-            share = kept_share(plan, self._ports.worker)
-            if plan.restore and not self._restore(stages[index].values, plan, share):
-                return
             stages[index].values.park(self._ports.on_host and index not in owned)
-        self._begin_with(stages, plan, when, begun)
-        self.copies.report()  # layers read are kept as well
-
-    def _begin_with(self, stages: Mapping[int, Stage], plan: Plan, when: float, begun: float) -> None:
-        """Start with these stages, in the plan's states. begun: when building them began, in seconds of the clock."""
-        components = Components(self._ports, plan, self.timer, self._received, self._early, self.copies, stages)
-        components.on_plan(plan, None, when, begun)
-        self.components = components
+        here = self.copies.of(plan.restore) if plan.restore else {}
+        kept = frozenset(kept_share(plan, worker) | here.keys())
+        self._beginning = AwaitedLayers(plan, when, begun, stages, owned, kept)
+        self._connect(plan)
+        if plan.moved:
+            assert plan.restore is not None
+            self.copies.begins_with(plan.restore)
+        if plan.sources:
+            layers = {layer for stage in stages.values() for layer in stage.values.layers_needed()}
+            self._exchange.gather(plan, sorted(layers))
+        self._begin_if_gathered()
 
     def _connect(self, plan: Plan) -> None:
         workers = {p.worker: (p.host, p.port) for p in plan.workers if p.worker != self._ports.worker}
         self._ports.transport.peers(workers)
 
-    def _restore(self, values: StageValues, plan: Plan, share: Collection[int]) -> bool:
-        """Restore the state that the plan names. share: layers to keep copies of. If it cannot be read, drop all
-        states, report it to the coordinator, and return False.
+    def _restore(self, values: StageValues, plan: Plan, kept: Collection[int]) -> bool:
+        """Restore the state that the plan names. If it cannot be read, drop all states, report it to the coordinator,
+        and return False. kept: see `AwaitedLayers`.
         """
         assert plan.restore is not None
+        if plan.moved:
+            values.restore(self.copies.of(plan.restore))
+            return True
         try:
-            self.copies.restore(values, plan.restore, share)
+            self.copies.restore(values, plan.restore, kept)
         except RestoreError as error:
             logger.warning("the checkpoint of step %d is not read: %s", error.checkpoint.step, error)
             self.forget()
@@ -166,26 +165,6 @@ class Engine:
             )
             return False
         return True
-
-    def _gather(self, plan: Plan, when: float) -> None:
-        """Ask other workers for the layers of the plan's states that are not here."""
-        assert plan.restore is not None
-        worker = self._ports.worker
-        mine = {c.stage for c in (*plan.owned_by(worker), *plan.replicated_by(worker))}
-        owned = {c.stage for c in plan.owned_by(worker)}
-        stages = {}
-        for index in sorted(mine):
-            stages[index] = self._ports.builder.stage(index, plan.stages)
-            stages[index].values.park(self._ports.on_host and index not in owned)
-        if plan.moved:
-            self.copies.begins_with(plan.restore)
-        kept = kept_share(plan, worker) | self.copies.of(plan.restore).keys()
-        self._beginning = AwaitedLayers(plan, when, stages, frozenset(owned), frozenset(kept))
-        self._connect(plan)
-        self._exchange.gather(
-            plan, sorted({layer for stage in stages.values() for layer in stage.values.layers_needed()})
-        )
-        self._begin_if_gathered()
 
     def _on_layers(self, sender: WorkerId, frame: Frame) -> None:
         try:
@@ -199,23 +178,23 @@ class Engine:
         if beginning is None or self._exchange.missing:
             return
         plan = beginning.plan
-        assert plan.restore is not None
         if plan.moved:
             self.copies.report()  # their former holder may be lost before all have begun
-        for index, stage in beginning.stages.items():
-            if plan.moved:
-                stage.values.restore(self.copies.of(plan.restore))
-            elif not self._restore(stage.values, plan, beginning.kept):
+        for index, stage in beginning.stages.items() if plan.restore else ():
+            if not self._restore(stage.values, plan, beginning.kept):
                 return
             stage.values.park(False)  # restored tensors may be elsewhere than parked ones
             stage.values.park(self._ports.on_host and index not in beginning.owned)
-        if not plan.moved:
+        if plan.restore and not plan.moved:
             self.copies.keep_only(plan.restore, beginning.kept)
         self._beginning = None
         self.timer.begin(plan.stages)
-        self._begin_with(beginning.stages, plan, beginning.when, self._ports.clock())
-        if not beginning.stages:
-            self.copies.report()
+        components = Components(
+            self._ports, plan, self.timer, self._received, self._early, self.copies, beginning.stages
+        )
+        components.on_plan(plan, None, beginning.when, beginning.begun)
+        self.components = components
+        self.copies.report()  # layers read are kept as well
 
     def drop_copies(self, checkpoints: Sequence[CheckpointId]) -> None:
         """Drop the copies of these checkpoints, which the coordinator no longer needs."""
