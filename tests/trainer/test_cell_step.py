@@ -12,18 +12,15 @@ from bamboo_core.planning.schedule import (
     Backward,
     BackwardInput,
     BackwardWeight,
-    Computed,
     Evaluate,
     Forward,
     ReportReady,
     StageOrder,
     SyncReplicas,
     one_f_one_b,
-    zb_h1,
 )
 from bamboo_core.planning.steps.pipelines import awaited
 from bamboo_trainer.engine.cell_step import CellStep, TakeoverProgress, needs
-from bamboo_trainer.engine.portions import KeptSums, Pace
 from bamboo_trainer.frames import Address, Frame, FrameKind
 from bamboo_trainer.stage.stage import Stage, build_stage
 from stage_kit import CONFIG, small_task
@@ -33,13 +30,35 @@ microbatches = st.integers(1, 20)
 orders = st.builds(StageOrder, st.sampled_from(PipelineSchedule), st.booleans())
 
 
-def test_one_stage_in_the_middle() -> None:
-    F, B = Forward, Backward
-    assert one_f_one_b(1, 3, [0, 1, 2, 3]) == [F(0), F(1), F(2), B(0), F(3), B(1), B(2), B(3)]
+F, B, BI, W = Forward, Backward, BackwardInput, BackwardWeight
+PLAIN, POSTPONED = StageOrder(PipelineSchedule.ONE_F_ONE_B), StageOrder(PipelineSchedule.ZB_H1)
+TAKEN_OVER = PLAIN.taken_over()
 
 
-def test_the_last_stage_never_looks_ahead() -> None:
-    assert one_f_one_b(2, 3, [4, 7]) == [Forward(4), Backward(4), Forward(7), Backward(7)]
+@pytest.mark.parametrize(
+    ("order", "stage", "of", "microbatches", "expected"),
+    [
+        (PLAIN, 1, 3, range(4), [F(0), F(1), F(2), B(0), F(3), B(1), B(2), B(3)]),
+        (PLAIN, 2, 3, [4, 7], [F(4), B(4), F(7), B(7)]),
+        (POSTPONED, 0, 3, range(4), one_f_one_b(0, 3, range(4))),
+        (POSTPONED, 1, 3, range(3), [F(0), F(1), F(2), BI(0), BI(1), W(0), BI(2), W(1), W(2)]),
+        (
+            POSTPONED,
+            1,
+            3,
+            range(4),
+            [F(0), F(1), F(2), BI(0), F(3), BI(1), BI(2), W(0), BI(3), W(1), W(2), W(3)],
+        ),
+        (POSTPONED, 2, 3, [4, 7], [F(4), BI(4), F(7), BI(7), W(4), W(7)]),
+        (TAKEN_OVER, 2, 3, [4, 7], [F(4), BI(4), F(7), BI(7), W(4), W(7)]),
+        (TAKEN_OVER, 0, 2, range(3), [F(0), F(1), F(2), BI(0), BI(1), W(0), BI(2), W(1), W(2)]),
+        (TAKEN_OVER, 0, 1, range(2), one_f_one_b(0, 1, range(2))),
+        (POSTPONED.taken_over(), 1, 3, range(4), POSTPONED.program(1, 3, range(4))),
+    ],
+)
+def test_the_program_of_a_stage(order, stage, of, microbatches, expected) -> None:
+    """Later stages postpone weight gradients by more; those of a takeover follow the next input gradients."""
+    assert order.program(stage, of, microbatches) == expected
 
 
 @given(stages, microbatches, st.data())
@@ -54,24 +73,6 @@ def test_all_is_done_once_in_order_and_bounded(p: int, m: int, data: st.DataObje
         most = max(most, held)
         assert held >= 0
     assert most == min(m, 1 + 2 * (p - 1 - stage))
-
-
-def test_weight_gradients_are_postponed_by_more_in_later_stages() -> None:
-    F, B, W = Forward, BackwardInput, BackwardWeight
-    assert zb_h1(0, 3, [0, 1, 2, 3]) == one_f_one_b(0, 3, [0, 1, 2, 3])
-    assert zb_h1(1, 3, [0, 1, 2]) == [F(0), F(1), F(2), B(0), B(1), W(0), B(2), W(1), W(2)]
-    assert zb_h1(1, 3, [0, 1, 2, 3]) == [F(0), F(1), F(2), B(0), F(3), B(1), B(2), W(0), B(3), W(1), W(2), W(3)]
-    assert zb_h1(2, 3, [4, 7]) == [F(4), B(4), F(7), B(7), W(4), W(7)]
-
-
-def test_in_a_takeover_weight_gradients_come_after_the_next_input_gradients() -> None:
-    F, B, W = Forward, BackwardInput, BackwardWeight
-    order = StageOrder().taken_over()
-    assert order.program(2, 3, [4, 7]) == [F(4), B(4), F(7), B(7), W(4), W(7)]
-    assert order.program(0, 2, range(3)) == [F(0), F(1), F(2), B(0), B(1), W(0), B(2), W(1), W(2)]
-    assert order.program(0, 1, range(2)) == one_f_one_b(0, 1, range(2)), "nobody waits"
-    postponed = StageOrder(PipelineSchedule.ZB_H1)
-    assert postponed.taken_over().program(1, 3, range(4)) == postponed.program(1, 3, range(4))
 
 
 @given(stages, microbatches, orders, st.data())
@@ -96,57 +97,6 @@ def test_no_schedule_keeps_more_than_it_says(p: int, m: int, order: StageOrder, 
     assert stage > 0 or most == order.in_flight(stage, p, m)
 
 
-@given(stages, microbatches)
-def test_no_stage_waits_for_ever(p: int, m: int) -> None:
-    """Fill, work and drain, however fast the network is: as long as it takes without any waiting."""
-    plain = StageOrder(PipelineSchedule.ONE_F_ONE_B)
-    assert _makespan(p, m, plain, forward=1, backward=2, way=0) == 3 * (m + p - 1)
-    assert _makespan(p, m, plain.taken_over(), forward=1, backward=2, way=0) <= 3 * (m + p - 1)
-
-
-@given(stages, microbatches)
-def test_postponed_weight_gradients_leave_a_third_of_the_bubbles(p: int, m: int) -> None:
-    """Where forwards, input gradients and weight gradients take equally long, and there are enough microbatches."""
-    time = _makespan(p, m, StageOrder(PipelineSchedule.ZB_H1), forward=1, backward=2, way=0)
-    assert time <= 3 * (m + p - 1)
-    if m >= p:
-        assert time == 3 * m + p - 1
-
-
-def _source(instruction: Computed, stage: int, stages: int) -> tuple[type, int, int] | None:
-    if isinstance(instruction, Forward):
-        return (Forward, stage - 1, instruction.microbatch) if stage > 0 else None
-    if isinstance(instruction, BackwardWeight):
-        return None
-    return (Backward, stage + 1, instruction.microbatch) if stage < stages - 1 else None
-
-
-def test_one_microbatch_ahead_hides_the_way_to_the_neighbour() -> None:
-    """4 stages, 8 microbatches, forward 10, backward 20, way 5: only the fill and the drain still wait for the way."""
-    assert _makespan(4, 8, StageOrder(), forward=10, backward=20, way=5) == 11 * 30 + 6 * 5
-
-
-def _makespan(p: int, m: int, order: StageOrder, *, forward: int, backward: int, way: int) -> int:
-    """backward: of a whole one; its parts take half of it each."""
-    seconds = {Forward: forward, Backward: backward, BackwardInput: backward // 2, BackwardWeight: backward // 2}
-    programs = [order.program(s, p, range(m)) for s in range(p)]
-    ends: dict[tuple[type, int, int], int] = {}
-    free = [0] * p
-    for _ in range(3 * p * m):  # each round does something, or there is a deadlock
-        for s, program in enumerate(programs):
-            while program:
-                source = _source(program[0], s, p)
-                if source is not None and source not in ends:
-                    break
-                instruction = program.pop(0)
-                begin = max(free[s], ends[source] + way if source is not None else 0)
-                free[s] = begin + seconds[type(instruction)]
-                kind = Backward if isinstance(instruction, Backward) else type(instruction)
-                ends[kind, s, instruction.microbatch] = free[s]
-    assert not any(programs), "a deadlock"
-    return max(free)
-
-
 @given(stages, microbatches, orders)
 def test_the_simulator_waits_for_what_the_engine_waits_for(p: int, m: int, order: StageOrder) -> None:
     layout = make_layout(0, m, 1, None)
@@ -156,55 +106,6 @@ def test_the_simulator_waits_for_what_the_engine_waits_for(p: int, m: int, order
             expected = [(address.kind is FrameKind.ACTIVATION, address.microbatch) for address in frames]
             frame = awaited(instruction, stage, p)
             assert expected == ([] if frame is None else [frame])
-
-
-CELL = Cell(0, 1)
-
-
-def summed(first: int, end: int, step: int = 4) -> Frame:
-    return Frame(address=Address(FrameKind.PARTIAL_SUM, *CELL, step, first, end), epoch=1)
-
-
-def test_a_larger_sum_takes_the_place_of_its_parts() -> None:
-    kept = KeptSums()
-    for frame in (summed(0, 2), summed(2, 4), summed(0, 4), summed(4, 6), summed(4, 6)):
-        kept.keep(frame)
-    assert kept.of(CELL, 4, (0, 8)) == [summed(0, 4), summed(4, 6)]
-    assert kept.of(CELL, 4, (0, 5)) == [summed(0, 4)]
-    assert kept.of(CELL, 4, (0, 3)) == []
-    assert kept.of(CELL, 4, (4, 8)) == [summed(4, 6)]
-
-
-def test_behind_a_gap_nothing_counts() -> None:
-    kept = KeptSums()
-    for frame in (summed(0, 2), summed(4, 6)):
-        kept.keep(frame)
-    assert kept.of(CELL, 4, (0, 8)) == [summed(0, 2)]
-    kept.keep(summed(2, 4))
-    assert len(kept.of(CELL, 4, (0, 8))) == 3
-
-
-def test_only_the_newest_step_of_a_cell_is_kept_until_it_is_committed() -> None:
-    kept = KeptSums()
-    kept.keep(summed(0, 2, step=4))
-    kept.keep(summed(0, 4, step=5))
-    kept.keep(summed(2, 4, step=4))
-    assert (kept.of(CELL, 4, (0, 8)), kept.of(CELL, 5, (0, 8))) == ([], [summed(0, 4, step=5)])
-    assert kept.of(Cell(1, 1), 5, (0, 8)) == []
-    kept.committed(4)
-    assert kept.of(CELL, 5, (0, 8))
-    kept.committed(5)
-    assert not kept.of(CELL, 5, (0, 8))
-
-
-@pytest.mark.parametrize("lasts", [0, 1, 2, 5])
-def test_a_sum_is_on_its_way_for_half_of_the_time_at_most(lasts: int) -> None:
-    """lasts: microbatches for which one is on its way."""
-    pace, until, sent = Pace(), 0, 0
-    for microbatch in range(100):
-        if pace.allows(is_sending=microbatch < until):
-            sent, until = sent + 1, microbatch + 1 + lasts
-    assert sent == -(-100 // (2 * lasts + 1))
 
 
 SPLIT = [(0, 2), (2, 3)]
@@ -285,14 +186,6 @@ def test_the_oldest_step_is_the_most_urgent_then_backwards_then_later_stages() -
     found = ordered[::-1]
     found.sort(key=lambda one: one.urgency)
     assert found == ordered
-
-
-def test_own_gradients_are_awaited_until_the_last_of_them_is_there(stage: Stage) -> None:
-    one = started(stage)
-    one.done = len(ALL) - 3
-    assert one.awaits_gradients
-    one.done += 1
-    assert not one.awaits_gradients
 
 
 def test_a_takeover_counts_what_is_repeated() -> None:

@@ -109,7 +109,6 @@ def test_the_sums_of_a_checkpoint_are_told_again_also_after_those_of_newer_state
 
 CALM = 20  # calls
 STEPS = 40
-MODES = ["None", "Replicas"]
 
 
 class LateLayer(nn.Linear):
@@ -321,32 +320,29 @@ def test_so_are_a_dataset_and_a_loss(part) -> None:
     assert f"{what} is not deterministic: in step 1" in found
 
 
+LATE = (Draws, Counts, Switches, Elsewhere, Behind)
+CELL = r"layers? {}.* in step (6|12|20|30|38), microbatch"
+ALONE = r"(w0 came to other bits than it came to at first|as it was built)"
+
+
 @pytest.mark.parametrize(
-    ("place", "late", "mode"),
+    ("grid", "mode", "late", "place", "message"),
     [
-        ((row + column) % 2, late, mode)
-        for row, late in enumerate((Draws, Counts, Switches, Elsewhere, Behind))
-        for column, mode in enumerate(MODES)
+        *(
+            ((2, 1), mode, late, (row + column) % 2, CELL.format((row + column) % 2))
+            for row, late in enumerate(LATE)
+            for column, mode in enumerate(("None", "Replicas"))
+        ),
+        *(((1, 2), "None", late, 0, r"layers? .* in step \d+, microbatch") for late in LATE),
+        *(((1, 1), "None", late, 0, ALONE) for late in LATE if late is not Elsewhere),
     ],
 )
-def test_what_begins_late_is_found_in_every_mode(mode, late, place) -> None:
+def test_what_begins_late_is_found_by_a_replica_another_pipeline_or_the_only_worker(
+    grid, mode, late, place, message
+) -> None:
     layers: list[Any] = [linear, linear]
     layers[place] = late
-    found = job((2, 1), *layers, mode=mode)
-    message = rf"layers? {place}.* in step (6|12|20|30|38), microbatch"
-    assert re.search(message, why_ended(found))
-
-
-@pytest.mark.parametrize("late", [Draws, Counts, Switches, Elsewhere, Behind])
-def test_it_is_found_by_another_pipeline(late) -> None:
-    found = job((1, 2), late, linear, mode="None")
-    assert re.search(r"layers? .* in step \d+, microbatch", why_ended(found))
-
-
-@pytest.mark.parametrize("late", [Draws, Counts, Switches, Behind])
-def test_it_is_found_by_the_only_worker(late) -> None:
-    found = job((1, 1), late, linear, mode="None")
-    assert re.search(r"(w0 came to other bits than it came to at first|as it was built)", why_ended(found))
+    assert re.search(message, why_ended(job(grid, *layers, mode=mode)))
 
 
 @pytest.mark.parametrize(

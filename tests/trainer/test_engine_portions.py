@@ -14,7 +14,7 @@ from bamboo_core.planning.plan import Assignment, Cell, Layout, Peer, Plan, Port
 from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.commit.replication import Replicator
 from bamboo_trainer.engine.cell_step import CellStep
-from bamboo_trainer.engine.portions import PortionSteps
+from bamboo_trainer.engine.portions import KeptSums, Pace, PortionSteps
 from bamboo_trainer.engine.rehearsals import PERIOD
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.frames import Address, Commit, Frame, FrameKind
@@ -193,6 +193,37 @@ def test_an_owner_adds_up_the_sums_that_are_here_and_awaits_the_others() -> None
 
 
 BEHIND = Cell(0, 1)  # w0 runs the first stage
+
+
+def summed(first: int, end: int, step: int = 4) -> Frame:
+    return Frame(address=Address(FrameKind.PARTIAL_SUM, *BEHIND, step, first, end), epoch=1)
+
+
+def test_kept_sums_are_the_largest_ones_of_the_newest_step_up_to_a_gap() -> None:
+    kept = KeptSums()
+    for frame in (summed(0, 2), summed(4, 6), summed(4, 5)):
+        kept.keep(frame)
+    assert kept.of(BEHIND, 4, (0, 8)) == [summed(0, 2)]
+    kept.keep(summed(2, 4))
+    kept.keep(summed(0, 4))
+    assert kept.of(BEHIND, 4, (0, 8)) == [summed(0, 4), summed(4, 6)]
+    assert (kept.of(BEHIND, 4, (0, 5)), kept.of(BEHIND, 4, (0, 3))) == ([summed(0, 4)], [])
+    kept.keep(summed(0, 4, step=5))
+    kept.keep(summed(2, 4, step=4))
+    kept.committed(4)
+    assert (kept.of(BEHIND, 4, (0, 8)), kept.of(BEHIND, 5, (0, 8))) == ([], [summed(0, 4, step=5)])
+    kept.committed(5)
+    assert kept.of(BEHIND, 5, (0, 8)) == []
+
+
+@pytest.mark.parametrize("lasts", [0, 1, 2, 5])
+def test_a_sum_is_on_its_way_for_half_of_the_time_at_most(lasts: int) -> None:
+    """lasts: microbatches for which one is on its way."""
+    pace, until, sent = Pace(), 0, 0
+    for microbatch in range(100):
+        if pace.allows(is_sending=microbatch < until):
+            sent, until = sent + 1, microbatch + 1 + lasts
+    assert sent == -(-100 // (2 * lasts + 1))
 
 
 def names(one: OneEngine) -> list[tuple[str, int]]:

@@ -14,7 +14,6 @@ import reference
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.coordinator.job_status import status
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_trainer.commit.step_report import exact_sums, quotient
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Evaluation, Parts, Task
@@ -187,16 +186,6 @@ def test_a_wrong_metric_is_told_by_name(metric: Any, message: str) -> None:
         stage.evaluate(begin(stage), 0, None)
 
 
-def test_sums_are_exact_however_the_batches_are_divided() -> None:
-    values = [1e16, 1.0, -1e16, 3e-5, 0.1]
-    measured = [{"m": (value, 2.0)} for value in values]
-    whole = exact_sums(measured)["m"]
-    parts = [exact_sums(measured[:2])["m"], exact_sums(measured[2:])["m"]]
-    both = quotient([t for p in parts for t in p[0]], [w for p in parts for w in p[1]])
-    assert both == quotient(*whole) == (1.0 + 3e-5 + 0.1) / 10
-    assert str(quotient([float("inf"), float("-inf")], [1.0])) == "nan" == str(quotient([1.0], [0.0]))
-
-
 def with_checkpoints(steps: int = 12, every: int = 100, **more: Any) -> dict[str, Any]:
     evaluation = {"batches": 2, **more.pop("evaluation", {})}
     checkpoint = {"storage": "memory://store", "everySteps": every, **more}
@@ -332,21 +321,6 @@ def test_a_tuple_is_unpacked_for_a_layer_that_takes_several_arguments(split, che
     assert len(layer_costs(task, 2)) == 5
 
 
-def test_tied_stages_stay_equal_and_count_once(tmp_path):
-    stages = chain(small_gpt(tmp_path, tieEmbeddings=True), SPLITS[4])
-    assert [len(s.values.final.tied) for s in stages] == [1, 0, 0, 1]
-    assert stages[0].values.final.tied[0].stages == {0, 3}
-    ones = [torch.ones(s.values.final.size) for s in stages]
-    assert (
-        sum(n for s, g in zip(stages, ones, strict=True) for n in s.values.final.squared_norms(g).tolist())
-        == sum(t.numel() for t in state_of(stages).values()) - 256 * 16
-    )
-    for k in range(3):
-        one_step(stages, k)
-    state = state_of(stages)
-    assert torch.equal(state["layers.0.token.weight"], state["layers.3.head.weight"])
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_repeated_microbatch_has_the_same_bits_on_another_holder(tmp_path, precision):
     config = replace(CONFIG, precision=precision)
@@ -388,13 +362,6 @@ def test_a_loss_is_read_when_it_is_asked_for_and_not_before():
         assert reads.count == 2
     assert sorted(work.losses) == [0, 1]
     assert work.figures() == ()
-
-
-def test_the_gradient_given_to_apply_is_not_modified():
-    stage = build_stage(small_task(), 0, [(0, 3)], CONFIG)
-    gradient = torch.ones(stage.values.final.size)
-    stage.values.apply(gradient, 100.0)
-    assert torch.equal(gradient, torch.ones(stage.values.final.size))
 
 
 class Sharing(nn.Linear):
