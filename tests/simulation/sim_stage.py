@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,11 +96,6 @@ class StandInValues:
         self.common = remembering(0)  # decisions remember a number made of all losses so far
         self.size = self.gradient_size = sum(self.arithmetic.sizes[layer] for layer in self.mine)
         self.dtype = torch.float32
-
-    @property
-    def final(self) -> Self:
-        """The form of its final gradients."""
-        return self
 
     @property
     def buckets(self) -> tuple[slice, ...]:
@@ -223,7 +218,7 @@ class StandIn:
 
     def __init__(self, values: StandInValues, spend: Callable[[int, float], None] = _at_once) -> None:
         self.values, self._a, self._oracle, self._spend = values, values.arithmetic, values.oracle, spend
-        self.has_run = True
+        self.has_run = False
         self.as_built = None
 
     @property
@@ -234,6 +229,7 @@ class StandIn:
         """It has no data to read."""
 
     def begin(self, microbatches: Sequence[int], bounds: Sequence[int], *, bucketwise: bool = False) -> Work:
+        self.has_run = True  # in the next instruction
         total = GradientSum(self.values.size, torch.device("cpu"), bounds, microbatches, self.values.buckets)
         return Work(total, bucketwise=microbatches[-1] if bucketwise else None)
 
@@ -289,6 +285,7 @@ class StandIn:
 
     def rehearse(self, step: int, microbatch: int, inputs: Parts | None) -> Parts:
         """The outputs of a rehearsal, which count for nothing."""
+        self.has_run = True
         return () if self.values.last else (torch.tensor([0]),)
 
     def evaluate(self, work: Work, batch: int, inputs: Parts | None) -> Parts:

@@ -133,15 +133,15 @@ def reduce_tied(stages: list[Stage], gradients: list[torch.Tensor]) -> list[torc
     """The final gradients: each tied parameter's summed over the layers that use it."""
     pieces: dict[tuple[int, int], torch.Tensor] = {}
     for number, (stage, gradient) in enumerate(zip(stages, gradients, strict=True)):
-        for segment in stage.values.final.tied:
+        for segment in stage.values.tied:
             own = [use.layer for use in segment.uses if use.stage == number]
             for layer, place in zip(own, segment.places(number), strict=True):
                 pieces[segment.group, layer] = gradient[place].clone()
     for stage, gradient in zip(stages, gradients, strict=True):
-        for segment in stage.values.final.tied:
+        for segment in stage.values.tied:
             total = sum(pieces[segment.group, use.layer].float() for use in segment.uses)
             gradient[segment.offset : segment.offset + segment.size] = total
-    return [gradient[: stage.values.final.size] for stage, gradient in zip(stages, gradients, strict=True)]
+    return [gradient[: stage.values.size] for stage, gradient in zip(stages, gradients, strict=True)]
 
 
 def one_step(stages: list[Stage], step: int, config=CONFIG) -> float:
@@ -149,7 +149,7 @@ def one_step(stages: list[Stage], step: int, config=CONFIG) -> float:
     for index in range(config.microbatches):
         microbatch(stages, works, step, index)
     finals = reduce_tied(stages, [work.gradients.total() for work in works])
-    squares = [stage.values.final.squared_norms(final) for stage, final in zip(stages, finals, strict=True)]
+    squares = [stage.values.squared_norms(final) for stage, final in zip(stages, finals, strict=True)]
     norm = math.sqrt(math.fsum(n for one in squares for n in one.tolist()))
     skipped = config.scales_losses and not math.isfinite(norm)
     commit = Commit(norm=norm, loss=1.0, microbatches=config.microbatches, generation=0, epoch=1, skipped=skipped)

@@ -108,7 +108,7 @@ def one_step(stages: Any, step: int, config: TrainingConfig) -> Any:
     for work in works:
         work.read(work.figures())
     reports = [
-        step_report(Cell(0, s), stage.values.final.squared_norms(final).tolist(), work)
+        step_report(Cell(0, s), stage.values.squared_norms(final).tolist(), work)
         for s, (stage, final, work) in enumerate(zip(stages, finals, works, strict=True))
     ]
     result = combined(reports)

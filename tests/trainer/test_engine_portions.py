@@ -72,7 +72,7 @@ def test_what_is_begun_is_gone_on_with_until_the_step_or_the_portion_is_another_
     begun = one.portions.steps[key]
     assert one.refresh() == [key]
     assert one.portions.steps[key] is begun
-    one.states.keep_final(0, 0, torch.zeros(one.states[0].final.size))
+    one.states.keep_final(0, 0, torch.zeros(one.states[0].size))
     one.states.apply(0, Commit(norm=1.0, loss=1.0, microbatches=8, generation=0, epoch=1))
     assert one.refresh() == [key]
     assert one.portions.steps[key] is not begun

@@ -146,7 +146,7 @@ def test_a_gpu_without_room_holds_no_more_than_is_counted(
         ((_, final),) = works[0].gradients.nodes()
         for work in works:
             work.gradients.drop()
-        stage.values.apply(final[: stage.values.final.size], 2.0)
+        stage.values.apply(final[: stage.values.size], 2.0)
         del final
     held = torch.cuda.max_memory_allocated(DEVICE) - before
     needed = counted.total - counted.log - counted.copies

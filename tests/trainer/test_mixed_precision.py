@@ -30,7 +30,7 @@ def _train(task, keep, monkeypatch: pytest.MonkeyPatch):
             gradients = stages[1].backward(works[1], step, m, None)
             stages[0].backward(works[0], step, m, gradients)
         for s, work in zip(stages, works, strict=True):
-            s.values.apply(work.gradients.total()[: s.values.final.size], 1.0)
+            s.values.apply(work.gradients.total()[: s.values.size], 1.0)
     return [s.values.digest() for s in stages]
 
 
@@ -103,7 +103,7 @@ def test_stages_keep_their_own(tmp_path) -> None:
     works = [begin(s) for s in stages]
     microbatch(stages, works, 0, 0)
     for s, work in zip(stages, works, strict=True):
-        s.values.apply(work.gradients.target[: s.values.final.size], 1.0)
+        s.values.apply(work.gradients.target[: s.values.size], 1.0)
     microbatch(others, [begin(s) for s in others], 0, 0)
     alone = chain(task, SPLIT, BF16)
     for s, fresh in zip(stages, alone, strict=True):

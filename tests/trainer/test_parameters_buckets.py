@@ -93,7 +93,7 @@ def check_buckets(task: Task, config: Any) -> int:
 
     def look(work: Work, m: int) -> None:
         nonlocal parts
-        for bucket, place in enumerate(stage.values.final.buckets if m == HALF[0][-1] else ()):
+        for bucket, place in enumerate(stage.values.buckets if m == HALF[0][-1] else ()):
             parts += bucket == 0 or work.parts is not None
             if bucket:
                 stage.backward_rest(work, 0, m)
@@ -179,7 +179,7 @@ def test_the_reduction_is_under_way_while_the_last_backward_is() -> None:
         topology={"stages": 1, "pipelines": 2},
         redundancy={"mode": "None"},
     )
-    size = 4 * Job(document).stage("w0", 0, [(0, layers)], TRAINING).values.final.gradient_size
+    size = 4 * Job(document).stage("w0", 0, [(0, layers)], TRAINING).values.gradient_size
 
     def step(seconds: float, most: int) -> float:
         with pytest.MonkeyPatch.context() as patch:

@@ -155,9 +155,9 @@ def test_what_was_sent_over_a_link_that_broke_is_sent_again() -> None:
     owner = One(OWNER)
     owner.announce(0)
     held = owner.states[2]
-    owner.replicator.finalize(2, 0, torch.zeros(held.final.size))
+    owner.replicator.finalize(2, 0, torch.zeros(held.size))
     assert owner.kinds() == [(REPLICA, FrameKind.SYNC)]
-    owner.replicator.finalize(2, 0, torch.zeros(held.final.size))
+    owner.replicator.finalize(2, 0, torch.zeros(held.size))
     assert owner.sent() == [], "it is known"
     owner.replicator.relinked("somebody else")
     assert owner.sent() == []
@@ -168,7 +168,7 @@ def test_what_was_sent_over_a_link_that_broke_is_sent_again() -> None:
 def test_whoever_runs_the_cell_from_now_on_gets_what_it_was_still_to_get() -> None:
     owner = One(OWNER)
     owner.announce(0)
-    owner.replicator.finalize(2, 0, torch.zeros(owner.states[2].final.size))
+    owner.replicator.finalize(2, 0, torch.zeros(owner.states[2].size))
     assert owner.net.take() == [], "it is sent when nothing else is to be done"
     kept = owner.replicator.hand_over(CELL, REPLICA, 0)
     assert owner.kinds() == [(REPLICA, FrameKind.SYNC)]
@@ -213,7 +213,7 @@ def test_a_replica_is_in_step_when_all_parts_are_at_the_owners_newest_version() 
     assert owner.said == [], "nothing is known of the other part"
     for part in range(2):
         held = owner.states[part]
-        owner.replicator.finalize(part, 0, torch.ones(held.final.size))
+        owner.replicator.finalize(part, 0, torch.ones(held.size))
         owner.states.apply(part, COMMIT)
     announce(1, 1)
     assert owner.said == [], "the first part's gradients may be lost on their way"
@@ -226,7 +226,7 @@ def parts_after_a_step() -> tuple[One, list[list[Frame]]]:
     """The owner, and the layers of each part's state."""
     owner = One("w0", DIVIDED, devices=2)
     for part in range(2):
-        owner.replicator.finalize(part, 0, torch.ones(owner.states[part].final.size))
+        owner.replicator.finalize(part, 0, torch.ones(owner.states[part].size))
         owner.states.apply(part, COMMIT)
     return owner, [owner.layers_of(Cell(0, part)) for part in range(2)]
 
@@ -244,7 +244,7 @@ def test_a_replica_takes_a_state_over_when_all_parts_can_come_to_its_version() -
         replica.replicator.layer_arrived(frame)
     assert taken(replica.replicator) == [], "if the owner is lost now, both parts repeat the step"
     replica.replicator.take_roles(DIVIDED)
-    replica.replicator.finalize(0, 0, torch.ones(replica.states[0].final.size))
+    replica.replicator.finalize(0, 0, torch.ones(replica.states[0].size))
     assert taken(replica.replicator) == [1], "the other part can go on by itself"
     assert replica.states[1].digest() == owner.states[1].digest()
     later = One("w1", DIVIDED, devices=2).replicator
@@ -255,7 +255,7 @@ def test_a_replica_takes_a_state_over_when_all_parts_can_come_to_its_version() -
 
 def test_a_state_is_taken_over_once_all_its_layers_are_here_also_if_the_plan_changes_meanwhile() -> None:
     owner, replica = One("w0", DIVIDED), One("w1", DIVIDED)
-    owner.replicator.finalize(1, 0, torch.ones(owner.states[1].final.size))
+    owner.replicator.finalize(1, 0, torch.ones(owner.states[1].size))
     older = owner.layers_of(Cell(0, 1))
     owner.states.apply(1, COMMIT)
     first, last = owner.layers_of(Cell(0, 1))

@@ -120,9 +120,9 @@ def test_a_hook_that_clips_gradients_does_not_write_to_the_final_gradient(hook: 
         return optimizer
 
     (stage,) = chain(small_task(optimizer=build), [(0, 3)], UNCLIPPED)
-    gradient = torch.ones(stage.values.final.size)
+    gradient = torch.ones(stage.values.size)
     stage.values.apply(gradient, 1.0)
-    assert torch.equal(gradient, torch.ones(stage.values.final.size))
+    assert torch.equal(gradient, torch.ones(stage.values.size))
 
 
 def test_a_hook_for_all_optimizers_may_write_to_gradients() -> None:

@@ -194,7 +194,7 @@ def _backward(clock: WorkClock, stage: Stage, work: Work, microbatch: int, outpu
 def _update(clock: WorkClock, stage: Stage, work: Work, repeats: int) -> list[float]:
     """Return the seconds of optimizer steps, without the first one, which makes the optimizer's state."""
     values = stage.values
-    gradient = work.gradients.total()[: values.final.size]
+    gradient = work.gradients.total()[: values.size]
     times = [_timed(clock, stage, lambda: values.apply(gradient, 1.0))[0] for _ in range(1 + min(repeats, 5))]
     return times[1:]
 

@@ -170,9 +170,9 @@ class CellStep:
         resumed, self.in_midstep = self.in_midstep, self.in_midstep and layout is None
         if layout and active:
             before = evaluation(self.cell, layout, evaluations)
-            shared, tied = self._ranges(layout), bool(stage.values.final.tied)
+            shared, tied = self._ranges(layout), bool(stage.values.tied)
             order = StageOrder(layout.schedule, late_weights=resumed)
-            training = program(self.cell, stages, layout, tied, order, shared, len(stage.values.final.buckets))
+            training = program(self.cell, stages, layout, tied, order, shared, len(stage.values.buckets))
             step = [ReportReady()] if only_evaluates else training
             self.program, self.evaluations = [*before, *step], len(before)
         self.inputs = [needs(one, self.cell, stages, layout, self.step, tied_to) for one in self.program if layout]

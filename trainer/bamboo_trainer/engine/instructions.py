@@ -163,7 +163,7 @@ class Instructions:
         own = work.gradients.nodes(bucket)
         for e in range(pipelines):
             if e != d:
-                piece = _chunk(stage.values.final.buckets[bucket], pipelines, e)
+                piece = _chunk(stage.values.buckets[bucket], pipelines, e)
                 shares = tuple(_apart(total[piece]) for _, total in own)
                 address = Address(FrameKind.CONTRIBUTION, e, s, cell_step.step, bucket, d)
                 self._outbox.emit(address, shares)
@@ -173,7 +173,7 @@ class Instructions:
         assert cell_step.layout is not None
         (d, s), layout, bucket = cell_step.cell, cell_step.layout, instruction.bucket
         pipelines, groups = layout.pipelines, len(layout.bounds) - 1
-        own, piece = work.gradients.nodes(bucket), _chunk(stage.values.final.buckets[bucket], pipelines, d)
+        own, piece = work.gradients.nodes(bucket), _chunk(stage.values.buckets[bucket], pipelines, d)
         shares = {node: total[piece] for node, total in own}
         for e in range(pipelines):
             if e != d:
@@ -194,7 +194,7 @@ class Instructions:
         assert cell_step.final is not None
         (d, s), pipelines = cell_step.cell, cell_step.layout.pipelines
         self._outbox.finish()  # what is sent of the sum has left before it is overwritten
-        for bucket, place in enumerate(stage.values.final.buckets):
+        for bucket, place in enumerate(stage.values.buckets):
             for e in range(pipelines):
                 if e != d:
                     frame = cell_step.take(Address(FrameKind.RESULT, d, s, cell_step.step, bucket, e))
@@ -206,7 +206,7 @@ class Instructions:
         stage, _work = self._parts(cell_step)
         gradient, (d, s) = cell_step.final_gradient(), cell_step.cell
         for other in self._states.tied_to(cell_step.cell):
-            shared = [segment for segment in stage.values.final.tied if other in segment.stages]
+            shared = [segment for segment in stage.values.tied if other in segment.stages]
             pieces = tuple(gradient[place].clone() for segment in shared for place in segment.places(s))
             self._outbox.emit(Address(FrameKind.TIED, d, other, cell_step.step, 0, s), pieces)
 
@@ -218,7 +218,7 @@ class Instructions:
             other: iter(stage.bring(cell_step.take(Address(FrameKind.TIED, d, s, cell_step.step, 0, other)).tensors))
             for other in self._states.tied_to(cell_step.cell)
         }
-        for segment in stage.values.final.tied:
+        for segment in stage.values.tied:
             own = iter(segment.places(s))
             pieces = (final[next(own)] if use.stage == s else next(received[use.stage]) for use in segment.uses)
             total = next(pieces).to(torch.float32, copy=True)
@@ -228,9 +228,8 @@ class Instructions:
 
     def _sync(self, cell_step: CellStep, _: SyncReplicas) -> None:
         stage, work = self._parts(cell_step)
-        form = stage.values.final
-        final = cell_step.final_gradient()[: form.size]
-        cell_step.figures = self._shared.ports.copies.start((form.squared_norms(final), *work.figures()))
+        final = cell_step.final_gradient()[: stage.values.size]
+        cell_step.figures = self._shared.ports.copies.start((stage.values.squared_norms(final), *work.figures()))
         self._replicator.finalize(cell_step.cell.stage, cell_step.step, final)
         cell_step.final = None  # the states have it, once for all cells of the stage
         work.gradients.drop()

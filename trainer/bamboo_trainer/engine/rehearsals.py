@@ -56,7 +56,7 @@ class Rehearsals:
         stage = self._states.stage(cell.stage) if plan.at(cell).shadow == self._plan.worker else None
         if stage is None or stage.values.version != step or self._states.has_final(cell.stage, step):
             return False
-        is_new = not self._states.by_stage[cell.stage].rehearsed
+        is_new = not stage.has_run
         if not is_new and (step % PERIOD or self._timed.get(cell) == step):
             return False
         place = (cell, step, layout.split[d][0])
@@ -77,7 +77,6 @@ class Rehearsals:
 
     def _run(self, stage: Stage, place: Place, inputs: Parts | None, *, is_timed: bool) -> Parts:
         """Run the stage and return the outputs. is_timed: to time its layers."""
-        self._states.begin_rehearsal(stage.values.index)
         self._observer.started("Rehearsal", *place)
         with self._devices.measuring(stage):
             if is_timed:

@@ -17,7 +17,7 @@ part of one layer, so it takes little time and memory.
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from copy import deepcopy
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -103,6 +103,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 MOST: Final = 1 << 22  # elements of the parameters in a trial
+NOT_TRIED: Final = "the optimizer was not tried over one layer alone: %s"
 
 logger = logging.getLogger(__name__)
 
@@ -145,21 +146,12 @@ class OptimizerTrial:
                 }
         self._groups.set(self._groups.checked(groups.changed()))
 
-    @classmethod
-    def begun(cls, *given: Any) -> Self | None:
-        """Return a trial; None if it cannot be made, and log why."""
-        try:
-            return cls(*given)
-        except (TaskError, ValueError) as error:
-            logger.info("the optimizer was not tried over one layer alone: %s", error)
-            return None
-
     def compare(self, version: int) -> None:
         """Compare after the real optimizer's step from that version. Raises NotDeterministic."""
         try:
             self._optimizer.step(version)
         except TaskError as error:
-            logger.info("the optimizer was not tried over one layer alone: %s", error)
+            logger.info(NOT_TRIED, error)
             return
         numbers = self._real.changed(), self._groups.changed()
         for slot, twin in self._pairs:
@@ -266,9 +258,13 @@ class OptimizerState:
         return scalars
 
     def trial(self, version: int) -> OptimizerTrial | None:
-        """Return an optimizer trial of a part of the parameters, whose gradients are set; None if none can be tried."""
+        """Return an optimizer trial of a part of the parameters, whose gradients are set; None if none can be made."""
         slots = tried(self._slots, version) if self._slots else []
-        return OptimizerTrial.begun(slots, self._scheduled, self._groups) if slots else None
+        try:
+            return OptimizerTrial(slots, self._scheduled, self._groups) if slots else None
+        except (TaskError, ValueError) as error:
+            logger.info(NOT_TRIED, error)
+            return None
 
     def may_have(self, name: str) -> bool:
         """Return whether the name's value is optional: it appears with a step, or depends on the job's settings."""

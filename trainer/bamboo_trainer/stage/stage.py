@@ -65,8 +65,8 @@ class Stage:
         backward begins with one bucket, and `backward_rest` continues with the others.
         """
         self._forwards.expect(self.values.version, microbatches)
-        final = self.values.final
-        total = GradientSum(final.gradient_size, self.values.device, bounds, microbatches, final.buckets)
+        values = self.values
+        total = GradientSum(values.gradient_size, values.device, bounds, microbatches, values.buckets)
         return Work(total, bucketwise=microbatches[-1] if bucketwise else None)
 
     def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:

@@ -50,7 +50,6 @@ class StageState:
     stage: Stage | None
     owned: bool = False
     staying: bool = True
-    rehearsed: bool = False
     final: dict[int, Tensor] = field(default_factory=dict)
 
     @property
@@ -103,7 +102,7 @@ class StageStates:
             values.park(self._on_host)
         elif not self._helps:
             values.park(False)
-        elif not has_room(values.device, 2 * 4 * values.final.gradient_size):
+        elif not has_room(values.device, 2 * 4 * values.gradient_size):
             values.park(True)
 
     def __contains__(self, index: int) -> bool:
@@ -143,7 +142,7 @@ class StageStates:
 
     def tied_to(self, cell: Cell) -> tuple[int, ...]:
         """Return the other stages that share parameters with that cell's stage, in order."""
-        segments = self.running(cell).values.final.tied
+        segments = self.running(cell).values.tied
         return tuple(sorted({s for segment in segments for s in segment.stages} - {cell.stage})) if segments else ()
 
     # final gradients
@@ -215,6 +214,3 @@ class StageStates:
         state.stage.values.restore(layers)
         self._give(state, state.owned)
         state.final = {step: final for step, final in state.final.items() if step >= state.version}
-
-    def begin_rehearsal(self, index: int) -> None:
-        self.by_stage[index].rehearsed = True

@@ -3,9 +3,6 @@
 `StageValues` knows no forward, no backward, no peer and no clock. The next version is a pure function of this one and
 of the step's final gradients, so an owner and its replicas come to the same bits.
 
-`FinalGradients` are the input of a stage's optimizer step. Frames carry them to replicas. They fit only a stage whose
-parameters lie in the same places.
-
 `FiniteState` checks that an optimizer's step leaves finite numbers: parameters after each step, the rest of the state
 when it is saved or sent, which reads all of it anyway. The next step's loss would show it too late, for another step;
 after the last step nothing would show it.
@@ -30,7 +27,7 @@ from bamboo_trainer.stage import checksums, layer_state
 from bamboo_trainer.stage.checksums import Constants, checksum_of
 from bamboo_trainer.stage.layer_state import LateCopies, LayerState
 from bamboo_trainer.stage.optimizer_state import OptimizerState
-from bamboo_trainer.stage.parameters import FlatParameters, TiedSegment, tied_segments
+from bamboo_trainer.stage.parameters import FlatParameters, tied_segments
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.evaluation import committed_step, next_decided
 from bamboo_trainer.tasks.mixed_precision import forget_casts
@@ -39,40 +36,6 @@ from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.ties import tie, tied_groups
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
-
-
-class FinalGradients:
-    """The form of a stage's final gradients, and what is computed from them without an optimizer.
-
-    size: elements of the final gradient. gradient_size: elements of a gradient in which each layer's use of a tied
-    parameter is still separate. buckets: places in the latter, which become final one after the other. tied: the tied
-    groups whose layers' gradients this stage sums, by group.
-    """
-
-    def __init__(
-        self,
-        parameters: FlatParameters,
-        optimizer: OptimizerState,
-        tied: Sequence[TiedSegment],
-        elsewhere: Collection[int],
-    ) -> None:
-        """Create the form. elsewhere: the tied groups whose norms another stage reports."""
-        self._parameters, self._optimizer, self._elsewhere = parameters, optimizer, frozenset(elsewhere)
-        self.tied = tuple(tied)
-        self.size, self.gradient_size = parameters.size, parameters.gradient_size
-        self.buckets = tuple(bucket.place for bucket in parameters.buckets)
-
-    def squared_norms(self, gradient: Tensor) -> Tensor:
-        """Return the squared norm of each parameter's final gradient, unscaled, in fp64, in one tensor. Only its lowest
-        stage includes a tied parameter; parameters that a decision has frozen are left out.
-        """
-        frozen = self._optimizer.frozen
-        own = [slot for slot in self._parameters.slots if slot.group not in self._elsewhere]
-        slots = [slot for slot in own if slot.name not in frozen]
-        squares = [slot.of(gradient).double().square_().sum() for slot in slots]
-        unscale = self._optimizer.unscale
-        return torch.stack(squares) * unscale**2 if squares else gradient.new_empty(0, dtype=torch.float64)
-
 
 _WIDER: Final = frozenset({torch.float16, torch.bfloat16})  # whose norm is taken in fp32
 
@@ -189,8 +152,11 @@ class StageValues:
 
     index: the stage's number. first, end: its layers, a half-open range. last: it is the last stage of the model.
     version: the step that the values are ready for. layers: the modules, by number. parameters: their tensors.
-    optimizer: its state. common: the state that belongs to no layer. final: the form of the final gradients that
-    `apply` takes.
+    optimizer: its state. common: the state that belongs to no layer.
+
+    size: elements of a final gradient, which `apply` takes. gradient_size: elements of a gradient in which each layer's
+    use of a tied parameter is still separate. buckets: places in the latter, which become final one after the other.
+    tied: the tied groups whose layers' gradients this stage sums, by group.
     """
 
     def __init__(
@@ -217,8 +183,10 @@ class StageValues:
         groups = tied_groups(task)
         shared = tie(self.layers, groups, task, config.seed, apart=True)
         self.parameters = FlatParameters(self.layers, shared, self.device, config.parameter_dtype)
-        tied = tied_segments(self.parameters, groups, stages)
-        self._elsewhere = frozenset(one.group for one in tied if min(one.stages) != stage)  # reported by another stage
+        self.size, self.gradient_size = self.parameters.size, self.parameters.gradient_size
+        self.buckets = tuple(bucket.place for bucket in self.parameters.buckets)
+        self.tied = tied_segments(self.parameters, groups, stages)
+        self._elsewhere = frozenset(one.group for one in self.tied if min(one.stages) != stage)  # in another's norms
         named = [(slot.name, slot.parameter) for slot in self.parameters.slots]
         self._scheduled = ScheduledOptimizer(task, named)
         self.optimizer = OptimizerState(self.parameters, self._scheduled)
@@ -227,7 +195,6 @@ class StageValues:
         checksums.check(self.parameters, self.optimizer)
         running = {(layer, norm.place(name)) for layer, norm, _ in self.parameters.norms for name in norm.names}
         self._constants = Constants(self.layers, running)
-        self.final = FinalGradients(self.parameters, self.optimizer, tied, self._elsewhere)
         self._parked = False
 
     # from version to version
@@ -274,6 +241,16 @@ class StageValues:
         if not self.optimizer.fixed:  # each parameter's state appears with the first step that uses it
             checksums.check(self.parameters, self.optimizer)
         self.version += 1
+
+    def squared_norms(self, gradient: Tensor) -> Tensor:
+        """Return the squared norm of each parameter's final gradient, unscaled, in fp64, in one tensor. Only its lowest
+        stage includes a tied parameter; parameters that a decision has frozen are left out.
+        """
+        own = [slot for slot in self.parameters.slots if slot.group not in self._elsewhere]
+        slots = [slot for slot in own if slot.name not in self.optimizer.frozen]
+        squares = [slot.of(gradient).double().square_().sum() for slot in slots]
+        unscale = self.optimizer.unscale
+        return torch.stack(squares) * unscale**2 if squares else gradient.new_empty(0, dtype=torch.float64)
 
     def allow_commit(self) -> None:
         """Check, before the step at this version may be committed, that its rates are usable and that the step before
