@@ -9,13 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from bamboo_core.planning.plan import Plan
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.frames import Commit
 from bamboo_trainer.models import gpt
 from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.stage import Stage, build_stage
-from bamboo_trainer.stage.stage_states import StageStates, first_states
 from bamboo_trainer.stage.work import Gradients, Work
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.user_code import build_layer
@@ -96,15 +94,6 @@ class StagesOfTask:
 
     def stage(self, index: int, stages: Sequence[tuple[int, int]], *, begins: bool = False) -> Stage:
         return build_stage(self.task, index, stages, self.config)
-
-
-def states_of(worker: str, plan: Plan, task: Task | None = None) -> StageStates:
-    """The states that a worker begins with which obeys the plan."""
-    builder = StagesOfTask(task or small_task())
-    begun = {index: builder.stage(index, plan.stages) for index in first_states(plan, worker)}
-    made = StageStates(builder, False, begun)
-    made.take_roles(plan, worker)
-    return made
 
 
 def microbatch(stages: list[Stage], works: list[Work], step: int, index: int) -> list[Gradients | None]:

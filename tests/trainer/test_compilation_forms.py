@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from bamboo_trainer.stage.compilation import InputForm, input_forms
@@ -28,21 +27,11 @@ def test_forms_are_those_of_a_real_forward(tmp_path: Path) -> None:
     }
     assert input_forms(task, CONFIG, 2).keys() == {0, 1}
     rounded = at("bf16", boundary_precision="bf16")
-    assert input_forms(task, rounded, 2)[1] == (replace_dtype(hidden, "bfloat16"),)
+    assert input_forms(task, rounded, 2)[1] == (hidden._replace(dtype="bfloat16"),)
     kept = at("bf16", parameter_precision="bf16")
-    assert input_forms(task, kept, 2)[1] == (replace_dtype(hidden, "bfloat16"),), "an embedding's rows are as it is"
-
-
-def replace_dtype(form: InputForm, dtype: str) -> InputForm:
-    return InputForm(form.shape, dtype, form.needs)
+    assert input_forms(task, kept, 2)[1] == (hidden._replace(dtype="bfloat16"),), "an embedding's rows are as it is"
 
 
 def test_what_comes_after_a_layer_that_needs_data_is_not_known() -> None:
     task = replace(small_task(), layers=(lambda: nn.Linear(2, 3), Counts, nn.Tanh))
     assert input_forms(task, CONFIG, 3).keys() == {0, 1}
-
-
-def test_zeros_have_the_form() -> None:
-    made = InputForm((2, 3), "bfloat16", needs=True).zeros(torch.device("cpu"))
-    assert (made.shape, made.dtype, made.requires_grad) == ((2, 3), torch.bfloat16, True)
-    assert not made.any()

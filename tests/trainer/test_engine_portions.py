@@ -1,8 +1,5 @@
 """Portions of other workers' cells, begun, continued and dropped; and rehearsals of replicated stages."""
 
-from collections import deque
-from typing import Any
-
 import msgspec
 import pytest
 import torch
@@ -10,18 +7,13 @@ import torch
 from bamboo_core.job.spec import RedundancyMode, RedundancySpec
 from bamboo_core.job.training_spec import TrainingSpec
 from bamboo_core.planning.grid import initial_plan
-from bamboo_core.planning.plan import Assignment, Cell, Layout, Peer, Plan, Portion
-from bamboo_trainer.commit.commit_log import CommitLog
-from bamboo_trainer.commit.replication import Replicator
+from bamboo_core.planning.plan import Assignment, Cell, Peer, Plan, Portion
 from bamboo_trainer.engine.cell_step import CellStep
 from bamboo_trainer.engine.portions import KeptSums, Pace, PortionSteps
 from bamboo_trainer.engine.rehearsals import PERIOD
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.frames import Address, Commit, Frame, FrameKind
-from bamboo_trainer.routing import Outbox, PlanState
-from engine_kit import THREE, OneEngine
-from recording_transport import RecordingTransport, Told
-from stage_kit import states_of
+from engine_kit import STEPS, THREE, OneEngine
 
 SPEC = TrainingSpec(steps=9, global_batch_size=8, micro_batch_size=1, gradient_groups=8)
 NONE = RedundancySpec(mode=RedundancyMode.NONE)
@@ -37,159 +29,145 @@ def shared(first: int) -> Plan:
     return msgspec.structs.replace(ALONE, epoch=ALONE.epoch + 1, pipelines=(ALONE.pipelines[0], row))
 
 
-class One:
-    """The owner of the first cell, or another worker. cells: those that it owns. steps: of the job."""
+def made(plan: Plan, worker: str = ALONE.at(Cell(0, 0)).owner) -> tuple[OneEngine, PortionSteps]:
+    """Return a worker, the owner of the first cell if none is named, and its portions."""
+    one = OneEngine(worker, plan)
+    return one, one.inside.executor.portions
 
-    def __init__(self, plan: Plan, worker: str = ALONE.at(Cell(0, 0)).owner) -> None:
-        self.plan, self.known, self.log, self.worker = PlanState(worker, plan), ALONE.target, CommitLog(0), worker
-        self.states, self.steps, self.cells = states_of(worker, plan), 9, dict[Cell, CellStep]()
-        self.transport = RecordingTransport()
-        self.outbox = Outbox(self.plan, self.transport, deque())
-        shared: Any = self
-        self.committer = self  # which knows layouts
-        self.portions = PortionSteps(
-            shared, Replicator(self.plan, self.outbox, self.states, shared, Told()), self.cells
-        )
 
-    def layout(self, step: int) -> Layout | None:
-        return self.known
-
-    def refresh(self) -> list[tuple[Cell, tuple[int, int]]]:
-        self.portions.refresh()
-        return list(self.portions.steps)
+def begun(portions: PortionSteps) -> list[tuple[Cell, tuple[int, int]]]:
+    portions.refresh()
+    return list(portions.steps)
 
 
 def test_only_what_the_plan_leaves_to_this_worker_is_run() -> None:
-    assert One(ALONE).refresh() == []
     first = ALONE.target.split[1][0]
-    assert One(shared(1)).refresh() == [(Cell(1, 0), (first + 1, first + 4))]
-    assert One(shared(3)).refresh() == [(Cell(1, 0), (first + 3, first + 4))]
+    for plan, expected in (
+        (ALONE, []),
+        (shared(1), [(Cell(1, 0), (first + 1, first + 4))]),
+        (shared(3), [(Cell(1, 0), (first + 3, first + 4))]),
+    ):
+        assert begun(made(plan)[1]) == expected
 
 
 def test_what_is_begun_is_gone_on_with_until_the_step_or_the_portion_is_another_one() -> None:
-    one = One(shared(1))
-    (key,) = one.refresh()
-    begun = one.portions.steps[key]
-    assert one.refresh() == [key]
-    assert one.portions.steps[key] is begun
-    one.states.keep_final(0, 0, torch.zeros(one.states[0].size))
-    one.states.apply(0, Commit(norm=1.0, loss=1.0, microbatches=8, generation=0, epoch=1))
-    assert one.refresh() == [key]
-    assert one.portions.steps[key] is not begun
-    assert one.portions.steps[key].step == 1
-    one.plan.activate(shared(2))
-    (other,) = one.refresh()
+    one, portions = made(shared(1))
+    (key,) = begun(portions)
+    first = portions.steps[key]
+    assert begun(portions) == [key]
+    assert portions.steps[key] is first
+    states = one.inside.states
+    states.keep_final(0, 0, torch.zeros(states[0].size))
+    states.apply(0, Commit(norm=1.0, loss=1.0, microbatches=8, generation=0, epoch=1))
+    assert begun(portions) == [key]
+    assert portions.steps[key] is not first
+    assert portions.steps[key].step == 1
+    one.inside.plan.activate(shared(2))
+    (other,) = begun(portions)
     assert other != key
+    one.inside.committer.log.learn_generation(1, 99)
+    assert begun(portions) == [], "its layout is on its way"
+    states[0].version = STEPS
+    assert begun(portions) == [], "after the last step"
 
 
 def test_a_boundary_tensor_goes_to_who_runs_its_microbatch_when_the_plan_changes() -> None:
-    one, first = One(shared(1)), ALONE.target.split[1][0]
-    one.refresh()
+    (one, portions), first = made(shared(1)), ALONE.target.split[1][0]
+    cells = one.inside.executor.cells
     mine, early = (Frame(address=Address(FrameKind.GRADIENT, 1, 0, s, first + 1), epoch=1) for s in (0, 1))
     other = Frame(address=Address(FrameKind.GRADIENT, 1, 0, 0, first), epoch=1)
-    assert (one.portions.accept(mine), one.portions.accept(early), one.portions.accept(other)) == (True, True, False)
-    (begun,) = one.portions.steps.values()
-    assert list(begun.inbox.values()) == [mine]
-    one.plan.activate(ALONE)
-    owned = one.cells[Cell(1, 0)] = CellStep(Cell(1, 0), step=0)
-    assert one.refresh() == []
+    assert (portions.accept(mine), portions.accept(early), portions.accept(other)) == (True, True, False)
+    (step,) = portions.steps.values()
+    assert list(step.inbox.values()) == [mine]
+    one.inside.plan.activate(ALONE)
+    owned = cells[Cell(1, 0)] = CellStep(Cell(1, 0), step=0)
+    assert begun(portions) == []
     assert list(owned.inbox.values()) == [early]
-    one.cells.clear()
-    assert not one.portions.accept(early)
+    cells.clear()
+    assert not portions.accept(early)
+    one.inside.plan.activate(shared(1))
+    one.inside.committer.log.record(0, Commit(norm=1.0, loss=1.0, microbatches=8, generation=0, epoch=1))
+    assert not portions.accept(mine), "of a committed step"
 
 
-def test_of_a_committed_step_nothing_is_taken() -> None:
-    one = One(shared(1))
-    one.refresh()
-    one.log.record(0, Commit(norm=1.0, loss=1.0, microbatches=8, generation=0, epoch=1))
-    address = Address(FrameKind.GRADIENT, 1, 0, 0, ALONE.target.split[1][0] + 1)
-    assert not one.portions.accept(Frame(address=address, epoch=1))
+# The owner of the last stage of pipeline 1 is lost. That of pipeline 0 takes it over; the first stage's keeps its sums.
+FOUR = initial_plan([Peer(worker=f"w{i}", host="h", port=1) for i in range(4)], ((0, 2), (2, 3)), 2, SPEC, NONE)
+LOST, KEEPER, HEIR = Cell(1, 1), FOUR.at(Cell(1, 0)).owner, FOUR.at(Cell(0, 1)).owner
+TAKEN = Assignment(owner=HEIR, portions=(Portion(worker=HEIR, first=0, end=4),))
+AFTER = msgspec.structs.replace(
+    FOUR,
+    epoch=2,
+    pipelines=(FOUR.pipelines[0], (FOUR.pipelines[1][0], TAKEN)),
+    workers=tuple(peer for peer in FOUR.workers if peer.worker != FOUR.at(LOST).owner),
+)
 
 
-def test_nothing_is_run_after_the_last_step_nor_while_the_layout_is_on_its_way() -> None:
-    one = One(shared(1))
-    one.steps = 0
-    assert one.refresh() == []
-    one.steps, one.known = 9, None  # type: ignore[assignment]
-    assert one.refresh() == []
+def after_loss(worker: str) -> tuple[OneEngine, PortionSteps]:
+    one, portions = made(FOUR, worker)
+    one.inside.plan.activate(AFTER)
+    portions.take_over(FOUR)
+    return one, portions
 
 
 def test_a_new_owner_waits_for_the_keepers_sums_before_it_runs_the_first_portion() -> None:
-    """The other pipeline's owner of the last stage takes it over; the owner of the first stage keeps its sums."""
-    plan = initial_plan([Peer(worker=f"w{i}", host="h", port=1) for i in range(4)], ((0, 2), (2, 3)), 2, SPEC, NONE)
-    cell, first = Cell(1, 1), plan.target.split[1][0]
-    heir, keeper, lost = plan.at(Cell(0, 1)).owner, plan.at(Cell(1, 0)).owner, plan.at(cell).owner
-    taken = Assignment(owner=heir, portions=(Portion(worker=heir, first=0, end=4),))
-    rows, left = (plan.pipelines[0], (plan.pipelines[1][0], taken)), [p for p in plan.workers if p.worker != lost]
-    after = msgspec.structs.replace(plan, epoch=2, pipelines=rows, workers=tuple(left))
-    one = One(plan, heir)
-    one.plan.activate(after)
-    one.portions.await_kept(plan, {cell})
-    assert one.refresh() == []
-    one.portions.kept_all(Frame(address=Address(FrameKind.KEPT_ALL, *cell, 0), epoch=2))
-    assert one.refresh() == [(cell, (first, first + 4))]
-    moved = msgspec.structs.replace(plan.at(Cell(1, 0)), owner=heir)
-    alone = tuple(peer for peer in left if peer.worker != keeper)
-    beside = msgspec.structs.replace(after, epoch=3, pipelines=(plan.pipelines[0], (moved, taken)), workers=alone)
-    again = One(plan, heir)
-    again.plan.activate(after)
-    again.portions.await_kept(plan, {cell})
-    again.plan.activate(beside)
-    again.portions.await_kept(after, {Cell(1, 0)})
-    assert again.refresh() == [(cell, (first, first + 4))], f"{keeper} is lost, too, and gives nothing"
+    whole = (LOST, (first := FOUR.target.split[1][0], first + 4))
+    (_, waiting), (one, again) = after_loss(HEIR), after_loss(HEIR)
+    assert begun(waiting) == []
+    waiting.kept_all(Frame(address=Address(FrameKind.KEPT_ALL, *LOST, 0), epoch=2))
+    assert begun(waiting) == [whole]
+    moved = msgspec.structs.replace(FOUR.at(Cell(1, 0)), owner=HEIR)
+    alone = tuple(peer for peer in AFTER.workers if peer.worker != KEEPER)
+    one.inside.plan.activate(
+        msgspec.structs.replace(AFTER, epoch=3, pipelines=(FOUR.pipelines[0], (moved, TAKEN)), workers=alone)
+    )
+    again.await_kept(AFTER, {Cell(1, 0)})
+    assert begun(again) == [whole], "the keeper is lost, too, and gives nothing"
 
 
 def test_a_keeper_gives_nothing_for_a_cell_that_the_plan_no_longer_has() -> None:
     """The boundary plan that removed the cell has not taken effect here, only the plan after it."""
-    plan = initial_plan([Peer(worker=f"w{i}", host="h", port=1) for i in range(4)], ((0, 2), (2, 3)), 2, SPEC, NONE)
-    cell, heir, lost = Cell(1, 1), plan.at(Cell(0, 1)).owner, plan.at(Cell(1, 1)).owner
-    taken = Assignment(owner=heir, portions=(Portion(worker=heir, first=0, end=4),))
-    rows, left = (plan.pipelines[0], (plan.pipelines[1][0], taken)), [p for p in plan.workers if p.worker != lost]
-    after = msgspec.structs.replace(plan, epoch=2, pipelines=rows, workers=tuple(left))
-    giver = One(plan, plan.at(Cell(1, 0)).owner)
-    giver.plan.activate(after)
-    giver.portions.take_over(plan)
-    assert [frame.address for _, frame in giver.transport.take()] == [Address(FrameKind.KEPT_ALL, *cell, 0)]
-    giver.plan.activate(msgspec.structs.replace(after, epoch=4, pipelines=after.pipelines[:1]))
-    giver.portions.take_over(after)
-    assert not giver.transport.take()
+    one, portions = after_loss(KEEPER)
+    gives = [frame.address for _, frame in one.net.take() if frame.address.kind is FrameKind.KEPT_ALL]
+    assert gives == [Address(FrameKind.KEPT_ALL, *LOST, 0)]
+    one.inside.plan.activate(msgspec.structs.replace(AFTER, epoch=4, pipelines=AFTER.pipelines[:1]))
+    one.inside.executor.cells.clear()
+    portions.take_over(AFTER)
+    assert not one.net.take()
 
 
 def test_a_portion_whose_sum_the_owner_has_is_not_run() -> None:
-    one = One(shared(1))
-    (key,) = one.refresh()
+    one, portions = made(shared(1))
+    (key,) = begun(portions)
     cell, microbatches = key
-    owner = one.plan.owner(cell)
-    begun = one.portions.steps[key]
-    one.portions.summed(owner, Address(FrameKind.SUMMED, *cell, 1, *microbatches))
-    one.portions.summed(one.worker, Address(FrameKind.SUMMED, *cell, 0, *microbatches))
-    assert one.portions.steps[key] is begun, "of another step, and not from the owner"
-    one.portions.summed(owner, Address(FrameKind.SUMMED, *cell, 0, *microbatches))
-    assert one.refresh() == [key]
-    assert one.portions.steps[key].next is None
-    one.portions.await_kept(ALONE, {cell})
-    one.portions.steps.clear()
-    assert one.refresh() == [key]
-    assert one.portions.steps[key].next is not None, "its owner may be another one"
+    owner = one.inside.plan.owner(cell)
+    first = portions.steps[key]
+    portions.summed(owner, Address(FrameKind.SUMMED, *cell, 1, *microbatches))
+    portions.summed(one.worker, Address(FrameKind.SUMMED, *cell, 0, *microbatches))
+    assert portions.steps[key] is first, "of another step, and not from the owner"
+    portions.summed(owner, Address(FrameKind.SUMMED, *cell, 0, *microbatches))
+    assert begun(portions) == [key]
+    assert portions.steps[key].next is None
+    portions.await_kept(ALONE, {cell})
+    portions.steps.clear()
+    assert begun(portions) == [key]
+    assert portions.steps[key].next is not None, "its owner may be another one"
 
 
 def test_an_owner_adds_up_the_sums_that_are_here_and_awaits_the_others() -> None:
     """Sums of the first group, of the two behind it, and of the second: it is part of another one."""
     plan, cell, first = shared(1), Cell(1, 0), ALONE.target.split[1][0]
-    one = One(plan, plan.at(cell).owner)
+    one, portions = made(plan, plan.at(cell).owner)
     owned = CellStep(cell, 0, ALONE.target, portions=plan.at(cell).portions)
-    assert one.portions.covered(owned) == ([(first, first + 1), (first + 1, first + 4)], [], [])
+    assert portions.covered(owned) == ([(first, first + 1), (first + 1, first + 4)], [], [])
     for part in ((0, 1), (1, 3), (1, 2)):
-        one.portions.kept.keep(
-            Frame(address=Address(FrameKind.KEPT_SUM, *cell, 0, *(first + m for m in part)), epoch=1)
-        )
-    parts, here, portions = one.portions.covered(owned)
+        portions.kept.keep(Frame(address=Address(FrameKind.KEPT_SUM, *cell, 0, *(first + m for m in part)), epoch=1))
+    parts, here, found = portions.covered(owned)
     assert parts == [(first, first + 1), (first + 1, first + 4)]
-    assert ([frame.address.part - first for frame in here], [worker for worker, _ in portions]) == ([1], [one.worker])
-    one.portions.kept.keep(Frame(address=Address(FrameKind.KEPT_SUM, *cell, 0, first + 3, first + 4), epoch=1))
-    parts, here, portions = one.portions.covered(owned)
+    assert ([frame.address.part - first for frame in here], [worker for worker, _ in found]) == ([1], [one.worker])
+    portions.kept.keep(Frame(address=Address(FrameKind.KEPT_SUM, *cell, 0, first + 3, first + 4), epoch=1))
+    parts, here, found = portions.covered(owned)
     assert parts == [(first, first + 1), (first + 1, first + 3), (first + 3, first + 4)]
-    assert (len(here), [of for _, of in portions]) == (3, [(first, first + 1), (first + 1, first + 4)])
+    assert (len(here), [of for _, of in found]) == (3, [(first, first + 1), (first + 1, first + 4)])
 
 
 BEHIND = Cell(0, 1)  # w0 runs the first stage

@@ -9,7 +9,7 @@ from bamboo_core.planning.cell_portions import without_portions
 from bamboo_core.planning.plan import ROOT, Assignment, Cell, Plan
 from bamboo_trainer.frames import Announce, Commit, FrameKind
 from engine_kit import THREE, OneEngine
-from replica_kit import after_loss, in_two_parts
+from replica_kit import in_two_parts
 
 PLAN = msgspec.structs.replace(THREE, mode=RedundancyMode.REPLICAS)
 MIDDLE, LAST = Cell(0, 1), Cell(0, 2)
@@ -73,27 +73,6 @@ def test_the_parts_of_a_stage_are_reported_before_the_replica_has_their_gradient
 def announce(one: OneEngine, version: int) -> None:
     """The replica of the last stage says what it holds."""
     one.get(FrameKind.ANNOUNCE, LAST, sender="w1", payload=Announce(version=version, secured=version))
-
-
-def test_of_two_cells_backwards_come_first_and_of_forwards_the_later_stages() -> None:
-    """w1 runs the last two stages: at the fifth and at the eighth place it has the choice."""
-    one = OneEngine("w1", without_portions(after_loss(PLAN, {"w2"})))
-    assert set(one.inside.executor.cells) == {MIDDLE, LAST}
-    feed(one, MIDDLE, range(3))
-    one.work()
-    order = [(name, cell.stage, m) for name, cell, m in one.did if name in ("Forward", "Backward")]
-    assert order == [
-        ("Forward", 1, 0),
-        ("Forward", 2, 0),
-        ("Backward", 2, 0),
-        ("Forward", 1, 1),
-        ("Forward", 2, 1),
-        ("Backward", 2, 1),
-        ("Forward", 1, 2),
-        ("Backward", 1, 0),
-        ("Forward", 2, 2),
-        ("Backward", 2, 2),
-    ]
 
 
 def test_a_worker_that_lacks_the_roots_plan_begins_no_step_by_the_old_one() -> None:

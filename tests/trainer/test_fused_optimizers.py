@@ -1,17 +1,14 @@
 """torch's fused kernels, which are taken where a task leaves open which ones do its optimizer's steps."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from bamboo_core.control.digests import add_digests
 from bamboo_trainer.checkpoint.layer_file import decode
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.optimizers import Combined
@@ -54,43 +51,6 @@ def test_a_convolution_before_a_norm_gets_the_bits_of_a_plain_loop_with_the_same
     found = state_of(stages)
     same = [torch.equal(found[f"layers.{name}"], parameter) for name, parameter in model.named_parameters()]
     assert all(same) is equal
-
-
-# the same bits on owner and replica
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kernel", KERNELS)
-@given(sizes=st.lists(st.integers(1, 70), min_size=1, max_size=5), data=st.data())
-@settings(deadline=None, max_examples=25)
-def test_a_parameter_gets_the_same_bits_wherever_it_lies_and_beside_whatever_others(
-    kernel: str, dtype: torch.dtype, sizes: Sequence[int], data: st.DataObject
-) -> None:
-    offsets = data.draw(st.lists(st.integers(0, 17), min_size=len(sizes), max_size=len(sizes)))
-    order = data.draw(st.permutations(range(len(sizes))))
-    firsts, gradients = ([torch.randn(n).to(dtype) for n in sizes] for _ in range(2))
-    together = [_placed(firsts[i], offsets[i]) for i in order]
-    _step(KERNELS[kernel], together, [_placed(gradients[i], offsets[-1]) for i in order])
-    for parameter, i in zip(together, order, strict=True):
-        alone = _placed(firsts[i], 0)
-        _step(KERNELS[kernel], [alone], [gradients[i]])
-        assert torch.equal(parameter, alone)
-
-
-def _placed(values: Tensor, offset: int) -> nn.Parameter:
-    """A parameter of these values, so many elements behind the beginning of its storage."""
-    place = torch.empty(offset + values.numel(), dtype=values.dtype)[offset:]
-    return nn.Parameter(place.copy_(values))
-
-
-def _step(make: Make, parameters: list[nn.Parameter], gradients: Sequence[Tensor]) -> None:
-    optimizer = make(parameters)
-    fuse(optimizer)
-    assert all(group["fused"] for group in optimizer.param_groups)
-    for _ in range(3):
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient.detach()
-        optimizer.step()
 
 
 # where a task leaves it open
@@ -192,23 +152,6 @@ def test_a_state_that_was_kept_before_goes_on_with_the_bits_of_its_kernels(split
         torch.testing.assert_close(_trained(stages, range(2, 5)), expected, rtol=0, atol=0)
     fused = _trained(chain(_of(_open), split), range(5))
     assert any(not torch.equal(fused[name], expected[name]) for name in expected), "the kernels differ in some bit"
-
-
-@pytest.mark.parametrize("split", SPLITS, ids=len)
-def test_a_state_that_was_kept_with_them_goes_on_with_them(split: list[tuple[int, int]]) -> None:
-    kept = chain(_of(_open), SPLITS[1])
-    _trained(kept, range(2))
-    states = {layer: decode(data) for layer, data in files_of(kept).items()}
-    (before,) = chain(_of(_unfused), SPLITS[0])
-    _trained([before], range(1))
-    others = chain(_of(_open), split)
-    for stage in others if len(others) > 1 else ():
-        stage.values.restore(states)
-    if len(others) == 1:  # one that had gone back to a state without them
-        others[0].values.restore(whole_state(before))
-        others[0].values.restore(states)
-    torch.testing.assert_close(_trained(others, range(2, 4)), _trained(kept, range(2, 4)), rtol=0, atol=0)
-    assert add_digests(one.values.digest() for one in others) == add_digests(one.values.digest() for one in kept)
 
 
 @pytest.mark.parametrize("says", [{"foreach": True}, {"fused": False}, {"fused": True}])

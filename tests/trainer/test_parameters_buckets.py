@@ -13,7 +13,7 @@ from torch import nn
 
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.stage import parameters
-from bamboo_trainer.stage.parameters import MOST_BUCKETS, Bucket, Cut, buckets_of, parts_of
+from bamboo_trainer.stage.parameters import MOST_BUCKETS, Bucket, buckets_of
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Task
@@ -56,21 +56,6 @@ def test_small_gradients_are_one_bucket(monkeypatch: pytest.MonkeyPatch) -> None
     assert buckets_of(starts, 12 * megabytes, 13 * megabytes) == (Bucket(0, slice(0, 13 * megabytes)),)
     large = buckets_of({layer: 10 * start for layer, start in starts.items()}, 120 * megabytes, 121 * megabytes)
     assert [bucket.place.start // megabytes for bucket in large] == [100, 80, 60, 40, 20, 0, 120]
-
-
-def test_a_part_begins_with_what_has_reached_its_cut_and_with_its_layers_own_losses() -> None:
-    x, given, lost = (torch.ones(2, requires_grad=True) for _ in range(3))
-    cut = Cut.at((x * 2, given * 3, lost * 4, torch.ones(1, dtype=torch.int64)), losses=1)
-    assert [leaf.requires_grad for leaf in cut.leaves] == [True, True, True, False]
-    end, early, late = cut.leaves[0].sum() + cut.leaves[1].sum(), (x * 5).sum(), (cut.leaves[0] * 7).sum()
-    one = torch.ones(())
-    for part, last in zip(parts_of([(end, one), (early, one), (late, one)], 2, [cut]), (False, True), strict=True):
-        assert part.last is last
-        torch.autograd.backward([tensor for tensor, _ in part.ends], [gradient for _, gradient in part.ends])
-        assert (x.grad is None) is not last
-    assert x.grad is not None
-    assert given.grad is not None
-    assert (x.grad.tolist(), given.grad.tolist(), lost.grad) == ([21.0] * 2, [3.0] * 2, None)
 
 
 def ran(stage: Stage, *, bucketwise: bool, after: Callable[[Work, int], None] = lambda work, m: None) -> Work:

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.training import TrainingConfig
-from stage_kit import CONFIG, plain_model, plain_state, plain_steps, small_task
+from stage_kit import plain_model, plain_state, plain_steps, small_task
 from training_job import job_of
 
 STEPS = 6
@@ -79,10 +78,3 @@ def test_by_default_the_job_ends(kind: str, reason: str) -> None:
     assert job.end.reason == reason
     step = plainly(kind)[0][0]
     assert job.end.message == f"the {kind} of step {step + 1} is not a finite number"
-
-
-def test_a_skipped_step_leaves_the_state_and_moves_the_version() -> None:
-    stage = build_stage(build({"kind": "loss"}), 0, [(0, 3)], CONFIG)
-    before = stage.values.digest()
-    stage.values.skip()
-    assert (stage.values.version, stage.values.digest()) == (1, before)

@@ -10,13 +10,12 @@ from torch import nn
 
 from bamboo_core.coordinator import worker_reports
 from bamboo_core.coordinator.events import Outcome
-from bamboo_core.planning.plan import Cell
 from bamboo_trainer import loss_scale
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import TaskError
 from stage_kit import CONFIG, one_step, small_task
-from training_job import Fault, Job, job_of
+from training_job import Job, job_of
 
 STEPS = 4
 
@@ -109,14 +108,6 @@ def test_so_is_what_a_checkpoint_would_keep() -> None:
     for keep in (stage.values.layer_states, lambda: stage.values.late_copies([2])):
         with pytest.raises(TaskError, match="remembers NaN as 'exp_avg_sq'"):
             keep()
-
-
-def test_a_worker_that_takes_over_in_that_step_says_the_same() -> None:
-    for name in ("Forward", "Backward"):
-        for stage in (0, 1):
-            job = job_of(rated(math.nan, 2), (2, 1), STEPS)
-            job.faults = [Fault(name, Cell(0, stage), 2)]
-            assert "task.learning_rate(2) returned nan" in ended(job)
 
 
 def test_large_numbers_are_finite_although_their_norm_is_not() -> None:
