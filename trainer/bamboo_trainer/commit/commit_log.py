@@ -63,25 +63,23 @@ class CommitLog:
         self.commits: dict[int, Commit] = {}
         self.end: int | None = None
         self._generations: dict[int, int] = {}
-        self._ready: dict[int, dict[Cell, Ready]] = {}
-        self._reporters: dict[int, set[tuple[Cell, WorkerId]]] = {}
+        self._ready: dict[int, dict[Cell, tuple[Ready, set[WorkerId]]]] = {}  # with the workers that have reported it
 
     def ready(self, step: int, report: Ready, worker: WorkerId) -> None:
         """Record a cell's first report of a step; later ones are the same, sent again or by a repeating worker."""
         if step not in self.commits:
-            self._ready.setdefault(step, {}).setdefault(report.cell, report)
-            self._reporters.setdefault(step, set()).add((report.cell, worker))
+            self._ready.setdefault(step, {}).setdefault(report.cell, (report, set()))[1].add(worker)
 
     def has_reported(self, step: int, cell: Cell, worker: WorkerId) -> bool:
         """Return whether this worker has reported the cell's step, which is not committed yet."""
-        return (cell, worker) in self._reporters.get(step, ())
+        reports = self._ready.get(step, {})
+        return cell in reports and worker in reports[cell][1]
 
     def record(self, step: int, commit: Commit) -> None:
         self.commits[step] = commit
         self.newest = max(self.newest, step)
         self._generations[step + 1] = commit.generation
         self._ready.pop(step, None)
-        self._reporters.pop(step, None)
         if commit.early_stop:
             self.end = step
 
@@ -99,7 +97,7 @@ class CommitLog:
     def forget(self, oldest_needed: int) -> None:
         """Forget commits older than the last few steps and than any state held here needs."""
         limit = min(oldest_needed, self.newest - KEPT_STEPS)
-        for table in (self.commits, self._ready, self._reporters, self._generations):
+        for table in (self.commits, self._ready, self._generations):
             for step in [k for k in table if k < limit]:
                 del table[step]
 
@@ -112,4 +110,4 @@ class CommitLog:
         cells = layout.cells(stages)
         if any(cell not in reports for cell in cells):
             return None
-        return combined([reports[cell] for cell in cells], self._loss_unit, generation=generation, epoch=epoch)
+        return combined([reports[cell][0] for cell in cells], self._loss_unit, generation=generation, epoch=epoch)

@@ -45,14 +45,13 @@ class _ByLayer:
 class _Stage:
     """Times of a stage, in seconds.
 
-    weights: of postponed weight gradients. begun: number of forwards of the ordinary schedule begun here. layers: of
-    rehearsals. by_layer: of the schedule's own forwards.
+    weights: of postponed weight gradients. by_layer: forwards that ran layer by layer, rehearsals included. begun:
+    number of forwards of the ordinary schedule begun here.
     """
 
     forwards: deque[float] = field(default_factory=partial(deque, maxlen=MOST_MICROBATCHES))
     backwards: deque[float] = field(default_factory=partial(deque, maxlen=MOST_MICROBATCHES))
     weights: deque[float] = field(default_factory=partial(deque, maxlen=MOST_MICROBATCHES))
-    layers: dict[int, deque[float]] = field(default_factory=dict)
     by_layer: deque[_ByLayer] = field(default_factory=partial(deque, maxlen=KEPT_LAYERS))
     begun: int = 0
 
@@ -63,15 +62,12 @@ class _Stage:
         ratio to the whole forwards after it, times the present time of a whole forward.
         """
         whole = [one for one in self.by_layer if one.layers.keys() >= set(layers)]
-        if whole:
-            now = median(self.forwards) if self.forwards else None
-            scales = [now / median(one.after) if now and one.after and median(one.after) else 1.0 for one in whole]
-            return tuple(
-                median(one.layers[layer] * scale for one, scale in zip(whole, scales, strict=True)) for layer in layers
-            )
-        if all(self.layers.get(layer) for layer in layers):
-            return tuple(median(self.layers[layer]) for layer in layers)
-        return ()
+        now = median(self.forwards) if self.forwards else None
+        scales = [now / median(one.after) if now and one.after and median(one.after) else 1.0 for one in whole]
+        return tuple(
+            median(one.layers[layer] * scale for one, scale in zip(whole, scales, strict=True))
+            for layer in (layers if whole else ())
+        )
 
 
 class StageTimer:
@@ -137,11 +133,10 @@ class StageTimer:
 
     def ran_layer(self, stage: int, layer: int, seconds: float) -> None:
         """Record the forward of one layer, alone."""
-        measured = self._stages[stage]
-        if measured.by_layer:
-            measured.by_layer[-1].layers[layer] = seconds
-        else:
-            measured.layers.setdefault(layer, deque(maxlen=KEPT_LAYERS)).append(seconds)
+        by_layer = self._stages[stage].by_layer
+        if not by_layer or layer in by_layer[-1].layers:  # of a rehearsal
+            by_layer.append(_ByLayer())
+        by_layer[-1].layers[layer] = seconds
 
     def _step_done(self) -> None:
         """Sum up the next times to report, unless the last ones were not returned yet."""
