@@ -162,7 +162,7 @@ class Workers:
             lossy=self.lossy,
             heartbeat=node.heartbeat,
             hello=lambda: protocol.Hello(
-                worker=node.name, host="memory", port=1, plan=node.engine.plan_told if node.engine else None
+                worker=node.name, host="memory", port=1, plan=node.engine.reported_plan if node.engine else None
             ),
         )
 

@@ -288,7 +288,7 @@ class Simulation:
                     port=1,
                     zone=f"z{name.number // self.scenario.per_node % ZONES}",
                     node=f"n{name.number // self.scenario.per_node}" if self.scenario.per_node > 1 else "",
-                    plan=node.engine.plan_told if node.engine else None,
+                    plan=node.engine.reported_plan if node.engine else None,
                 ),
                 heartbeat=node.heartbeat,
             )

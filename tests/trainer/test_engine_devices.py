@@ -158,8 +158,8 @@ def test_a_worker_says_at_a_reconnection_the_plan_that_it_was_told() -> None:
         if job.state.plan:
             told[job.state.plan.epoch] = job.state.plan
         for node in job.nodes.values():
-            if node.engine.plan_told:
-                assert node.engine.plan_told == told[node.engine.plan_told.epoch]
+            if node.engine.reported_plan:
+                assert node.engine.reported_plan == told[node.engine.reported_plan.epoch]
 
     job.decide = decide
     job.run()

@@ -379,7 +379,7 @@ def test_the_stages_before_are_gone_when_the_new_ones_are_built() -> None:
             if node.alive and node.engine.components:
                 states = node.engine.components.states.by_stage.values()
                 before[node.name] = [weakref.ref(state.stage) for state in states if state.stage]
-            elif node.alive and node.engine.plan_told and node.name in before:
+            elif node.alive and node.engine.reported_plan and node.name in before:
                 looked.append(node.name)
                 assert [ref() for ref in before[node.name]] == [None] * len(before[node.name])
 

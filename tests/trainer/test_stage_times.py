@@ -13,7 +13,7 @@ from test_engine import manifest
 from bamboo_core.planning.plan import Cell
 from bamboo_core.planning.schedule import Backward, BackwardRest, Forward, ReportReady
 from bamboo_core.planning.splits.speeds import MOST_MICROBATCHES
-from bamboo_trainer.engine.stage_times import FIRST_TOLD, IGNORED, PERIOD, DeviceTimes, StageTimer
+from bamboo_trainer.engine.stage_times import FIRST_REPORT, IGNORED, PERIOD, DeviceTimes, StageTimer
 from bamboo_trainer.stage.forwarding import Forwarding
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.values import StageValues
@@ -49,13 +49,13 @@ def test_a_stage_takes_what_most_of_its_newest_microbatches_take() -> None:
 def test_the_first_times_are_told_before_a_long_step_is_done() -> None:
     timer = StageTimer(time.monotonic)
     timer.begin([(0, 1)])
-    for number in range(IGNORED + FIRST_TOLD):
+    for number in range(IGNORED + FIRST_REPORT):
         assert timer.due(0.0) is None, number
         timer.begins_forward(0)
         timer.ran(0, Forward(0), 1.0)
         timer.ran(0, Backward(0), 2.0)
     (said,) = timer.due(0.0) or ()
-    assert (said.microbatches, said.forward, said.backward) == (FIRST_TOLD, 1.0, 2.0)
+    assert (said.microbatches, said.forward, said.backward) == (FIRST_REPORT, 1.0, 2.0)
 
 
 def test_times_are_told_once_a_second_and_only_when_a_step_is_done() -> None:

@@ -165,21 +165,21 @@ class Committer:
             if mark.hold:
                 self.cut = CheckpointId(step=step + 1, id=mark.id)
         if commit.evaluation or commit.early_stop:
-            found = {name: _told(value) for name, value in commit.evaluation.items()}
-            self._keep_evaluations({step: found})
+            metrics = {name: _sendable(value) for name, value in commit.evaluation.items()}
+            self._keep_evaluations({step: metrics})
         self.log.record(step, commit)
         self.log.forget(self._states.oldest(otherwise=step))
         return True
 
-    def _keep_evaluations(self, found: Evaluations) -> None:
-        self._evaluations = dict(sorted((self._evaluations | found).items())[-MOST_EVALUATIONS:])
+    def _keep_evaluations(self, new: Evaluations) -> None:
+        self._evaluations = dict(sorted((self._evaluations | new).items())[-MOST_EVALUATIONS:])
 
-    def evaluations_received(self, found: Evaluations) -> None:
+    def evaluations_received(self, new: Evaluations) -> None:
         """Keep the evaluations that another worker knows. The root sends new ones to the coordinator, because the root
         that made them may have been lost before it sent them.
         """
-        is_new = not self._evaluations.keys() >= found.keys()
-        self._keep_evaluations(found)
+        is_new = not self._evaluations.keys() >= new.keys()
+        self._keep_evaluations(new)
         if is_new and self.is_root:
             self._tell_evaluations()
 
@@ -286,14 +286,14 @@ class Committer:
             StepCommitted(
                 step=step,
                 generation=self.generation(step),
-                loss=_told(commit.loss),
-                gradient_norm=_told(commit.norm),
+                loss=_sendable(commit.loss),
+                gradient_norm=_sendable(commit.norm),
                 microbatches=commit.microbatches,
                 seconds=seconds,
                 learning_rate=self._rate(step),
                 checkpoint=(mark.number, CheckpointId(step=step + 1, id=mark.id)) if mark else None,
                 skipped=commit.skipped,
-                metrics={name: _told(value) for name, value in commit.metrics.items()},
+                metrics={name: _sendable(value) for name, value in commit.metrics.items()},
             )
         )
 
@@ -310,6 +310,6 @@ class Committer:
         return next((layout for layout in self._plan.current.layouts if layout.generation == generation), None)
 
 
-def _told(number: float) -> float | None:
+def _sendable(number: float) -> float | None:
     """Return None for a number that the coordinator refuses: NaN, or larger than any in a real training."""
     return number if abs(number) <= MOST_NUMBER else None

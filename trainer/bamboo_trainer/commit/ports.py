@@ -36,7 +36,7 @@ class History(Protocol):
         """Return, in pieces, the commits not known to be written, for a new root or a worker that joins."""
 
     def heard(self, commits: Commits) -> None:
-        """Take in commits that another worker does not know to be written."""
+        """Record commits that another worker does not know to be written."""
 
 
 class NoHistory:

@@ -48,7 +48,7 @@ class ReplicaProgress:
     follows_from: int | None = None  # the owner's version when the replica first had all it needs to continue alone
 
     def announced(self, version: int, secured: int, mine: int) -> Owed:
-        """Take in an announcement, and return what to send.
+        """Record an announcement of the replica, and return what to send.
 
         version: held by the replica; -1: none. secured: the version that it can reach. mine: the owner's version.
         """
@@ -156,7 +156,7 @@ class Replicator:
         }
 
     def finalize(self, stage: int, step: int, final: Tensor) -> None:
-        """Take in a step's final gradient: for the state here, and later for the replicas.
+        """Keep a step's final gradient for the state here, and for the replicas, which get it later.
 
         It comes from a cell of this worker or, if none of its cells runs this step, from the owner it replicates.
         """
@@ -192,15 +192,15 @@ class Replicator:
         self._outbox.post(worker, *self._final(cell, step))
 
     def _final(self, cell: Cell, step: int) -> tuple[Address, Parts, Commits]:
-        """Return the gradients with the commits that they follow from, which a replica that is being filled may have
-        missed: no worker waits for it.
+        """Return the gradients with the newest commits, which a replica that is being filled may have missed: no worker
+        waits for it.
         """
         final = self._states.final(cell.stage, step)
         assert final is not None
         return Address(FrameKind.SYNC, *cell, step), (final,), self._committer.log.latest()
 
     def announced(self, cell: Cell, replica: WorkerId, epoch: int, announce: Announce) -> None:
-        """Take in a replica's announcement of its version. epoch: of the plan that the replica obeys."""
+        """Process a replica's announcement of its version. epoch: of the plan that the replica obeys."""
         progress, held = self.progress[cell, replica], self._states.here(cell.stage)
         if epoch < progress.epoch:
             return  # it announces again when it obeys that plan
@@ -283,7 +283,7 @@ class Replicator:
                 self._outbox.send(self._plan.owner(cell), frame)
 
     def received(self, address: Address, final: Tensor) -> None:
-        """Take in a stage's final gradient from its owner."""
+        """Keep a stage's final gradient from its owner."""
         self.finalize(address.stage, address.step, final)
         self.announce(address.stage)
 

@@ -1,4 +1,4 @@
-"""What a cell reports of a finished step, and how the root combines all reports: loss, norm, scale, metrics.
+"""Reports of cells on a finished step, and their combination by the root: loss, norm, scale, metrics.
 
 Each sum of numbers is held as a few terms (`exact_terms`), which workers send instead of all numbers. `math.fsum` of
 the terms of several such sums is the exactly rounded sum of all their numbers, so it does not depend on the grid. After

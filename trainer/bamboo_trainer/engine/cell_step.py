@@ -36,7 +36,8 @@ from bamboo_trainer.stage.work import Work, resume
 def needs(
     instruction: Instruction, cell: Cell, stages: int, layout: Layout, step: int, tied_stages: Sequence[int]
 ) -> tuple[Address, ...]:
-    """Return the frames that must arrive before the instruction can run. tied_stages: the other stages of its ties."""
+    """Return the frames that must arrive before the instruction can run. tied_stages: the other stages that
+    share the cell's tied parameters."""
     d, s = cell
     match instruction:
         case Forward(m) if s > 0:
@@ -61,7 +62,11 @@ def needs(
 
 @dataclass(slots=True)
 class TakeoverProgress:
-    """A takeover in progress: when the plan came, was applied and the last repetition ended, and what was repeated."""
+    """Times and repeated work of a takeover in progress.
+
+    arrived: when the plan came. applied: when it came into force. until: when the last repetition ended. All in seconds
+    of the clock. forwards, backwards: the numbers of repeated ones.
+    """
 
     arrived: float
     applied: float
@@ -130,8 +135,7 @@ class CellStep:
         kept: Sequence[Frame],
         again: Collection[int],
     ) -> Self:
-        """Return the step for which the stage's version is ready, of a portion of a cell, whichever worker owns the
-        cell.
+        """Return the work on a portion of a cell, which another worker may own, in the step at the stage's version.
 
         left: the first microbatch whose gradient is to be summed. kept: sums of the microbatches before it; none if the
         owner has the whole sum. again: those of them that run nevertheless, for neighbouring stages.
@@ -185,7 +189,7 @@ class CellStep:
         self.passed.clear()
 
     def await_sums(self, microbatches: Sequence[Range], stages: int) -> None:
-        """Compose a shared cell's sum of these parts, which cover its microbatches, unless it is computed already."""
+        """Set the parts whose sums a shared cell adds up, unless it has done so. They cover the cell's microbatches."""
         place = next((i for i, one in enumerate(self.program) if isinstance(one, AddPartialSums)), -1)
         if self.layout and place >= self.done:
             self.program[place] = one = AddPartialSums(tuple(microbatches))
@@ -247,8 +251,8 @@ class CellStep:
 
     @property
     def urgency(self) -> tuple[int, bool, int, int]:
-        """Return the rank among this worker's cells, the smallest first: the oldest step, a portion of a cell, a
-        backward before a forward, the later stage.
+        """Return the rank among this worker's cells. The smallest runs first: the oldest step, then portions of cells,
+        then backwards before forwards, then later stages.
 
         No other stage waits for weight gradients, so they rank last, unless the work behind them in the program has its
         inputs: then they rank like that work, which they delay.

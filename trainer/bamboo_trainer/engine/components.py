@@ -138,7 +138,7 @@ class Components:
     # on a commit
 
     def on_commit(self, step: int, commit: Commit) -> None:
-        """Take in a commit, decided here or received."""
+        """Process a commit, decided here or received."""
         if not self.committer.record(step, commit):
             return
         self._look_again()
@@ -159,7 +159,7 @@ class Components:
     # on a frame
 
     def on_frame(self, sender: WorkerId, frame: Frame) -> None:
-        """Take in a frame of the right form, or keep it for a part that this worker will have. Raises RefusedFrame."""
+        """Process a frame, or keep it for a part that this worker will have."""
         kind, address = frame.address.kind, frame.address
         known, cell = frame.epoch <= self.plan.current.epoch, address.cell
         if kind not in BOUNDARY:
@@ -211,13 +211,13 @@ class Components:
                 self._keep_early(sender, frame)
 
     def _on_commits(self, frame: Frame) -> None:
-        """Take in commits of another worker's log."""
+        """Process commits of another worker's log."""
         commits = frame.payload.filling.commits if frame.address.kind is FrameKind.LAYER else frame.payload
         for step, commit in commits:
             self.on_commit(step, commit)
 
     def _on_state(self, sender: WorkerId, frame: Frame) -> None:
-        """Take in the final gradient of a stage, or a layer of its state."""
+        """Process the final gradient of a stage, or a layer of its state, from another worker."""
         address, stage = frame.address, frame.address.stage
         if stage not in self.states:
             self._keep_early(sender, frame)
@@ -408,9 +408,9 @@ class Components:
     def keep_last(self, wanted: KeepLastState) -> bool:
         """Keep the state after the last step for the coordinator. Return False if it is no longer here."""
         self._look_again()
-        found = self._copies.keep_last(wanted, self.states, self.plan.current)
+        is_held = self._copies.keep_last(wanted, self.states, self.plan.current)
         self._hand_over_copies()
-        return found
+        return is_held
 
     def report(self) -> None:
         """Send the coordinator everything that it must know: it may have restarted, or messages may be lost."""

@@ -164,7 +164,7 @@ class SpotChecks:
         return self._schedule.checks(cell_step.cell, self._plan.stages, layout, step)
 
     def forward(self, cell_step: CellStep, stage: Stage, microbatch: int, taken: Frame | None) -> Parts:
-        """Run it, with the same bits as `Stage.forward`."""
+        """Run a forward to be checked, with the same bits as `Stage.forward`. taken: the frame of its inputs."""
         assert cell_step.work is not None
         place = (cell_step.step, microbatch)
         outputs, sums = forward_by_layer(stage, cell_step.work, place, taken.inputs if taken else None)
@@ -179,7 +179,7 @@ class SpotChecks:
         return microbatch == layout.split[cell_step.cell.pipeline][0]
 
     def backward(self, cell_step: CellStep, microbatch: int, given: Frame | None, inputs: Gradients) -> None:
-        """Send the check after the backward. given: the gradients it took; inputs: those that it returned."""
+        """Send the check after the backward. given: the frame of the gradients that it took. inputs: its results."""
         made, cell = self._made.pop(cell_step.cell), cell_step.cell
         alone = made.work.gradients.alone
         if alone is None:
@@ -203,7 +203,7 @@ class SpotChecks:
     # as the checker
 
     def asked(self, sender: WorkerId, frame: Frame) -> None:
-        """Take in a check from the owner of a cell."""
+        """Keep a check that the owner of a cell has sent, until `turn` runs it."""
         if self._schedule is not None and frame.address.step > self._log.newest:
             self._asked[frame.address.cell] = (sender, frame)
 
@@ -270,8 +270,8 @@ class SpotChecks:
         if anew is not None and theirs == mine == again:
             raise NotDeterministic(f"{what} is not deterministic: {place}, other bits come out {_when_anew(stage)}")
         if again == theirs:  # this worker was wrong once, and nothing has used it
-            said = "%s %s came to other bits here than on %s, and to the same ones when repeated"
-            logger.warning(said, what, place, owner)
+            text = "%s %s came to other bits here than on %s, and to the same ones when repeated"
+            logger.warning(text, what, place, owner)
             return
         whose = f"{owner} came to" if owner != worker else "it came to at first"
         if again != mine:
@@ -279,8 +279,8 @@ class SpotChecks:
                 f"{what} is not deterministic: {place}, {worker} came to other bits than {whose}, and to others "
                 f"whenever it repeated it; {CAUSES}"
             )
-        said = f"{worker} came to other bits than {whose}, and to the same when it repeated it"
-        self._coordinator.tell(SpotCheckDiffers(cell=cell, step=step, message=f"{what} {place}: {said}"[:MOST_DETAIL]))
+        other = f"{worker} came to other bits than {whose}, and to the same when it repeated it"
+        self._coordinator.tell(SpotCheckDiffers(cell=cell, step=step, message=f"{what} {place}: {other}"[:MOST_DETAIL]))
 
 
 def _changed(stage: Stage) -> str:
@@ -328,9 +328,9 @@ def forward_by_layer(
 
 
 def compute_anew(stage: Stage, frame: Frame, draws: Mapping[int, Draws] | None = None) -> SpotSums | None:
-    """Do what `compute_again` does, with the layers' attributes as they were built; in the first step, when draws are
-    recorded, also with other running statistics. None if they cannot run so: such a layer may rely on what it has kept
-    elsewhere. Raises NotDeterministic.
+    """Return the results of `compute_again` with the layers' attributes as they were built, and in the first step, when
+    draws are recorded, also with other running statistics. None if the layers cannot run so: they may rely on something
+    that they keep elsewhere. Raises NotDeterministic.
     """
     capture, changed = Capture() if draws is None else Capture(fill=0.0, count=1 << 30, momentum=0.5), _changed(stage)
     if stage.as_built is None or not changed:

@@ -44,7 +44,10 @@ Writers = tuple[tuple[WorkerId, ...], ...]
 
 
 class Folding:
-    """Folds messages. devices: number of the worker's devices; each of its stages runs as that many device stages."""
+    """Folds messages about device stages into messages about stages.
+
+    devices: number of the worker's devices; each of its stages runs as that many device stages.
+    """
 
     def __init__(self, devices: int) -> None:
         self._devices = devices
@@ -59,9 +62,9 @@ class Folding:
     def keep(self, owned: Collection[Cell], held: Collection[int]) -> None:
         """Keep only messages about these cells and device stages of the plan in force."""
         cells, stages = {self._cell(cell) for cell in owned}, {stage_of(part, self._devices) for part in held}
-        self._takeovers = {cell: said for cell, said in self._takeovers.items() if cell in cells}
-        self._finished = {cell: said for cell, said in self._finished.items() if cell in cells}
-        self._sums = {stage: said for stage, said in self._sums.items() if stage in stages}
+        self._takeovers = {cell: parts for cell, parts in self._takeovers.items() if cell in cells}
+        self._finished = {cell: parts for cell, parts in self._finished.items() if cell in cells}
+        self._sums = {stage: versions for stage, versions in self._sums.items() if stage in stages}
 
     def fold(self, message: Message) -> Message | None:
         """Return the message about the stage; None while it waits for those of other device stages."""
@@ -73,10 +76,10 @@ class Folding:
             case TakenOver():
                 return self._taken_over(message)
             case CellFinished(cell=cell):
-                said = self._finished.setdefault(self._cell(cell), {})
-                said[self._device(cell)] = message
-                digests = [said[device].digest for device in sorted(said)]
-                whole = len(said) == self._devices
+                by_device = self._finished.setdefault(self._cell(cell), {})
+                by_device[self._device(cell)] = message
+                digests = [by_device[device].digest for device in sorted(by_device)]
+                whole = len(by_device) == self._devices
                 return CellFinished(cell=self._cell(cell), digest=add_digests(digests)) if whole else None
             case StateSums():
                 return self._state_sums(message)
@@ -110,12 +113,12 @@ class Folding:
     def _state_sums(self, message: StateSums) -> StateSums | None:
         stage, device = stage_of(message.stage, self._devices), device_of(message.stage, self._devices)
         versions = self._sums.setdefault(stage, {})
-        said = versions.setdefault(message.version, {})
-        said[device] = message
-        if len(said) < self._devices:
+        by_device = versions.setdefault(message.version, {})
+        by_device[device] = message
+        if len(by_device) < self._devices:
             return None
         self._sums[stage] = {version: sums for version, sums in versions.items() if version >= message.version}
-        sums = {name: found for part in sorted(said) for name, found in said[part].sums.items()}
+        sums = {name: number for part in sorted(by_device) for name, number in by_device[part].sums.items()}
         return StateSums(stage=stage, version=message.version, sums=sums)
 
     def unfolded_writers(self, writers: Writers, stages: Ranges) -> Writers:
@@ -133,7 +136,7 @@ class Folding:
         return tuple(unfolded)
 
     def times(self, times: Sequence[StageTimes], stages: Ranges) -> tuple[StageTimes, ...]:
-        """Return the times of the stages whose parts have all been measured. stages: the layers of device stages."""
+        """Return the times of stages of which every part has been measured. stages: the layers of device stages."""
         known = {one.layers: one for one in times}
         found = []
         for index, layers in enumerate(grouped(stages, self._devices)):
@@ -209,7 +212,7 @@ class DividedEngine(Engine):
             self._coordinator.tell(folded)
 
     @property
-    def plan_told(self) -> Plan | None:
+    def reported_plan(self) -> Plan | None:
         newest = self.newest_plan
         return folded(newest, self._devices) if newest else None
 

@@ -60,7 +60,7 @@ class AwaitedLayers:
 
 
 class Engine:
-    """One worker's part in the job. timer: of its work."""
+    """The engine of one worker. timer: measures the stages that run here."""
 
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
@@ -75,7 +75,7 @@ class Engine:
     # events
 
     def handle(self, event: Event | Copied) -> None:
-        """Take in an event of the transport, or that tensors are copied."""
+        """Process an event of the transport, or the end of copying tensors to host memory."""
         match event:
             case Arrived(sender, frame) if is_exchanged(frame.address):
                 self._on_layers(sender, frame)
@@ -114,7 +114,7 @@ class Engine:
         self._take_in()
 
     def forget(self) -> None:
-        """Drop all states and what depends on them: others will be built, and may need the memory."""
+        """Drop all states and what depends on them, before other states are built: memory may not suffice for both."""
         had = bool(self.components or self._beginning)  # holding them here would keep them alive
         self.components = self._beginning = None
         self._exchange.stop()
@@ -201,7 +201,7 @@ class Engine:
         self.copies.drop(checkpoints)
 
     def take_checkpoint(self, wanted: TakeCheckpoint) -> None:
-        """Keep the next state, as the coordinator asks."""
+        """As the root, mark the checkpoint that the coordinator requests."""
         if self.components:
             self.components.committer.take_checkpoint(wanted)
 
@@ -226,7 +226,7 @@ class Engine:
         return busy
 
     def _take_in(self) -> None:
-        """Take in frames one after the other, and only here, so that no other work is interrupted.
+        """Process waiting frames one after the other, and only here, so that no other work is interrupted.
 
         A frame may arrive more than once. A frame of the wrong form is logged and dropped. A frame for the states of a
         plan on its way waits for that plan, and a frame for abandoned states is dropped.
@@ -254,8 +254,8 @@ class Engine:
         self.copies.report()
 
     @property
-    def plan_told(self) -> Plan | None:
-        """The newest plan, in the coordinator's form, with whole stages."""
+    def reported_plan(self) -> Plan | None:
+        """The newest plan as the coordinator sent it, with whole stages."""
         return self.newest_plan
 
     @property
@@ -267,7 +267,7 @@ class Engine:
 
     @property
     def origin(self) -> int:
-        """The origin of that plan; 0 before the first one."""
+        """The origin of the newest plan; 0 before the first one."""
         newest = self.newest_plan
         return newest.origin if newest else 0
 

@@ -182,7 +182,7 @@ class Executor:
         return {c.stage for c in self.cells} - behind
 
     def of_state(self, number: int) -> list[CellStep]:
-        """Return the steps of the cells that run on the state of that number."""
+        """Return the current steps of a stage's cells. number: of the stage."""
         return [cell_step for cell_step in self.cells.values() if cell_step.cell.stage == number]
 
     def active(self) -> tuple[CellStep, ...]:
@@ -204,7 +204,7 @@ class Executor:
         return ready[0] if ready else None
 
     def look_again(self) -> None:
-        """Find anew which steps may run, after a change that is more than a boundary tensor."""
+        """Forget which steps may run, after a change that is more than a boundary tensor."""
         self._runnable = None
 
     def _may_run(self, cell_step: CellStep) -> bool:

@@ -40,7 +40,7 @@ from bamboo_trainer.stage.work import Work, packed_work, resume
 
 
 class Instructions:
-    """Runs instructions, which change the cell's step, and send. Keeps no state."""
+    """Runs instructions: each changes the cell's step and sends frames. Keeps no state."""
 
     def __init__(
         self, shared: EngineContext, replicator: Replicator, spots: SpotChecks, portions: PortionSteps
@@ -254,5 +254,5 @@ def _chunk(bucket: slice, parts: int, index: int) -> slice:
 
 
 def _apart(piece: Tensor) -> Tensor:
-    """Return a piece of a gradient that is written to later, for a frame: only a device's is copied anyway."""
+    """Return a piece of a gradient for a frame, copied if it is in host memory: later instructions write to it."""
     return piece.clone() if piece.is_cpu else piece

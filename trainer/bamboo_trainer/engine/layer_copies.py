@@ -39,7 +39,7 @@ class CheckpointFiles(Protocol):
     """The files of checkpoints, written while training continues."""
 
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState], seconds: float) -> None:
-        """Write these copies. seconds: that training waited while they were made."""
+        """Write these copies. seconds: the time for which training waited for them."""
 
     def restore(
         self, values: StageValues, checkpoint: CheckpointId, here: Mapping[int, LayerState]
@@ -51,7 +51,7 @@ class CheckpointFiles(Protocol):
 
 @dataclass(slots=True)
 class _Share:
-    """The layers of a stage that this worker copies. seconds: that training has waited for it."""
+    """The layers of a stage that this worker copies. seconds: the time for which training has waited for the copies."""
 
     checkpoint: CheckpointId
     copying: LateCopies
@@ -59,8 +59,9 @@ class _Share:
 
 
 class LayerCopies:
-    """The copies of layers in host memory. held: by state and layer. cut: the cut whose copies are held, or will come
-    from others.
+    """The copies of layers in host memory.
+
+    held: by state and layer. cut: the cut whose copies are held, or will come from other workers.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class LayerCopies:
     # making them
 
     def reached(self, stage: int, values: StageValues, mark: CheckpointMark | None, plan: Plan) -> None:
-        """Copy what is to be kept of a stage that has reached a new version, by itself or from another worker's state.
+        """Start to copy a stage that has reached a new version, if this worker writes a part of its checkpoint.
 
         mark: the checkpoint in the commit that leads to the version. plan: the one in force.
         """
@@ -132,13 +133,13 @@ class LayerCopies:
 
     def finish(self, stage: int) -> None:
         """Copy the remaining pieces of that stage, whose state is about to change."""
-        found = self._shares.get(stage)
-        if found is None:
+        copied = self._shares.get(stage)
+        if copied is None:
             return
         began = self._clock()
-        while not found.copying.done:
-            found.copying.copy_piece()
-        found.seconds += self._clock() - began
+        while not copied.copying.done:
+            copied.copying.copy_piece()
+        copied.seconds += self._clock() - began
         self._look_whether_complete(stage)
 
     def _look_whether_complete(self, stage: int) -> None:
@@ -290,7 +291,7 @@ def is_exchanged(address: Address) -> bool:
 
 
 class LayerExchange:
-    """Requests and answers of layers. copies: those of this worker; received layers are added."""
+    """Requests layers of other workers, and answers their requests. copies: of this worker; received ones are added."""
 
     def __init__(self, worker: WorkerId, transport: Transport, copies: LayerCopies) -> None:
         self._worker, self._transport, self._copies = worker, transport, copies
@@ -307,7 +308,7 @@ class LayerExchange:
         return sorted(set(self._wanted.values()))
 
     def gather(self, plan: Plan, layers: Iterable[int]) -> None:
-        """Ask for those of these layers that are missing here and that others hold according to the plan."""
+        """Ask for needed layers that are missing here and that other workers hold according to the plan."""
         assert plan.restore is not None
         mine = sorted(plan.worker_ids()).index(self._worker)  # so that not all workers ask the same one
         here = self._copies.of(plan.restore)
@@ -335,7 +336,7 @@ class LayerExchange:
         self._send(worker, FrameKind.LAYERS_WANTED, checkpoint, wanted)
 
     def take(self, sender: WorkerId, frame: Frame) -> None:
-        """Take in a question, or an answer."""
+        """Process a request for layers, or a part of an answer."""
         payload, layer = frame.payload, frame.address.part
         if frame.address.kind is FrameKind.LAYERS_WANTED:
             self._answer(sender, payload)

@@ -23,7 +23,7 @@ from bamboo_trainer.transport.wire import Lane
 
 
 class KeptSums:
-    """The kept sums of one step of each cell, as frames; no sum is part of another one."""
+    """Kept sums of the newest step of each cell, as frames. No sum is part of another one."""
 
     def __init__(self) -> None:
         self._frames: dict[Cell, list[Frame]] = {}
@@ -61,7 +61,7 @@ def _is_part(one: Address, other: Address) -> bool:
 
 
 class Pace:
-    """The pace of sending sums: not while one is in transit, nor for as many microbatches as that took."""
+    """The pace of sending sums: none is sent while one is in transit, nor for as many microbatches afterwards."""
 
     def __init__(self) -> None:
         self._rests = 0
@@ -126,7 +126,7 @@ class PortionSteps:
         self.kept.keep(self._outbox.frame(address, tensors, payload))
 
     def take_over(self, old: Plan | None) -> None:
-        """Ask, wait for sums and give them as the plan in force has it. old: the plan before it."""
+        """Ask neighbours for frames, and wait for sums or give them, as the plan in force says. old: the one before."""
         changed = changed_cells(self._plan.current, old) if old and not self._plan.current.boundary else set()
         for one in self.cell_steps():
             self._ask_beside(one, self._plan.current.cells() if one.cell in changed else changed)
@@ -463,7 +463,7 @@ class PortionSteps:
                     self._ask_beside(owned, plan.cells())
 
     def _begin(self, cell: Cell, microbatches: Range, layout: Layout, stage: Stage) -> CellStep:
-        """Return the step of a portion, behind those of its first groups whose sums are here."""
+        """Return the step of a portion, which starts behind its first groups whose sums are here."""
         step, (first, end) = stage.values.version, microbatches
         is_done = (cell, step, microbatches) in self._summed
         is_done = is_done or self._outbox.log.get(Address(FrameKind.PARTIAL_SUM, *cell, step, first, end)) is not None

@@ -69,8 +69,10 @@ class Ports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineContext:
-    """What all parts of an engine share. plan: the plans known here. states: of the stages held here. committer: knows
-    the commits and the layouts of steps. timer, devices: measure work.
+    """The collaborators that all parts of an engine share.
+
+    plan: the plans known here. states: of the stages held here. committer: knows the commits and the layouts of steps.
+    timer, devices: measure work.
     """
 
     ports: Ports

@@ -27,8 +27,8 @@ from bamboo_trainer.task import Parts
 IGNORED: Final = 2  # first forwards of a stage, which take longer
 PERIOD: Final = 16
 KEPT_LAYERS: Final = 8  # forwards of each layer by itself
-TOLD_SECONDS: Final = 1.0
-FIRST_TOLD: Final = (
+REPORT_SECONDS: Final = 1.0
+FIRST_REPORT: Final = (
     LEAST_MICROBATCHES + 2
 )  # microbatches of a stage after which its times are reported before the step ends
 
@@ -123,7 +123,7 @@ class StageTimer:
                     measured.by_layer[-1].after.append(seconds)
             case Backward():
                 measured.backwards.append(seconds)
-                if len(measured.backwards) == FIRST_TOLD:
+                if len(measured.backwards) == FIRST_REPORT:
                     self._sum_up()
             case BackwardRest():  # part of the last backward, which runs bucket by bucket
                 if measured.backwards:
@@ -132,7 +132,7 @@ class StageTimer:
                 measured.weights.append(seconds)
 
     def ran_layer(self, stage: int, layer: int, seconds: float) -> None:
-        """Record the forward of one layer, alone."""
+        """Record the seconds of one layer's forward."""
         by_layer = self._stages[stage].by_layer
         if not by_layer or layer in by_layer[-1].layers:  # of a rehearsal
             by_layer.append(_ByLayer())
@@ -153,7 +153,7 @@ class StageTimer:
         latest = self._latest
         if not latest or now < self._due:
             return None
-        self._due, self._asked = now + TOLD_SECONDS, True
+        self._due, self._asked = now + REPORT_SECONDS, True
         return latest
 
     def owned(self) -> list[tuple[int, StageTimes]]:
@@ -175,7 +175,7 @@ class StageTimer:
 
 
 def _shown(seconds: float) -> float:
-    """Round to a ten-thousandth, as heartbeats are short."""
+    """Round to four digits, as heartbeats are short."""
     return float(f"{seconds:.4g}")
 
 
@@ -209,7 +209,7 @@ class _Device:
 
 
 class DeviceTimes:
-    """Seconds of the clock throughout. devices: of the worker, which run its device stages in turn."""
+    """Records when each device is busy, in seconds of the clock. devices: number of the worker's devices."""
 
     def __init__(self, clock: Callable[[], float], timer: StageTimer, devices: int) -> None:
         self._clock, self._timer = clock, timer

@@ -1,4 +1,4 @@
-"""Checksums of tensors and of a stage's whole state, and detection of forwards that change what they must not.
+"""Checksums of tensors and of a stage's whole state, and detection of forwards that change constants.
 
 `Constants` detects a forward that changes buffers or frozen parameters, or adds parameters. Repeated on another worker,
 it would read other values, or use parameters that are not trained.
@@ -68,7 +68,7 @@ NUMBERS = "numbers"  # the name of the optimizer's plain numbers among checksums
 
 
 def check(parameters: FlatParameters, optimizer: OptimizerState) -> None:
-    """Raise TaskError if a part of the state could never be sent to a replica, or saved in a checkpoint."""
+    """Raise TaskError if a part of the state cannot be sent to a replica or saved in a checkpoint."""
     for name, tensor in _named(parameters, optimizer):
         if wrong := unsendable(tensor):
             raise TaskError(f"{name} is a tensor of {wrong}")
@@ -144,7 +144,7 @@ class Constants:
         self.renew()
 
     def renew(self) -> None:
-        """Accept the current values as right."""
+        """Record the current values, with which later ones are compared."""
         tensors = list(self._all())
         self._trained = {place: tensor for place, tensor, kind in tensors if kind is _Kind.TRAINED}
         self._known = {

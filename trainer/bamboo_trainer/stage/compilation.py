@@ -66,7 +66,7 @@ def toolchain(*, gpu: bool) -> Toolchain:
 
 
 def require_toolchain(training: TrainingSpec, *, gpu: bool) -> None:
-    """Raise CompilerUnavailable if layers are to be compiled and cannot be here."""
+    """Raise CompilerUnavailable if the job asks for compiled layers and this image lacks a requirement."""
     if training.compile and (lacks := toolchain(gpu=gpu).lacks):
         raise CompilerUnavailable(
             f"spec.training.compile: torch.compile needs {lacks}, which is not here; docs/images.md says how an image "
@@ -75,7 +75,7 @@ def require_toolchain(training: TrainingSpec, *, gpu: bool) -> None:
 
 
 class InputForm(NamedTuple):
-    """The form of a tensor."""
+    """Shape, type and need of a gradient of a layer's input."""
 
     shape: tuple[int, ...]
     dtype: str  # torch's name

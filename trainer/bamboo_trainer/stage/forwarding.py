@@ -42,7 +42,10 @@ Metrics = dict[str, Sum]
 
 @dataclass(slots=True, eq=False)
 class Forwarding:
-    """A forward in progress; `parts` are the outputs so far, at the end the stage's or the loss."""
+    """A forward in progress.
+
+    parts: outputs of the layers so far; at the end the outputs of the stage, or the loss.
+    """
 
     step: int
     microbatch: int

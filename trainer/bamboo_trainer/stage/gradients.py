@@ -188,8 +188,8 @@ def _enter(node: Node, following: dict[Node, list[Node]]) -> Iterator[Node]:
 
 
 def _variable(leaf: Node) -> Tensor:
-    found: Any = leaf
-    variable: Tensor = found.variable
+    node: Any = leaf
+    variable: Tensor = node.variable
     return variable
 
 

@@ -55,7 +55,7 @@ class GroupNumbers:
         return {slot: by_group[number] for slot, number in self._places.items()}
 
     def _changed(self, number: int) -> dict[str, Scalar]:
-        group, first, found = self._groups[number], self._first[number], dict[str, Scalar]()
+        group, first, changed = self._groups[number], self._first[number], dict[str, Scalar]()
         for key in sorted(group.keys() - self._others):
             value = group[key]
             if key in first and _same(value, first[key]):
@@ -65,8 +65,8 @@ class GroupNumbers:
                     f"the optimizer changes {key!r} of its parameter groups, which is {type(value).__name__}, expected "
                     "plain numbers"
                 )
-            found[f"{MARK}{key}"] = value
-        return found
+            changed[f"{MARK}{key}"] = value
+        return changed
 
     def checked(self, given: Mapping[str, Mapping[str, Scalar]]) -> list[dict[str, Scalar]]:
         """Return what `set` takes. given: of each slot, by key with MARK. Raises ValueError if a group's differ."""

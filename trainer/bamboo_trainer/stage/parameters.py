@@ -160,7 +160,10 @@ class Slot:
         return self.parameter.numel() + 1
 
     def of(self, flat: Tensor) -> Tensor:
-        """Return its view of a contiguous tensor, in its shape, by one operation: each backward needs many."""
+        """Return the parameter's place in a contiguous tensor, as a view in its shape.
+
+        One operation makes it, because each backward needs many.
+        """
         shape = self.parameter.shape
         return flat.as_strided(shape, contiguous_strides(shape), flat.storage_offset() + self.offset)
 
@@ -346,9 +349,9 @@ class FlatParameters:
         """Add the gradients that parameters got since `release`, and mark those parameters. places: from `release`."""
         own = [place.parameter.grad for place in self._places]
         reached = [number for number, grad in enumerate(own) if grad is not None]
-        found = [grad.to_dense() if grad.is_sparse else grad for grad in own if grad is not None]
+        dense = [grad.to_dense() if grad.is_sparse else grad for grad in own if grad is not None]
         if reached:
-            torch._foreach_add_([places[number] for number in reached], found)
+            torch._foreach_add_([places[number] for number in reached], dense)
             marks = self._marks if len(reached) == len(self._places) else self._marks[reached]
             gradient.index_add_(0, marks, torch.ones_like(marks, dtype=torch.float32))
         self._reached.clear()
@@ -389,7 +392,7 @@ class FlatParameters:
         return (place.parameter for place in self._places)
 
     def objects(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield like `named`, but a tied parameter once for each layer that uses it."""
+        """Yield all tensors by name, as `named` does, but a tied parameter once for each layer that uses it."""
         yield from self.named()
         yield from ((f"parameter:{slot.name}", parameter) for slot, _, parameter in self._others)
 

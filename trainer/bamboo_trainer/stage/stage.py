@@ -158,7 +158,7 @@ class Stage:
         self._marks_inputs, self._entry = True, None
 
     def take_entry(self) -> QueueMark | None:
-        """Return that mark; None if nothing was brought."""
+        """Return the mark behind the inputs brought last; None if nothing was brought."""
         entry, self._marks_inputs, self._entry = self._entry, False, None
         return entry
 

@@ -54,12 +54,15 @@ class StageState:
 
     @property
     def version(self) -> int:
-        """The step that it is ready for; -1 while there is none."""
+        """The step for which the state is ready; -1 while the state is on its way."""
         return self.stage.values.version if self.stage else -1
 
 
 class StageStates:
-    """The states of this worker's stages. by_stage: by the number of the stage; only this class changes it."""
+    """The states of this worker's stages.
+
+    by_stage: the states by the number of the stage; only this class changes the mapping.
+    """
 
     def __init__(self, builder: StageBuilder, on_host: bool, begun: Mapping[int, Stage]) -> None:
         """Create the states. on_host: states kept only for others wait in host memory. begun: stages in their first

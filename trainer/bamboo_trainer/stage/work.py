@@ -1,4 +1,4 @@
-"""The results of a cell's step so far, and what crosses the boundary between two stages."""
+"""The results of a cell's step so far, and their form between workers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -494,7 +494,7 @@ class WorkerAgent:
             zone=self.zone,
             pid=os.getpid(),
             platform=self.platform,
-            plan=self.engine.plan_told if self.engine else None,
+            plan=self.engine.reported_plan if self.engine else None,
         )
 
     def _heartbeat(self) -> Heartbeat:
