@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from bamboo_core.job.spec import RedundancyMode
-from bamboo_core.planning.cell_portions import without_portions
 from bamboo_core.planning.plan import ROOT, Assignment, Cell, Plan
 from bamboo_trainer.frames import Announce, Commit, FrameKind
 from engine_kit import THREE, OneEngine
