@@ -43,7 +43,7 @@ def submit(
         usage("--force: expected together with --apply")
     if dry_run and watch:
         usage("--dry-run creates no job that could be watched; leave out one of --dry-run and --watch")
-    job = job_of(Path(file), pods=False)
+    job = job_of(Path(file))
     check_job(job, load=load, quiet=cluster.quiet)
     run(
         cluster,
