@@ -1,7 +1,7 @@
-"""What a seed stands for: a job, and what befalls it, its pods, its cluster and its operator. Pure."""
+"""Scenarios of the operator's simulation: the job of a seed and its disturbances, as pure values."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -10,65 +10,46 @@ from sim_arithmetic import Arithmetic
 
 
 class DisturbanceKind(StrEnum):
-    SUSPEND = "suspend"  # and resume it later
-    SCALE = "scale"
-    ROLL = "give workers another image"  # that may be missing, or not work
-    BREAK = "break the spec"  # and mend it later
-    RECREATE = "delete the job and make it anew"
-    DELETE_POD = "delete a pod"
-    REMOVE_POD = "remove a pod by force"
-    CRASH = "crash"
-    KILL = "kill"
-    VANISH = "take a node away"
-    HANG = "a node hangs"  # its pods are deleted later, and never go
-    TAKE = "mark a node and take it away later"
-    MARK = "mark a node and take the mark away later"
-    DROUGHT = "no nodes in the first pool"
-    QUOTA = "no more pods"
-    API = "the API server fails"
-    WATCH = "watches are interrupted"
-    OPERATOR = "the operator restarts"
-    CHANNEL = "cut a channel"
-    FREEZE = "freeze a worker"
-    CUT_OFF = "no worker reaches the operator"
-    ISOLATE = "the operator restarts, and no worker reaches it"
-    PREEMPT = "more important pods want quota"
-    STOP = "the queue is drained"
-    UNQUEUE = "a pod's Workload is deleted"
-    KUEUE = "Kueue does not answer"
+    """A kind of disturbance, and its weight among the kinds that are drawn."""
+
+    weight: int
+
+    def __new__(cls, name: str, weight: int) -> "DisturbanceKind":
+        kind = str.__new__(cls, name)
+        kind._value_, kind.weight = name, weight
+        return kind
+
+    SUSPEND = "suspend", 4  # and resume it later
+    SCALE = "scale", 3
+    ROLL = "give workers another image", 4  # that may be missing, or not work
+    BREAK = "break the spec", 1  # and mend it later
+    RECREATE = "delete the job and make it anew", 1
+    DELETE_POD = "delete a pod", 3
+    REMOVE_POD = "remove a pod by force", 2
+    CRASH = "crash", 3
+    KILL = "kill", 3
+    VANISH = "take a node away", 3
+    TAKE = "mark a node and take it away later", 4
+    MARK = "mark a node and take the mark away later", 1
+    DROUGHT = "no nodes in the first pool", 2
+    QUOTA = "no more pods", 1
+    API = "the API server fails", 3
+    WATCH = "watches are interrupted", 4
+    OPERATOR = "the operator restarts", 3
+    CHANNEL = "cut a channel", 2
+    HANG = "a node hangs", 2  # its pods are deleted later, and never go
+    ISOLATE = "the operator restarts, and no worker reaches it", 1
+    FREEZE = "freeze a worker", 2
+    CUT_OFF = "no worker reaches the operator", 1
+    # of jobs in queues
+    PREEMPT = "more important pods want quota", 12
+    STOP = "the queue is drained", 2
+    UNQUEUE = "a pod's Workload is deleted", 2
+    KUEUE = "Kueue does not answer", 3
 
 
-WEIGHTS = {
-    DisturbanceKind.SUSPEND: 4,
-    DisturbanceKind.SCALE: 3,
-    DisturbanceKind.ROLL: 4,
-    DisturbanceKind.BREAK: 1,
-    DisturbanceKind.RECREATE: 1,
-    DisturbanceKind.DELETE_POD: 3,
-    DisturbanceKind.REMOVE_POD: 2,
-    DisturbanceKind.CRASH: 3,
-    DisturbanceKind.KILL: 3,
-    DisturbanceKind.VANISH: 3,
-    DisturbanceKind.TAKE: 4,
-    DisturbanceKind.MARK: 1,
-    DisturbanceKind.DROUGHT: 2,
-    DisturbanceKind.QUOTA: 1,
-    DisturbanceKind.API: 3,
-    DisturbanceKind.WATCH: 4,
-    DisturbanceKind.OPERATOR: 3,
-    DisturbanceKind.CHANNEL: 2,
-    DisturbanceKind.HANG: 2,
-    DisturbanceKind.ISOLATE: 1,
-    DisturbanceKind.FREEZE: 2,
-    DisturbanceKind.CUT_OFF: 1,
-}
-QUEUE_WEIGHTS = {  # of what befalls jobs in queues
-    DisturbanceKind.PREEMPT: 12,
-    DisturbanceKind.STOP: 2,
-    DisturbanceKind.UNQUEUE: 2,
-    DisturbanceKind.KUEUE: 3,
-}
-TOGETHER = (  # what is worse in company
+OF_QUEUES = (DisturbanceKind.PREEMPT, DisturbanceKind.STOP, DisturbanceKind.UNQUEUE, DisturbanceKind.KUEUE)
+TOGETHER = (  # kinds that are worse together
     (DisturbanceKind.CUT_OFF, DisturbanceKind.SUSPEND),
     (DisturbanceKind.ROLL, DisturbanceKind.KILL, DisturbanceKind.OPERATOR),
     (DisturbanceKind.ROLL, DisturbanceKind.ROLL, DisturbanceKind.TAKE),
@@ -105,7 +86,7 @@ class Disturbance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterScenario:
-    """What happens to a job on a simulated cluster."""
+    """A job on a simulated cluster, and its disturbances."""
 
     seed: int
     arithmetic: Arithmetic
@@ -164,8 +145,8 @@ POOLS = ({"name": "spot"}, {"name": "dear", "capacity": "OnDemand", "afterSecond
 
 
 def scenario(seed: int, *, chooses: bool = False, queued: bool = False) -> ClusterScenario:
-    """What the seed stands for; chooses: a job whose grid the coordinator chooses, which the same befalls. queued: one
-    that is in a queue, which other things befall, too.
+    """Return the scenario of a seed. chooses: the coordinator chooses the grid. queued: the job is in a queue, with
+    further kinds of disturbances.
     """
     rng = random.Random(f"operator {seed}")
     stages, pipelines = rng.choice((2, 2, 3)), rng.choice((1, 1, 2))
@@ -187,18 +168,18 @@ def scenario(seed: int, *, chooses: bool = False, queued: bool = False) -> Clust
         careful=rng.random() < 0.7,
         slowdown=10 ** rng.uniform(1.5, 2.5),
         grid=rng.choice((0.0, 0.01, 0.1)),
-        disturbances=_disturbances(rng, {**WEIGHTS, **QUEUE_WEIGHTS} if queued else WEIGHTS),
+        disturbances=_disturbances(rng, [kind for kind in DisturbanceKind if queued or kind not in OF_QUEUES]),
         chooses=chooses,
         queued=queued,
     )
 
 
-def _disturbances(rng: random.Random, weights: Mapping[DisturbanceKind, int]) -> tuple[Disturbance, ...]:
-    """Many come close after the one before."""
+def _disturbances(rng: random.Random, kinds: Sequence[DisturbanceKind]) -> tuple[Disturbance, ...]:
+    """Draw the disturbances; many follow closely on the one before."""
     disturbances: list[Disturbance] = []
     at = rng.uniform(0.0, 30.0)
     for _ in range(rng.choice((1, 2, 3, 4, 5, 6, 8))):
-        alone = rng.choices(list(weights), list(weights.values()))
+        alone = rng.choices(kinds, [kind.weight for kind in kinds])
         for kind in rng.choice(TOGETHER) if rng.random() < 0.3 else alone:
             disturbances.append(
                 Disturbance(kind=kind, at=at, seconds=10 ** rng.uniform(-1.5, 2.0), number=rng.randrange(1000))
@@ -261,5 +242,5 @@ REGRESSIONS = {  # that went wrong once
 
 
 def regression(name: str, seed: int, *, chooses: bool = False) -> ClusterScenario:
-    """A job of that seed, which that befalls."""
+    """Return the job of that seed with the disturbances of a scenario that went wrong once."""
     return replace(scenario(seed, chooses=chooses), disturbances=REGRESSIONS[name], careful=True)

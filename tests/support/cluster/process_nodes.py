@@ -1,4 +1,4 @@
-"""The nodes of a cluster whose pods are processes of this machine, with what only they have: logs and volumes."""
+"""The nodes of a cluster whose pods are processes of this machine, with their logs and volumes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -45,7 +45,7 @@ class ProcessNodes:
         await storage.create_class(self.api)
         volumes = self.folder / "persistent-volumes"
         stack.callback(lambda: [task.cancel() for task in self._tasks])
-        for work in (self.kubelet.run(), storage.provision(self.api, volumes), storage.reclaim(self.api, volumes)):
+        for work in (self.kubelet.run(), storage.provision(self.api, volumes)):
             self._tasks.append(asyncio.create_task(work))
 
     def trouble(self) -> str | None:

@@ -1,7 +1,6 @@
-"""A default StorageClass whose volumes are local folders, with the provisioner behind it."""
+"""A default StorageClass whose volumes are local folders, with its provisioner."""
 
 import logging
-import shutil
 from pathlib import Path
 
 from cluster.api import Api, ApiError, Failure, Json
@@ -26,26 +25,12 @@ async def create_class(api: Api) -> None:
 
 
 async def provision(api: Api, folder: Path) -> None:
-    """Makes a volume for every claim of the class, for ever; the real controller manager binds the two."""
+    """Make a volume for every claim of the class, for ever; the real controller manager binds the two."""
     async for kind, claims in api.watch(CLAIMS):
         for claim in claims:
             waits = claim["spec"].get("storageClassName") == CLASS and not claim["spec"].get("volumeName")
             if kind != "DELETED" and waits:
                 await _create(api, folder, claim)
-
-
-async def reclaim(api: Api, folder: Path) -> None:
-    """Removes the volumes whose claims are gone, for ever."""
-    async for kind, volumes in api.watch(VOLUMES):
-        for volume in volumes:
-            name = volume["metadata"]["name"]
-            released = volume.get("status", {}).get("phase") == "Released"
-            if kind != "DELETED" and released and volume["spec"].get("storageClassName") == CLASS:
-                shutil.rmtree(folder / name, ignore_errors=True)
-                try:
-                    await api.request("DELETE", f"{VOLUMES}/{name}")
-                except Failure as error:
-                    logger.warning("volume %s: %r", name, error)
 
 
 async def _create(api: Api, folder: Path, claim: Json) -> None:
