@@ -1,4 +1,4 @@
-"""bench/gpu.py with tiny sizes, on whatever device there is."""
+"""bench/gpu.py with tiny sizes, on any device."""
 
 import json
 import subprocess

@@ -11,7 +11,9 @@ TABLE = "0,add,a\n0,add,b\n100000,remove,a\n150000,add,c\n200000,remove,b\n"
 
 
 def test_oobleck_loses_the_step_of_a_loss_and_pauses_at_each_change(tmp_path: Path) -> None:
-    """Twelve whole steps of 8 s; then 40 s alone after a pause of 10 s; then 40 s of two, not cut by the end."""
+    """Twelve whole steps of 8 s; then 40 s alone after a pause of 10 s; then 40 s with two nodes, not cut by the
+    end.
+    """
     (tmp_path / "nodes.csv").write_text(TABLE)
     trace = read_trace(str(tmp_path / "nodes.csv"))
     known = Measured({1: 1.0, 2: 2.0}, 10.0)

@@ -1,4 +1,4 @@
-"""bench/size.py: what counts as a code line and as a field."""
+"""bench/size.py: the counts of code lines and fields."""
 
 import importlib
 from collections.abc import Iterator

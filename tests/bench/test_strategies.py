@@ -1,4 +1,4 @@
-"""Bamboo and all strategies under the same nodes: what must hold for each, and what cannot be compared."""
+"""Bamboo and all strategies under the same nodes: properties of each, and cases that cannot be compared."""
 
 from dataclasses import replace
 from typing import Any
@@ -47,7 +47,7 @@ def test_more_preemptions_never_train_more(job: ComparedJob, name: str) -> None:
 
 
 def test_on_demand_nodes_are_at_least_as_fast_as_published(job: ComparedJob) -> None:
-    """Another grid of as many nodes may be faster. All that are held are paid for."""
+    """Another grid of the same size may be faster. All nodes that are held are paid for."""
     published = job.profile.published
     assert published is not None
     found = compared(ON_DEMAND, job, made(job, 0.3))
@@ -57,7 +57,7 @@ def test_on_demand_nodes_are_at_least_as_fast_as_published(job: ComparedJob) -> 
 
 
 def test_bamboos_figures_are_the_coordinators(job: ComparedJob) -> None:
-    """Not more than the fastest grid of every moment could do, with all of the time accounted for."""
+    """Throughput is at most that of the fastest grid of every moment, and all time is accounted for."""
     trace = made(job, 0.3, hours=2.0)
     runs = CoordinatorRuns(job, trace)
     found = runs.best(Aim.THROUGHPUT)
@@ -105,7 +105,7 @@ def test_what_cannot_be_compared_is_named(job: ComparedJob) -> None:
 
 @pytest.mark.parametrize("name", shipped_names())
 def test_the_strategies_have_the_same_baseline(name: str) -> None:
-    """At least the published rate, since they choose among grids."""
+    """It is at least the published rate, since they choose among grids."""
     profile = read_profile(name)
     assert profile.published is not None
     trace = generate(Generation(nodes=8, hours=2, removal=0.1, addition=0.5), 1)
@@ -119,7 +119,7 @@ def test_the_strategies_have_the_same_baseline(name: str) -> None:
 
 
 def costs(boundary: int = 10, gradients: int = 100) -> Costs:
-    """Four layers of a second; a stage of two has twice the gradients; a batch of eight samples."""
+    """Costs of four layers of a second; a stage of two has twice the gradients; a batch of eight samples."""
     known = profile()
     layer = msgspec.structs.replace(known.layers[0], boundary=boundary, gradients=gradients)
     return costs_of(msgspec.structs.replace(known, layers=(layer,) * 4), 8)
@@ -133,7 +133,7 @@ def two_zones(each: int = 2) -> Trace:
 
 
 def test_pipelines_are_formed_within_zones_and_what_they_send_each_other_is_paid() -> None:
-    """Nodes of both zones come in turn; still only the sum of gradients crosses: 800 bytes for eight samples."""
+    """Nodes of both zones come in turn; only the sum of gradients crosses zones: 800 bytes for eight samples."""
     known = costs()
     policy = Restarting(costs=known, choices=(2,), saving=Saving(every=1e9, pause=0, delay=0), mtbf=1e9)
     nodes = timeline(two_zones(), capacity=4, start=0.0, usd_per_hour=1.0)

@@ -1,4 +1,4 @@
-"""What a step and a stage's state cost on a grid: what the coordinator and simulated jobs have for them."""
+"""The costs of a step and of a stage's state on a grid, equal to those of the coordinator and of simulated jobs."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from strategy_kit import COSTS, costs_of, profile
 
 @pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
 def test_a_step_takes_what_the_coordinator_expects_of_it(schedule: str) -> None:
-    """With the configured schedule, and the same memory."""
+    """The schedule and the memory are the job's."""
     known = costs_of(profile(state=100, flow=1000.0), 8, schedule)
     rates = GridRates(known.profile.figures, known.spec, known.profile.machine.memory)
     by = PipelineSchedule(schedule)
@@ -24,7 +24,7 @@ def test_a_step_takes_what_the_coordinator_expects_of_it(schedule: str) -> None:
 
 
 def test_where_the_coordinator_chooses_the_schedule_others_have_the_best_one_of_each_grid() -> None:
-    """In hindsight, as far as there is the memory for it."""
+    """The best one is chosen in hindsight, as far as it fits into memory."""
     free, plain, late = (costs_of(profile(), 8, schedule) for schedule in (None, "1F1B", "ZBH1"))
     for grid in (Grid(1, 2), Grid(3, 1), Grid(4, 2)):
         assert free.step(grid) == min(plain.step(grid), late.step(grid))
@@ -45,7 +45,7 @@ def test_a_schedule_that_does_not_fit_into_memory_is_not_the_best_one() -> None:
 
 @pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
 def test_pipelines_of_equal_length_take_a_grids_step_however_many_microbatches_they_have(schedule: str) -> None:
-    """Beyond some number each one adds the same; that is not executed."""
+    """Beyond a certain number each microbatch adds the same time, without a simulation."""
     known = costs_of(profile(5, flow=5000.0), 120, schedule)
     for stages in (2, 3, 5):
         assert known.uneven((stages,)) == pytest.approx(known.step(Grid(stages, 1)), rel=1e-3)
@@ -61,7 +61,7 @@ def test_lost_places_make_a_step_longer_by_what_their_peers_have_to_do() -> None
 
 
 def test_a_published_model_is_trained_with_microbatches_for_which_copies_fit() -> None:
-    """BERT on 12 stages of 16 GB has no memory for a neighbour's stage with two samples, and has with one."""
+    """BERT on 12 stages of 16 GB has memory for a neighbour's stage with one sample, but not with two."""
     assert published_job(read_profile("bert-v100")).spec.training.micro_batch_size == 1
     assert published_job(read_profile("vgg-v100")).spec.training.micro_batch_size == 8
 
@@ -81,7 +81,7 @@ def test_the_best_numbers_of_stages_are_those_of_the_fastest_grids() -> None:
 def test_each_microbatch_is_for_the_pipeline_that_is_done_with_it_first(
     lengths: tuple[int, ...], schedule: str
 ) -> None:
-    """One after the other; with many of them nothing is the same but the result."""
+    """Microbatches are assigned one by one; for many of them another method gives the same result."""
     costs = costs_of(profile(6, state=10, flow=100.0), batch=150, schedule=schedule)
     rates = StrategyRates(costs.profile.figures, costs.spec, costs.profile.machine.memory)
     order = StageOrder(PipelineSchedule(schedule))

@@ -1,4 +1,4 @@
-"""Each published policy by hand: restarts, memory checkpoints, a quorum, rerouting and templates; checkpoints."""
+"""Each published policy, worked out by hand: restarts, memory checkpoints, quorum, rerouting, templates."""
 
 import pytest
 

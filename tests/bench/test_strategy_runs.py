@@ -1,4 +1,4 @@
-"""Time goes by: the nodes that a job holds, a strategy's reactions to them, and what they come to."""
+"""Runs of strategies over time: the nodes that a job holds, the reactions, and the resulting figures."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def test_nodes_are_held_up_to_the_capacity_and_paid_while_they_are_held() -> Non
 
 
 class Scripted:
-    """Reacts with these, one after the other, and keeps what it was told."""
+    """A policy that gives these reactions in turn, and keeps its views."""
 
     def __init__(self, *reactions: Reaction | None, saving: Saving | None = None) -> None:
         self.reactions, self.saving, self.views = list(reactions), saving, list[View]()

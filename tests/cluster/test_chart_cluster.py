@@ -1,4 +1,4 @@
-"""The chart on a real API server by a real Helm: installed, upgraded, rolled back, uninstalled; the operator runs."""
+"""The chart on a real API server by a real Helm: installed, upgraded, rolled back, uninstalled, with its operator."""
 
 import secrets
 import shlex
@@ -26,7 +26,7 @@ RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}  # for the ope
 
 @pytest.fixture
 def release(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Install]:
-    """Makes releases, not installed yet, of names of their own; on a cluster without the CRD."""
+    """A function that makes releases, not installed yet, with names of their own, on a cluster without the CRD."""
     if cluster.folder is None:
         pytest.skip("these tests delete the CRD: they are for the test cluster only")
     try:
@@ -117,7 +117,7 @@ def test_the_life_of_a_release(release: Install, cluster: Cluster, namespace: st
 def test_an_operator_of_one_namespace_has_rights_there_alone_and_so_have_users(
     release: Install, cluster: Cluster, namespace: str
 ) -> None:
-    """It needs no other rights. The release's next upgrade renews the certificate and the CRD, and both go with it."""
+    """The operator works with these rights. The release's upgrade renews certificate and CRD; both go with it."""
     other = f"{namespace}-other"
     cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": other}})
     try:
@@ -151,7 +151,7 @@ def test_an_operator_of_one_namespace_has_rights_there_alone_and_so_have_users(
 
 
 def _renewed(bamboo: Release, cluster: Cluster) -> None:
-    """The certificate that is due, by the next upgrade; the authority stays."""
+    """Check that an upgrade renews a certificate that is due, and keeps the authority."""
     authority, certificate = bamboo.secret("ca"), bamboo.secret("tls")
     path = f"/api/v1/namespaces/{bamboo.namespace}/secrets/{bamboo.full_name}-tls"
     due = cluster.api.get(path)["metadata"]["annotations"]["bamboo.dev/renew-after"]
@@ -171,7 +171,7 @@ def may(cluster: Cluster, user: str, verb: str, resource: str, namespace: str | 
 
 
 def _users_have_rights(cluster: Cluster, namespace: str) -> None:
-    """On the namespace's jobs, by the roles that a cluster has for users."""
+    """Check that a cluster's roles for users give them rights on the namespace's jobs."""
     rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings"
     for role in ("view", "edit"):
         subject = {"kind": "User", "name": f"{role}er", "apiGroup": "rbac.authorization.k8s.io"}
@@ -196,20 +196,20 @@ def rights(cluster: Cluster, namespace: str) -> list[tuple[str, str]]:
 
 
 def older_crd(release: Release) -> str:
-    """What kubectl has installed before: the chart's CRD, but for what a newer one changes."""
+    """Return the chart's CRD with an older short name, as kubectl may have installed it before."""
     document: Json = yaml.safe_load((release.chart / "linked" / "bamboojob.yaml").read_text())
     document["spec"]["names"]["shortNames"] = ["old"]
     return yaml.safe_dump(document, sort_keys=False)
 
 
 def documented(heading: str) -> list[str]:
-    """The commands of the first block below that text in docs/upgrade.md."""
+    """Return the commands of the first block below that text in docs/upgrade.md."""
     page = (ROOT / "docs" / "upgrade.md").read_text()
     return page.partition(heading)[2].partition("```\n")[2].partition("```")[0].strip().splitlines()
 
 
 class Shell:
-    """Commands as the page shows them, by the kubectl of the tests."""
+    """Commands as the page shows them, run by the kubectl of the tests."""
 
     def __init__(self, cluster: Cluster, home: Path) -> None:
         programs = f"{Path(sys.executable).parent}:/usr/bin:/bin"
@@ -227,7 +227,7 @@ def shell(cluster: Cluster, tmp_path: Path) -> Shell:
 
 
 def made_by_kubectl(release: Release, shell: Shell, folder: Path) -> Job:
-    """A CRD, and a job of it; Helm refuses both an install and an upgrade over it."""
+    """Create a CRD by kubectl and a job, and check that Helm refuses to install or upgrade over it."""
     file = folder / "bamboojob.yaml"
     file.write_text(older_crd(release))
     shell.run(f"kubectl apply --server-side -f {file}")
@@ -240,7 +240,7 @@ def made_by_kubectl(release: Release, shell: Shell, folder: Path) -> Job:
 
 
 def applied(release: Release, job: Job) -> None:
-    """The chart's CRD is there, and the job that was there before is the release's."""
+    """Check that the chart's CRD is installed and the earlier job completes."""
     assert release.api.get(CRD)["spec"]["names"]["shortNames"] == ["bj"]
     job.until("Complete")
 
@@ -251,7 +251,7 @@ def applied(release: Release, job: Job) -> None:
 def test_a_crd_that_kubectl_has_made_is_given_to_a_release(
     release: Install, shell: Shell, tmp_path: Path, major: str, server_side: bool
 ) -> None:
-    """By the commands of docs/upgrade.md."""
+    """The commands are those of docs/upgrade.md."""
     bamboo = release(major)
     job = made_by_kubectl(bamboo, shell, tmp_path)
     commands = documented("**A CRD that kubectl has made**")

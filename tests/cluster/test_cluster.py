@@ -1,4 +1,4 @@
-"""The test cluster itself: pods run, end and vanish as on a real one."""
+"""The test cluster itself: its pods run, end and vanish as on a real one."""
 
 import os
 import signal
@@ -45,7 +45,7 @@ def ready(node: Json) -> str:
 
 
 def marked(value: str) -> list[int]:
-    """The processes that run with the mark in their environment."""
+    """Return the processes that have the mark in their environment."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -90,7 +90,7 @@ def test_a_container_is_restarted_and_its_message_is_kept(cluster: Cluster, name
 
 @pytest.mark.slow  # as are the tests whose nodes fail
 def test_processes_of_a_failed_node_die_before_the_cluster_notices(cluster: Cluster, namespace: str) -> None:
-    """Its processes die at once, the cluster notices later; after its reboot nothing of it is left."""
+    """The processes die at once, the cluster notices later, and after a reboot nothing of the node's pods is left."""
     cluster.add(on_demand("doomed", "zone-d"))
     here = {"nodeSelector": {ZONE: "zone-d"}}
     env = {"env": [{"name": MARK, "value": namespace}]}
@@ -131,7 +131,7 @@ else:
 @pytest.mark.parametrize("end", ["stop", "SIGKILL"])
 @pytest.mark.skipif("KUBECONFIG" in os.environ, reason="about the test cluster only")
 def test_nothing_remains(cluster: Cluster, end: str, tmp_path: Path) -> None:
-    """Whether it is stopped, or the process that started it dies."""
+    """The cluster is stopped, or the process that started it dies."""
     mark = f"{end}-{os.getpid()}"
     with subprocess.Popen(
         [sys.executable, "-c", OWNER, mark, end],

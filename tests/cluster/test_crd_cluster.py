@@ -1,4 +1,4 @@
-"""The API server itself judges the CRD's schema and rules, and says what the tests' evaluator says of them."""
+"""The API server's judgement of the CRD's schema and rules, compared with the tests' evaluator."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -23,7 +23,7 @@ AT_ONCE = 8
 
 @pytest.fixture
 def jobs(installed: Cluster, namespace: str) -> str:
-    """The path of the namespace's jobs, on a server that knows rules; operators have none of their own there."""
+    """The path of the namespace's jobs, on a server that knows rules; no operator watches it."""
     if installed.minor < OLDEST_SUPPORTED:
         pytest.skip("the API server is older than what Bamboo supports")
     return f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}"
@@ -33,7 +33,7 @@ Ask = Callable[[str, str, Json, dict[str, str]], Awaitable[str]]
 
 
 def judged(cluster: Cluster, cases: Callable[[Ask], Awaitable[list[str]]]) -> None:
-    """Runs the cases, which may ask the server for its refusal, "" if it takes it; what they return has to be empty."""
+    """Run the cases, which may ask the server for its refusal, "" if it accepts; their results have to be empty."""
 
     async def run() -> list[str]:
         async with Api(cluster.kubeconfig) as api:
@@ -53,7 +53,7 @@ def judged(cluster: Cluster, cases: Callable[[Ask], Awaitable[list[str]]]) -> No
 
 
 async def all_of(works: Iterable[Awaitable[str]]) -> list[str]:
-    """What they say, if it is something; so many at a time."""
+    """Return the results that are not empty, with a limited number of requests at a time."""
     turns = asyncio.Semaphore(AT_ONCE)
 
     async def one(work: Awaitable[str]) -> str:
@@ -64,7 +64,7 @@ async def all_of(works: Iterable[Awaitable[str]]) -> list[str]:
 
 
 def users(document: Json, name: Any = None) -> Json:
-    """What of it a user writes, and without the example's metadata, which are another server's."""
+    """Return the parts of a document that a user writes, under another name."""
     return {
         "apiVersion": document["apiVersion"],
         "kind": document["kind"],
@@ -74,7 +74,9 @@ def users(document: Json, name: Any = None) -> Json:
 
 
 def difference(expected: list[str], server: str) -> str:
-    """Empty if both say the same: yes, no for a wrong value, or the very sentences of the rules that are broken."""
+    """Compare the evaluator with the server: yes or no for a wrong value, the sentences of broken rules. "" if
+    equal.
+    """
     if bool(expected) != bool(server):
         return f"the evaluator says {expected or 'yes'}, the server {server or 'yes'}"
     rules = {rule["message"] for _, node in nodes() for rule in node.get("x-kubernetes-validations", ())}
@@ -96,7 +98,7 @@ def test_the_server_and_the_parser_refuse_the_same_new_objects(installed: Cluste
 
 
 def test_the_server_and_the_parser_refuse_the_same_edits(installed: Cluster, jobs: str) -> None:
-    """Old and new, each running and suspended."""
+    """Old and new objects are each running and suspended."""
 
     async def cases(ask: Ask) -> list[str]:
         async def case(old: Json, path: str, new: Json) -> str:

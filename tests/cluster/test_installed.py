@@ -1,7 +1,7 @@
-"""Bamboo as it was installed on a real cluster: a job trains there, in its images.
+"""Bamboo installed on a real cluster: a job trains in its images.
 
-BAMBOO_INSTALLED=1 says that an operator runs on the cluster that KUBECONFIG names, for example by `make kind`. Else
-both images are built, and the chart is installed on a test cluster with real nodes.
+BAMBOO_INSTALLED=1 means that an operator runs on the cluster of KUBECONFIG, for example by `make kind`. Otherwise both
+images are built, and the chart is installed on a test cluster with real nodes.
 """
 
 import os
@@ -60,7 +60,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def of(image: str) -> Json:
-    """An image as the chart's values say it."""
+    """Return an image as the chart's values name it."""
     repository, _, tag = image.rpartition(":")
     return {"repository": repository, "tag": tag}
 
@@ -79,7 +79,8 @@ def manifest(name: str, **spec: Any) -> Json:
 
 
 def slowed(cluster: Cluster, namespace: str, name: str, **spec: Any) -> Json:
-    """The job's manifest, with steps of a second while the ConfigMap has its mark: so it cannot end before its loss.
+    """Return the job's manifest with steps of a second while the ConfigMap has its mark, so that it cannot end before
+    its loss.
 
     The nodes share no folder with the test, and the images have no task of the tests.
     """
@@ -96,12 +97,12 @@ def slowed(cluster: Cluster, namespace: str, name: str, **spec: Any) -> Json:
 
 
 def at_full_speed(cluster: Cluster, namespace: str) -> None:
-    """Take the mark away; the kubelets follow within two minutes."""
+    """Remove the mark; the kubelets follow within two minutes."""
     cluster.api.patch(f"/api/v1/namespaces/{namespace}/configmaps/{PACE}", {"data": {MARK: None}})
 
 
 def restrict(cluster: Cluster, namespace: str) -> None:
-    """No pod comes in that does not keep to the restricted Pod Security Standard."""
+    """Admit only pods that keep to the restricted Pod Security Standard."""
     label = {"pod-security.kubernetes.io/enforce": "restricted"}
     cluster.api.patch(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": label}})
 
@@ -135,7 +136,7 @@ def test_a_job_loses_a_node_and_no_bit(cluster: Cluster, namespace: str) -> None
 
 
 def node_to_lose(cluster: Cluster, job: Job) -> str:
-    """One with a worker, of those without the operator the one with the fewest."""
+    """Return the node with the fewest workers, at least one, and without the operator."""
     workers = [pod["spec"]["nodeName"] for pod in job.pods().values()]
     pods = cluster.api.get(f"/api/v1/namespaces/{SYSTEM}/pods")["items"]
     spared = {pod["spec"]["nodeName"] for pod in pods}

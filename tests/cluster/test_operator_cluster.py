@@ -1,4 +1,4 @@
-"""The operator against a real API server, scheduler and controller manager; pods really run and train."""
+"""The operator with a real API server, scheduler and controller manager; pods run and train."""
 
 import asyncio
 import json
@@ -92,7 +92,7 @@ def _neighbours_are_apart(status: Json, nodes: dict[str, str]) -> None:
 
 
 async def _knock(operator: Operator, place: str, worker: str, token: str | None) -> str:
-    """What a stranger is told, before or after its Hello."""
+    """Connect as a stranger, and return the refusal before or after its Hello."""
     url = f"wss://127.0.0.1:{operator.port}{place}"
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     made: list[socket.socket] = []
@@ -117,7 +117,7 @@ async def _knock(operator: Operator, place: str, worker: str, token: str | None)
 
 
 def _strangers_are_refused(job: Job, operator: Operator) -> None:
-    """Though they know a worker's name."""
+    """Check that strangers are refused, though they know a worker's name."""
     pods = job.pods()
     worker, other = sorted(pods)[:2]
     account = f"/api/v1/namespaces/{job.namespace}/serviceaccounts/default/token"
@@ -142,7 +142,7 @@ def _strangers_are_refused(job: Job, operator: Operator) -> None:
 
 
 def test_a_key_of_the_task_that_is_renamed_is_a_change(installed: Cluster, namespace: str) -> None:
-    """With as many keys as before: of unknown fields a server's rules compare those only that both objects have."""
+    """The number of keys stays: a server's rules compare only those unknown fields that both objects have."""
     if installed.minor < OLDEST_SUPPORTED:
         pytest.skip("this server knows no rules")
     document = small(
@@ -184,7 +184,7 @@ def test_what_is_wrong_is_said(installed: Cluster, namespace: str, operator: Ope
 
 @pytest.mark.slow
 def test_a_job_is_deleted_without_its_pods(installed: Cluster, namespace: str, operator: Operator) -> None:
-    """The garbage collector patches all that the job owns; workers train on until an operator is back."""
+    """The garbage collector patches all objects of the job; workers train on until an operator is back."""
     document = small("orphaning")
     document["spec"]["task"]["config"]["learningRate"] = 1e-7
     (container,) = document["spec"]["worker"]["template"]["spec"]["containers"]

@@ -1,4 +1,4 @@
-"""What Kubernetes itself holds back, refuses and takes away: gates, Pod Security, budgets, evictions, preemptions."""
+"""Disruptions by Kubernetes itself: scheduling gates, Pod Security, budgets, evictions, preemptions."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ def whole(job: Job) -> Json:
 
 
 def owners(job: Job) -> dict[str, str]:
-    """The nodes of the workers that train, by the workers' names."""
+    """Return the nodes of the workers that train, by worker."""
     plan = job.status()["plan"]
     return {name: pod["spec"]["nodeName"] for name, pod in job.pods().items() if name in plan}
 
@@ -38,8 +38,8 @@ def owners(job: Job) -> dict[str, str]:
 def test_what_kubernetes_holds_back_refuses_and_takes_away(
     installed: Cluster, namespace: str, operator: Operator
 ) -> None:
-    """What it takes away is no fault of the worker: it is named as the pod's condition DisruptionTarget names it, and
-    taken over in time.
+    """A pod that Kubernetes takes away counts as a preemption with the reason of its DisruptionTarget, and is taken
+    over in time.
     """
     if installed.minor < OLDEST_SUPPORTED:
         pytest.skip("the API server is older than what Bamboo supports")
@@ -92,7 +92,7 @@ def gated(name: str) -> Json:
 
 
 def until_one_may_go(cluster: Cluster, namespace: str) -> None:
-    """By the budget that the operator makes for the namespace's only job."""
+    """Wait until the budget of the namespace's only job allows one disruption."""
     budgets = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"
 
     def allowed(found: Json) -> list[int]:
@@ -103,7 +103,7 @@ def until_one_may_go(cluster: Cluster, namespace: str) -> None:
 
 @contextmanager
 def more_important(cluster: Cluster, namespace: str, node: str) -> Iterator[None]:
-    """A pod that wants all GPUs of that node, and may push others out."""
+    """Run a pod that wants all GPUs of that node, and may preempt others."""
     name = f"important-{namespace}"
     cluster.api.request("POST", PRIORITIES, {"metadata": {"name": name}, "value": 1000})
     container = {"image": "x", "command": ["sleep", "1000"], "resources": {"limits": {GPU: "8"}}}
@@ -126,19 +126,19 @@ def evict(cluster: Cluster, namespace: str, pod: str) -> None:
 
 
 def ungate(job: Job) -> None:
-    """Its new pods may be scheduled."""
+    """Remove the gates of the job's new pods."""
     for name, pod in job.pods().items():
         if pod["spec"].get("schedulingGates"):
             job.api.patch(f"/api/v1/namespaces/{job.namespace}/pods/{name}", {"spec": {"schedulingGates": None}})
 
 
 def joined(job: Job) -> set[str]:
-    """All workers that ever have."""
+    """Return all workers that have ever joined."""
     return {message.split()[0] for reason, message in job.events() if reason == "WorkerJoined"}
 
 
 def left(job: Job, workers: list[str], reason: str, preemptions: int) -> None:
-    """They were told so, and the job is whole again without them."""
+    """Check that the workers had a notice for that reason, and that the job is whole again without them."""
     assert job.told(reason).startswith(tuple(f"{worker}: " for worker in workers))
     job.until_pods(lambda pods: not pods.keys() & set(workers) and len(pods) == 3)
     ungate(job)

@@ -1,4 +1,4 @@
-"""What users and clouds do to a job on a real control plane: there is no room, pods go, the API server is away."""
+"""Disturbances by users and clouds on a real control plane: no capacity, deleted pods, an absent API server."""
 
 import json
 import signal
@@ -59,8 +59,8 @@ def test_a_job_waits_for_capacity_and_says_so(installed: Cluster, namespace: str
 def test_with_checkpoints_a_job_outlives_all_its_pods_and_a_suspension(
     installed: Cluster, namespace: str, operator: Operator, tmp_path: Path
 ) -> None:
-    """All pods at once, and later, when it is suspended, all pods and what the operator knew. The claim also keeps its
-    final weights.
+    """All pods are lost at once, and later, in a suspension, all pods and the coordinator's memory. The claim also
+    keeps the final weights.
     """
     checkpoint = {"storage": claimed(installed, namespace), "everySteps": 1}
     document = small("lasting", 30, training=training(30, 8, 2), checkpoint=checkpoint)
@@ -162,7 +162,7 @@ def test_the_operator_is_killed_at_eleven_places_of_a_jobs_life(
 
 @contextmanager
 def _hanging(cluster: Cluster) -> Iterator[None]:
-    """The API server answers nothing."""
+    """Let the API server hang during the block."""
     pid = cluster.status()["processes"]["kube-apiserver"]
     subprocess.run(["kill", "-STOP", str(pid)], check=True)
     try:

@@ -1,4 +1,4 @@
-"""Two operators at the same time on a real control plane: one works, the other waits; a job trains on meanwhile."""
+"""Two operators on a real control plane: one works, the other waits, and a job trains on."""
 
 import signal
 import time
@@ -23,7 +23,7 @@ def lease(cluster: Cluster, namespace: str) -> Json:
 
 @pytest.fixture
 def second(operator: Operator) -> Iterator[Operator]:
-    """Begins when the first one works."""
+    """A second operator, created once the first one works."""
     until_ready(operator)
     other = operator.another("second")
     try:

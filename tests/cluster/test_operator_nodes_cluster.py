@@ -1,4 +1,4 @@
-"""Nodes with several workers, as a real scheduler fills them: one of them vanishes with all its workers at once."""
+"""Nodes with several workers, filled by a real scheduler; one of them vanishes with all its workers at once."""
 
 import json
 from collections import Counter
@@ -26,19 +26,19 @@ OURS = {"bamboo.dev/test": "pairs"}
 
 
 def add_nodes(cluster: Cluster, *names: str) -> None:
-    """Each with room for two workers of this test, and for nobody else."""
+    """Add nodes, each with room for two workers of this test and for nothing else."""
     for name in names:
         node = spot(name, "zone-a", gpus=ROOM)
         cluster.add(replace(node, labels={**node.labels, **OURS}))
 
 
 def nodes_of(job: Job) -> dict[str, str]:
-    """By worker; of a lost one, too, while its pod is there."""
+    """Return the nodes by worker, also of a lost worker while its pod exists."""
     return {name: pod["spec"]["nodeName"] for name, pod in job.pods().items() if pod["spec"].get("nodeName")}
 
 
 def owners(status: Json) -> list[str]:
-    """Of the only pipeline's stages."""
+    """Return the owners of the only pipeline's stages."""
     row: list[str] = json.loads(status["plan"])["pipelines"][0]
     return row
 
@@ -86,7 +86,7 @@ def test_a_node_vanishes_with_two_workers_and_every_bit_is_as_if_it_had_not(
 
 
 def unplaced(pods: Json) -> list[str]:
-    """Those that the scheduler has tried in vain."""
+    """Return the pods that the scheduler could not place."""
     found = []
     for pod in pods["items"]:
         conditions = pod["status"].get("conditions") or ()
@@ -99,8 +99,8 @@ def unplaced(pods: Json) -> list[str]:
 def test_the_scheduler_puts_no_more_pods_on_a_node_than_it_has_room_for(
     cluster: Cluster, namespace: str, *, empty: bool
 ) -> None:
-    """Two nodes could run all of them. empty: a third one has none, and takes none, as after a taint; without it the
-    limit holds by minDomains.
+    """Two nodes suffice. empty: a third node takes no pod, as after a taint; without it the limit holds by
+    minDomains.
     """
     if not empty and cluster.minor < OLDEST_SUPPORTED:
         pytest.skip("the scheduler is older than what Bamboo supports, and does not know minDomains")

@@ -1,4 +1,4 @@
-"""`import bamboo` on a real API server with the real operator: a program submits, follows, disturbs and ends jobs."""
+"""`import bamboo` with a real API server and operator: a program submits, follows, disturbs and ends jobs."""
 
 import tempfile
 import time

@@ -1,4 +1,4 @@
-"""What real nodes do with pods: containers, signals, probes, networks, and the loss of power and contact."""
+"""Pods on real nodes: containers, signals, probes, networks, and the loss of power and contact."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ NODES = [NodeSpec(name=f"real-{letter}", labels={ZONE: f"zone-{letter}"}, capaci
 
 
 def start(folder: Path) -> Cluster:
-    """Two real nodes, to which the image busybox:1.36 is known. Without real nodes the test is skipped.
+    """Start two real nodes with the image busybox:1.36, or skip the test.
 
     folder: for the image's archive.
     """
@@ -41,7 +41,7 @@ def start(folder: Path) -> Cluster:
 
 
 def pod(name: str, script: str, *, node: str | None = None, grace: int = 2, **container: object) -> Json:
-    """A pod that runs a script of sh. container: more fields of its only container."""
+    """Return a pod that runs a script of sh. container: further fields of its only container."""
     spec = {
         "terminationGracePeriodSeconds": grace,
         "restartPolicy": "Never",
@@ -61,7 +61,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def create(cluster: Cluster, namespace: str, manifest: Json) -> str:
-    """The pod's path."""
+    """Create a pod and return its path."""
     cluster.api.create(manifest, namespace)
     return f"/api/v1/namespaces/{namespace}/pods/{manifest['metadata']['name']}"
 
@@ -89,7 +89,7 @@ def test_the_operator_reads_how_pods_end(cluster: Cluster, namespace: str) -> No
 
 
 def test_a_pod_runs_as_the_user_that_workers_have(cluster: Cluster, namespace: str) -> None:
-    """By the security context that the operator gives to every worker; busybox is an image of root's."""
+    """The security context is the operator's for workers; busybox is an image of root's."""
     (given,) = render()["spec"]["containers"]
     restricted = {"securityContext": given["securityContext"]}
     script = "id -u; touch /x 2>&1; grep -E '^(CapEff|NoNewPrivs|Seccomp):' /proc/self/status"
@@ -109,7 +109,7 @@ def test_a_pod_runs_as_the_user_that_workers_have(cluster: Cluster, namespace: s
 
 
 def waiting(found: Json) -> Json:
-    """Why the pod's container has not started."""
+    """Return why the pod's container has not started."""
     statuses = found.get("status", {}).get("containerStatuses", ())
     return next((each["state"].get("waiting") or {} for each in statuses), {})
 
@@ -128,7 +128,7 @@ def test_a_power_cut_takes_pods_and_a_boot_brings_the_node_back(cluster: Cluster
 
 @pytest.mark.parametrize("killed", ["starter", "host"])
 def test_nothing_outlives_a_cluster_that_is_killed(killed: str, cluster: Cluster, tmp_path: Path) -> None:
-    """Not a process, mount, interface, cgroup or file. The cluster of the other tests goes on beside it."""
+    """No process, mount, interface, cgroup or file is left. The cluster of the other tests goes on beside it."""
     del cluster
     folder = tmp_path / "cluster"
     folder.mkdir()
@@ -154,14 +154,14 @@ def test_nothing_outlives_a_cluster_that_is_killed(killed: str, cluster: Cluster
 
 
 def traces(folder: Path) -> set[tuple[str, str]]:
-    """What this machine has of real nodes, and of any processes of that folder, as (kind, name)."""
+    """Return the real nodes' traces on this machine, and the processes of that folder, as (kind, name)."""
     interfaces = {("interface", path.name) for path in Path("/sys/class/net").glob("bamboo*")}
     groups = {("cgroup", str(path)) for path in cgroups.HIERARCHIES.glob("*/bamboo-*")}
     return interfaces | groups | {("process", pid) for pid in processes(folder)}
 
 
 def processes(folder: Path) -> list[str]:
-    """Those whose command names the folder."""
+    """Return the processes whose command names the folder."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:

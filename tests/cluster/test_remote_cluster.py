@@ -1,4 +1,4 @@
-"""The remote commands on a real API server with the real operator: what a person types, and what comes of it."""
+"""The remote commands with a real API server and operator: what a user types, and the effect."""
 
 import contextlib
 import json
@@ -31,19 +31,21 @@ BAMBOO = [sys.executable, "-m", "bamboo"]
 
 
 def complaints(errors: str) -> str:
-    """Without the warning that small jobs get from `submit`: theirs is one pipeline, which is enough for a test."""
+    """Return the errors without the warning about one pipeline, which small jobs get from `submit`."""
     return "".join(line for line in errors.splitlines(keepends=True) if not line.startswith("warning: one pipeline"))
 
 
 class Shell:
-    """A person's: commands by the given kubeconfig, in the test's namespace."""
+    """A user's shell, with the given kubeconfig and the test's namespace."""
 
     def __init__(self, kubeconfig: Path, namespace: str, folder: Path) -> None:
         self.namespace, self.folder = namespace, folder
         self.env = {**os.environ, "KUBECONFIG": str(kubeconfig), "COLUMNS": "300"}
 
     def type(self, *words: str, code: int = 0) -> str:
-        """What it prints; its errors if it is to fail. The task is not tried here: that takes seconds."""
+        """Run a command and return its output, or its errors if it is to fail. The task is not loaded: that takes
+        seconds.
+        """
         if words[0] in ("submit", "run"):
             words += ("--no-load",)
         done = self._invoke(*words)
@@ -53,14 +55,14 @@ class Shell:
         return complaints(done.stderr) if code else done.stdout
 
     def _invoke(self, *words: str) -> Result:
-        """The command in this process: to start another one takes longer than most commands."""
+        """Run the command in this process, since starting another one takes longer than most commands."""
         done = CliRunner().invoke(app, [*words, "-n", self.namespace], env=self.env)
         assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
         assert "Traceback" not in done.output
         return done
 
     def diagnosis(self, *words: str) -> list[Json]:
-        """What `bamboo doctor` finds; it fails if there is a problem."""
+        """Return the findings of `bamboo doctor`, which fails if there is a problem."""
         done = self._invoke("doctor", *words, "-o", "json")
         found: list[Json] = json.loads(done.stdout)
         failed = any(one["severity"] == "problem" for one in found)
@@ -88,7 +90,7 @@ def shell(installed: Cluster, namespace: str, tmp_path: Path) -> Shell:
 
 
 class Submitted(Job):
-    """A job that somebody else has made."""
+    """A job that already exists."""
 
     def __init__(self, cluster: Cluster, namespace: str, name: str) -> None:
         self.api, self.namespace, self.name = cluster.api, namespace, name
@@ -96,7 +98,7 @@ class Submitted(Job):
 
 
 def _whole(status: Json) -> bool:
-    """Runs, with a second copy of everything and all workers there."""
+    """Return whether the job runs with all workers and a second copy of everything."""
     return all(
         condition(status, kind).get("status") == value
         for kind, value in (("Running", "True"), ("WorkersReady", "True"), ("Degraded", "False"))
@@ -161,7 +163,7 @@ def test_a_jobs_life_on_the_command_line(installed: Cluster, namespace: str, ope
 
 
 def _until(process: "subprocess.Popen[str]", pattern: str, seconds: float = 90) -> str:
-    """The first line that fits."""
+    """Return the first line that matches."""
     assert process.stdout is not None
     end, seen = time.monotonic() + seconds, []
     while time.monotonic() < end and (line := process.stdout.readline()):
@@ -172,7 +174,7 @@ def _until(process: "subprocess.Popen[str]", pattern: str, seconds: float = 90) 
 
 
 def _account(cluster: Cluster, namespace: str, name: str, rules: list[Json], path: Path) -> Path:
-    """The kubeconfig of a ServiceAccount with these rights in the namespace."""
+    """Write the kubeconfig of a ServiceAccount with these rights in the namespace."""
     api, meta = cluster.api, {"name": name, "namespace": namespace}
     rbac = "rbac.authorization.k8s.io"
     api.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta})
@@ -194,7 +196,7 @@ READ = {"apiGroups": ["bamboo.dev"], "resources": ["bamboojobs"], "verbs": ["get
 
 
 def test_missing_rights_are_named_with_verb_and_resource(installed: Cluster, namespace: str, shell: Shell) -> None:
-    """Without an operator: what may be read of the job is shown all the same."""
+    """There is no operator. The readable parts of the job are shown all the same."""
     file = shell.file(small("guarded"))
     shell.type("submit", "-q", file)
     config = _account(installed, namespace, "reader", [READ], shell.folder / "reader")
@@ -214,7 +216,7 @@ def test_missing_rights_are_named_with_verb_and_resource(installed: Cluster, nam
 
 
 def test_what_the_server_refuses_is_said(installed: Cluster, namespace: str, shell: Shell) -> None:
-    """Without an operator: what the API server itself knows."""
+    """There is no operator: the API server itself refuses."""
     wrong = small("wrong")
     wrong["spec"]["topology"]["stages"] = 0
     assert "spec.topology.stages: expected" in shell.type("submit", shell.file(wrong), code=2)
@@ -314,7 +316,7 @@ def test_the_page_is_shown_through_a_tunnel_with_a_token_of_its_own(
 
 
 def _may_look(cluster: Cluster, namespace: str) -> None:
-    """The account that `page` uses, with the right to get this namespace's jobs."""
+    """Give the account that `page` uses the right to get this namespace's jobs."""
     rbac, account = "rbac.authorization.k8s.io", {"name": "bamboo-page", "namespace": SYSTEM}
     meta = {"name": "bamboo-page", "namespace": namespace}
     with contextlib.suppress(ApiError):

@@ -1,4 +1,4 @@
-"""The second half of docs/tutorial.md on this machine: `make cluster`, the job of the page, a node that vanishes."""
+"""The second half of docs/tutorial.md on this machine: `make cluster`, the page's job, a node that vanishes."""
 
 import os
 import subprocess

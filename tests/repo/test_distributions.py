@@ -1,4 +1,4 @@
-"""What a release publishes: wheels that a fresh environment installs and works with, and versions that fit."""
+"""The distributions that a release publishes: a fresh environment installs the wheels and works, and versions fit."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ def call(*command: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The wheels, built from the sources that are built with them."""
+    """The wheels, built from the source distributions."""
     folder = tmp_path_factory.mktemp("dist")
     for name in ("core", "client", "trainer", "operator"):
         call(sys.executable, "-m", "build", "--no-isolation", "-q", "-o", folder, ROOT / name, cwd=folder)
@@ -41,7 +41,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def installed(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment with the wheels; what others have made is that of this environment."""
+    """The programs of an environment with the wheels; dependencies come from this environment."""
     folder = tmp_path_factory.mktemp("fresh")
     venv.create(folder / "venv", with_pip=False, symlinks=True)
     programs = folder / "venv" / "bin"

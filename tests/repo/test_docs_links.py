@@ -1,4 +1,4 @@
-"""Links between the pages lead to a file and a heading that are there; so are the commands and code that they name."""
+"""Links between pages lead to existing files and headings; the commands and code that pages name exist."""
 
 import ast
 import re
@@ -19,7 +19,7 @@ COMMANDS = typer.main.get_command(app)
 
 
 def anchors(page: Path) -> set[str]:
-    """As GitHub makes them of headings."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", CODE.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -45,7 +45,7 @@ def test_the_index_names_every_page() -> None:
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """Calls of `bamboo` in blocks of code and in text, without comments."""
+    """Yield the calls of `bamboo` in blocks of code and in text, without comments."""
     text = page.read_text()
     lines = [line for block in CODE.findall(text) for line in block.replace("\\\n", " ").splitlines()]
     for call in [*lines, *re.findall(r"`([^`\n]+)`", CODE.sub("", text))]:
@@ -78,7 +78,7 @@ PARENTS = {"bamboo_core": "core", "bamboo": "client", "bamboo_trainer": "trainer
 
 
 def named_code(page: Path) -> Iterator[tuple[Path, str]]:
-    """Every `path.py` of a line, with each `function()` that follows it before the next path; "" for the file alone."""
+    """Yield every `path.py` of a line, with each `function()` up to the next path; "" for the file alone."""
     for line in page.read_text().splitlines():
         file: Path | None = None
         for span in re.findall(r"`([^`]+)`", line):
@@ -90,7 +90,7 @@ def named_code(page: Path) -> Iterator[tuple[Path, str]]:
 
 
 def defined_in(file: Path) -> set[str]:
-    """Functions, and methods as `Class.method`."""
+    """Return the names of functions, and of methods as `Class.method`."""
     found = set()
     for node in ast.parse(file.read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

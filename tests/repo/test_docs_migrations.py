@@ -1,4 +1,4 @@
-"""The scripts that docs/coming-from.md shows and the jobs beside them train with the same losses, step by step."""
+"""The scripts in docs/coming-from.md and the jobs beside them train with the same losses, step by step."""
 
 import csv
 import re
@@ -31,7 +31,7 @@ KILLED = Fault("Backward", Cell(0, 1), 6)
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The page's files, where a person has them, and an order of samples for scripts that shuffle."""
+    """A folder with the page's files, and an order of samples for scripts that shuffle."""
     for name, text in SHOWN.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -91,7 +91,7 @@ def losses(job: Job) -> list[float | None]:
     ("script", "pipelines", "bits"), [(trainer, 2, False), (lightning, 1, True), (torchtitan, 2, False)]
 )
 def test_a_script_and_its_job_have_the_same_losses(script: Script, pipelines: int, bits: bool, folder: Path) -> None:
-    """To the bit, where both sum up in the same order: nothing is clipped and a step has one microbatch."""
+    """Losses are equal to the bit if both sum in the same order: without clipping, with one microbatch in a step."""
     theirs = script(folder)
     calm, killed = job(script.__name__), job(script.__name__, KILLED, pipelines=pipelines)
     assert calm.finish is not None

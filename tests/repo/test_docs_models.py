@@ -1,4 +1,4 @@
-"""What docs/models.md and docs/tutorial.md say of models, pods and trained weights is what the code does."""
+"""The statements of docs/models.md and docs/tutorial.md about models, pods and trained weights are true."""
 
 import re
 import runpy
@@ -58,7 +58,7 @@ def test_what_is_the_operators_own_is_named() -> None:
 
 
 def test_the_first_model_of_the_tutorial_trains_and_its_weights_are_loaded(tmp_path: Path, monkeypatch: Any) -> None:
-    """With fewer steps, by the tutorial's own command; the page's code then reads what the run kept."""
+    """It trains fewer steps by the tutorial's own command; the page's code then reads the run's weights."""
     (tmp_path / "first_model.py").write_text(shown("python", "first_model.py"))
     job = yaml.safe_load(shown("yaml", "first-model.yaml"))
     config = job["spec"]["task"]["config"]

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md's table of notices is what the marks of the clouds are now."""
+"""The table of notices in docs/troubleshooting.md agrees with the marks of the clouds."""
 
 import runpy
 from typing import Any

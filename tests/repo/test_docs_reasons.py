@@ -1,6 +1,6 @@
-"""docs/troubleshooting.md explains the reasons that the code gives, each once, and none that the code does not know.
+"""docs/troubleshooting.md explains each reason in the code once, and no other.
 
-The code is read, not run: a reason is a text that stands in a call that takes one.
+The code is read, not run: a reason is a text in a call that takes one.
 """
 
 import ast
@@ -60,7 +60,7 @@ def _texts(node: ast.AST) -> Iterator[str]:
 
 
 def _given(tree: ast.Module, file: str) -> Iterator[str]:
-    """Yield the texts that stand where a call takes a reason."""
+    """Yield the texts in calls that take a reason."""
     for call in ast.walk(tree):
         if isinstance(call, ast.Call):
             called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
@@ -83,7 +83,7 @@ def reasons() -> tuple[set[str], set[str]]:
 
 
 def listed() -> list[str]:
-    """The first cells of the page's tables."""
+    """Return the first cells of the page's tables."""
     rows = re.findall(r"^\| (`[^|]+?) \|", PAGE.read_text(), re.MULTILINE)
     return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
 

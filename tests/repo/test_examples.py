@@ -1,4 +1,4 @@
-"""What lies in examples/ is valid, and the model of one's own that docs/models.md explains trains, bit-equal."""
+"""The examples are valid, and the user's own model that docs/models.md explains trains with equal bits."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def bamboo(*arguments: str, folder: Path = EXAMPLES) -> subprocess.CompletedProc
 
 
 def blocks(page: str) -> list[Any]:
-    """The parts of manifests that a page of docs/ shows."""
+    """Return the parts of manifests that a page of docs/ shows."""
     found = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.DOTALL | re.MULTILINE)
     parsed = [yaml.safe_load(textwrap.dedent(block).replace("…", "0" * 64)) for block in found]
     return [document.get("spec", document) for document in parsed if document.keys() <= {"spec", "worker"}]
@@ -71,7 +71,7 @@ def test_what_the_pages_show_is_valid(page: str, least: int) -> None:
 
 
 def test_the_model_of_ones_own_trains_with_the_same_bits_when_a_worker_is_killed(tmp_path: Path) -> None:
-    """Its module is beside the manifest, which comes before the current folder."""
+    """Its module is beside the manifest, and found before one in the current folder."""
     job = shorter("own-model.yaml", tmp_path, steps=STEPS, globalBatchSize=32, microBatchSize=8)
     shutil.copy(EXAMPLES / "own_model.py", tmp_path)
     elsewhere = tmp_path / "elsewhere"
@@ -94,7 +94,7 @@ def test_its_mistakes_are_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_example_of_ones_own_model_learns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one process, in plain PyTorch, as the page advises."""
+    """It trains in one process, in plain PyTorch, as the page advises."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     task = load_task("own_model:build", {"width": 32, "blocks": 1, "length": 6, "dropout": 0.0})
     config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=2, micro_batch_size=32)

@@ -1,4 +1,4 @@
-"""The two images: really built, looked into, and run as the cluster would; two trainers train in containers."""
+"""The two images, built, inspected, and run as the cluster would; two trainers train in containers."""
 
 import hashlib
 import json
@@ -75,7 +75,7 @@ def target(request: pytest.FixtureRequest) -> str:
 
 
 def python(built: Images, target: str, code: str) -> Any:
-    """What that prints as JSON in a container of the image."""
+    """Run code in a container of the image, and return the JSON that it prints."""
     return json.loads(built.store.run(getattr(built, target), "-c", code, entrypoint="python"))
 
 
@@ -103,7 +103,7 @@ def test_an_image_has_what_it_needs_in_the_tested_versions(built: Images, target
 
 
 def test_an_image_has_the_very_files_of_the_checkout(built: Images, target: str) -> None:
-    """Also those that are no Python, which a distribution must name to have them."""
+    """Files other than Python must be named by the distribution, and so are compared, too."""
     package = f"bamboo_{target}"
     expected = {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""What the images and continuous integration are described by, as far as that can be judged without building."""
+"""The descriptions of the images and of continuous integration, as far as they can be checked without a build."""
 
 import re
 import subprocess
@@ -42,7 +42,7 @@ def test_a_workflows_commands_are_bash_and_its_targets_exist(path: Path) -> None
 
 
 def test_what_a_change_does_not_run_runs_every_night() -> None:
-    """But for what is repeated at random. All tests of the images are slow."""
+    """Tests that repeat random faults are excepted. All tests of the images are slow."""
     chosen = re.findall(r'pytest -q -m "(.+?)"', (ROOT / "Makefile").read_text())
     assert chosen == ["not slow and not soak", "slow and not soak"]
     (job,) = load(ROOT / ".github/workflows/slow.yaml")["jobs"].values()
@@ -71,7 +71,7 @@ def test_the_context_has_what_the_dockerfile_copies() -> None:
 
 
 def test_the_demo_installs_what_it_needs_and_torch_from_where_the_user_says(tmp_path: Path) -> None:
-    """Options for torch are for torch alone: an index of CPU builds has nothing else."""
+    """Options for torch apply to torch alone: an index of CPU builds has nothing else."""
     arguments = ["make", "-n", "demo", f"VENV={tmp_path}/venv", "TORCH_ARGS=--index-url https://cpu.test"]
     printed = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
     installs = [line for line in printed.splitlines() if " install " in line]

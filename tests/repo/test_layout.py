@@ -1,4 +1,4 @@
-"""The house: what each room is for, tests beside what they test, one meaning for a class name."""
+"""The layout of the repository: each package's purpose, tests beside what they test, unique class names."""
 
 import ast
 import re
@@ -57,7 +57,7 @@ SCENARIOS = {
 
 
 def modules() -> Iterator[tuple[str, Path]]:
-    """Of the product, with their distribution; without `__init__` and `__main__`."""
+    """Yield the product's modules with their distribution, without `__init__` and `__main__`."""
     for distribution, package in PACKAGES.items():
         for file in sorted((ROOT / distribution / package).rglob("*.py")):
             if not file.stem.startswith("__"):
@@ -70,11 +70,9 @@ def test_every_room_says_in_one_sentence_what_it_is_for() -> None:
 
 
 def names_of_tests(folder: str) -> set[str]:
-    """`module`, and `room_module` or `distribution_module` where the module's name alone would say too little.
+    """Return the names that tests of modules may begin with: `module`, and `room_module` or `distribution_module`.
 
-    The test of a part of a module has a name that begins with one of these.
-
-    A folder with the name of a distribution has the tests of that distribution's modules, another folder of any.
+    A folder with the name of a distribution has tests of that distribution's modules, another folder of any.
     """
     found = set()
     for distribution, file in modules():
@@ -104,7 +102,7 @@ def test_a_class_name_has_one_meaning() -> None:
 
 
 def test_nothing_opts_out_of_the_formatter() -> None:
-    """A line that would need it is cut at its subject instead."""
+    """A line that needs an exception is split instead."""
     opting_out = [
         str(file.relative_to(ROOT))
         for folder in ("core", "client", "trainer", "operator", "tests", "bench", "dashboards", "docs")

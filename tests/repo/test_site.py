@@ -14,7 +14,7 @@ LOADED = {("script", "src"), ("link", "href"), ("img", "src"), ("iframe", "src")
 
 
 class Page(HTMLParser):
-    """What a browser loads for a page."""
+    """The addresses that a browser loads for a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""A job that takes many ways from the same beginning, such as a kill at each of its instructions.
+"""A job that is run once and forked where its ways part, such as at a kill at each of its instructions.
 
-Where its ways part the process forks. The child takes that way, and the job is run to its end and judged; the parent
-waits for it and goes on, undisturbed. So what they have in common is run once, and none leaves a trace in another one.
+Where ways part the process forks. The child takes one way, runs the job to its end and judges it; the parent waits for
+the child and goes on undisturbed. So the common part is run once, and no way leaves a trace in another one.
 """
 
 import gc
@@ -27,12 +27,12 @@ Kind = Callable[[Fault], Hashable]
 
 
 def of_name(fault: Fault) -> Hashable:
-    """After an instruction is before the next one: one of both is enough."""
+    """Group instructions by name and step: "after an instruction" and "before the next one" are the same moment."""
     return fault.name, fault.step
 
 
 def sweep(kind: Kind) -> pytest.MarkDecorator:
-    """Kills at one instruction of each kind, or at every one in a test that is slow."""
+    """Parametrize a test with kills at one instruction of each kind, and, slow, with kills at every instruction."""
     every = pytest.param(None, marks=pytest.mark.slow, id="every")
     return pytest.mark.parametrize("kind", [pytest.param(kind, id=kind.__name__), every])
 
@@ -40,10 +40,10 @@ def sweep(kind: Kind) -> pytest.MarkDecorator:
 def kill_at_each(
     manifest: dict[str, Any], kill: Callable[[Fault], bool], judge: Judge, kind: Kind | None = None
 ) -> dict[Fault, Any]:
-    """What `judge` answers of the job in which a worker dies at that instruction, for each one that `kill` picks.
+    """Run the job once for each instruction that `kill` picks, with a kill there, and return the answers of `judge`.
 
-    judge: it raises what is wrong, which comes from here as an AssertionError; its answer must be one that can be
-    pickled. kind: if it is given, one instruction of each kind is enough.
+    judge: raises if the ended job is wrong, which fails here as an AssertionError; its answer must be picklable. kind:
+    if given, one instruction of each kind is enough.
     """
     if kind is not None:
         chosen = one_of_each_kind(filter(kill, Job(manifest).run().executed), kind)
@@ -59,7 +59,10 @@ def kill_at_each(
 
 
 def each_way(make: Callable[[], "BranchingJob"], judge: Judge) -> dict[Any, Any]:
-    """What `judge` answers of the job's other ways than the one without a branch, by their names. See kill_at_each."""
+    """Return the answers of `judge` for each way that the job can branch into, by the ways' names.
+
+    The way without a branch is not judged. See kill_at_each for `judge`.
+    """
     first = make()
     first.judge = judge
     if not torch.accelerator.is_available():
@@ -73,10 +76,10 @@ def each_way(make: Callable[[], "BranchingJob"], judge: Judge) -> dict[Any, Any]
 
 
 class _Reader(BatchReader):
-    """Goes on to read in the background in a forked process, which has none of its parent's threads."""
+    """A reader that goes on reading in the background in a forked process, which has none of its parent's threads."""
 
     def settle(self) -> None:
-        """Wait for what is being read."""
+        """Wait for the batches that are being read."""
         for expected in self._expected.values():
             expected.exception()
 
@@ -85,7 +88,7 @@ class _Reader(BatchReader):
 
 
 class BranchingJob(Job):
-    """A job for each_way."""
+    """A job that each_way can fork."""
 
     judge: Judge | None = None  # of a job that has ended
     only: Hashable = None  # the way to take, if no process is to be forked
@@ -109,10 +112,10 @@ class BranchingJob(Job):
         return self
 
     def branch(self, name: Hashable, kind: Hashable = None) -> bool:
-        """Is this the job that takes that way? Each name counts once, and no way has a branch of its own.
+        """Return whether this process is to take the way of that name; the first call for a name forks.
 
-        kind: if it is given, the first way of each kind is enough. Raises AssertionError if the other job did not end
-        as it should.
+        A job in a way has no further branches. kind: if given, the first way of each kind is enough. Raises
+        AssertionError if the forked job did not end as it should.
         """
         if self._answer is not None or name in self.answers or kind in self._kinds:
             return False
@@ -157,6 +160,6 @@ class BranchingJob(Job):
         os._exit(0)
 
     def reader(self, task: Task, config: TrainingConfig) -> BatchReader:
-        """A reader that a forked process can go on with."""
+        """Return a reader that a forked process can go on with."""
         self._readers.append(_Reader(task, config.samples))
         return self._readers[-1]

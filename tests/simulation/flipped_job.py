@@ -1,4 +1,4 @@
-"""A job in which one bit flips at a chosen place, without any error; the real coordinator and the real engines."""
+"""A job in which one bit flips at a chosen place, without any error, on the real coordinator and engines."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ MANTISSA = 23  # bits of a number of fp32; those above are of its exponent
 
 
 class Place(StrEnum):
-    """Where a bit flips, in words for the table."""
+    """The place of a bit flip, in the words of the documented table."""
 
     PARAMETERS = "parameters"
     OPTIMIZER = "optimizer state"
@@ -60,7 +60,7 @@ def flip(tensor: Tensor, element: int, bit: int) -> None:
 
 
 class _Passed(torch.autograd.Function):
-    """Passes a tensor on, as it is or with another bit, and its gradient as it is."""
+    """The identity, which may flip a bit of the tensor and leaves the gradient as it is."""
 
     @staticmethod
     def forward(context: Any, given: Tensor, stage: "FlippingStage") -> Tensor:
@@ -72,7 +72,7 @@ class _Passed(torch.autograd.Function):
 
 
 class FlippingValues(StageValues):
-    """Values of which a bit flips."""
+    """Values of a stage, in which a bit of a final gradient may flip."""
 
     struck: Callable[[Tensor], Tensor]  # of a gradient that is to be applied, it or one with another bit
 
@@ -81,7 +81,7 @@ class FlippingValues(StageValues):
 
 
 class FlippingStage(Stage):
-    """A stage of which a bit flips."""
+    """A stage in which a bit of an input, output or gradient may flip."""
 
     job: "FlippedJob"
     worker: str
@@ -102,7 +102,7 @@ class FlippingStage(Stage):
         return passed
 
     def struck(self, place: Place, tensor: Tensor, at: tuple[int, int] | None = None) -> Tensor:
-        """The tensor, or one with another bit."""
+        """Return the tensor, or a copy with a flipped bit if the flip is due."""
         if not self.job.flips_now(place, self.worker, self.number, *(at or self.at)):
             return tensor
         wrong = tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -140,14 +140,14 @@ class FlippingStage(Stage):
 
 
 class FlippedJob(Job):
-    """flipped: how often. struck: the worker that is wrong."""
+    """A job with one flip. flipped: how often the bit has flipped. struck: the worker where it flipped."""
 
     def __init__(self, document: dict[str, Any], flip: Flip, per_worker: int = 1) -> None:
         super().__init__(document, decide=FlippedJob.look, per_worker=per_worker)
         self.flip, self.flipped, self.struck = flip, 0, ""
 
     def look(self) -> None:
-        """A state flips while nobody works on it."""
+        """Flip a bit of a state that rests between two steps, once the state has the flip's step."""
         if self.flipped or self.flip.place not in AT_REST or self.state.plan is None:
             return
         node = self.nodes.get(self._worker())
@@ -168,7 +168,9 @@ class FlippedJob(Job):
         return role.owner if self.flip.owner else (role.shadow or role.replicas[0])
 
     def flips_now(self, place: Place, worker: str, stage: int, step: int, microbatch: int) -> bool:
-        """Now? Once, or whenever that worker comes to it again."""
+        """Return whether the bit flips in this call: the first time, or each time on that worker if `every_time` is
+        set.
+        """
         wanted = (self.flip.place, self.flip.stage, self.flip.step, self.flip.microbatch)
         if (place, stage, step, microbatch) != wanted or self.state.plan is None:
             return False

@@ -1,4 +1,4 @@
-"""A worker's part in the history, without threads, and a callback that notes what it hears."""
+"""A worker's part in the job's history, without threads, and a callback that records its calls."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -29,7 +29,7 @@ class TestTurns(TurnThread):
         self.take(last=True)
 
     def join(self, seconds: float) -> None:
-        """The last turn is over."""
+        """Do nothing, since the last turn was taken in `end`."""
 
     def take(self, *, last: bool = False) -> None:
         self.due = False
@@ -38,7 +38,7 @@ class TestTurns(TurnThread):
 
 
 class HistoryWorker:
-    """A worker's keeper and followers. A killed one takes no more turns."""
+    """A worker's history keeper and followers. A killed worker takes no more turns."""
 
     def __init__(
         self,
@@ -62,7 +62,10 @@ class HistoryWorker:
 
 
 class Steps(Callback):
-    """Keeps attempt, step and loss of each call, and the steps it was told of at the end. heard: by all of them."""
+    """A callback that keeps attempt, step and loss of each call, and the number of steps at the end.
+
+    heard: attempt and step of the calls of all instances.
+    """
 
     heard: ClassVar[list[tuple[int, int]]] = []
 

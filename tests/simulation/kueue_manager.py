@@ -1,4 +1,4 @@
-"""Kueue's integration of plain pods, played: what its webhook and its manager (0.18 to 0.19.2) do with pods in a queue.
+"""Kueue's integration of plain pods, played: what its webhook and manager (0.18 to 0.19.2) do with pods in a queue.
 
 There is one ClusterQueue with BestEffortFIFO and `withinClusterQueue: LowerPriority`, whose quota counts pods. Not
 played: cohorts, fair sharing, admission checks, topologies, waitForPodsReady.
@@ -21,7 +21,7 @@ ROLE_HASH: Final = f"{GROUP}/role-hash"
 
 
 def defaulted(pod: Mapping[str, Any]) -> Json:
-    """The pod as the webhook lets it be created: in a queue it is marked, and gated."""
+    """Return the pod as Kueue's webhook changes it on creation: a pod in a queue is marked and gated."""
     made = copy.deepcopy(dict(pod))
     metadata, spec = made["metadata"], made["spec"]
     if QUEUE not in (metadata.get("labels") or {}):
@@ -54,32 +54,34 @@ def is_managed(pod: Mapping[str, Any]) -> bool:
 
 
 def holds_quota(pod: Mapping[str, Any]) -> bool:
-    """Quota is free as soon as a pod is to be deleted, though it may run for its grace period."""
+    """Return whether the pod uses quota. A pod that is being deleted uses none, though it may run for its grace
+    period.
+    """
     return is_managed(pod) and not waits(pod) and not _goes(pod) and not _has_ended(pod)
 
 
 def queue_order(pod: Mapping[str, Any]) -> Order:
-    """Of pods of the same priority: by whole seconds of creation, then by UID."""
+    """Order pods of the same priority by whole seconds of creation, then by UID."""
     return pod["metadata"]["creationTimestamp"], pod["metadata"]["uid"]
 
 
 @dataclass(frozen=True, slots=True)
 class Finalize:
-    """The finalizer is removed from a pod that has ended, or is to be deleted."""
+    """The removal of Kueue's finalizer from a pod that has ended or is being deleted."""
 
     pod: Json
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """The gates are removed from a pod."""
+    """The removal of Kueue's gates from a pod."""
 
     pod: Json
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A pod gets the condition TerminationTarget, and is deleted with its own grace period."""
+    """The condition TerminationTarget and the deletion of a pod, with its own grace period."""
 
     pod: Json
     reason: str
@@ -100,7 +102,7 @@ Action = Finalize | Admit | Stop
 
 @dataclass(slots=True, kw_only=True)
 class Outsider:
-    """A workload of so many pods that are admitted together, and not Bamboo's."""
+    """A workload that is not Bamboo's, of several pods that are admitted together."""
 
     pods: int
     priority: int
@@ -110,8 +112,10 @@ class Outsider:
 
 @dataclass(slots=True)
 class Manager:
-    """quota: pods. classes: the WorkloadPriorityClasses that there are. order: of pods of the same priority. stopped:
-    the ClusterQueue is drained, and admits none.
+    """Kueue's manager.
+
+    quota: pods. classes: priorities by WorkloadPriorityClass. order: of pods of the same priority. stopped: whether the
+    ClusterQueue is drained, and admits no pod.
     """
 
     quota: int
@@ -126,7 +130,7 @@ class Manager:
         return sum(map(holds_quota, pods)) + sum(one.pods for one in self.outsiders.values() if one.admitted)
 
     def step(self, pods: Iterable[Mapping[str, Any]]) -> list[Action]:
-        """What the manager does when all its caches show these pods."""
+        """Return the manager's next actions, with caches that show these pods."""
         managed = [dict(pod) for pod in pods if is_managed(pod)]
         actions: list[Action] = [
             Finalize(pod)
@@ -173,12 +177,12 @@ class Manager:
         self.log.append(f"{one['metadata']['name']} is admitted")
 
     def _victims(self, priority: int, holders: list[Json], lacking: int) -> list[Json]:
-        """Pods of lower priority, the lowest first, then those admitted last; none if they do not suffice."""
+        """Return the pods to preempt: lowest priority first, then those admitted last; none if they do not suffice."""
         lower = [pod for pod in holders if (self._priority(pod) or 0) < priority]
         lower.sort(key=lambda pod: (self._priority(pod), -self.admitted_at.get(pod["metadata"]["uid"], -1)))
         return lower[:lacking] if lacking <= len(lower) else []
 
     def _priority(self, pod: Mapping[str, Any]) -> int | None:
-        """None if its class does not exist: then there is no Workload of the pod."""
+        """Return the priority of a pod; None if its class does not exist, so that the pod has no Workload."""
         name = pod["metadata"]["labels"].get(CLASS)
         return 0 if name is None else self.classes.get(name)

@@ -1,4 +1,4 @@
-"""The transport within one thread: one first-in-first-out queue for the whole network."""
+"""A transport within one thread: one first-in-first-out queue for the whole network."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -13,32 +13,32 @@ from bamboo_trainer.transport.wire import Lane
 
 
 def travelled(frame: Frame) -> Frame:
-    """The frame as it would come out at the other end: tensors of its own, meta through msgpack."""
+    """Return the frame as the receiver gets it: tensors of its own, payload through msgpack."""
     tensors = tuple(t.detach().clone(memory_format=torch.contiguous_format) for t in frame.tensors)
     meta = msgspec.msgpack.decode(msgspec.msgpack.encode(frame.payload, enc_hook=str))
     return Frame(address=frame.address, epoch=frame.epoch, origin=frame.origin, tensors=tensors, payload=meta)
 
 
 class MemoryNetwork:
-    """Events go out, when pumped, in the order in which they were caused."""
+    """A network that delivers events, when pumped, in the order in which they were caused."""
 
     def __init__(self) -> None:
         self._queue: deque[tuple[WorkerId, Event]] = deque()
         self._alive: dict[WorkerId, MemoryTransport] = {}
 
     def attach(self, worker: WorkerId, deliver: Deliver) -> "MemoryTransport":
-        """A worker joins. It is never attached again."""
+        """Add a worker and return its transport. A worker is never attached again."""
         self._alive[worker] = MemoryTransport(self, worker, deliver)
         return self._alive[worker]
 
     def kill(self, worker: WorkerId) -> None:
-        """It neither sends nor receives any more; what it had sent still arrives."""
+        """Cut a worker off. Frames that it had sent still arrive."""
         if self._alive.pop(worker, None):
             down = LinkDown(worker)
             self._queue.extend((to, down) for to, other in self._alive.items() if worker in other.known)
 
     def pump(self) -> int:
-        """Deliver what there is, also what that causes; how many events."""
+        """Deliver all events, also those that they cause, and return their number."""
         count = 0
         while self._queue:
             to, event = self._queue.popleft()
@@ -49,17 +49,17 @@ class MemoryNetwork:
         return count
 
     def send(self, sender: "MemoryTransport", peer: WorkerId, frame: Frame) -> None:
-        """Sends a frame; for transports only."""
+        """Send a frame; for transports only."""
         if sender.worker in self._alive and peer in sender.known and peer in self._alive:
             self._queue.append((peer, Arrived(sender.worker, travelled(frame))))
 
     def arrive_again(self, worker: WorkerId, events: list[Event]) -> None:
-        """Lets events come again that had to wait for the worker's plan; for transports only."""
+        """Deliver events again that had to wait for the worker's plan; for transports only."""
         self._queue.extend((worker, event) for event in events)
 
 
 class MemoryTransport:
-    """A worker's end."""
+    """One worker's transport."""
 
     def __init__(self, network: MemoryNetwork, worker: WorkerId, deliver: Deliver) -> None:
         self.worker, self.deliver = worker, deliver
@@ -73,7 +73,7 @@ class MemoryTransport:
         self._network.send(self, peer, frame)
 
     def is_sending(self, peer: WorkerId, lane: Lane) -> bool:
-        """See Transport. What is sent is gone at once."""
+        """See Transport. Frames leave at once, so none is being sent."""
         return False
 
     def peers(self, peers: Mapping[WorkerId, tuple[str, int]]) -> None:
@@ -84,11 +84,13 @@ class MemoryTransport:
             self._network.arrive_again(self.worker, self._early.pop(worker))
 
     def close(self, flush_seconds: float) -> None:
-        """See Transport. Others see it as a death; what was sent before still arrives."""
+        """See Transport. Other workers see it as a death; frames that were sent before still arrive."""
         self._network.kill(self.worker)
 
     def admits(self, event: Event) -> bool:
-        """Fencing, as over TCP: early frames wait for the plan, those of former members are dropped."""
+        """Return whether an event may be delivered, with the fencing of TCP: frames of workers that the plan does not
+        name yet wait, frames of former members are dropped.
+        """
         sender = event.sender if isinstance(event, Arrived) else event.peer
         if sender in self.known:
             return True

@@ -1,4 +1,4 @@
-"""How many pods a PodDisruptionBudget lets go now, as Kubernetes' disruption controller counts it."""
+"""The number of evictions that a PodDisruptionBudget allows, as Kubernetes' disruption controller counts it."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,7 +7,7 @@ Json = dict[str, Any]
 
 
 def is_about(budget: Json, pod: Json) -> bool:
-    """budget: its spec. Only what the operator writes is understood."""
+    """Return whether a budget's spec selects the pod. Only selectors that the operator writes are understood."""
     labels, selector = pod["metadata"].get("labels") or {}, budget["selector"]
     assert selector.keys() <= {"matchLabels", "matchExpressions"}
     chosen = selector.get("matchExpressions") or ()
@@ -18,7 +18,7 @@ def is_about(budget: Json, pod: Json) -> bool:
 
 
 def is_healthy(pod: Json) -> bool:
-    """Whether a pod is healthy as one without a readiness probe is: it runs, and is not being deleted."""
+    """Return whether a pod without a readiness probe is healthy: it runs, and is not being deleted."""
     return pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
 
 

@@ -1,4 +1,4 @@
-"""Events for an operator's handlers and indices, as kopf passes them on: at once, without a watch."""
+"""Events for an operator's handlers and indices, passed on as kopf does, at once and without a watch."""
 
 from collections.abc import Coroutine
 from typing import Any
@@ -22,7 +22,7 @@ RESOURCES = {
 
 
 def pod_event(cluster: ClusterIndices, kind: str | None, pod: Object) -> None:
-    """A change of a pod, without handlers."""
+    """Index a change of a pod, without handlers."""
     if kind == "DELETED":
         cluster.indexers.discard(kopf.Body(pod))
         cluster.pod_deleted(pod)
@@ -34,7 +34,7 @@ def pod_event(cluster: ClusterIndices, kind: str | None, pod: Object) -> None:
 
 
 def node_event(cluster: ClusterIndices, kind: str | None, node: Object) -> None:
-    """A change of a node, without handlers."""
+    """Index a change of a node, without handlers."""
     if kind == "DELETED":
         cluster.indexers.discard(kopf.Body(node))
         cluster.node_deleted(node["metadata"]["name"])
@@ -100,7 +100,7 @@ class KopfEvents:
 
 
 def at_once(handler: Coroutine[Any, Any, Any]) -> Any:
-    """What a handler returns that waits for nothing."""
+    """Run a handler that awaits nothing, and return its result."""
     try:
         handler.send(None)
     except StopIteration as end:

@@ -1,4 +1,4 @@
-"""asyncio in virtual time: nothing waits, the clock jumps to when the next thing is planned."""
+"""asyncio in virtual time: the clock jumps to the next planned callback, and nothing waits."""
 
 import asyncio
 import math
@@ -20,7 +20,7 @@ EPOCH = datetime(2026, 3, 1, tzinfo=UTC)
 
 
 class _Jumping(selectors.SelectSelector):
-    """Has nothing to wait for but time."""
+    """A selector that advances the virtual clock instead of waiting."""
 
     now = 0.0
 
@@ -32,7 +32,9 @@ class _Jumping(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """grid: seconds; things happen at multiples of it, and so many of them in one turn of the loop. 0: whenever."""
+    """An event loop in virtual time. grid: seconds between the moments at which callbacks run together; 0: at any
+    time.
+    """
 
     def __init__(self, grid: float) -> None:
         self._jumping, self._grid, self._calls = _Jumping(), grid, count()
@@ -40,7 +42,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._clock_resolution = max(1e-9, grid / 10)  # within which asyncio does all in one turn
 
     def call_at(self, when: float, callback: Any, *arguments: Any, context: Any = None) -> asyncio.TimerHandle:
-        """First come, first served, which asyncio's heap does not promise."""
+        """Plan a callback. Callbacks of the same time run in the order of the calls, which asyncio's heap does not
+        promise.
+        """
         on_grid = math.ceil(when / self._grid - 1e-3) * self._grid if self._grid else when
         return super().call_at(on_grid + next(self._calls) * 1e-10, callback, *arguments, context=context)
 
@@ -52,7 +56,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class LoopClock:
-    """The clock of the simulated workers (sim_clock.Clock), on that loop."""
+    """The clock of simulated workers (sim_clock.Clock), on a virtual loop."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
@@ -70,7 +74,7 @@ class LoopClock:
 
 @contextmanager
 def virtual_time(loop: VirtualLoop) -> Iterator[None]:
-    """What the operator takes for the time is the loop's."""
+    """Let the operator read the time of the loop."""
 
     class Date(datetime):
         @classmethod

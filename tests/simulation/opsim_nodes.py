@@ -1,4 +1,4 @@
-"""What runs pods: a scheduler with a node for each of them, kubelets, and what takes nodes away."""
+"""The machines of a simulated cluster: a scheduler that makes a node for each pod, kubelets, and losses of nodes."""
 
 import random
 from collections.abc import Callable
@@ -16,7 +16,7 @@ TAINT = {"key": "aws-node-termination-handler/spot-itn", "value": "", "effect": 
 
 
 class Process(Protocol):
-    """A worker's. end: negative codes are signals."""
+    """A worker's process. A negative exit code names a signal."""
 
     alive: bool
 
@@ -26,8 +26,9 @@ class Process(Protocol):
 
 
 class Nodes:
-    """start: a pod's worker process. full: pools in which no node can be had. room: nodes that there are, if they are
-    few.
+    """The scheduler and all kubelets.
+
+    start: starts the worker process of a pod. full: pools without free nodes. room: the largest number of nodes.
     """
 
     def __init__(
@@ -37,13 +38,13 @@ class Nodes:
         self.processes: dict[str, Process] = {}  # by the pod's uid
         self._pods: dict[str, Object] = {}
         self._gated: set[str] = set()  # uids of pods that are not to be scheduled yet
-        self._told: set[str] = set()  # uids of pods that were told to go
+        self._told: set[str] = set()  # uids of pods whose end has begun
         self._dead: set[str] = set()  # names of nodes that run nothing any more
         self._made = 0
         self.full: set[str] = set()
         self.room = MANY
 
-    # what the API server tells
+    # notifications by the API server
 
     def created(self, pod: Object) -> None:
         self._pods[pod["metadata"]["uid"]] = pod
@@ -53,7 +54,7 @@ class Nodes:
             self._soon(0.05, 1.0, self._schedule, pod)
 
     def modified(self, pod: Object) -> None:
-        """Looks for a node for a pod whose last gate has gone, and begins to end one whose deletion was asked for."""
+        """Schedule a pod whose last gate is gone, and terminate a pod whose deletion was requested."""
         if pod["metadata"]["uid"] in self._gated and not pod["spec"].get("schedulingGates"):
             self._gated.discard(pod["metadata"]["uid"])
             self._soon(0.05, 1.0, self._schedule, pod)
@@ -62,7 +63,7 @@ class Nodes:
             self._soon(0.0, 0.3, self._terminate, pod)
 
     def deleted(self, pod: Object) -> None:
-        """Kills what a deleted pod ran, perhaps without its node having heard of the deletion before."""
+        """Kill the process of a deleted pod, also if its node has not heard of the deletion before."""
         self._pods.pop(pod["metadata"]["uid"], None)
         self._soon(0.0, 2.0, self._kill, pod["metadata"]["uid"])
 
@@ -72,7 +73,7 @@ class Nodes:
         return pod["metadata"]["uid"] in self._pods
 
     def _taken(self) -> int:
-        """Nodes on which a pod has not ended."""
+        """Return the number of nodes whose pod has not ended."""
         ended = ("Succeeded", "Failed")
         return sum("nodeName" in p["spec"] and p["status"].get("phase") not in ended for p in self._pods.values())
 
@@ -114,7 +115,7 @@ class Nodes:
     # the end
 
     def ended(self, pod: Object, code: int | None) -> None:
-        """The pod's process."""
+        """Report the end of a pod's process to the API server, if the pod's node works."""
         if self._works(pod):
             exit_code = 137 if code is None else code if code >= 0 else 128 - code
             self._soon(0.0, 0.5, self._report, pod, exit_code)
@@ -154,11 +155,11 @@ class Nodes:
         return self._nodes.objects.get(("", pod["spec"].get("nodeName") or ""))
 
     def _works(self, pod: Object) -> bool:
-        """Is there a kubelet for it?"""
+        """Return whether the pod's node exists and has a kubelet that works."""
         return self._node(pod) is not None and pod["spec"]["nodeName"] not in self._dead
 
     def take(self, pod: Object, seconds: float, stays: bool) -> None:
-        """The pod's node is marked, and is gone after that time; or stays, and the mark goes."""
+        """Taint the pod's node. After that time the taint is removed if the node stays, or else the node is."""
         node = self._node(pod)
         if node is None or node["spec"].get("taints"):
             return
@@ -171,7 +172,7 @@ class Nodes:
         self._server.modified("nodes", node)
 
     def _stop(self, pod: Object) -> Object | None:
-        """The pod's node runs nothing any more; the node, or None if there is none that does."""
+        """Stop everything on the pod's node and return the node; None if no node of the pod works."""
         node = self._node(pod)
         if node is None or not self._works(pod):
             return None
@@ -181,14 +182,14 @@ class Nodes:
         return node
 
     def vanish(self, pod: Object) -> None:
-        """Takes a pod's node away with all that was on it. The objects go later, in any order."""
+        """Take a pod's node away with everything on it. Node and pod objects go later, in any order."""
         if (node := self._stop(pod)) is None:
             return
         self._soon(0.0, 40.0, self._server.remove, "nodes", node)
         self._soon(0.0, 60.0, self._server.remove, "pods", pod)
 
     def hang(self, pod: Object, seconds: float) -> None:
-        """The pod's node does nothing any more. Its pods are deleted after that time, and never go."""
+        """Stop the pod's node without deleting it. The pod is deleted after that time, and stays Terminating."""
         if self._stop(pod) is None:
             return
         self._loop.call_later(seconds, self._delete, pod)

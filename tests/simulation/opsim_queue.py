@@ -1,4 +1,4 @@
-"""A queue of Kueue in a simulated cluster, whose webhook and manager are played; and others who want its quota."""
+"""A queue of Kueue in a simulated cluster, with its webhook and manager, and other workloads that want its quota."""
 
 import asyncio
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ CLASSES = {"needed": 10, "growth": 1}
 
 
 class SimQueue:
-    """away: Kueue does not answer: no pod can be created, and none is admitted, preempted or freed of its finalizer."""
+    """A queue. away: Kueue does not answer, so no pod is created, admitted, preempted or freed of its finalizer."""
 
     def __init__(self, simulation: "OperatorSimulation", quota: int) -> None:
         self._simulation = simulation
@@ -34,14 +34,14 @@ class SimQueue:
         self._made = 0
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run the manager's cycles until cancelled."""
         while True:
             await asyncio.sleep(CYCLE_SECONDS)
             if not self.away:
                 self._cycle()
 
     def admit(self, pod: Object) -> Object:
-        """Be asked by the API server about a new pod."""
+        """Answer the API server about a new pod, as Kueue's webhook does."""
         if self.away:
             raise ApiError(500, "InternalError", 'Internal error occurred: failed calling webhook "mpod.kb.io"')
         return defaulted(pod)
@@ -69,7 +69,7 @@ class SimQueue:
         self.manager.log.clear()
 
     def judge(self) -> None:
-        """Nobody uses more than there is, and no job waits for more than a pipeline beside what it needs."""
+        """Check that the used quota is within the limit, and that the job waits for one pipeline more at most."""
         simulation = self._simulation
         pods = simulation.living_pods()
         if (used := self.manager.used(pods)) > self.manager.quota:
@@ -83,11 +83,11 @@ class SimQueue:
             simulation.fail(f"{len(growth)} pods wait to grow")
 
     def lacking(self) -> int:
-        """How many of the job's pods have no quota."""
+        """Return the number of the job's pods without quota."""
         return sum(not holds_quota(pod) for pod in self._simulation.living_pods())
 
     def forget(self, pod: Object) -> None:
-        """Somebody deletes the pod's Workload, and Kueue the pod, though it be gated."""
+        """Delete the pod's Workload, upon which Kueue deletes the pod, also a gated one."""
         stop = Stop(pod, "WorkloadDeleted", "Workload is deleted")
         pod["status"]["conditions"] = [
             *(pod["status"].get("conditions") or []),
@@ -99,7 +99,7 @@ class SimQueue:
     # others
 
     def compete(self, pods: int) -> str:
-        """More important pods want quota; the name of their workload."""
+        """Add a more important workload of so many pods, and return its name."""
         self._made += 1
         made = self._simulation.loop.date().strftime("%Y-%m-%dT%H:%M:%SZ")
         self.manager.outsiders[f"important-{self._made}"] = Outsider(pods=pods, priority=100, made=made)

@@ -1,4 +1,4 @@
-"""An API server as the operator sees it: answers that come late, or not although the thing is done; and its watches."""
+"""An API server for the operator's simulation, with late answers, lost answers and watches."""
 
 import asyncio
 import base64
@@ -22,7 +22,7 @@ PLACE = re.compile(r"/(?:api/v1|apis/[^/]+/[^/]+)(?:/namespaces/([^/]+))?/([a-z]
 
 
 def merged(before: Any, patch: Object) -> Object:
-    """The object with a patch as RFC 7396 has it."""
+    """Return the object after a merge patch of RFC 7396."""
     after = dict(before) if isinstance(before, dict) else {}
     for key, value in patch.items():
         after[key] = merged(after.get(key), value) if isinstance(value, dict) else value
@@ -34,19 +34,21 @@ def refusal(status: int, reason: str, name: str = "") -> ApiError:
 
 
 class Watch:
-    """A watch of one kind of objects. show: is called with changes, those of one object in their order; None: what is
-    listed.
+    """A watch of one kind of objects.
+
+    show: called with a change and the object, in the order of an object's changes; the change is None for an object
+    that is listed.
     """
 
     def __init__(self, loop: VirtualLoop, rng: random.Random, show: Callable[[str | None, Object], None]) -> None:
         self._loop, self._rng, self._show = loop, rng, show
         self.objects: dict[tuple[str, str], Object] = {}
-        self._latest: dict[str, float] = {}  # by uid: when its last change is told
+        self._latest: dict[str, float] = {}  # by uid: the time of the last notification
         self._connection = 0
         self.listening = False
 
     def changed(self, kind: str | None, thing: Object) -> None:
-        """What is made anew under its name has a queue of its own."""
+        """Plan the notification of a change. Changes of an object with another UID do not wait for it."""
         if not self.listening:
             return
         uid, when = thing["metadata"]["uid"], self._loop.time() + 10 ** self._rng.uniform(-3, -0.3)
@@ -58,27 +60,29 @@ class Watch:
             self._show(kind, thing)
 
     def interrupt(self, seconds: float) -> None:
-        """What changes meanwhile is never told; then all is listed."""
+        """Miss all changes for that time, and then list all objects."""
         if self.listening:
             self.listening = False
             self._loop.call_later(seconds, self.list, self._connection)
 
     def list(self, connection: int | None = None) -> None:
-        """What was told before, and not handled yet, still is."""
+        """List all objects, if the watch was interrupted. Earlier notifications still arrive."""
         if not self.listening and connection in (None, self._connection):
             self.listening = True
             for thing in self.objects.values():
                 self.changed(None, thing)
 
     def forget(self) -> None:
-        """Who listened is gone."""
+        """Drop all pending notifications, since the listener is gone."""
         self.listening = False
         self._connection += 1
 
 
 class Server:
-    """What there is. room: how many pods a quota lets through. changed: of pods and jobs. called: told of the calls
-    that are to change anything but a status, by their method and place.
+    """The objects of a cluster and the requests about them.
+
+    room: the number of pods that a quota allows. changed: called with changes of pods, nodes, jobs and budgets. called:
+    called with method and path of each request that changes anything but a status.
     """
 
     def __init__(
@@ -110,7 +114,7 @@ class Server:
         query: Mapping[str, str] | None = None,
         kind: str = JSON,
     ) -> Object:
-        """Answers a request as a connection to a server does: after a while, and not always."""
+        """Answer a request after a delay. In times of trouble the request, or only its answer, is lost."""
         if self._called and method != "GET" and not place.endswith(("/status", "/tokenreviews")):
             self._called(method, place)
         await asyncio.sleep(self.slowness * 10 ** self._rng.uniform(-3.5, -1.5))
@@ -175,8 +179,8 @@ class Server:
         return body
 
     def _revision(self, method: str, name: str | None, body: Object | None, query: Mapping[str, str]) -> Object:
-        """Answers a request about revisions. Some of jobs that are gone may be left, as long as the garbage collector
-        takes its time.
+        """Answer a request about ControllerRevisions. Revisions of deleted jobs may still exist, as before garbage
+        collection.
         """
         if method == "GET":
             uid = query["labelSelector"].partition("=")[2]
@@ -212,7 +216,7 @@ class Server:
         user = {"username": f"system:serviceaccount:{claims['namespace']}:default", "extra": names}
         return {"authenticated": True, "audiences": [TOKEN_AUDIENCE], "user": user}
 
-    # for those who live in the cluster
+    # for the parts of the cluster
 
     def create(self, kind: str, body: Object) -> Object:
         self._made += 1
@@ -233,7 +237,7 @@ class Server:
         self._tell(kind, "MODIFIED", thing)
 
     def delete(self, kind: str, thing: Object) -> None:
-        """A pod with a node gets its time; everything else goes at once."""
+        """Delete an object: a pod with a node after its grace period, everything else at once."""
         if kind == "pods" and thing["spec"].get("nodeName"):
             self._mark(thing, 30)
         else:
@@ -245,12 +249,12 @@ class Server:
             self.modified("pods", pod)
 
     def delete_in_foreground(self, job: Object) -> None:
-        """It stays until its pods are gone."""
+        """Delete a job that stays until its pods are gone."""
         job["metadata"] |= {"deletionTimestamp": self._later(0), "finalizers": ["foregroundDeletion"]}
         self.modified("bamboojobs", job)
 
     def remove(self, kind: str, thing: Object) -> None:
-        """A pod stays as long as it has a finalizer."""
+        """Remove an object at once; a pod with a finalizer stays until the finalizer is removed."""
         if kind == "pods" and thing["metadata"].get("finalizers"):
             self._removed.add(thing["metadata"]["uid"])
             self._mark(thing, 0)
@@ -261,7 +265,7 @@ class Server:
             self._tell(kind, "DELETED", thing)
 
     def finalize(self, pod: Object, finalizer: str) -> None:
-        """One finalizer of the pod is removed, and with the last one the pod, if nothing else keeps it."""
+        """Remove a finalizer of a pod, and the pod if nothing else keeps it."""
         pod["metadata"]["finalizers"] = [one for one in pod["metadata"]["finalizers"] if one != finalizer]
         if pod["metadata"]["uid"] in self._removed:
             self.remove("pods", pod)
@@ -279,7 +283,7 @@ class Server:
 
 
 def token_of(pod: Object) -> str:
-    """A token as a kubelet projects it, but for the signature."""
+    """Return a pod's token as a kubelet projects it, but unsigned."""
     metadata = pod["metadata"]
     about = {"namespace": metadata["namespace"], "pod": {"name": metadata["name"], "uid": metadata["uid"]}}
     claims = base64.urlsafe_b64encode(json.dumps({"kubernetes.io": about}).encode()).decode().rstrip("=")

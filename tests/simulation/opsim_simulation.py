@@ -1,4 +1,4 @@
-"""One simulated cluster with one BambooJob: the real operator over a made-up API server, and workers with real engines.
+"""One simulated cluster with one BambooJob: the real operator on a simulated API server, and workers with real engines.
 
 A run is a function of its scenario alone (and of PYTHONHASHSEED, see operator_simulate.py).
 """
@@ -40,11 +40,11 @@ ALONE_SECONDS = 40.0  # more than a watch is interrupted, an API server slow, or
 
 
 class Failure(AssertionError):
-    """What the operator did not do."""
+    """A failure of the operator to do what a scenario demands."""
 
 
 class OperatorSimulation:
-    """say: gets every line of the log."""
+    """A run of a scenario. say: called with every line of the log."""
 
     def __init__(self, scenario: ClusterScenario, say: Callable[[str], None] | None = None) -> None:
         self.scenario, self._say = scenario, say
@@ -126,7 +126,7 @@ class OperatorSimulation:
             await self.stop_operator()
 
     async def _watch(self, seconds: float) -> None:
-        """No workers may train for long without anybody who looks after them. Raises Failure."""
+        """Let time pass, and raise Failure if workers train for long without a coordinator."""
         end, since = self.loop.time() + seconds, self.loop.time()
         while self.loop.time() < end:
             await asyncio.sleep(1.0)
@@ -141,7 +141,7 @@ class OperatorSimulation:
                 raise Failure(f"the workers have been left alone for {ALONE_SECONDS:g} s")
 
     async def _until(self, problem: Callable[[], str | None], seconds: float) -> None:
-        """Waits until there is no problem, and still none a little later. Raises Failure."""
+        """Wait until three checks in a row find no problem. Raises Failure."""
         end, good = self.loop.time() + seconds, 0
         while good < 3:
             if self.failure:
@@ -152,7 +152,7 @@ class OperatorSimulation:
             await asyncio.sleep(1.0)
 
     def _at_rest(self) -> str | None:
-        """The job is over, or has all that it wants."""
+        """Return why the job is neither over nor has all that it wants; None if it is."""
         if self._over() is None:
             return None
         runner, living = self.runner, self.living_pods()
@@ -184,8 +184,8 @@ class OperatorSimulation:
         return "; ".join(wrong) or None
 
     def _allowed_pipelines(self, spec: JobSpec) -> range:
-        """The numbers of pipelines that are right with all workers there: as many as are wanted, or what the
-        coordinator chooses within the bounds.
+        """Return the numbers of pipelines that are right with all workers: the most, or any that the coordinator may
+        choose.
         """
         most = most_pipelines(spec)
         return range(1 if self.scenario.chooses else most, most + 1)
@@ -239,7 +239,7 @@ class OperatorSimulation:
     # the operator
 
     def start_operator(self) -> None:
-        """Starts an operator as kopf does: pods and nodes are known before the first job."""
+        """Start an operator as kopf does: it knows pods and nodes before the first job."""
         self.log("the operator starts")
         self.shared = shared_for(KubeApi(self.server))
         self._cluster = self.shared.cluster
@@ -268,7 +268,7 @@ class OperatorSimulation:
     # the cluster
 
     def _called(self, method: str, place: str) -> None:
-        """The operator asks the API server for that change. Who trains is let go first, or has ended."""
+        """Fail if the operator deletes the pod of a worker that trains, instead of letting it go first."""
         runner, (_, kind, name) = self.runner, place.rsplit("/", 2)
         if runner is None or runner.ending or (method, kind) != ("DELETE", "pods"):
             return
@@ -302,7 +302,7 @@ class OperatorSimulation:
         return [pod for pod in self.pods.objects.values() if pod["metadata"]["ownerReferences"][0]["uid"] == uid]
 
     def collect(self, pod: Object) -> None:
-        """Deletes a pod whose owner is gone, after a while."""
+        """Delete a pod whose owner is gone, after a while."""
         self.loop.call_later(self.rng.uniform(0.0, 3.0), self.server.delete, "pods", pod)
 
     def _start(self, pod: Object) -> Process:
@@ -317,12 +317,12 @@ class OperatorSimulation:
 
 
 def never_starts(pod: Object) -> bool:
-    """It stays as it is until the job is over."""
+    """Return whether the pod's image is missing, so that it stays pending until the job is over."""
     return str(pod["spec"]["containers"][0]["image"]).startswith(MISSING)
 
 
 class _Alarm(logging.Handler):
-    """What the product logs as an error is a failure."""
+    """A log handler that fails the run when the product logs an error."""
 
     def __init__(self, simulation: OperatorSimulation) -> None:
         super().__init__(logging.INFO)

@@ -1,4 +1,4 @@
-"""Who acts in a simulated cluster: the job's user, the cloud, and whatever else befalls it."""
+"""The actors of a simulated cluster: the job's user, the cloud, and other disturbances."""
 
 import asyncio
 import copy
@@ -25,7 +25,7 @@ LOSSES = (
 
 
 class User:
-    """harmed: something was taken without care, so that the job may not be able to go on."""
+    """The user and the cloud. harmed: whether something was taken without care, so that the job may fail."""
 
     def __init__(self, simulation: "OperatorSimulation") -> None:
         self._simulation, self._loop = simulation, simulation.loop
@@ -62,7 +62,7 @@ class User:
         handlers.get(disturbance.kind, self._lose)(disturbance)
 
     async def heal(self) -> None:
-        """All trouble is over; what is still to come, such as a node's end, comes."""
+        """End all disturbances, except for what is already under way, such as a node's end."""
         self._simulation.log("all trouble is over")
         self._healed = True
         simulation, server = self._simulation, self._simulation.server
@@ -96,7 +96,7 @@ class User:
     # the job
 
     def edit(self, change: Callable[[Object], None]) -> None:
-        """What changes nothing makes no generation."""
+        """Change the job's spec. An edit that changes nothing makes no new generation."""
         if not self._there():
             return
         job = self._simulation.job
@@ -122,7 +122,7 @@ class User:
         self.edit(lambda spec: spec["elastic"].update(maxWorkers=workers))
 
     def _roll(self, disturbance: Disturbance) -> None:
-        """Rolls out an image, mostly one that works; of another one the user thinks better later."""
+        """Roll out an image, mostly one that works; the user mends another one later."""
         kind = (MISSING, CRASHING, "good", "good", "good")[disturbance.number % 5]
 
         def change(spec: Object) -> None:
@@ -133,9 +133,7 @@ class User:
             self._later(disturbance, lambda: self.edit(self._mend))
 
     def _break(self, disturbance: Disturbance) -> None:
-        """Edits the job so that nobody can read it, or so that it is another task: its workers train on, and are looked
-        after.
-        """
+        """Make the job's manifest invalid or change its task, and mend it later; the workers train on meanwhile."""
 
         def change(spec: Object) -> None:
             if disturbance.number % 2:
@@ -147,8 +145,8 @@ class User:
         self._later(disturbance, lambda: self.edit(self._mend))
 
     def _recreate(self, disturbance: Disturbance) -> None:
-        """Deletes the job and creates it again: its pods go by the garbage collector in the background, or before the
-        job itself is gone.
+        """Delete the job and create it again. Its pods are deleted by the garbage collector after the job, or before it
+        in the foreground.
         """
         if disturbance.number % 2 or not self._there():
             self.delete()
@@ -163,7 +161,7 @@ class User:
         )
 
     def _finalize(self, job: Object, until: float, later: float) -> None:
-        """Finalizes a job whose pods are gone. Those of a node that hangs somebody takes away in the end."""
+        """Remove the job once its pods are gone. Pods on a node that hangs are removed after `until`."""
         left = self._simulation.pods_of(job)
         for pod in left if self._loop.time() > until else ():
             self._simulation.server.remove("pods", pod)
@@ -235,7 +233,7 @@ class User:
         self._operator(disturbance)
 
     def _cut_off(self, disturbance: Disturbance) -> None:
-        """One channel after the other."""
+        """Cut the channels of all workers, one after the other."""
         self._simulation.workers.reachable_at = self._loop.time() + disturbance.seconds
         for node in self._simulation.workers.nodes.values():
             if node.alive:
@@ -256,7 +254,7 @@ class User:
             )
 
     def _lose(self, disturbance: Disturbance) -> None:
-        """A worker, or only its peace of mind."""
+        """Disturb one worker: its pod, its process or its node, or only a mark on the node."""
         simulation, pods = self._simulation, self._simulation.living_pods()
         if not pods:
             return
@@ -285,13 +283,17 @@ class User:
                 simulation.kubelets.take(pod, 10 + disturbance.seconds, stays=disturbance.kind is DisturbanceKind.MARK)
 
     def _is_free(self, pod: Object) -> bool:
-        """Does it hold nothing that anybody needs?"""
+        """Return whether the pod's worker holds no state that the job needs."""
         node, runner = self._simulation.workers.nodes.get(pod["metadata"]["uid"]), self._simulation.runner
         trained = node is not None and node.engine is not None and node.engine.components is not None
         return runner is not None and pod["metadata"]["name"] not in runner.state.workers and not trained
 
     def _may(self) -> bool:
-        """A worker whose channel is cut may be declared lost, if the API server does not vouch for it in time."""
+        """Return whether a loss is allowed now, and note if it may harm the job.
+
+        A worker whose channel is cut counts as in danger: it may be declared lost if the API server does not vouch for
+        it in time.
+        """
         runner = self._simulation.runner
         safe = runner is not None and runner.state.phase == "Running" and not runner.status().unprotected
         if runner is not None and safe:

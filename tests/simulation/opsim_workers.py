@@ -1,4 +1,4 @@
-"""Workers in pods: the real engines of the protocol's simulation, which come in by the operator's gateway."""
+"""Workers in pods: the real engines of the protocol's simulation, connected to the operator's gateway."""
 
 import asyncio
 import random
@@ -35,7 +35,7 @@ class SimChannels:
         self.closed = False
 
     async def admit(self, pod: Object) -> None:
-        """Raises Unauthorized and Unavailable."""
+        """Authenticate a pod. Raises Unauthorized and Unavailable."""
         request: Any = SimpleNamespace(headers={"Authorization": f"Bearer {token_of(pod)}"})
         assert await self._authenticate(request) == pod["metadata"]["name"]
 
@@ -64,7 +64,7 @@ class SimChannels:
 
 
 class DoorChannel(Channel):
-    """knock: whether the worker may come in now."""
+    """A channel that authenticates before it connects. knock: returns whether the worker may connect now."""
 
     def __init__(self, knock: Callable[[], Awaitable[bool]], **others: Any) -> None:
         self._knock, self._knocking = knock, None
@@ -88,7 +88,9 @@ class DoorChannel(Channel):
 
 
 class Workers:
-    """checks: of what they say. work: of each layer, if what layers take is measured. broken: is told what the product
+    """The workers of one job.
+
+    checks: of their reports. work: of each layer, if layer times are measured. broken: called with what the product
     raised.
     """
 
@@ -107,7 +109,7 @@ class Workers:
         self.network = Network(self.clock, rng, 1.0)
         self.store, self.work = SimStore(self.clock, oracle, rng), work
         self.copy_seconds, self.devices = 0.0, 1
-        self.history: dict[str, bytes] | None = None  # no callback is told from one
+        self.history: dict[str, bytes] | None = None  # there is no history
         self.checks = Checks(oracle)
         self.gateway: WorkerGateway | None = None  # of the operator, while there is one
         self.nodes: dict[str, Node] = {}  # by pod uid
@@ -117,7 +119,7 @@ class Workers:
         self._ended: dict[Node, Callable[[int | None], None]] = {}
 
     def start(self, pod: Object, ended: Callable[[int | None], None]) -> Node:
-        """ended: is told the exit code."""
+        """Start the worker of a pod. ended: called with its exit code."""
         name = pod["metadata"]["name"]
         container = next(c for c in pod["spec"]["containers"] if c["name"] == TRAINER_CONTAINER)
         env = {variable["name"]: variable.get("value") for variable in container["env"]}
@@ -175,7 +177,7 @@ class Workers:
         return False
 
     def turned(self, node: Node) -> None:
-        """Nothing is checked here that the protocol's simulation does not check."""
+        """Do nothing: the protocol's simulation has the checks after each turn."""
 
     def ended(self, node: Node, code: int | None) -> None:
         self._ended[node](code)

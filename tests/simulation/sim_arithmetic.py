@@ -23,7 +23,7 @@ PRIME = 16_777_213  # below 2**24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arithmetic:
-    """What a job computes."""
+    """The layers, steps and microbatches of a simulated job, and its arithmetic."""
 
     seed: int
     stages: int
@@ -35,13 +35,13 @@ class Arithmetic:
     groups: int  # of microbatches
     reproducible: bool = True  # else each pipeline's are a group, and their number stays
     skipped: frozenset[int] = frozenset()  # steps whose loss is not finite
-    evaluated: tuple[int, int] = (0, 0)  # (every so many steps, batches); (0, 0): never
+    evaluated: tuple[int, int] = (0, 0)  # (steps between evaluations, batches); (0, 0): never
     left_out: int = 0  # steps that an early stop saves; `steps` are those before it
     by_decision: bool = False  # a decision of the task stops it, and no evaluation
 
     @property
     def wanted_steps(self) -> int:
-        """The steps that the manifest asks for."""
+        """The number of steps in the manifest."""
         return self.steps + self.left_out
 
     @property
@@ -50,11 +50,11 @@ class Arithmetic:
 
     @property
     def bounds(self) -> tuple[int, ...]:
-        """The first microbatch of each group, and their number."""
+        """The first microbatch of each group, and, last, the number of microbatches."""
         return group_bounds(self.microbatches, self.groups if self.reproducible else self.pipelines)
 
     def training(self) -> dict[str, Any]:
-        """This, in a manifest."""
+        """Return the manifest's section `training`."""
         training: dict[str, Any] = {
             "steps": self.wanted_steps,
             "globalBatchSize": self.microbatches,
@@ -81,7 +81,7 @@ class Arithmetic:
         return hash((state, 2, layer, step, microbatch, given))
 
     def weight(self, microbatch: int) -> float:
-        """The weight of a microbatch's loss: with even seeds losses are sums."""
+        """Return the weight of a microbatch's loss; with even seeds losses are sums."""
         return float(1 + microbatch % 3) if self.seed % 2 == 0 else 1.0
 
     @property
@@ -95,17 +95,17 @@ class Arithmetic:
         return sum(self.weight(m) for m in range(self.microbatches))
 
     def added(self, layer: int, step: int, microbatch: int, given: int) -> float:
-        """What the layer adds to the loss."""
+        """Return what a layer adds to the loss of a microbatch."""
         return hash((9, layer, step, microbatch, given)) % 1_000_003 / 1024
 
     def loss(self, output: int, step: int, microbatch: int) -> float:
-        """The loss of a microbatch. That of the last one of a step that is skipped is not finite."""
+        """Return the loss of a microbatch; in a skipped step the last microbatch's loss is not finite."""
         if step in self.skipped and microbatch == self.microbatches - 1:
             return math.inf
         return float(output % 1_000_003)
 
     def backward(self, state: int, place: tuple[int, int, int], given: int, gradient: int) -> tuple[int, list[int]]:
-        """The gradient of the inputs, and what is added to the accumulator. place: layer, step, microbatch."""
+        """Return the gradient of the inputs, and the term for the accumulator. place: layer, step, microbatch."""
         seed = hash((state, 3, *place, given, gradient))
         return hash((seed, 4)), [hash((seed, 5, i)) % PRIME for i in range(self.sizes[place[0]])]
 
@@ -120,7 +120,7 @@ class Arithmetic:
         return hash((state, 6, version, norm, *(int(g) for g in gradient)))
 
     def remembered(self, told: int, loss: float | None) -> int:
-        """What decisions remember after a step of that loss. None: it is not finite."""
+        """Return the memory of decisions after a step with that loss; None for a loss that is not finite."""
         return hash((10, told, loss or 0.0)) % 1_000_003
 
     def digest(self, state: int, version: int) -> str:
@@ -128,7 +128,7 @@ class Arithmetic:
 
 
 def measured(value: int, batch: int) -> tuple[float, float]:
-    """What the last layer's output for a batch of an evaluation comes to: a sum and its weight."""
+    """Return sum and weight of an evaluation's metric for the last layer's output of a batch."""
     return value % 1_000_003 / 7, batch + 1.0
 
 
@@ -156,7 +156,7 @@ class Oracle:
                 history.pop()
 
     def evaluation(self, version: int) -> dict[str, float | None] | None:
-        """What is measured of a state; None if it is not evaluated."""
+        """Return the metrics of a state; None if it is not evaluated."""
         schedule, values = self.arithmetic.evaluations, []
         for batch in range(schedule.batches_of(version) if schedule else 0):
             value = 0
@@ -195,11 +195,11 @@ class Oracle:
         self.states.append([a.applied(states[s], step, totals[s], norm) for s in range(a.layers)])
 
     def _places(self) -> list[tuple[int, int]]:
-        """All layers with all microbatches."""
+        """Return all pairs of a layer and a microbatch."""
         return list(product(range(self.arithmetic.layers), range(self.arithmetic.microbatches)))
 
     def _rounded_sum(self, groups: Sequence[Sequence[int]]) -> list[int]:
-        """The rounded sum of each element: the middle first, as a binary tree."""
+        """Return the rounded sum of each element over all groups, summed as a binary tree."""
         if len(groups) == 1:
             return list(groups[0])
         middle = len(groups) // 2
@@ -220,5 +220,5 @@ class Oracle:
 
 
 def _rounded(a: int, b: int) -> int:
-    """A sum in float32."""
+    """Return a sum in float32."""
     return int(c_float(float(a + b)).value)

@@ -1,4 +1,4 @@
-"""What must hold during and after a simulated run, and a list of what everyone waits for when it does not."""
+"""Invariants during and after a simulated run, and a report of who waits for what when a run hangs."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -41,25 +41,25 @@ class Checks:
         self.epoch = plan.epoch
 
     def taken_over(self, taken: Takeover) -> None:
-        """Who reports a takeover is who was to take over, by the plan that it is put down to."""
+        """Check that the worker that reports a takeover is the heir by the plan that the report names."""
         heir = self.plans[taken.epoch].at(Cell(taken.pipeline, taken.stage)).owner
         if heir != taken.worker:
             raise Violation(f"{taken.worker} reports a takeover that plan {taken.epoch} left to {heir}: {taken}")
 
     def forget_plans(self) -> None:
-        """Another coordinator: it may not know the newest epochs."""
+        """Forget all plans: another coordinator may not know the newest epochs."""
         self.epoch = 0
         self.plans.clear()
 
     def one_plan(self, nodes: Iterable["Node"]) -> None:
-        """No two of these workers obey different plans of the same epoch."""
+        """Check that no two of these workers obey different plans of the same epoch."""
         plans: dict[int, Plan] = {}
         for plan in [n.engine.components.plan.current for n in nodes if n.engine and n.engine.components]:
             if plans.setdefault(plan.epoch, plan) != plan:
                 raise Violation(f"two different plans of epoch {plan.epoch} are obeyed")
 
     def agreed(self, node: "Node", living: Callable[[str], bool]) -> None:
-        """No two workers that are alive and belong to the job know different commits of a step."""
+        """Check that no two living members of the job know different commits of a step."""
         parts = node.engine.components if node.engine else None
         if parts is None:
             return
@@ -97,14 +97,14 @@ class Checks:
                 raise Violation(f"the state after step {step} has the metrics {metrics}, not {expected}")
 
     def told(self, node: "Node") -> None:
-        """A takeover is reported at the latest when the step's last instruction is done: the cell may then move on."""
+        """Check that a takeover is reported by the step's last instruction, after which the cell may move on."""
         parts = node.engine.components if node.engine else None
         for run in parts.executor.cells.values() if parts else ():
             if run.program and run.next is None and run.takeover:
                 raise Violation(f"{node.name} has taken over {run.cell}, finished step {run.step}, and not said so")
 
     def followed(self, node: "Node") -> None:
-        """Who has the gradients of a step knows the commit before it, without which it could not use them."""
+        """Check that a worker with the gradients of a step knows the commit before it, which it needs to use them."""
         parts = node.engine.components if node.engine else None
         for stage, state in parts.states.by_stage.items() if parts else ():
             lacked = parts is not None and state.version not in parts.committer.log.commits
@@ -112,8 +112,8 @@ class Checks:
                 raise Violation(f"{node.name} has gradients for stage {stage}, not the commit of {state.version}")
 
     def settled(self, nodes: Sequence["Node"], steps: int) -> None:
-        """Checks that every replica holds what its owner holds, and that the owner knows it, once a job is complete and
-        all is quiet.
+        """Check, once a job is complete and quiet, that every replica holds its owner's state and that the owner knows
+        it.
         """
         engines = {n.name: n.engine.components for n in nodes if n.alive and not n.frozen and n.engine}
         owners = {name: parts for name, parts in engines.items() if parts}
@@ -147,7 +147,7 @@ class Checks:
 
 
 def judge(job: "Simulation") -> RunResult:
-    """Call once the run has ended."""
+    """Return the result of a run that has ended."""
     finish = job.finish
     kind = str(finish.outcome) if finish else "None"
     problem = job.failure
@@ -203,16 +203,17 @@ def _wrong_result(job: "Simulation") -> str | None:
 
 
 def _spared(job: "Simulation") -> bool:
-    """Whether every fault left copies of all it took: without redundancy, or on one cell, the first plan has none."""
+    """Return whether every fault left copies of all it took.
+
+    Without redundancy, or on a grid of one cell, the first plan has no copies; a coordinator that restarted may have
+    lost track of them.
+    """
     wanted, a = job.scenario, job.scenario.arithmetic
     return wanted.care == 2 and wanted.mode != "None" and a.stages * a.pipelines > 1 and not job.injector.restarted
 
 
 def _avoidable(job: "Simulation") -> str | None:
-    """Was there still a live worker for every stage, of which the coordinator could have made an owner?
-
-    Or a checkpoint that can be read?
-    """
+    """Return why an unrecoverable job could have gone on: from a checkpoint, or from living holders of all layers."""
     usable_checkpoints = [one for one in job.store.committed if one not in job.store.damaged]
     if usable_checkpoints and job.scenario.checkpoints:
         return f"Unrecoverable, though there are the checkpoints {usable_checkpoints}: {job.finish}"
@@ -227,7 +228,7 @@ def _avoidable(job: "Simulation") -> str | None:
     return f"Unrecoverable, though every layer is still held: {living} (frozen: {frozen}): {job.finish}"
 
 
-# who waits for what
+# the report of a hang
 
 
 def waiting(job: "Simulation") -> str:

@@ -1,4 +1,4 @@
-"""Virtual time: a queue of things to do, in order of time and then of when they were put there."""
+"""Virtual time: a queue of actions, ordered by time and then by when they were planned."""
 
 import heapq
 from collections.abc import Callable
@@ -8,7 +8,7 @@ Action = Callable[[], None]
 
 
 class Clock:
-    """Nothing happens between two actions; `now` is in seconds."""
+    """A clock on which nothing happens between two actions. now: seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -22,7 +22,7 @@ class Clock:
         self.at(self.now + seconds, action)
 
     def advance(self) -> bool:
-        """Do the next thing; False if there is none."""
+        """Run the next action; return False if there is none."""
         if not self._queue:
             return False
         self.now, _, action = heapq.heappop(self._queue)

@@ -1,7 +1,7 @@
-"""The control channel of one simulated worker: it behaves as `bamboo_core.control.client` and the server do.
+"""The control channel of one simulated worker, with the behaviour of `bamboo_core.control.client` and the server.
 
-First in, first out, both ways. What is said while the channel is cut waits at the worker; the coordinator's end drops
-it. What was on its way when the channel was cut is lost (`lossy`), as with bytes in a broken socket, or arrives.
+Messages keep their order, both ways. While the channel is cut, the worker's messages wait, and the coordinator's are
+dropped. Messages on their way when it is cut are lost (`lossy`), as bytes in a broken socket, or arrive.
 """
 
 import random
@@ -19,7 +19,9 @@ BACKOFF_SECONDS = (0.05, 2.0)
 
 
 class Channel:
-    """hello, heartbeat: what the worker says of itself. up: at the worker's end; open: at the coordinator's."""
+    """A channel. hello, heartbeat: make the worker's messages. up: whether the worker's end is connected; open: the
+    coordinator's end.
+    """
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class Channel:
     # the coordinator's end
 
     def send(self, message: Message) -> None:
-        """Dropped if there is no channel."""
+        """Send a message to the worker; it is dropped without a connection."""
         if self.open:
             delay = self.delay * self.rng.uniform(1.0, 3.0)
             self.latest_in = max(self.latest_in, self.clock.now + delay)
@@ -111,7 +113,7 @@ class Channel:
     # faults
 
     def cut(self, seconds: float, noticed: float) -> None:
-        """Cuts the channel for that long. noticed: seconds until the coordinator sees it, unless the worker is back
+        """Cut the channel for that long. noticed: seconds until the coordinator sees it, unless the worker is back
         before.
         """
         self.reachable_at = max(self.reachable_at, self.clock.now + seconds)
@@ -120,12 +122,12 @@ class Channel:
         self.up = False
         connection = self.connection
         if self.lossy:
-            self.lost = connection  # what is on its way
+            self.lost = connection  # messages on their way are lost
         self.clock.at(max(self.latest_out, self.clock.now) + noticed, partial(self._noticed, connection))
         self.clock.after(self.rng.uniform(*BACKOFF_SECONDS) * 0.2, self.connect)
 
     def die(self, noticed: float, flush: bool) -> None:
-        """The process has ended. flush: all that it said still arrives."""
+        """End the channel with the worker's process. flush: whether the messages that it sent still arrive."""
         if self.ended:
             return
         if flush:
@@ -133,7 +135,7 @@ class Channel:
         connection = self.connection if self.up else self.opened
         self.ended, self.up = True, False
         if not flush and self.rng.random() < 0.5:
-            self.lost = connection  # what is on its way
+            self.lost = connection  # messages on their way are lost
         self.clock.at(max(self.latest_out, self.clock.now) + noticed, partial(self._noticed, connection))
 
     def freeze(self, frozen: bool) -> None:
@@ -141,7 +143,7 @@ class Channel:
         self._write()
 
     def restarted(self, seconds: float) -> None:
-        """The coordinator's process is gone and another one comes after that long."""
+        """Lose the coordinator's process; another one comes after that long."""
         self.open = False
         self.lost = self.connection
         self.cut(seconds, 0.0)

@@ -1,4 +1,4 @@
-"""What a seed stands for: a job, and the faults that befall it. Pure: equal seeds give equal values."""
+"""Scenarios of the protocol's simulation: the job of a seed and its faults, as pure values."""
 
 import random
 from dataclasses import dataclass, replace
@@ -64,8 +64,8 @@ class Fault:
     # name, count: the count-th such instruction or frame
     name: str = ""
     count: int = 0
-    neighbours: int = 0  # of the workers before it in the ring so many are killed in the same instant
-    with_node: bool = False  # so are all that are on its node, or they get the same notice
+    neighbours: int = 0  # the number of workers before it in the ring that are killed in the same instant
+    with_node: bool = False  # all workers on its node are killed, or get the notice, as well
     factor: float = 1.0  # by which it is slower
 
     def __str__(self) -> str:
@@ -81,8 +81,10 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """care: what waits. 0: nothing. 1: a kill that would take a stage's last copy that the coordinator knows of.
-    2: every fault, until the job has got over the one before; no loss is then an excuse for an unrecoverable job.
+    """A job and its faults.
+
+    care: which faults wait. 0: none. 1: a kill that would take a stage's last copy that the coordinator knows of. 2:
+    every fault, until the job has recovered from the one before; then no loss excuses an unrecoverable job.
     """
 
     seed: int
@@ -98,16 +100,16 @@ class Scenario:
     capacity: int
     faults: tuple[Fault, ...]
     replicas: int = 1
-    checkpoints: int = 0  # a checkpoint every so many steps; 0: none
+    checkpoints: int = 0  # steps from one checkpoint to the next; 0: none
     trouble: float = 0.0  # of the store
     store_seconds: float = 0.02  # that it takes for a file
-    resplit: float | None = None  # seconds for which there must be workers for another number of stages; None: never
+    resplit: float | None = None  # seconds for which workers for other stages must exist; None: never
     chooses: str = ""  # the objective by which stages and pipelines are chosen
     work: tuple[float, ...] = ()  # of each layer; empty: what workers measure says nothing
     schedule: str = "1F1B"
     per_node: int = 1  # workers
     per_worker: int = 1  # devices; each runs a part of its stage
-    tells: bool = False  # a callback, from a history
+    tells: bool = False  # a history is written, and a callback follows it
     copy_seconds: float = 0.0  # that a boundary tensor takes from a device to host memory; 0: workers have none
 
     def manifest(self) -> dict[str, Any]:
@@ -136,7 +138,7 @@ class Scenario:
 
     @property
     def _fixed(self) -> dict[str, int]:
-        """What of the grid is fixed."""
+        """The numbers of stages and pipelines that the manifest fixes."""
         a, fixed = self.arithmetic, dict[str, int]()
         if not self.follows_stages:
             fixed["stages"] = a.stages
@@ -168,7 +170,7 @@ MODES = {"None": 1, "Replicas": 11}
 
 
 def scenario(seed: int, *kinds: Kind) -> Scenario:
-    """What the seed stands for, if jobs have what these kinds say."""
+    """Return the scenario of a seed, with the features of these kinds."""
     rng = random.Random(seed)
     has, resplit = frozenset(kinds), not {Kind.RESPLIT, Kind.STRAGGLERS, Kind.GRIDS, Kind.VALUE}.isdisjoint(kinds)
     checkpoints = Kind.CHECKPOINTS in has
@@ -217,8 +219,8 @@ def scenario(seed: int, *kinds: Kind) -> Scenario:
 
 
 def _with_callbacks(job: Scenario, rng: random.Random) -> Scenario:
-    """Half of the single workers that would be killed die before or after they write the history, or what a callback
-    keeps.
+    """Let half of the kills of single workers strike before or after a write of the history or of a callback's
+    state.
     """
     faults = []
     for fault in job.faults:
@@ -230,13 +232,13 @@ def _with_callbacks(job: Scenario, rng: random.Random) -> Scenario:
 
 
 def _with_value(job: Scenario) -> Scenario:
-    """What layers take is measured as with stragglers; longer, as then follows what comes of it."""
+    """Measure layer times as with stragglers, and make the job longer, so that its choice takes effect."""
     longer = replace(job.arithmetic, steps=job.arithmetic.steps + 24)
     return replace(job, chooses="Value", arithmetic=longer)
 
 
 def _with_early_stop(job: Scenario, rng: random.Random) -> Scenario:
-    """Half of what befalls a certain step befalls the one that is given up, or the one before.
+    """Let half of the faults at a certain step strike the step that is given up, or the one before.
 
     An evaluation ends two in three jobs, and a decision the others, half of which evaluate nothing.
     """
@@ -250,7 +252,7 @@ def _with_early_stop(job: Scenario, rng: random.Random) -> Scenario:
 
 
 def _with_stragglers(job: Scenario, rng: random.Random) -> Scenario:
-    """A long job, in which somebody is slow early; then what befalls other jobs, and other workers are slow, too."""
+    """Make a long job with a worker that is slow early, then the other faults and further slow workers."""
     a, stages = job.arithmetic, min(job.arithmetic.stages, 4)
     pipelines = a.pipelines if stages * a.pipelines <= 6 and not job.elastic else 1
     microbatches, layers = max(pipelines, min(a.microbatches, 4)), stages * rng.choice((2, 3))
@@ -278,7 +280,7 @@ def _with_stragglers(job: Scenario, rng: random.Random) -> Scenario:
 
 
 def _with_measured_layers(job: Scenario, rng: random.Random) -> Scenario:
-    """A job that is long enough for grids to be compared by what its layers take. Many faults come after that."""
+    """Make a job long enough for grids to be compared by layer times, with many faults after that."""
     a, steps = job.arithmetic, rng.randint(30, 45)
     stages = min(a.stages, 4)
     pipelines = a.pipelines if stages * a.pipelines <= 6 else 1
@@ -305,7 +307,7 @@ def _with_measured_layers(job: Scenario, rng: random.Random) -> Scenario:
 
 
 def _with_measured_stages(job: Scenario, rng: random.Random) -> Scenario:
-    """A job that is long enough for numbers of pipelines to be compared. Many faults come after that."""
+    """Make a job long enough for numbers of pipelines to be compared, with many faults after that."""
     steps = job.arithmetic.steps + 20
     faults = [replace(f, step=rng.randint(0, steps)) if rng.random() < 0.5 else f for f in job.faults]
     work = tuple(rng.choice((1.0, 1.0, 3.0)) for _ in range(job.arithmetic.layers))
@@ -314,7 +316,7 @@ def _with_measured_stages(job: Scenario, rng: random.Random) -> Scenario:
 
 
 def _with_one_layer_each(job: Scenario) -> Scenario:
-    """No split can help then, and nobody stands by."""
+    """Leave one layer to each stage, so that no split can help, and no standby worker."""
     stages = job.arithmetic.stages
     a = replace(job.arithmetic, sizes=job.arithmetic.sizes[:stages], ties=())
     return replace(job, arithmetic=a, work=job.work[:stages], standby=0, capacity=job.capacity + 2)
@@ -327,7 +329,9 @@ def _slow(rng: random.Random, fault: Fault, early: bool) -> Fault:
 
 
 def _with_siblings(job: Scenario, rng: random.Random) -> Scenario:
-    """Several pipelines, half of the time of one stage. Half of the kills befall who runs a portion of a lost cell."""
+    """Make several pipelines, half of the time of one stage; half of the kills strike workers that run a portion of a
+    lost cell.
+    """
     a, pipelines = job.arithmetic, rng.choice((2, 3, 3, 4, 4, 5))
     stages = min(a.stages, rng.choice((1, 1, 2, 3)))
     microbatches = rng.randint(pipelines, 20)
@@ -370,12 +374,12 @@ def _at_portion(rng: random.Random, fault: Fault) -> Fault:
 
 
 def _with_split_backwards(job: Scenario, rng: random.Random) -> Scenario:
-    """Where a backward is hit it is one of its parts, now and then by a stage that does not split it."""
+    """Split backwards, and let faults at a backward strike one of its parts."""
     return replace(job, schedule="ZBH1", faults=tuple(_at_parts(rng, fault) for fault in job.faults))
 
 
 def _with_schedules(job: Scenario, rng: random.Random) -> Scenario:
-    """Edits of the schedule before, after and among the faults, some just before the next one strikes."""
+    """Add edits of the schedule before, after and among the faults, some just before the next fault strikes."""
     faults: list[Fault] = []
     for fault in job.faults:
         edit = replace(fault, what=FaultKind.SCHEDULE, step=max(0, fault.step - 1), neighbours=0, with_node=False)
@@ -388,14 +392,16 @@ def _with_schedules(job: Scenario, rng: random.Random) -> Scenario:
 
 
 def _at_parts(rng: random.Random, fault: Fault) -> Fault:
-    """A kill at a forward or backward is one at a part of a backward, or at a whole one."""
+    """Turn a kill at a forward or backward into one at a part of a backward, or at a whole one."""
     when, _, name = fault.name.partition(" ")
     parts = ("Backward", "BackwardRest", "BackwardInput", "BackwardInput", "BackwardWeight", "BackwardWeight")
     return replace(fault, name=f"{when} {rng.choice(parts)}") if name in ("Forward", "Backward") else fault
 
 
 def _with_devices(job: Scenario, rng: random.Random) -> Scenario:
-    """Two or three of each worker; a stage has at least as many layers, and exactly as many if layers are tied."""
+    """Give each worker two or three devices; a stage has at least as many layers, and exactly as many if layers are
+    tied.
+    """
     a, devices = job.arithmetic, rng.choice((2, 2, 3))
     layers = a.stages * devices
     more = layers if a.ties else max(len(a.sizes), layers + rng.choice((0, 0, 1, 3)))
@@ -406,7 +412,7 @@ def _with_devices(job: Scenario, rng: random.Random) -> Scenario:
 
 
 def _with_replicas(job: Scenario, rng: random.Random) -> Scenario:
-    """Several, and kills befall neighbours or zones in the same instant."""
+    """Give each state several replicas, and let kills strike neighbours or zones in the same instant."""
     replicas, careful = rng.choice((2, 2, 3)), rng.random() < 0.5
     faults = []
     for fault in job.faults:
@@ -421,7 +427,7 @@ def _with_replicas(job: Scenario, rng: random.Random) -> Scenario:
 
 
 def _with_nodes(job: Scenario, rng: random.Random) -> Scenario:
-    """Several workers on each: most kills, and most notices, befall all of them in the same instant."""
+    """Put several workers on each node; most kills and notices strike all of them in the same instant."""
     careful = rng.random() < 0.5
     faults = []
     for fault in job.faults:
@@ -463,7 +469,7 @@ def _arithmetic(rng: random.Random, seed: int, grow: bool, resplit: bool) -> Ari
 
 
 def _skipped(chance: random.Random, steps: int) -> frozenset[int]:
-    """The steps that are skipped: in one job of three there are some, up to three of them in a row."""
+    """Draw the skipped steps: none in two of three jobs, else up to four, up to three of them in a row."""
     if chance.random() > 0.3:
         return frozenset()
     first = chance.randrange(steps)
@@ -471,7 +477,7 @@ def _skipped(chance: random.Random, steps: int) -> frozenset[int]:
 
 
 def _evaluated(chance: random.Random) -> tuple[int, int]:
-    """The evaluation of two jobs in five: every so many steps, on how many batches. (0, 0) of the others."""
+    """Draw the evaluation: steps between two of them, and batches; (0, 0), for none, in three of five jobs."""
     return (chance.choice((1, 2, 3, 50)), chance.randint(1, 5)) if chance.random() < 0.4 else (0, 0)
 
 
@@ -542,7 +548,7 @@ def _faults(rng: random.Random, a: Arithmetic, restarts: bool, checkpoints: bool
 
 
 def _while_layers_travel(rng: random.Random, fault: Fault) -> Fault:
-    """Some of the kills wait until layers travel: while they are split anew, or the job goes back to a checkpoint."""
+    """Let some kills wait until layers travel: for a new split, or from a checkpoint."""
     if fault.what in (FaultKind.KILL_AT, FaultKind.KILL_SENDING) and rng.random() < 0.5:
         name = rng.choice(("LAYER", "LAYER", "LAYERS_WANTED"))
         return replace(fault, what=FaultKind.KILL_SENDING, name=name, step=0, chained=False)

@@ -1,6 +1,4 @@
-"""The files of a job's history in memory. Whoever is killed dies before or after something is written, and what it had
-written stays.
-"""
+"""A job's history in memory. A worker may be killed before or after a write, and its earlier writes stay."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -39,15 +37,15 @@ class SimHistoryFiles(HistoryFiles):
         self._strike("after")
 
     def remove_partial(self, *, older: float) -> None:
-        """There are none."""
+        """Do nothing: there are no partial files."""
 
 
 def kept_by(data: Mapping[str, bytes], name: str) -> Called:
-    """A callback's cursor, and what it keeps."""
+    """Return a callback's cursor and state."""
     return msgspec.json.decode(data[f"callback-{name}.json"], type=Called)
 
 
 def missing_of(data: dict[str, bytes], steps: int) -> set[int]:
-    """The steps that are not in the history."""
+    """Return the steps that are not in the history."""
     there = {one.step for one in SimHistoryFiles(data).read_all() if isinstance(one, StepRecord)}
     return set(range(1, steps + 1)) - there

@@ -1,4 +1,4 @@
-"""Who holds what, as the simulation sees it: not what the coordinator believes."""
+"""The workers that hold each state, as the simulation sees it, whatever the coordinator believes."""
 
 from collections.abc import Iterable
 
@@ -8,12 +8,12 @@ from sim_worker import Node
 
 
 def newest_commit(nodes: Iterable[Node]) -> int:
-    """The newest step that any worker knows to be committed; -1: none."""
+    """Return the newest step that any worker knows to be committed; -1 for none."""
     return max((n.engine.step - 1 for n in nodes if n.engine), default=-1)
 
 
 def usable(node: Node, stage: int, commit: int) -> bool:
-    """Does that worker hold a state from which the job can go on for sure, without repeating a committed step?"""
+    """Return whether the job can go on from that worker's state without repeating a committed step."""
     if not node.alive or node.frozen or node.engine is None or node.engine.components is None:
         return False
     states = node.engine.components.states
@@ -23,7 +23,7 @@ def usable(node: Node, stage: int, commit: int) -> bool:
 
 
 def holders(nodes: Iterable[Node], gone: frozenset[WorkerId], layer: int, commit: int) -> list[WorkerId]:
-    """The workers that hold a layer, as part of a stage or copied while layers are split anew."""
+    """Return the workers that hold a layer, as part of a stage or as a copy for a new split."""
     return [n.name for n in nodes if n.name not in gone and (_in_stage(n, layer, commit) or _copied(n, layer, commit))]
 
 
@@ -42,7 +42,7 @@ def _copied(node: Node, layer: int, commit: int) -> bool:
 
 
 def would_orphan(state: CoordinatorState, victims: set[WorkerId]) -> bool:
-    """Would the loss of these leave a cell that nobody can take over, as far as the coordinator knows?"""
+    """Return whether the loss of these workers leaves a cell without an heir, as far as the coordinator knows."""
     plan = state.plan
     if plan is None:
         return False

@@ -1,4 +1,4 @@
-"""Makes a scenario's faults happen."""
+"""The injection of a scenario's faults into a simulated job."""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ LANES = ((Lane.BOUNDARY,), (Lane.BULK,), (Lane.STATE,), (Lane.BOUNDARY, Lane.BUL
 
 
 class FaultInjector:
-    """struck: the faults that happened, with the worker each befell."""
+    """The faults of a run. struck: the faults that happened, each with the worker that it struck."""
 
     def __init__(self, job: "Simulation") -> None:
         self.job = job
@@ -31,18 +31,18 @@ class FaultInjector:
         self.struck: list[tuple[Fault, str]] = []
         self.restarted = False
         self._over = False
-        self._traps: list[tuple[Fault, int]] = []  # those that wait for an instruction or a frame
+        self._traps: list[tuple[Fault, int]] = []  # faults that wait for an instruction or a frame
         self._last: tuple[Cell, ...] = ()  # what the last victim owned
         self._shaky: dict[str, float] = {}  # whose end may be near, until when
 
     def over(self) -> None:
-        """Nothing more happens."""
+        """Drop all faults that have not happened yet."""
         self.left.clear()
         self._traps.clear()
         self._over = True
 
     def look(self) -> None:
-        """Arm what is due: the first of what is left, if it is not chained to one that has not struck yet."""
+        """Arm the faults that are due; a chained fault waits for the one before it."""
         while self.left and (self.left[0].step <= self.job.commit + 1 or self.left[0].step < 0):
             if self.left[0].chained and not self.struck:
                 self.left.pop(0)  # what it was chained to has been left out
@@ -71,7 +71,7 @@ class FaultInjector:
         self._strike(fault, node)
 
     def instruction(self, node: "Node", what: str, step: int) -> bool:
-        """Does a trap close at this instruction?"""
+        """Return whether a worker is killed at this instruction."""
         return self._sprung(node, FaultKind.KILL_AT, what, step)
 
     def frame(self, node: "Node", kind: str) -> bool:
@@ -92,7 +92,7 @@ class FaultInjector:
     # whom
 
     def _may(self, victims: list["Node"], deadly: bool = True) -> bool:
-        """May a fault befall these workers now, with the care that the scenario asks for?"""
+        """Return whether a fault may strike these workers now, by the scenario's care."""
         job, care = self.job, self.job.scenario.care
         if care == 0 or (care == 1 and not deadly):
             return True
@@ -109,7 +109,7 @@ class FaultInjector:
         return not troubled and plan.worker_ids() <= state.plans.applied and self._at_rest()
 
     def _at_rest(self) -> bool:
-        """Does every owner have a state that nobody's log is needed for?"""
+        """Return whether every owner has a state for which no worker's log is needed."""
         job = self.job
         assert job.state.plan is not None
         plan = expanded(job.state.plan)
@@ -208,7 +208,7 @@ class FaultInjector:
                 job.edit_schedule()
 
     def _all(self, fault: Fault, node: "Node") -> list["Node"]:
-        """The workers that the fault befalls if it befalls that one."""
+        """Return the workers that the fault strikes along with this one."""
         job, plan = self.job, self.job.state.plan
         living = [n for n in job.nodes.values() if n.alive]
         match fault.what:
@@ -234,7 +234,7 @@ class FaultInjector:
                 return [node]
 
     def _doom(self, node: "Node", seconds: float) -> None:
-        """It is taken away at the deadline, whether it has left or not."""
+        """Kill the worker at the deadline, whether it has left or not."""
         self.job.clock.after(seconds, partial(node.end, -9))
 
     def _freeze(self, node: "Node", seconds: float) -> None:

@@ -1,6 +1,6 @@
-"""One simulated job: the real coordinator and the real engines, in virtual time, with everything else made up.
+"""One simulated job: the real coordinator and the real engines in virtual time, on a simulated network.
 
-A run is a function of its scenario alone. `Simulation(scenario).run()` gives a RunResult.
+A run is a function of its scenario alone. `Simulation(scenario).run()` returns a RunResult.
 """
 
 import logging
@@ -56,7 +56,7 @@ MAX_EVENTS = 2_000_000
 
 
 class Simulation:
-    """say: gets every line of the log."""
+    """A run of a scenario. say: called with every line of the log."""
 
     def __init__(self, scenario: Scenario, say: Callable[[str], None] | None = None) -> None:
         self.scenario, self.spec = scenario, scenario.spec()
@@ -126,7 +126,7 @@ class Simulation:
             self._settle()
 
     def _nothing_happens(self) -> bool:
-        """A coordinator that misses all workers takes its time."""
+        """Return whether the job hangs. A coordinator that has lost all workers waits longer."""
         quiet = self.clock.now - self.active_at
         if quiet <= PATIENCE_SECONDS:
             return False
@@ -134,7 +134,7 @@ class Simulation:
         return quiet > PATIENCE_SECONDS + (ALONE_SECONDS if alone else 0.0)
 
     def _settle(self) -> None:
-        """Nobody is stopped yet, and nothing befalls the job any more: now every replica must come to its end, too."""
+        """Let the job go on without faults after its end, so that every replica finishes, too."""
         self.injector.over()
         until = self.clock.now + SETTLE_SECONDS
         while self.failure is None and self.clock.now < until and self.clock.advance():
@@ -142,7 +142,7 @@ class Simulation:
         self.checked(self.checks.settled, list(self.nodes.values()), self.scenario.arithmetic.steps)
 
     def active(self) -> None:
-        """Something happened that gives the job time to react."""
+        """Note that something happened that gives the job time to react."""
         self.active_at = max(self.active_at, self.clock.now)
 
     def fail(self, text: str) -> None:
@@ -237,9 +237,7 @@ class Simulation:
         self.clock.after(GRACE_SECONDS, partial(node.end, -9))
 
     def restart_coordinator(self, seconds: float) -> None:
-        """Ends the coordinator's process, and starts it again: its memory is gone, what it knew is only in what the
-        workers report.
-        """
+        """End the coordinator's process and start another one, which knows only what workers report."""
         if not self.coordinating:
             return
         self.coordinating = False
@@ -249,7 +247,7 @@ class Simulation:
         self.clock.after(seconds, self._restarted)
 
     def edit_schedule(self) -> None:
-        """Edits the schedule from one to the other."""
+        """Switch the job's schedule to the other one."""
         late = self.spec.topology.schedule is PipelineSchedule.ZB_H1
         other = PipelineSchedule.ONE_F_ONE_B if late else PipelineSchedule.ZB_H1
         self.spec = replace(self.spec, topology=replace(self.spec.topology, schedule=other))
@@ -316,7 +314,7 @@ class Simulation:
         return self.injector.instruction(node, what, step)
 
     def turned(self, node: Node) -> None:
-        """A node has taken its turn, or died in it."""
+        """Check the invariants after a worker's turn, or its death in it."""
         if node.alive:
             self.checked(self.checks.told, node)
         self.checked(self.checks.agreed, node, lambda w: self.nodes[w].alive and w not in self.state.membership.gone)
@@ -343,7 +341,7 @@ class Simulation:
         self.coordinate(WorkerLost(node.name, f"exit code {code}", code))
 
     def broken(self, node: Node | None, error: Exception) -> None:
-        """The product raised."""
+        """Fail the run with an exception of the product."""
         import traceback
 
         frames = traceback.extract_tb(error.__traceback__)
@@ -357,7 +355,9 @@ class Simulation:
 
 
 class _Alarm(logging.Handler):
-    """What the product logs as a warning or an error is a failure, unless the simulated store was to refuse to read."""
+    """A log handler that fails the run when the product logs a warning or an error, except for a store that refuses
+    reads by the scenario.
+    """
 
     def __init__(self, job: Simulation) -> None:
         super().__init__(logging.WARNING)

@@ -1,4 +1,4 @@
-"""Many simulated runs: what came of them, as they end."""
+"""The command line of both simulators, and the results of many runs."""
 
 import argparse
 import collections
@@ -37,13 +37,16 @@ def seeds_of(arguments: argparse.Namespace) -> range:
 
 
 def spare_the_collector() -> None:
-    """Python's garbage collector never looks at what is imported by now: a worker that forgets its states collects."""
+    """Exempt imported modules from garbage collection, which a worker runs when it drops its states."""
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
 
 
 def report(batches: Iterable[Sequence[RunResult]], command: Callable[[int], str], keep_going: bool) -> int:
-    """Reports on runs until all have ended, or one has failed; returns the exit status. command: replays a seed."""
+    """Print the results of runs until all have ended or one has failed, and return the exit status.
+
+    command: returns the command that replays a seed.
+    """
     kinds: collections.Counter[str] = collections.Counter()
     done, failed, began = 0, 0, time.monotonic()
     for results in batches:

@@ -1,8 +1,9 @@
-"""The data plane of the simulation, with the TCP transport's manners: one simplex link per sender, receiver and lane.
+"""The data plane of the simulation, with the behaviour of the TCP transport: a simplex link per sender, receiver and
+lane.
 
-A link keeps order; links do not know of each other. A new link keeps what is sent until it stands or fails; a broken
-one drops it. Frames are copied when they arrive, so a tensor that is written after it was sent shows. What a dying
-sender had queued is cut at a random place.
+A link keeps order; links are independent. A new link keeps frames until it stands or fails; a broken link drops them.
+Frames are copied when they arrive, so a write to a tensor after it was sent shows. The queue of a dying sender is cut
+at a random place.
 """
 
 import random
@@ -42,7 +43,9 @@ class Link:
 
 
 class End:
-    """A worker's transport. on_send: may raise, which is how a worker dies in the middle of its work."""
+    """A worker's transport. on_send: called before each frame; it may raise, which kills the worker in the middle of
+    its work.
+    """
 
     def __init__(
         self, network: "Network", worker: WorkerId, deliver: Deliver, on_send: Callable[[WorkerId, Frame], None]
@@ -180,7 +183,9 @@ class Network:
     # breaking
 
     def _break(self, link: Link, seen: tuple[float, float], kept: int | None = None) -> None:
-        """seen: seconds until the sender and the receiver notice. kept: what still arrives of a sender that is gone."""
+        """Break a link. seen: seconds until sender and receiver notice. kept: what still arrives of a sender that is
+        gone.
+        """
         if link.state != "standing":
             return
         connection, link.state = link.connection, "void"
@@ -232,7 +237,9 @@ class Network:
     # faults
 
     def leave(self, end: End, *, flush: bool, silent: float = 0.0) -> None:
-        """The worker is gone. flush: what it sent still arrives. silent: seconds until others see broken links."""
+        """Remove a worker. flush: whether its frames still arrive. silent: seconds until other workers see broken
+        links.
+        """
         if self.ends.pop(end.worker, None) is None:
             return
         for link in end.outbound.values():
@@ -246,7 +253,7 @@ class Network:
             self._attempt(link)
 
     def cut(self, sender: WorkerId, receiver: WorkerId, lanes: tuple[Lane, ...], seconds: float) -> None:
-        """No connection in that direction for a while; what is on its way is lost."""
+        """Allow no connection in that direction for a while; frames on their way are lost."""
         for lane in lanes:
             self.cuts[(sender, receiver, lane)] = self.clock.now + seconds
             end = self.ends.get(sender)
@@ -255,7 +262,7 @@ class Network:
                 self._break(link, (self._soon(), self._soon()))
 
     def stall(self, sender: WorkerId, receiver: WorkerId, seconds: float) -> None:
-        """Nothing is lost, all that is sent from now on comes late."""
+        """Delay all frames from now on; none is lost."""
         for (peer, _), link in self.ends[sender].outbound.items() if sender in self.ends else []:
             if peer == receiver:
                 link.latest = max(link.latest, self.clock.now + seconds)

@@ -1,4 +1,4 @@
-"""A stand-in for a stage of the model, which compares all that it is given with the oracle of `sim_arithmetic`."""
+"""A stand-in for a stage of the model that compares all its inputs with the oracle of `sim_arithmetic`."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -68,7 +68,7 @@ class Unfinished:
 
 
 def remembering(told: int) -> CommonState:
-    """The state that belongs to no layer, with what decisions remember."""
+    """Return the common state of all layers, with the memory of decisions."""
     return CommonState(decided=Decided(memory={"oracle": {"told": told}}))
 
 
@@ -81,9 +81,7 @@ def _at_once(layer: int, share: float) -> None:
 
 
 class StandInValues:
-    """What the engine takes for a stage's values: of some layers of the model. Compares all that it is given with the
-    oracle.
-    """
+    """A stand-in for a stage's values, of some layers of the model, that compares all its inputs with the oracle."""
 
     def __init__(self, oracle: Oracle, stages: Sequence[tuple[int, int]], stage: int) -> None:
         self.oracle, self.arithmetic, self._stages = oracle, oracle.arithmetic, tuple(stages)
@@ -99,7 +97,7 @@ class StandInValues:
 
     @property
     def buckets(self) -> tuple[slice, ...]:
-        """One for each layer of a first stage, the last one first."""
+        """The buckets: one for each layer of a first stage, the last layer first."""
         if self.first > 0:
             return (slice(0, self.size),)
         ends = accumulate((self.arithmetic.sizes[layer] for layer in self.mine), initial=0)
@@ -107,7 +105,7 @@ class StandInValues:
 
     @property
     def tied(self) -> tuple[TiedSegment, ...]:
-        """Ties are between stages of one layer only."""
+        """The tied parts; only stages of one layer have some."""
         return tuple(
             TiedSegment(group=i, offset=0, size=1, uses=tuple(self._use(layer) for layer in tie))
             for i, tie in enumerate(self.arithmetic.ties)
@@ -131,10 +129,10 @@ class StandInValues:
         return torch.tensor(squares, dtype=torch.float64)
 
     def park(self, parked: bool) -> None:
-        """Lives in host memory anyway."""
+        """Do nothing: the values are in host memory."""
 
     def ends(self, evaluation: Mapping[str, float]) -> EarlyStop | None:
-        """The oracle says which state is the last one."""
+        """Return whether this state is the last one, by the oracle."""
         if self.arithmetic.left_out == 0 or self.version != self.arithmetic.steps:
             return None
         if self.arithmetic.by_decision:
@@ -142,7 +140,7 @@ class StandInValues:
         return EarlyStop(without=1) if evaluation else None
 
     def common_after(self, commit: Commit) -> CommonState:
-        """Asked of the root, once for each step, and obeyed by all who hold a stage."""
+        """Return the common state after a step: the root asks once for each step, and all holders of a stage obey."""
         loss = committed_step(self.version + 1, commit).loss
         return remembering(self.arithmetic.remembered(remembered(self.common), loss))
 
@@ -163,7 +161,7 @@ class StandInValues:
         self.version += 1
 
     def allow_commit(self) -> None:
-        """Does nothing, as rates and parameters are whole numbers here."""
+        """Do nothing, as rates and parameters are whole numbers here."""
 
     def skip(self) -> None:
         self.require("skipped", self.version in self.arithmetic.skipped, True)
@@ -212,9 +210,7 @@ class StandInValues:
 
 
 class StandIn:
-    """What the engine takes for a Stage. spend: lets the time pass that a layer's forward takes, or that many times as
-    much.
-    """
+    """A stand-in for a Stage. spend: called with a layer and the multiple of its forward's time that passes."""
 
     def __init__(self, values: StandInValues, spend: Callable[[int, float], None] = _at_once) -> None:
         self.values, self._a, self._oracle, self._spend = values, values.arithmetic, values.oracle, spend
@@ -226,7 +222,7 @@ class StandIn:
         return False
 
     def expect(self, coming: Iterable[tuple[int, int]]) -> None:
-        """It has no data to read."""
+        """Do nothing: there is no data to read."""
 
     def begin(self, microbatches: Sequence[int], bounds: Sequence[int], *, bucketwise: bool = False) -> Work:
         self.has_run = True  # in the next instruction
@@ -246,7 +242,7 @@ class StandIn:
         return {}
 
     def wait(self) -> None:
-        """Computes at once."""
+        """Do nothing: everything is computed at once."""
 
     def start(self, step: int, microbatch: int, inputs: Parts | None) -> "Advancing":
         given = int(inputs[0].item()) if inputs is not None else 0
@@ -300,7 +296,9 @@ class StandIn:
     def backward(
         self, work: Work, step: int, microbatch: int, gradients: Parts | None, *, postpone: bool = False
     ) -> Parts:
-        """Every third microbatch, by seed, cannot be split, and every fourth not be run bucket by bucket."""
+        """Run a backward. By seed, every third microbatch cannot be split, and every fourth not be run bucket by
+        bucket.
+        """
         given = [int(value) for value in work.contexts.pop(microbatch)[0][0].tolist()]
         gradient = int(gradients[0].item()) if gradients is not None else 0
         expected = self._oracle.gradients[self.values.mine.stop - 1, step, microbatch]
@@ -347,7 +345,7 @@ class StandIn:
 
 
 class LateCopies:
-    """Copies that are made layer by layer; a violation if the state has changed before they are done."""
+    """Copies that are made layer by layer; it is a violation if the state changes before they are done."""
 
     def __init__(self, values: StandInValues, layers: Collection[int]) -> None:
         self._values, self._left, self._version = values, sorted(layers), values.version
@@ -365,5 +363,5 @@ class LateCopies:
 
 
 def state_of(kept: LayerState) -> int:
-    """What a layer's state of ours holds."""
+    """Return the content of a simulated layer's state."""
     return int(kept.tensors[STATE].item())

@@ -1,7 +1,7 @@
-"""A store of checkpoints in virtual time: slow, refusing, damaged, and what a worker does with it.
+"""A simulated store of checkpoints that may be slow, refuse or damage files.
 
-A part is durable some time after it is given, if its worker still lives then; what was committed is checked against the
-oracle, and what is read is what was written, unless it was damaged.
+A part is durable some time after it was given, if its worker still lives then. Commits are checked against the oracle,
+and reads return what was written, unless it was damaged.
 """
 
 import random
@@ -25,7 +25,7 @@ FROZEN_SECONDS = 0.1
 
 
 class Writer(Protocol):
-    """A worker, to the store."""
+    """A worker, as the store sees it."""
 
     alive: bool
     frozen: bool
@@ -93,7 +93,7 @@ class SimStore:
         writer.tell(protocol.CheckpointFound(number=request.number, checkpoint=max(usable, default=None)))
 
     def read(self, checkpoint: CheckpointId, layers: Iterable[int]) -> dict[int, LayerState]:
-        """The states of layers. Raises RestoreError."""
+        """Return the states of layers. Raises RestoreError."""
         if checkpoint not in self.committed:
             raise Violation(f"{checkpoint} is read, which was never committed")
         if checkpoint in self.damaged:
@@ -104,8 +104,8 @@ class SimStore:
         return {layer: self.parts[checkpoint][layer] for layer in layers}
 
     def _later(self, writer: Writer, action: Callable[[], None]) -> None:
-        """Does something when the store has done its work, if the worker still lives; a frozen one goes on where it
-        was.
+        """Call a function when the store has done its work, if the worker still lives; a frozen worker goes on
+        later.
         """
 
         def due() -> None:

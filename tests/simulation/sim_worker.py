@@ -1,7 +1,7 @@
 """One simulated worker: the real Engine between a simulated transport and a simulated control channel.
 
-It does what `bamboo_trainer.worker.agent.WorkerAgent` does in its loop, in virtual time: take in what has arrived, do
-one piece of work, and so on; how long a piece takes is drawn at random.
+It repeats the loop of `bamboo_trainer.worker.agent.WorkerAgent` in virtual time: take in what has arrived, do one piece
+of work. The time of a piece is random.
 """
 
 import random
@@ -68,7 +68,7 @@ class Name(str):
 
 
 class Killed(BaseException):
-    """The worker is gone in the middle of what it was doing, which nobody in it can prevent."""
+    """The death of a worker in the middle of its work, which no handler of the product catches."""
 
 
 class Surroundings(Protocol):
@@ -79,7 +79,7 @@ class Surroundings(Protocol):
     network: Network
     oracle: Oracle
     store: SimStore
-    history: dict[str, bytes] | None  # the files of one, if a callback is told from it
+    history: dict[str, bytes] | None  # the files of a history that a callback follows; None: no history
 
     work: tuple[float, ...]  # of each layer, if what workers measure is to say something
     copy_seconds: float  # 0: workers have no device
@@ -93,7 +93,7 @@ class Surroundings(Protocol):
 
 
 class SimCopy:
-    """A copy whose originals are taken when it is started, as in the order of a GPU's stream."""
+    """A copy whose originals are read when it is started, as in the order of a GPU's stream."""
 
     def __init__(self, parts: Parts, clock: Clock, at: float) -> None:
         self._parts, self._clock, self._at = parts, clock, at
@@ -106,7 +106,7 @@ class SimCopy:
 
 
 class SimCopies(AtOnce):
-    """The copies of a device: one is ready after a while, and its worker hears of it."""
+    """The copies of a device: each is ready after a while, and its worker is told."""
 
     def __init__(self, node: "Node") -> None:
         super().__init__()
@@ -121,13 +121,14 @@ class SimCopies(AtOnce):
 
 
 class Late:
-    """A question that is answered now, although it came long ago."""
+    """A report request that the worker answers late."""
 
 
 class Node:
-    """A worker's process. speed: a factor on the time that its work takes. late: seconds before it answers anything.
+    """A worker's process.
 
-    slow: another such factor. spent: seconds that have passed for it alone since its turn began.
+    speed, slow: factors on the time of its work. late: seconds before it answers a report request. spent: seconds that
+    have passed for it alone since its turn began.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class Node:
             self.around.clock.after(0.0, self._wake)
 
     def term(self) -> None:
-        """SIGTERM: a notice; a further one changes nothing within the grace period, which its sender sees to."""
+        """Give the worker a notice, as SIGTERM does; a second one changes nothing."""
         if self.alive and not self.notified:
             self.notified = True
             self.put(NOTICE)
@@ -182,7 +183,9 @@ class Node:
             self.around.clock.after(0.0, self._wake)
 
     def end(self, code: int | None, silent: float = 0.0) -> None:
-        """The process is gone. silent: seconds until others see closed connections (its node is gone, too)."""
+        """End the process. silent: seconds until other workers see closed connections, as after the loss of its
+        node.
+        """
         if not self.alive:
             return
         self.alive = False
@@ -192,7 +195,7 @@ class Node:
         self.around.ended(self, code)
 
     def heartbeat(self) -> protocol.Heartbeat:
-        """The heartbeat, which another thread sends than the one that works."""
+        """Return the heartbeat, which comes from another thread than the worker's loop."""
         busy = 0.0 if self.stuck_at is None else self.around.clock.now - self.stuck_at
         step, times = 0, None
         if self.engine:
@@ -217,7 +220,7 @@ class Node:
             raise Killed
 
     def _say(self, message: Message) -> None:
-        """To the coordinator. The root's cell has finished once its history is complete."""
+        """Send a message to the coordinator; the end of the root's cell waits until the history is complete."""
         if self.history and isinstance(message, protocol.CellFinished) and message.cell == ROOT:
             self.history.keeper.when_written(partial(self.channel.tell, message), complete=True)
         else:
@@ -254,7 +257,7 @@ class Node:
             self.asleep = True
 
     def _take(self, item: Any) -> float:
-        """Obey or handle; the seconds that it takes."""
+        """Take in one item and return the seconds that it takes."""
         if not isinstance(item, Message | Late):
             if self.engine:
                 self.engine.handle(item)
@@ -302,7 +305,7 @@ class Node:
         return 0.0
 
     def stage(self, stage: int, stages: Sequence[tuple[int, int]], *, begins: bool = False) -> StandIn:
-        """The engine's stage in its first state."""
+        """Return the engine's stage in its first state."""
         return StandIn(StandInValues(self.around.oracle, stages, stage), self._spend)
 
     def restore(
@@ -323,7 +326,7 @@ class Node:
         self.around.store.keep(self, checkpoint, states)
 
     def tell(self, message: Message) -> None:
-        """Sends a message. One about checkpoints is sent again when the channel was cut."""
+        """Send a message; messages about checkpoints are sent again when the channel comes back."""
         self.told = [*self.told[-3:], message]
         self.channel.tell(message)
 

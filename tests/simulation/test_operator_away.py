@@ -1,6 +1,6 @@
-"""What is asked of a job around the end of its operator: at every point from before the edit until it has its effect.
+"""Edits of a job around the end of its operator, at every point from before the edit until it has taken effect.
 
-The real operator in virtual time is killed there, and another one begins a few seconds later.
+The real operator in virtual time is killed at that point, and another one begins a few seconds later.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ POINTS = (-3.0, -0.05, 0.05, 0.2, 0.4, 0.7, 1.0, 1.5, 2.5, 4.0, 8.0)  # when the
 
 
 def some(points: Sequence[float]) -> list[Any]:
-    """All of the points, most of them slow."""
+    """Return all points; those not in `points` are slow."""
     return [point if point in points else pytest.param(point, marks=pytest.mark.slow) for point in POINTS]
 
 
@@ -34,7 +34,7 @@ SOON = some([0.05])  # before the operator has done anything about the edit
 
 
 def job_of(seed: int, *, steps: int = 40, **changes: Any) -> ClusterScenario:
-    """Two stages that keep a checkpoint only when they are asked to; a step takes a few seconds."""
+    """Return a job of two stages that saves a checkpoint only on request; a step takes a few seconds."""
     made = scenario(seed)
     arithmetic = replace(made.arithmetic, stages=2, pipelines=1, steps=steps, sizes=(1,) * 6, groups=2)
     still = {"pools": (), "most": 1, "standby": 0, "disturbances": (), "slowdown": 60.0}
@@ -43,7 +43,9 @@ def job_of(seed: int, *, steps: int = 40, **changes: Any) -> ClusterScenario:
 
 
 class Away(OperatorSimulation):
-    """edit: what is asked of the job. kill_at: seconds after that the operator ends, or before, if it is below 0."""
+    """A run with an edit and an operator that ends near it. kill_at: seconds from the edit to the operator's end,
+    negative before it.
+    """
 
     def __init__(self, of: ClusterScenario, edit: Callable[[Object], None], kill_at: float, **others: Any) -> None:
         super().__init__(of, **others)
@@ -66,11 +68,11 @@ class Away(OperatorSimulation):
             await self.stop_operator()
 
     async def course(self) -> None:
-        """What the test is about."""
+        """Run the part of the scenario after the job has begun to train."""
         raise NotImplementedError
 
     async def edit_and_kill(self) -> None:
-        """The edit, and the end of the operator before or after it; then another one begins."""
+        """Edit the job and kill the operator, in the order of kill_at, and then start another operator."""
         if self.kill_at < 0:
             await self.stop_operator()
             await asyncio.sleep(-self.kill_at)
@@ -103,7 +105,7 @@ class Away(OperatorSimulation):
 
 
 class Suspended(Away):
-    """It keeps its state, and goes on with it."""
+    """A job that is suspended keeps its state, and goes on from it when it is resumed."""
 
     async def course(self) -> None:
         await self.edit_and_kill()
@@ -131,7 +133,7 @@ class Suspended(Away):
 
 
 class OutOfMoney(Suspended):
-    """Nobody suspends it: it has cost as much as it may."""
+    """A job that has spent its budget is suspended, without an edit of `suspend`."""
 
     async def resume(self) -> None:
         await self._until(lambda: self._left("pods", "processes"), 200.0)
@@ -149,7 +151,7 @@ class OutOfMoney(Suspended):
 
 
 class SuspendedWhileTakenOver(Suspended):
-    """The edit comes when another operator has begun, and may not have heard all workers yet."""
+    """A job that is suspended when another operator has begun, which may not have heard all workers yet."""
 
     async def course(self) -> None:
         await self.stop_operator()
@@ -161,7 +163,7 @@ class SuspendedWhileTakenOver(Suspended):
 
 
 class TrainsOn(Away):
-    """The edit is followed, by workers that never begin again. followed: what is missing yet, or None."""
+    """A job whose edit is followed by workers that never restart. followed: returns what is missing yet, or None."""
 
     def __init__(self, *given: Any, followed: Callable[["TrainsOn"], str | None]) -> None:
         super().__init__(*given)
@@ -179,9 +181,7 @@ class TrainsOn(Away):
 
 
 class Deleted(Away):
-    """A job that is deleted: its workers end with their pods, and nothing is written any more; what the store has
-    stays.
-    """
+    """A job that is deleted: its workers end with their pods, nothing more is written, and its checkpoints stay."""
 
     async def course(self) -> None:
         self.loop.call_later(max(0.0, -self.kill_at), self.user.delete)
@@ -192,7 +192,7 @@ class Deleted(Away):
 
 
 class Lost(Away):
-    """A worker goes while there is no operator, and with it what is known of it. way: how."""
+    """A job that loses a worker while there is no operator. way: how it is lost."""
 
     def __init__(self, of: ClusterScenario, way: str) -> None:
         super().__init__(of, nothing, 0.0)
@@ -231,7 +231,7 @@ class Lost(Away):
                 self.server.remove("nodes", node)
 
     def look_at_status(self) -> None:
-        """Nothing is protected before all that the plan says has been heard."""
+        """Fail if the status says Protected before the coordinator has heard all that the plan names."""
         if self.runner is None or self.runner.state.phase != "Recovering" or self.runner.state.plan is None:
             return
         found = {c["type"]: c["status"] for c in job_conditions(self)}
@@ -240,7 +240,7 @@ class Lost(Away):
 
 
 def job_conditions(simulation: OperatorSimulation) -> list[Object]:
-    """The job's conditions as its status would be written now."""
+    """Return the job's conditions as its status would be written now."""
     assert simulation.controller is not None
     known = simulation.controller.known(JOB)
     assert known is not None
@@ -253,7 +253,7 @@ def suspend(spec: Object) -> None:
 
 
 def small_budget(spec: Object) -> None:
-    """Two workers cost 2 in a second, and some time has gone by."""
+    """Set a budget that is spent soon; two workers cost 2 a second."""
     spec["budget"] = {"money": str(MONEY)}
 
 
@@ -266,7 +266,7 @@ def other_schedule(spec: Object) -> None:
 
 
 def nothing(_: Object) -> None:
-    """The job is deleted instead."""
+    """Leave the spec alone, for jobs that are deleted instead."""
 
 
 def schedule_is_not_the_new_one(simulation: TrainsOn) -> str | None:

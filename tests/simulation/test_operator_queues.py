@@ -1,4 +1,4 @@
-"""Jobs in a queue of Kueue with too little quota, in virtual time: their pods are admitted and preempted one by one."""
+"""Jobs in a queue of Kueue with too little quota, in virtual time: pods are admitted and preempted one by one."""
 
 import asyncio
 from collections import Counter
@@ -27,7 +27,7 @@ CLASSES = {"urgent": 100, "needed": 10, "growth": 1}
 
 
 def of_two_stages(seed: int, *, steps: int, **changes: Any) -> ClusterScenario:
-    """A job of one to `most` pipelines of two stages; a step takes about a second."""
+    """Return a job of one to `most` pipelines of two stages; a step takes about a second."""
     made = scenario(seed, queued=True)
     sizes = {"stages": 2, "pipelines": 1, "microbatches": 4, "steps": steps, "sizes": (1,) * 6, "groups": 2}
     arithmetic = replace(made.arithmetic, **sizes)
@@ -36,7 +36,7 @@ def of_two_stages(seed: int, *, steps: int, **changes: Any) -> ClusterScenario:
 
 
 class Queued(OperatorSimulation):
-    """The jobs of these names, each with what its spec says of the queue; quota: workers."""
+    """Jobs in one queue, by name, each with its section `queue`. quota: workers."""
 
     def __init__(self, jobs: Mapping[str, tuple[ClusterScenario, Object]], quota: int) -> None:
         self.keys = {name: ("default", name) for name in jobs}
@@ -46,7 +46,6 @@ class Queued(OperatorSimulation):
         self.manager.quota, self.manager.classes = quota, CLASSES
         self.asked = dict(jobs)
         self.crews = {name: self._crew(self.keys[name], of) for name, (of, _) in jobs.items()}
-        self.deleted: set[str] = set()  # workers that trained, of whom the operator has asked the pod's deletion
 
     def _crew(self, key: JobKey, of: ClusterScenario) -> Workers:
         return Workers(self.loop, self.rng, Oracle(of.arithmetic), key, of.slowdown, of.work, self.fail)
@@ -67,7 +66,7 @@ class Queued(OperatorSimulation):
             self.server.create("bamboojobs", {**manifest, "metadata": {"name": name, "namespace": "default"}})
 
     def holding(self) -> dict[str, int]:
-        """Workers with quota, by job."""
+        """Return the number of workers with quota, by job."""
         pods = (pod for pod in self.pods.objects.values() if holds_quota(pod))
         return dict(Counter(pod["metadata"]["labels"][LABEL_JOB_NAME] for pod in pods))
 
@@ -92,7 +91,7 @@ class Queued(OperatorSimulation):
         await self._until(problem, seconds)
 
     async def complete(self, *names: str, seconds: float = 3000.0) -> None:
-        """All end, with the weights of undisturbed jobs."""
+        """Wait until the jobs complete, and check that they have the weights of undisturbed jobs."""
         for name in names:
             await self._until(partial(self._unfinished, name), seconds)
             digests = self.crews[name].oracle.digests
@@ -122,7 +121,7 @@ class Queued(OperatorSimulation):
             self.queue.judge()
 
     async def course(self) -> None:
-        """What the test is about."""
+        """Run the scenario of a test."""
         raise NotImplementedError
 
     async def restart(self, seconds: float = 3.0) -> None:
@@ -140,7 +139,7 @@ SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8)
 @pytest.mark.parametrize("killed", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_job_shrinks_for_a_more_important_one_and_grows_again(seed: int, killed: bool) -> None:
-    """There is quota for one and a half. killed: the operator ends while pods are being preempted."""
+    """The quota suffices for one job and a half. killed: the operator ends while pods are being preempted."""
 
     class Shrinking(Queued):
         async def course(self) -> None:
@@ -169,7 +168,7 @@ def test_a_job_shrinks_for_a_more_important_one_and_grows_again(seed: int, kille
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_two_equal_jobs_whose_pods_are_admitted_in_turn_do_not_block_each_other(seed: int) -> None:
-    """Pods of the same second are admitted in the order of their UIDs, which is random: here one of each job."""
+    """Kueue admits pods of the same second in the order of their UIDs, which is random: here one of each job."""
 
     class Halves(Queued):
         async def course(self) -> None:
@@ -191,7 +190,7 @@ def test_two_equal_jobs_whose_pods_are_admitted_in_turn_do_not_block_each_other(
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_job_that_loses_all_its_workers_goes_on_from_a_checkpoint_when_it_has_quota_again(seed: int) -> None:
-    """Also if the operator that sees it come back is another one than the one that saw it go."""
+    """The operator is restarted between the loss and the new quota."""
 
     class All(Queued):
         async def course(self) -> None:

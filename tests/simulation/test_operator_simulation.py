@@ -1,4 +1,4 @@
-"""The operator under random trouble in virtual time; `operator_simulate.py` beside this file runs many more of it."""
+"""The operator under random disturbances in virtual time; `operator_simulate.py` runs many more seeds."""
 
 import os
 import re
@@ -29,8 +29,8 @@ def simulate(*arguments: str, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def printed() -> list[str]:
-    """What each of RUNS has printed. One process makes them, since to begin takes longer than any of them; it has the
-    seed of hashes for which it would start itself again.
+    """The output of each of RUNS. One process makes them all, since a start takes longer than any of them, with the
+    hash seed for which it would restart itself.
     """
     text = simulate(*" --then ".join(RUNS).split(), PYTHONHASHSEED="0")
     _, *each = re.split(r"^\$ .*\n", text, flags=re.MULTILINE)
@@ -43,13 +43,13 @@ def said(printed: list[str]) -> Mapping[str, str]:
 
 
 def check(printed: str, runs: int, times: int = 1) -> None:
-    """So many runs, so many times, of which none has failed."""
+    """Check that `times` lines report that many runs, and no failed one."""
     ends = re.findall(rf"^{runs} runs?, .*, 0 failed $", printed.replace("\r", "\n"), re.MULTILINE)
     assert len(ends) == times, printed
 
 
 def test_the_operator_gets_over_whatever_befalls_a_job_while_it_chooses_the_grid(said: Mapping[str, str]) -> None:
-    """`make simulate` tries hundreds of seeds. The one below has the grid that it is given."""
+    """`make simulate` tries hundreds of seeds. The test below tries a fixed grid."""
     assert "DISTURBANCE" in said[GRIDS]
     assert " virtual seconds\n" in said[GRIDS]
     assert "PROBLEM" not in said[GRIDS]
@@ -65,7 +65,7 @@ def test_the_operator_gets_over_it_while_others_want_the_quota_of_the_jobs_queue
 
 
 def test_who_trains_is_left_alone_while_no_watch_tells_of_its_node(said: Mapping[str, str]) -> None:
-    """They are interrupted for 66 s, and workers that have waited for a node for 20 s are moved to another pool."""
+    """The watches are interrupted for 66 s; a worker that waits for a node for 20 s moves to another pool."""
     check(said[SILENT], 1)
 
 
@@ -75,5 +75,5 @@ def test_what_went_wrong_once_goes_well() -> None:
 
 
 def test_a_run_is_a_function_of_its_seed(printed: list[str]) -> None:
-    """And of nothing that other runs before it have left."""
+    """Earlier runs in the same process change nothing."""
     assert printed[0] == printed[-1]

@@ -1,4 +1,4 @@
-"""The protocol under random faults, in virtual time: no bit is lost, and no run hangs. See `simulate.py`."""
+"""The protocol under random faults in virtual time: no bit is lost and no run hangs. See `simulate.py`."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ Jobs = Sequence[Simulation]
 # Kinds, the first seed, how many seeds `make test` tries, and how many the slow tests try
 SEEDS: list[tuple[tuple[Kind, ...], int, int, int]] = [
     ((), 0, 10, 200),
-    ((), 372, 1, 1),  # a root that joined after an evaluation, of which the first message is lost
+    ((), 372, 1, 1),  # the first message of a root that joined after an evaluation is lost
     ((Kind.SIBLINGS,), 20_070, 1, 1),  # the same for a root whose channel breaks before the job ends
     ((Kind.RESPLIT, Kind.REPLICAS), 30_147, 1, 1),  # two neighbours are lost while their heir still has the step before
     ((Kind.SIBLINGS,), 5088, 1, 1),  # a neighbour changes hands after a shared cell has its sum
@@ -47,7 +47,7 @@ SEEDS: list[tuple[tuple[Kind, ...], int, int, int]] = [
     ((Kind.STOPS, Kind.CHECKPOINTS), 100, 6, 6),
     ((Kind.CALLBACKS,), 37, 3, 3),  # 39: a root that takes over when all steps are done
     ((Kind.CALLBACKS, Kind.RESTARTS, Kind.STOPS), 7, 3, 3),
-    ((Kind.CALLBACKS, Kind.CHECKPOINTS), 31, 0, 3),  # 33: back at a step that nobody has told
+    ((Kind.CALLBACKS, Kind.CHECKPOINTS), 31, 0, 3),  # 33: back at a step that no worker has reported
     ((Kind.REPLICAS,), 89, 2, 24),  # 90: one after the other, and with them what they had sent to each other
     ((Kind.REPLICAS,), 170, 0, 24),
     ((Kind.REPLICAS, Kind.CHECKPOINTS, Kind.RESPLIT), 7067, 2, 24),  # 7068: back to the last step
@@ -82,7 +82,7 @@ def messages(jobs: Jobs, part: str) -> int:
 
 
 def stopped_early(jobs: Jobs) -> bool:
-    """An evaluation ended some jobs, and a decision others."""
+    """Return whether evaluations ended some jobs early, and decisions others."""
     stopped = [job for job in jobs if job.finish is not None and job.finish.reason == "EarlyStopped"]
     return len(stopped) > 3 and {job.scenario.arithmetic.by_decision for job in stopped} == {True, False}
 
@@ -114,13 +114,13 @@ def test_no_seed_of_random_faults_breaks_the_protocol(kinds: tuple[Kind, ...], s
 
 
 def each(few: int, many: int) -> list[Any]:
-    """The seeds of tests that try one each, of which only a few are not slow."""
+    """Return the seeds of tests that try one each, of which only a few are not slow."""
     return [*range(few), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(few, many))]
 
 
 @pytest.mark.parametrize("seed", each(1, 25))
 def test_without_faults_the_job_ends_as_the_oracle_says(seed: int) -> None:
-    """The jobs of seeds that are not used above; one of them with another number of pipelines."""
+    """Jobs of seeds that no other test uses, one of them with another number of pipelines."""
     job = Simulation(scenario(10_000 + seed, Kind.ELASTIC))
     job.injector.left.clear()
     verdict = job.run()
@@ -130,7 +130,7 @@ def test_without_faults_the_job_ends_as_the_oracle_says(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 1, 218, 240])
 def test_neighbours_without_a_common_heir_are_lost_right_after_a_commit(seed: int) -> None:
-    """Eight workers in three zones cannot be even. In 218 and 240 what one heir would lack is lost with the other."""
+    """Eight workers in three zones cannot be even. In seeds 218 and 240 one heir needs what is lost with the other."""
     rng = random.Random(seed)
     a = Arithmetic(seed=seed, stages=8, pipelines=1, microbatches=1, groups=1, steps=8, sizes=(2,) * 8)
     kill = Fault(
@@ -168,7 +168,7 @@ def test_neighbours_without_a_common_heir_are_lost_right_after_a_commit(seed: in
 
 @pytest.mark.parametrize("seed", each(1, 12))
 def test_a_worker_that_hangs_while_its_heart_beats_is_replaced(seed: int) -> None:
-    """Inside an instruction, for longer than the others wait for it: the job ends before it would go on."""
+    """The worker hangs inside an instruction for longer than the job lasts."""
     stages = 2 + seed % 3
     a = Arithmetic(
         seed=seed, stages=stages, pipelines=1 + seed % 2, microbatches=4, groups=2, steps=20, sizes=(2,) * stages
@@ -205,7 +205,7 @@ HARMLESS_IN_TIME = (
 
 @pytest.mark.parametrize("seed", each(1, 30))
 def test_protection_comes_back_while_training_goes_on(seed: int) -> None:
-    """Faults early in a long job, whose steps take less time than a frame's way there and back, or more."""
+    """Faults strike early in a long job, whose steps take more or less time than a frame's round trip."""
     job = Simulation(long_run(scenario(20_000 + seed)))
     verdict = job.run()
     assert (verdict.kind, verdict.problem) == ("Complete", None)
@@ -217,7 +217,7 @@ def test_protection_comes_back_while_training_goes_on(seed: int) -> None:
 
 
 def long_run(short: Scenario) -> Scenario:
-    """A small pipeline with workers to spare, and only faults that end long before the job does."""
+    """Return a small pipeline with spare workers, and only faults that end long before the job does."""
     stages = 2 + short.seed % 2
     a = replace(
         short.arithmetic, stages=stages, pipelines=1, microbatches=2, groups=2, steps=70, sizes=(2,) * stages, ties=()

@@ -1,4 +1,4 @@
-"""The real coordinator and the real engines in one thread, over an in-memory network, with a virtual clock.
+"""The real coordinator and the real engines in one thread, on an in-memory network with a virtual clock.
 
 Everything is deterministic: a job is a function of its manifest and its faults.
 """
@@ -67,17 +67,17 @@ OPERATIONS = 1e6  # of each layer, which a worker of a cluster counts
 
 @cache
 def model(entrypoint: str, config: str, seed: int, training: TrainingFacts) -> Task:
-    """A model of ours as workers make it ready. It is a function of these, and to look at it takes a process."""
+    """Return one of the library's models, made ready as workers do. Cached, since it is a function of the arguments."""
     return settled(load_task(entrypoint, json.loads(config), training), seed)
 
 
 class Killed(BaseException):
-    """The worker is gone in the middle of an instruction, which nobody in it can prevent."""
+    """The death of a worker in the middle of an instruction, which no handler of the product catches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Kill whoever starts (or has just ended) that instruction, the first time that it happens."""
+    """A kill of the worker that starts (or has just ended) that instruction, the first time that it does."""
 
     name: str
     cell: Cell
@@ -88,7 +88,7 @@ class Fault:
 
 @dataclass
 class Node:
-    """inside: once it has a plan."""
+    """A worker. inside: its engine's components, once it has a plan."""
 
     name: str
     engine: Engine
@@ -106,7 +106,7 @@ class Node:
 
 
 class MemoryStore:
-    """The files of layers as workers write them, in memory, and which checkpoints are whole."""
+    """The files of layers in memory, as workers write them, and the committed checkpoints."""
 
     def __init__(self) -> None:
         self.files: dict[tuple[CheckpointId, int], bytes] = {}
@@ -150,7 +150,7 @@ class MemoryStore:
 
 @dataclass
 class ToCoordinator:
-    """See `Coordinator`."""
+    """A worker's channel to the coordinator; see `Coordinator`."""
 
     inbox: "deque[Any]"
     worker: str
@@ -161,7 +161,7 @@ class ToCoordinator:
 
 @dataclass(frozen=True)
 class FilesOfWorker:
-    """See `CheckpointFiles`."""
+    """A worker's checkpoint files; see `CheckpointFiles`."""
 
     store: MemoryStore
     coordinator: "ToCoordinator"
@@ -177,7 +177,7 @@ class FilesOfWorker:
 
 @dataclass(frozen=True)
 class StagesOfWorker:
-    """See `StageBuilder`."""
+    """A worker's builder of stages; see `StageBuilder`."""
 
     job: "Job"
     worker: str
@@ -193,7 +193,7 @@ class StagesOfWorker:
 
 
 class Watch:
-    """The observer of one worker: raises where a fault strikes."""
+    """The observer of one worker, which raises Killed where a fault strikes."""
 
     def __init__(self, job: "Job", worker: str) -> None:
         self.job, self.worker = job, worker
@@ -215,13 +215,13 @@ class Watch:
 
 
 class Job:
-    """One simulated job. `decide` is called before every turn and may act on the job (kill, notice).
+    """One simulated job.
 
-    capacity: workers that can be alive at once; those that are asked for beyond it come when there is room.
-    store: of checkpoints, if it is not empty. devices: those of each worker, the
-    parts of its stages in turn. copies: of what a worker sends, if that is the CPU alone. per_worker: devices, each of
-    which runs a part of its stage, if the manifest does not say it. layer_seconds: that workers say each layer takes,
-    instead of what it does. task: instead of the manifest's.
+    decide: called before every turn; may act on the job (kill, notice). capacity: workers that can be alive at once;
+    further requests wait for room. store: of checkpoints, possibly with some. devices: of each worker; the parts of its
+    stages use them in turn. copies: makes the host copies of a worker that computes on the CPU alone. per_worker:
+    devices of each worker, each of which runs a part of its stage, instead of the manifest's number. layer_seconds:
+    reported time of each layer, instead of the measured one. task: instead of the manifest's.
     """
 
     def __init__(
@@ -282,18 +282,18 @@ class Job:
         return self
 
     def strikes(self, fault: Fault) -> bool:
-        """Does who starts or has just ended that instruction die now?"""
+        """Return whether the worker that starts or has just ended that instruction dies now."""
         if fault not in self.faults:
             return False
         self.faults.remove(fault)
         return True
 
     def reader(self, task: Task, config: TrainingConfig) -> BatchReader | None:
-        """The reader of a stage's batches; None: the stage makes its own."""
+        """Return the reader of a stage's batches; None if the stage makes its own."""
         return None
 
     def stage(self, worker: str, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
-        """A stage in its first state, for that worker."""
+        """Return a stage in its first state, for that worker."""
         device = self.computes_on[stage % len(self.computes_on)]
         values = StageValues(self.task, stage, stages, config, device, self._by_device[worker][device])
         return Stage(values, self.reader(self.task, config), self._by_device[worker][device])
@@ -357,7 +357,7 @@ class Job:
             self.kill(node.name)
 
     def _times(self, node: Node) -> tuple[StageTimes, ...] | None:
-        """What a worker says that its stages take."""
+        """Return the stage times that a worker reports."""
         plan, seconds = self.state.plan, self._layer_seconds
         if seconds is None or plan is None:
             return node.engine.times_due(self.now)
@@ -451,7 +451,7 @@ class Job:
 
     @property
     def end(self) -> Finish:
-        """How the job ended, which it must have."""
+        """How the job ended; it must have ended."""
         assert self.finish is not None
         return self.finish
 
@@ -467,13 +467,13 @@ class Job:
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
-        """What the owners hold; a replica may still be one step behind."""
+        """The weights that the owners hold; a replica may still be one step behind."""
         held = (state for node in self.nodes.values() for state in node.states.values())
         return state_of(state.stage for state in held if state.stage and state.owned)
 
 
 def job_of(task: Task, grid: tuple[int, int], steps: int, mode: str = "Replicas", **numbers: Any) -> Job:
-    """A job that trains this task. numbers: what else the manifest's training has."""
+    """Return a job that trains this task. numbers: further fields of the manifest's training."""
     document = bamboojob(
         task={"entrypoint": "given:build"},
         training=training(steps, 8, 2, **{"maxGradientNorm": 1.0, **numbers}),
@@ -484,7 +484,7 @@ def job_of(task: Task, grid: tuple[int, int], steps: int, mode: str = "Replicas"
 
 
 def check_same_bits(first: Job, *others: Job) -> None:
-    """All complete, after the faults that were planned, with the same losses and weights on whatever grid."""
+    """Check that all jobs complete, after their planned faults, with the same losses and weights on any grid."""
     for job in (first, *others):
         assert job.outcome is Outcome.COMPLETE, job.emitted
         assert not job.faults, "it did not strike"
@@ -495,7 +495,7 @@ def check_same_bits(first: Job, *others: Job) -> None:
 def one_of_each_kind(
     executed: Iterable[Fault], kind: Callable[[Fault], object] = lambda fault: fault.name
 ) -> set[Fault]:
-    """For each kind of instruction one of its places, now an early and now a late one."""
+    """Return one place for each kind of instruction, alternately an early and a late one."""
     by_kind: dict[object, list[Fault]] = {}
     for fault in dict.fromkeys(executed):
         by_kind.setdefault(kind(fault), []).append(fault)

@@ -1,4 +1,4 @@
-"""A job whose manifest is edited, and where the operator keeps what it has accepted."""
+"""A job with an edited manifest, and a store of the ControllerRevisions that the operator has accepted."""
 
 from copy import deepcopy
 from typing import Any
@@ -10,7 +10,7 @@ KEY = ("default", "tiny")
 
 
 def edited(**changes: Any) -> dict[str, Any]:
-    """A manifest; changes: of fields of its spec, merged into what is there."""
+    """Return a manifest with changed fields of its spec, merged into the existing ones."""
     document = deepcopy(minimal())
     document["metadata"] = {"name": "tiny", "namespace": "default"}
     for name, value in changes.items():

@@ -1,4 +1,4 @@
-"""A certificate of the operator's for tests, as files, and what trusts it."""
+"""A certificate for the operator, as files, and a TLS context that trusts it."""
 
 import ssl
 from pathlib import Path
@@ -7,9 +7,7 @@ import trustme
 
 
 def issue(folder: Path) -> list[str]:
-    """Issues a certificate of 127.0.0.1, by an authority of its own; returns the operator's flags that name the
-    files.
-    """
+    """Issue a certificate for 127.0.0.1 by an authority of its own, and return the operator's flags for its files."""
     authority = trustme.CA()
     mine = authority.issue_cert("127.0.0.1")
     mine.cert_chain_pems[0].write_to_path(folder / "tls.crt")

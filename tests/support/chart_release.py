@@ -1,7 +1,7 @@
-"""A release of the chart on the test cluster, whose operator really runs, as a process; and what it has left behind.
+"""A release of the chart on the test cluster, whose operator runs as a process.
 
-A cluster of processes has no Services and no DNS. So the operator gets an address of its own on loopback, under which
-its workers reach it; health and metrics are at its pod's address, where the kubelet probes them.
+A cluster of processes has no Services and no DNS. So the operator gets an address of its own on loopback for its
+workers; health and metrics are at its pod's address, where the kubelet probes them.
 """
 
 import base64
@@ -23,9 +23,7 @@ WAIT = ("--wait", "--timeout", "300s")
 
 
 class Release:
-    """values: given at every install and upgrade, besides those that are given there; those of a cluster of processes
-    if there are none.
-    """
+    """A Helm release. values: for every install and upgrade; by default those that a cluster of processes needs."""
 
     def __init__(
         self,
@@ -82,23 +80,23 @@ class Release:
         return {name: base64.b64decode(value) for name, value in found["data"].items()}
 
     def pod(self) -> Json:
-        """The operator's only pod."""
+        """Return the operator's only pod."""
         pods = f"/api/v1/namespaces/{self.namespace}/pods"
         (found,) = self.api.get(pods, labelSelector=f"app.kubernetes.io/instance={self.name}")["items"]
         pod: Json = found
         return pod
 
     def said(self) -> str:
-        """What the operator has logged."""
+        """Return the operator's log."""
         return self.cluster.logs(self.namespace, self.pod()["metadata"]["name"])
 
     def leftovers(self) -> list[str]:
-        """What there is of the release, of any kind."""
+        """Return the names of all objects of the release, of any kind."""
         selectors = (f"app.kubernetes.io/instance={self.name}", f"owner=helm,name={self.name}")
         return [found for selector in selectors for found in labelled(self.api, selector)]
 
     def until_gone(self, allowed: Callable[[str], bool] = lambda _: False) -> None:
-        """Wait until nothing of the release is left but allowed names and the Secrets that running jobs need."""
+        """Wait until nothing of the release is left except the kept Secrets and allowed names."""
         kept = {f"Secret {self.namespace}/{self.full_name}-{suffix}" for suffix in ("ca", "key")}
         until_none(lambda: [name for name in self.leftovers() if name not in kept and not allowed(name)])
 
@@ -108,7 +106,7 @@ Install = Callable[..., Release]  # makes one, of a name of its own
 
 @contextmanager
 def no_crd(api: Client) -> Iterator[None]:
-    """A block before and after which there is no CRD: other tests have their own."""
+    """Delete the CRD before and after the block: other tests have their own."""
     remove_crd(api)
     try:
         yield
@@ -122,7 +120,7 @@ def remove_crd(api: Client) -> None:
 
 
 def until_none(left: Callable[[], list[str]], seconds: float = 120) -> None:
-    """What is owned by others goes a little later than they do."""
+    """Wait until no names are left. Owned objects go a little later than their owners."""
     end = time.monotonic() + seconds
     while found := left():
         assert time.monotonic() < end, f"after {seconds} s there still are {found}"
@@ -130,9 +128,9 @@ def until_none(left: Callable[[], list[str]], seconds: float = 120) -> None:
 
 
 def labelled(api: Client, selector: str) -> list[str]:
-    """KIND NAMESPACE/NAME of all objects with that label, whatever the server has.
+    """Return "KIND NAMESPACE/NAME" of all objects with that label, of any kind.
 
-    Kinds, and with the last one their group, may go between two of the questions.
+    A kind, and with the last one its group, may be deleted between two requests.
     """
     versions = ["/api/v1", *(f"/apis/{g['preferredVersion']['groupVersion']}" for g in api.get("/apis")["groups"])]
     found = []
@@ -147,7 +145,7 @@ def labelled(api: Client, selector: str) -> list[str]:
 
 
 def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> Json:
-    """The values as Helm merges them: maps deeply, the rest by the latter."""
+    """Return the values as Helm merges them: maps deeply, otherwise the second value."""
     result = dict(one)
     for key, value in other.items():
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)

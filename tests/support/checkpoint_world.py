@@ -1,4 +1,4 @@
-"""A coordinator's world that keeps checkpoints: what the tests of taking, restoring and copying them share."""
+"""A coordinator's world with checkpoints, for the tests of taking, restoring and copying them."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ STARTS = {"a": CheckpointId(step=6, id="a"), "b": CheckpointId(step=3, id="b")}
 
 
 def made(stages: int = 2, pipelines: int = 1, standby: int = 0, *, steps: int = 10_000, **checkpoint: Any) -> World:
-    """A world that trains, at step 1 or a little later."""
+    """Return a world that trains, at step 1 or a little later."""
     world = World(stages, pipelines, standby, steps=steps, checkpoint={"everySteps": 8, **checkpoint})
     world.settle()
     assert world.state.phase == "Running"
@@ -57,7 +57,7 @@ def written(world: World, checkpoint: CheckpointId, *layers: int) -> None:
 
 
 def begin(world: World, step: int = 8, id: str = "a") -> CheckpointId:
-    """The commit before that step says that its state is kept."""
+    """Train to that step, whose state the root decides to keep, and return the checkpoint."""
     train(world, step - 1)
     checkpoint = CheckpointId(step=step, id=id)
     world.commit((world.state.checkpoints.number, checkpoint))
@@ -66,7 +66,7 @@ def begin(world: World, step: int = 8, id: str = "a") -> CheckpointId:
 
 
 def tell_sums(world: World, version: int) -> None:
-    """All who hold a stage have come to that version, and hold the same."""
+    """Let all holders of a stage report equal sums of that version."""
     for stage, holders in enumerate(world.state.certain_holders(world.plan)):
         for worker in holders:
             world.tell(Received(worker, StateSums(stage=stage, version=version, sums={"w": "0" * 16})))
@@ -82,7 +82,7 @@ def save(world: World, step: int = 8, id: str = "a") -> CheckpointId:
 
 
 def finished(world: World) -> None:
-    """All workers say that they have done all steps of their stages, and that they hold the same."""
+    """Let all workers report the end of their stages, with equal sums."""
     tell_sums(world, world.spec.training.steps)
     for cell in world.plan.cells():
         message = protocol.CellFinished(cell=cell, digest="0" * 64)
@@ -90,7 +90,7 @@ def finished(world: World) -> None:
 
 
 def lose_stage(world: World) -> None:
-    """All copies of a stage at once; a third worker lives."""
+    """Lose all copies of a stage at once; a third worker lives."""
     plan = world.plan
     for worker in sorted(plan.at(Cell(0, 1)).holders):
         world.lose(worker)
@@ -98,7 +98,7 @@ def lose_stage(world: World) -> None:
 
 
 def started(checkpoint: CheckpointId, **found: Any) -> World:
-    """A job whose store has one from the beginning."""
+    """Return a world whose store has a checkpoint from the beginning."""
     world = World(2, 1, 0, checkpoint={"everySteps": 8})
     world.found = protocol.CheckpointFound(number=0, checkpoint=checkpoint, **found)
     world.settle()
@@ -106,9 +106,9 @@ def started(checkpoint: CheckpointId, **found: Any) -> World:
 
 
 def gone_back(*, skipped: bool = False) -> tuple[World, str]:
-    """A world that went from step 13 to its checkpoint of step 8, and the worker that was asked for it.
+    """Return a world that went from step 13 back to its checkpoint of step 8, and the worker that was asked for it.
 
-    skipped: the last of these steps left the model as it was.
+    skipped: the last of these steps left the model unchanged.
     """
     world = made(3)
     kept = save(world)

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven by its own DevTools protocol: what the page's tests and screenshots look through."""
+"""A headless Chromium, driven by its DevTools protocol, for the page's tests and screenshots."""
 
 import asyncio
 import base64
@@ -37,7 +37,7 @@ FLAGS = (
 
 
 def chromium() -> str | None:
-    """The browser of this machine, if there is one."""
+    """Return the path of this machine's browser, or None."""
     return next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
@@ -45,11 +45,11 @@ LEFT = ("Inspected target navigated or closed", "Execution context was destroyed
 
 
 class PageLeft(AssertionError):
-    """The tab left the page while it was asked something of it."""
+    """The tab left the page during a call."""
 
 
 class Tab:
-    """One page. What goes wrong in it is kept in `errors`, the addresses that it asks for in `requests`."""
+    """One page. errors: what went wrong in it. requests: the addresses that it asked for."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
@@ -73,7 +73,7 @@ class Tab:
         await self.call("Page.setLifecycleEventsEnabled", enabled=True)
 
     async def leave(self) -> None:
-        """Closes the page, and forgets what it has kept."""
+        """Close the page and forget its cookies and storage."""
         self._session = None
         await self.call("Target.disposeBrowserContext", browserContextId=self._context)
 
@@ -126,12 +126,12 @@ class Tab:
         )
 
     async def media(self, **features: str) -> None:
-        """Such as prefers_color_scheme="dark"."""
+        """Emulate media features, such as prefers_color_scheme="dark"."""
         chosen = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
         await self.call("Emulation.setEmulatedMedia", features=chosen)
 
     async def goto(self, url: str) -> None:
-        """Opens a page, and waits until it has loaded."""
+        """Open a page and wait until it has loaded."""
         found = await self.call("Page.navigate", url=url)
         assert "errorText" not in found, found
         async with asyncio.timeout(ANSWER_SECONDS):
@@ -145,7 +145,7 @@ class Tab:
         return found["result"].get("value")
 
     async def until(self, expression: str, seconds: float = 30) -> Any:
-        """Wait until that is true, on this page or on the one that it leads to."""
+        """Wait until the expression is true, on this page or on the one that it leads to."""
         deadline = time.monotonic() + seconds
         while not (value := await self._value_if_here(expression)):
             if time.monotonic() > deadline:
@@ -155,7 +155,7 @@ class Tab:
         return value
 
     async def _value_if_here(self, expression: str) -> Any:
-        """None while the tab leaves a page for another one."""
+        """Return the value of the expression; None while the tab leaves the page for another one."""
         try:
             return await self.value(expression)
         except PageLeft:
@@ -165,7 +165,7 @@ class Tab:
         return str(await self.value(f"document.querySelector({selector!r}).innerText"))
 
     async def tree(self) -> list[tuple[str, str]]:
-        """(role, name) of what a screen reader is told, in its order."""
+        """Return (role, name) of each node of the accessibility tree, as a screen reader reads them."""
         nodes = (await self.call("Accessibility.getFullAXTree"))["nodes"]
         return [
             (node.get("role", {}).get("value", ""), str(node.get("name", {}).get("value", "")))
@@ -174,7 +174,7 @@ class Tab:
         ]
 
     async def screenshot(self, path: Path, *, height: int | None = None) -> None:
-        """Writes the whole page, or its first `height` pixels, as a PNG."""
+        """Write the whole page, or its first `height` pixels, as a PNG."""
         box = (await self.call("Page.getLayoutMetrics"))["cssContentSize"]
         clip = {
             "x": 0,
@@ -189,7 +189,7 @@ class Tab:
 
 @contextlib.contextmanager
 def started() -> Iterator[str]:
-    """The address of a browser that is gone afterwards, with its profile. Call only if chromium() found one."""
+    """Run a browser with a profile of its own, and yield its address. Needs a browser that chromium() finds."""
     program = chromium()
     assert program is not None, MISSING
     with tempfile.TemporaryDirectory(prefix="bamboo-chromium-", ignore_cleanup_errors=True) as profile:
@@ -210,7 +210,7 @@ def started() -> Iterator[str]:
 
 @contextlib.asynccontextmanager
 async def tab_of(address: str) -> AsyncIterator[Tab]:
-    """An empty tab of that browser, which knows nothing of other tabs."""
+    """Yield an empty tab of that browser, which shares nothing with other tabs."""
     async with aiohttp.ClientSession() as session, session.ws_connect(address, max_msg_size=0) as socket:
         tab = Tab(socket)
         try:
@@ -224,7 +224,7 @@ async def tab_of(address: str) -> AsyncIterator[Tab]:
 
 @contextlib.asynccontextmanager
 async def browser() -> AsyncIterator[Tab]:
-    """An empty tab of a browser of its own."""
+    """Yield an empty tab of a browser of its own."""
     with started() as address:
         async with tab_of(address) as tab:
             yield tab

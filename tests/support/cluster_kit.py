@@ -1,8 +1,8 @@
 """pytest plugin with a Kubernetes cluster: put pytest_plugins = ["cluster_kit"] into a test module.
 
-Without KUBECONFIG in the environment the test cluster is started, once for all tests, and stopped after the last of
-them: an API server that nobody asks computes, too. With it, that cluster is used;
-tests that need more than a real cluster offers are skipped.
+Without KUBECONFIG in the environment the test cluster is started once for all tests, and stopped after the last of
+them, since an idle API server takes processor time, too. With KUBECONFIG that cluster is used; tests that need more
+than a real cluster offers are skipped.
 """
 
 import os
@@ -26,9 +26,9 @@ STARTED = pytest.StashKey[Cluster]()
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
-    """Builds Kubernetes before the first test with a cluster, and outside of it, for a test has a timeout.
+    """Build Kubernetes before the first test with a cluster, outside of the test's time limit.
 
-    Of the processes of `make test` only the one that has these tests waits meanwhile.
+    Of the processes of `make test` only the one with these tests waits meanwhile.
     """
     if "cluster" in getattr(item, "fixturenames", ()):
         _build(item.config)
@@ -43,14 +43,14 @@ def _may_have_a_cluster(item: pytest.Item) -> bool:
 
 
 def _stop(config: pytest.Config) -> None:
-    """Stops the test cluster, if there is one."""
+    """Stop the test cluster, if it runs."""
     if (started := config.stash.get(STARTED, None)) is not None:
         del config.stash[STARTED]
         started.stop()
 
 
 def _build(config: pytest.Config) -> None:
-    """Builds Kubernetes once; what went wrong is for the fixture to tell."""
+    """Build Kubernetes once; the fixture reports an error."""
     if BUILT in config.stash or os.environ.get("KUBECONFIG"):
         return
     config.stash[BUILT] = True
@@ -86,7 +86,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
-    """A namespace of the test's own. At its end the pods are killed and the test cluster's nodes are as before."""
+    """A namespace of the test's own. At its end the pods are killed and the test cluster's nodes are restored."""
     name = f"test-{secrets.token_hex(4)}"
     path = f"/api/v1/namespaces/{name}"
     cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
@@ -103,7 +103,7 @@ def namespace(cluster: Cluster) -> Iterator[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """A failed test shows its pods' logs and the end of the host's."""
+    """Add the logs of the test's pods and of the cluster's components to the report of a failed test."""
     report = yield
     arguments = getattr(item, "funcargs", {})
     if report.when == "call" and report.failed and "namespace" in arguments:

@@ -1,6 +1,6 @@
-"""One cache of compiled code for all tests and runs, as users' jobs have one: a layer is compiled once.
+"""One cache of compiled code for all tests and runs, so that each layer is compiled once.
 
-It is another one for each state of what compiles: torch, and the code that gives layers to it. All checkouts share it.
+Each version of torch, and of the code that gives layers to it, has a cache of its own. All checkouts share it.
 """
 
 import hashlib
@@ -28,8 +28,9 @@ def compiled_cache() -> Iterator[None]:
 
 
 def _name_torch_alike(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """torch's cache knows compiled code by the compiler's command, which names the folder of torch: it gets one name
-    for all environments that have this version.
+    """Give torch's folder one name for all environments with this version.
+
+    torch's cache finds compiled code by the compiler's command, which contains that folder.
     """
     from torch.utils import cpp_extension
 

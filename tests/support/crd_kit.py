@@ -1,6 +1,6 @@
-"""A CRD as an API server uses it: defaults, structural schema, keys of lists and CEL rules.
+"""A CRD as an API server applies it: defaults, structural schema, keys of lists and CEL rules.
 
-In two things it is stricter, as the parser is: it refuses unknown fields, which a server drops, and 1.0 is no integer.
+It is stricter in two ways, as the parser is: it refuses unknown fields, which a server drops, and 1.0 is no integer.
 """
 
 import re
@@ -24,7 +24,7 @@ VERSION: dict[str, Any] = CRD["spec"]["versions"][0]
 
 
 class _Absent:
-    """A field that is not there. Names of tests show it, so it looks the same in every process."""
+    """The value of a missing field. Its repr is constant, since names of tests contain it."""
 
     def __repr__(self) -> str:
         return "absent"
@@ -186,7 +186,7 @@ def _duplicates(schema: Mapping[str, Any], value: Any, path: str) -> Iterator[st
         yield from _duplicates(inner, item, f"{path}.{name}")
 
 
-KNOWN = 256  # documents of which it is kept what the schema says of them
+KNOWN = 256  # documents whose refusals are cached
 JUDGED: dict[tuple[str, str], bool] = {}  # by rule and the text of both values
 
 

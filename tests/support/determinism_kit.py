@@ -1,4 +1,4 @@
-"""Tasks that are repeatable, and others."""
+"""Tasks that are repeatable, and tasks that are not."""
 
 import torch
 from torch import nn
@@ -7,12 +7,12 @@ from stage_kit import small_task
 
 
 def between(layer) -> object:
-    """A task with that layer in the middle."""
+    """Return a task with that layer in the middle."""
     return small_task(layers=(lambda: nn.Linear(2, 3), layer, lambda: nn.Linear(3, 2)))
 
 
 class Late(nn.Module):
-    """Does something to its buffers in one forward of many."""
+    """A layer that changes its buffers in one forward of many."""
 
     def __init__(self, act, at: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One worker's real engine, made with a plan, whose peers are played by the test."""
+"""One worker's real engine with a plan, whose peers the test plays."""
 
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -29,7 +29,7 @@ STEPS = 9
 
 
 class NoFiles:
-    """The job keeps no checkpoints; see `CheckpointFiles`."""
+    """The files of a job without checkpoints; see `CheckpointFiles`."""
 
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState], seconds: float) -> None:
         raise AssertionError("nothing is kept")
@@ -39,7 +39,9 @@ class NoFiles:
 
 
 class OneEngine:
-    """now: its clock. said: to the coordinator. did: instructions, by name, cell and microbatch. net: what it sends."""
+    """One engine. now: its clock. said: messages to the coordinator. did: instructions by name, cell and microbatch.
+    net: sent frames.
+    """
 
     def __init__(
         self,
@@ -86,14 +88,14 @@ class OneEngine:
         """See Observer."""
 
     def work(self) -> list[tuple[str, int]]:
-        """All that can be done now: instructions and microbatches, in order."""
+        """Run all instructions that are ready, and return their names and microbatches in order."""
         self.did.clear()
         while self.engine.turn():
             pass
         return [(name, microbatch) for name, _, microbatch in self.did]
 
     def get(self, kind: FrameKind, cell: Cell, *tensors: torch.Tensor, sender: str = "", **more: Any) -> None:
-        """A frame arrives. more: what is not usual of its address, its epoch or its payload."""
+        """Deliver a frame. more: unusual parts of its address, its epoch or its payload."""
         fields = {name: more.pop(name) for name in ("step", "microbatch", "part") if name in more}
         address = Address(kind, *cell, fields.pop("step", 0), **fields)
         plan = self.inside.plan.current
@@ -101,7 +103,7 @@ class OneEngine:
         self.engine.handle(Arrived(sender or _somebody_else(plan, self.worker), frame))
 
     def sent(self) -> list[tuple[str, FrameKind, int]]:
-        """Receivers, kinds and microbatches, since the last call."""
+        """Return receivers, kinds and microbatches of the frames since the last call."""
         return [(peer, frame.address.kind, frame.address.microbatch) for peer, frame in self.net.take()]
 
 

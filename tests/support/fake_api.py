@@ -1,4 +1,4 @@
-"""What an API server keeps, and when it refuses: the part that all tests which play one have in common."""
+"""The objects of a played API server, with its refusals."""
 
 import copy
 from typing import Any
@@ -16,11 +16,11 @@ class FakeApi:
         self._version = 0
 
     def all(self, kind: str) -> dict[str, Object]:
-        """The objects by name, as they are kept: who plays the cluster may change them."""
+        """Return the stored objects by name; the test may change them in place."""
         return self._kept.setdefault(kind, {})
 
     def put(self, kind: str, thing: Object) -> Object:
-        """Whatever was there; returns what is kept now."""
+        """Store the object, new or not, and return the stored copy."""
         self._version += 1
         kept = copy.deepcopy(thing)
         kept["metadata"]["resourceVersion"] = str(self._version)
@@ -39,9 +39,7 @@ class FakeApi:
         return copy.deepcopy(self._there(kind, name))
 
     def replace(self, kind: str, thing: Object) -> Object:
-        """Replaces an object if it is still the version that the new one was made from. Raises ApiError if it
-        is not.
-        """
+        """Replace an object if the new one was made from its current version. Raises ApiError otherwise."""
         before = self._there(kind, thing["metadata"]["name"])
         if thing["metadata"]["resourceVersion"] != before["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", "it has changed")

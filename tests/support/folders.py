@@ -1,4 +1,4 @@
-"""Where things lie, for tests that start processes or read the repository."""
+"""Folders of the repository, for tests that start processes or read files."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Plain modules."""
+"""Plain modules, and comparisons of split modules with the originals."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,7 +23,7 @@ def small() -> dict[str, Any]:
 
 
 def model_of(forward: Callable[[Any, Tensor], Any], block: Callable[[], nn.Module] = lambda: nn.Linear(4, 4)) -> Any:
-    """A class with a list of three blocks, and that forward."""
+    """Return a class with a list of three blocks and that forward."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -37,7 +37,7 @@ def model_of(forward: Callable[[Any, Tensor], Any], block: Callable[[], nn.Modul
 
 
 class Cache:
-    """A cache of a kind that nobody knows."""
+    """A cache of a type that splitting does not know."""
 
 
 class TwoArguments(nn.Module):
@@ -56,7 +56,7 @@ def layers_of(task: Task) -> list[nn.Module]:
 
 
 def state_of(layers: list[nn.Module]) -> dict[str, Tensor]:
-    """By the names of the module that was split."""
+    """Return the layers' state by the names of the module that was split."""
     return {k.removeprefix("module."): t for layer in layers for k, t in layer.state_dict().items()}
 
 
@@ -69,7 +69,7 @@ def load_state(layers: list[nn.Module], state: Mapping[str, Tensor]) -> None:
 
 
 def check_gradients(layers: list[nn.Module], model: nn.Module) -> None:
-    """The layers have the gradients of the model, which some of its parameters may lack."""
+    """Check that the layers have the model's gradients; some of the model's parameters may have none."""
     ours = {k.removeprefix("module."): p.grad for layer in layers for k, p in layer.named_parameters()}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
@@ -77,7 +77,7 @@ def check_gradients(layers: list[nn.Module], model: nn.Module) -> None:
 
 
 def whole(task: Task, make: Callable[[], nn.Module]) -> tuple[list[nn.Module], nn.Module]:
-    """The layers, and the model in one with their values."""
+    """Return the layers, and a whole model with their values."""
     layers, model = layers_of(task), make()
     model.load_state_dict(state_of(layers))
     return layers, model

@@ -1,4 +1,4 @@
-"""A worker gateway, and callers at it."""
+"""A worker gateway, and its callers."""
 
 import asyncio
 import base64
@@ -27,7 +27,7 @@ JOB = ("team", "job")
 
 
 def token(pod: str = "job-w0", uid: str = "u0", namespace: str = "team", salt: str = "") -> str:
-    """A token that looks as a pod's does, but is signed by nobody."""
+    """Return an unsigned token in the form of a pod's."""
     claims = {"aud": ["bamboo.dev"], "kubernetes.io": {"namespace": namespace, "pod": {"name": pod, "uid": uid}}}
     return ".".join(_part(part) for part in ({"alg": "RS256", "salt": salt}, claims, {}))
 
@@ -37,7 +37,7 @@ def _part(value: Any) -> str:
 
 
 class ApiServer:
-    """Knows the tokens that it has been told are good; counts what it is asked."""
+    """A reviewer of tokens that accepts those in `good`, and counts its calls."""
 
     def __init__(self) -> None:
         self.good: dict[str, PodIdentity] = {}
@@ -78,7 +78,7 @@ class House:
         return [event for event in self.events if isinstance(event, kind)]
 
     async def knock(self, header: str | None, place: str = workers_path(JOB)) -> tuple[int, str | None]:
-        """The status of the answer, 101 for a WebSocket; and why one is refused."""
+        """Return the status of the gateway's answer, 101 for a WebSocket, and the reason of a refusal."""
         headers = {} if header is None else {"Authorization": header}
         async with aiohttp.ClientSession() as session:
             try:
@@ -111,7 +111,7 @@ async def until(condition: Any, seconds: float = 60.0) -> None:
 
 
 async def talk(place: House, said: str, authority: str = "") -> list[Message]:
-    """What a real worker's end hears that stays until it hears something, or has joined."""
+    """Connect as a real worker until it hears a message or has joined, and return the messages."""
     heard: list[Message] = []
     hello = Hello(worker="job-w0", host="h", port=1)
     control = Control(place.url + workers_path(JOB), lambda: said, lambda: hello, beat, heard.append, authority)

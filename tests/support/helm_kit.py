@@ -1,7 +1,7 @@
-"""Helm for tests: the programs themselves, renderings of the chart, and the chart as the test cluster can take it.
+"""Helm for tests: the programs, renderings of the chart, and the chart as the test cluster can take it.
 
 Helm comes from the npm packages that hold it for AWS Lambda, at fixed versions and digests, and is kept outside the
-checkout. Where that cannot be had, a Helm on the PATH is used in its place.
+checkout. Without npm, a Helm on the PATH is used.
 """
 
 import base64
@@ -53,12 +53,14 @@ class Missing(Exception):
 
 
 class HelmError(Exception):
-    """Helm refused; its words."""
+    """A refusal by Helm, with its words."""
 
 
 @cache
 def helm(major: str = "4") -> Path:
-    """The program of that major version; fetched at the first call. If that can't be, the one on the PATH."""
+    """Return the program of that major version, fetched at the first call, or else the one on the PATH. Raises
+    Missing.
+    """
     package, digest = PACKAGES[major]
     cached = cache_folder() / f"helm-{hashlib.sha256(package.encode()).hexdigest()[:12]}" / "helm"
     try:
@@ -72,7 +74,7 @@ def helm(major: str = "4") -> Path:
 
 
 def _get(package: str, digest: str, target: Path) -> None:
-    """Fetches Helm once, whoever else wants it at the same time."""
+    """Fetch Helm once, also if several processes ask at the same time."""
     if sys.platform != "linux" or platform.machine() != "x86_64" or shutil.which("npm") is None:
         raise Missing("these tests need Helm: install it, or npm on an x86-64 Linux, from which it is then fetched")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +107,7 @@ def _fetch(package: str, digest: str, target: Path) -> None:
 
 
 class Helm:
-    """One Helm with folders of its own. kubeconfig: of the cluster it works on, if it needs one."""
+    """One Helm with folders of its own. kubeconfig: of its cluster, if it needs one."""
 
     def __init__(self, home: Path, kubeconfig: Path | None = None, major: str = "4") -> None:
         self.program, self.major = helm(major), major
@@ -115,7 +117,7 @@ class Helm:
         self.home = home
 
     def run(self, *arguments: str, values: Mapping[str, Any] | None = None, seconds: float = RUN_SECONDS) -> str:
-        """What it prints. Raises HelmError."""
+        """Run Helm and return its output. Raises HelmError."""
         command = [str(self.program), *arguments]
         if values is not None:
             file = self.home / "values.yaml"
@@ -138,7 +140,7 @@ class Helm:
         apis: Sequence[str] = (),
         kubernetes: str = "1.33.0",
     ) -> list[Json]:
-        """The objects that an install would make."""
+        """Return the objects that an install would make."""
         arguments = ["template", release, str(chart), "--namespace", namespace, "--kube-version", kubernetes]
         for api in apis:
             arguments += ["--api-versions", api]
@@ -147,14 +149,16 @@ class Helm:
 
 
 def one(objects: Sequence[Json], kind: str, name: str | None = None) -> Json:
-    """The only object of that kind, or the one of that name."""
+    """Return the only object of that kind, or the one of that name."""
     found = [o for o in objects if o["kind"] == kind and name in (None, o["metadata"]["name"])]
     assert len(found) == 1, f"{len(found)} objects are {kind} {name or ''}: {[o['metadata']['name'] for o in objects]}"
     return found[0]
 
 
 def mistakes(document: Json, version: str) -> list[str]:
-    """What Kubernetes of that version, such as 1.33, has against it; unknown fields are mistakes."""
+    """Return the errors of a document by Kubernetes' schema of that version, such as 1.33; unknown fields are
+    errors.
+    """
     group, _, level = document["apiVersion"].rpartition("/")
     name = "-".join(filter(None, (document["kind"].lower(), group.partition(".")[0], level)))
     errors = _judge(name, version).iter_errors(document)
@@ -176,8 +180,10 @@ def _definitions(version: str) -> Any:
 
 
 def chart_for(minor: int, folder: Path, source: Path = CHART) -> Path:
-    """Copy the chart, with what it links to, in place of another one there. For a server too old the copy has neither
-    CEL rules, which that would refuse, nor the bound of Kubernetes' version.
+    """Copy the chart, with the files that it links to, over an earlier copy.
+
+    For an old server the copy has neither CEL rules, which the server would refuse, nor the bound of Kubernetes'
+    version.
     """
     copied = folder / "bamboo"
     shutil.rmtree(copied, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that share them: see `history_kit`."""
+"""Fixtures for `history_kit`."""
 
 import pytest
 
@@ -8,7 +8,9 @@ from history_kit import event, step
 
 @pytest.fixture
 def kept(tmp_path):
-    """A job that went back from step 5 to step 3; its second root had read too little and wrote step 2 again."""
+    """The history of a job that went back from step 5 to step 3; its second root missed records and wrote step 2
+    again.
+    """
     files = HistoryFiles(str(tmp_path / "run" / "history" / "job"))
     files.write(HistoryFile(1, 1, 0), [event(1, 1001.5), *map(step, range(1, 4))])
     files.write(HistoryFile(1, 7, 0), [step(2, loss=9.0), step(4), step(5), event(1, 1001.5), event(2, 1004.5)])

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that share them: see `history_keeper_kit`."""
+"""Fixtures for `history_keeper_kit`."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Workers' parts in the history, without threads: a test takes their turns."""
+"""Workers' history keepers without threads: a test takes their turns."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def plan(epoch: int, origin: int = 1, moved: bool = False, first: int = 0) -> Pl
 
 
 class Job:
-    """Workers of one job, with a root among them."""
+    """The workers of one job, one of them the root."""
 
     def __init__(self, folder: Path) -> None:
         self.url, self.told, self.step, self.origin, self.first = str(folder), [], 0, 1, 0
@@ -46,7 +46,7 @@ class Job:
         return self.workers[name].keeper
 
     def tell_newcomer(self, name: str, *, unwritten: bool = True) -> None:
-        """What the root tells who joins; without what is not written yet, if it is lost too early."""
+        """Tell a new worker the root's commits, without unwritten ones if the root is lost too early."""
         self.keeper(name).take_role(plan(self.origin, self.origin, first=self.first), False)
         if unwritten:
             self._tell(self.root, name)
@@ -78,7 +78,7 @@ class Job:
             self.keeper(other).heard(commits)
 
     def train(self, steps: int, *, losing: tuple[str, ...] = (), **commit: Any) -> None:
-        """losing: who does not hear of these commits. commit: more of them."""
+        """Commit steps. losing: workers that miss these commits. commit: further fields of them."""
         for _ in range(steps):
             mark = self.keeper(self.root).mark(0.5, 0.1)
             usual = {"norm": 1.0, "loss": 1.0 / (self.step + 1), "microbatches": 2, "generation": 0, "epoch": 1}
@@ -101,7 +101,7 @@ class Job:
         self.written()
 
     def replace_root(self, name: str) -> None:
-        """The root is lost without notice, and that worker leads from the next epoch on."""
+        """Lose the root without notice; that worker leads from the next epoch on."""
         self.lose(self.root)
         self.lead(name, 2)
 
@@ -110,7 +110,7 @@ class Job:
             del self.workers[name]
 
     def raw(self) -> list[tuple[int, int]]:
-        """Attempt and step of every line of every file."""
+        """Return attempt and step of every line of every file."""
         return [(r.attempt, r.step) for r in HistoryFiles(self.url).read_all() if isinstance(r, StepRecord)]
 
     def close(self) -> None:
@@ -119,5 +119,5 @@ class Job:
 
 
 def first(count: int, attempt: int = 1, since: int = 0) -> list[tuple[int, int]]:
-    """Attempt and step of so many steps, without those up to `since`."""
+    """Return attempt and step of the first steps, without those up to `since`."""
     return [(attempt, step) for step in range(since + 1, count + 1)]

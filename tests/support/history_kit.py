@@ -1,4 +1,4 @@
-"""Histories as workers write them."""
+"""Records of a history, as workers write them."""
 
 from typer.testing import CliRunner
 
@@ -12,7 +12,7 @@ def step(number, attempt=1, **more):
 
 
 def evaluated(number, attempt=1, **metrics):
-    """The evaluation of the state after that step, as the commit of the next one brings it."""
+    """Return the evaluation of the state after that step, as the next step's commit brings it."""
     return EvaluationRecord(attempt=attempt, step=number, time=1000.0 * attempt + number + 1, metrics=metrics)
 
 

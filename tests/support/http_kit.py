@@ -1,4 +1,4 @@
-"""An HTTP server in the test's own event loop, for the side that a test plays."""
+"""An HTTP server in the test's own event loop."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -10,7 +10,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @asynccontextmanager
 async def serving(what: web.Application | Handler) -> AsyncIterator[str]:
-    """The URL at which it is served. A handler is asked for every method and path."""
+    """Serve an application, or a handler of all methods and paths, and yield the URL."""
     if isinstance(what, web.Application):
         app = what
     else:

@@ -1,4 +1,4 @@
-"""The images, really built: a base image made from Debian's packages, wheels, buildah; run with podman.
+"""The container images, built for tests: a base image of Debian's packages, wheels, buildah; run with podman.
 
 All of it is kept outside the checkout, in an image store of its own.
 """
@@ -35,7 +35,7 @@ class Unavailable(Exception):
 
 
 def require() -> None:
-    """Raises Unavailable."""
+    """Check that images can be built here. Raises Unavailable."""
     if sys.platform != "linux" or os.geteuid() != 0:
         raise Unavailable("images are built and run by root on Linux")
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
@@ -44,7 +44,7 @@ def require() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Images under a folder, apart from the machine's own."""
+    """Images in a folder, apart from the machine's own."""
 
     folder: Path
 
@@ -53,7 +53,7 @@ class Store:
         return ["--root", str(self.folder / "storage"), "--runroot", str(RUN_FOLDER / "storage")]
 
     def podman(self, *arguments: str) -> list[str]:
-        """The command line. Crun, podman's usual runtime, does not know cgroup v1."""
+        """Return a podman command. It uses runc, since podman's default, crun, does not support cgroup v1."""
         return [
             "podman",
             *self.flags,
@@ -67,7 +67,7 @@ class Store:
         ]
 
     def build(self, context: Path, wheels: Path, *options: str) -> list[str]:
-        """The command line."""
+        """Return a buildah command."""
         return [
             "buildah",
             *self.flags,
@@ -84,7 +84,7 @@ class Store:
         ]
 
     def run(self, image: str, *command: str, entrypoint: str | None = None, tmp: bool = True) -> str:
-        """What the container prints, run as a worker's pod would be. AssertionError if it fails."""
+        """Run a container as a worker's pod would, and return its output. Raises AssertionError if it fails."""
         options = [] if entrypoint is None else ["--entrypoint", entrypoint]
         return call(self.podman("run", "--rm", *confined(tmp), *options, image, *command), RUN_SECONDS)
 
@@ -98,7 +98,7 @@ class Store:
 
 
 def confined(tmp: bool = True) -> list[str]:
-    """podman's options for what the operator gives to a worker's container: nothing but /tmp can be written."""
+    """Return podman's options for the limits that the operator sets on a worker: only /tmp can be written."""
     return [
         "--read-only",
         "--read-only-tmpfs=false",
@@ -119,7 +119,7 @@ def confined(tmp: bool = True) -> list[str]:
 
 
 def call(command: Sequence[str], seconds: float) -> str:
-    """What the command prints on standard output. AssertionError with the end of all that it said if it fails."""
+    """Run a command and return its standard output. Raises AssertionError with the end of its output if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     said = "\n".join((done.stdout + done.stderr).splitlines()[-40:])
     assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{said}"
@@ -128,7 +128,7 @@ def call(command: Sequence[str], seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """The images that tests use."""
+    """The names of the built images."""
 
     store: Store
     # base, operator, trainer: their names
@@ -139,7 +139,7 @@ class Images:
 
 
 def archived(built: Images, folder: Path) -> list[Path]:
-    """The operator's and the trainer's image as archives, which a node imports."""
+    """Save the operator's and the trainer's image as archives, which a node imports."""
     archives = {name: folder / f"{index}.tar" for index, name in enumerate((built.operator, built.trainer))}
     for name, archive in archives.items():
         call(
@@ -149,7 +149,7 @@ def archived(built: Images, folder: Path) -> list[Path]:
 
 
 def images() -> Images:
-    """Builds what is not there yet. Raises Unavailable."""
+    """Build the images that do not exist yet. Raises Unavailable."""
     require()
     store = Store(cache_folder() / "images")
     store.folder.mkdir(parents=True, exist_ok=True)
@@ -168,7 +168,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _base(store: Store) -> str:
-    """Debian with a Python and its pip, as the image that the Dockerfile names has them."""
+    """Build an image of Debian with Python and pip, in place of the one that the Dockerfile names."""
     recipe = repr((SUITE, BASE_PACKAGES, UNNEEDED))
     tag = f"localhost/bamboo-base:{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     if store.has(tag):
@@ -195,7 +195,7 @@ def _base(store: Store) -> str:
 
 
 def _wheels(store: Store) -> Path:
-    """A folder with all that the images are made of, so that a build needs no network."""
+    """Download all wheels of the images into a folder, so that a build needs no network."""
     folder = store.folder
     parts = ("core", "client", "operator", "trainer")
     recipes = [ROOT / "constraints.txt", *(ROOT / part / "pyproject.toml" for part in parts)]

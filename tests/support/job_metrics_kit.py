@@ -1,4 +1,4 @@
-"""Samples of metrics."""
+"""Jobs with metrics, and the samples that are exposed for them."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -44,7 +44,7 @@ def exposed(page: MetricsPage) -> str:
 
 
 def values(page: MetricsPage, metric: Metric) -> dict[tuple[str, ...], float]:
-    """The metric's values by its own labels; those of a histogram are its counts."""
+    """Return a metric's values by its own labels; for a histogram, its counts."""
     name = f"{metric.name}_count" if metric.kind is MetricKind.HISTOGRAM else metric.name
     own = [label for label in metric.labels if label not in ("namespace", "job")]
     samples = [sample for family in page.families() for sample in family.samples if sample.name == name]
@@ -57,7 +57,7 @@ LIVE = said()
 def look(
     written: object = None, facts: StatusFacts | None = None, status: Status | None = LIVE, spec: JobSpec | None = None
 ) -> OperatedJob:
-    """written: the job's status as the API has it; status: its coordinator's."""
+    """Return a job as the operator sees it. written: its status in the API; status: the coordinator's."""
     spec = spec or job(nodePools=POOLS)
     facts = facts or StatusFacts(
         now=NOW,

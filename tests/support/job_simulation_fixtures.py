@@ -1,4 +1,4 @@
-"""Fixtures of the tests that share them: see `job_simulation_kit`."""
+"""Fixtures for `job_simulation_kit`."""
 
 from pathlib import Path
 

@@ -57,9 +57,9 @@ def plan_of(job: JobSpec, layers: int) -> Plan:
 
 
 def job(stages: int = 3, pipelines: int | None = 1, devices: int = 1, **more: Any) -> JobRun:
-    """Layers of 10 and 20 ms, one for each device; a step of three takes 0.24 s for 6 microbatches.
+    """Return a job of layers of 10 and 20 ms, one for each device; a step of three takes 0.24 s for 6 microbatches.
 
-    pipelines: None where the coordinator chooses.
+    pipelines: None if the coordinator chooses.
     """
     document = manifest(stages, pipelines, 6, worker={"devices": devices}, **more)
     model = profile(stages * devices, NETWORK, forward=0.01, backward=0.02)

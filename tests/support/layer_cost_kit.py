@@ -1,4 +1,4 @@
-"""Layers whose cost is known."""
+"""Layers with known costs."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ BATCH, LENGTH, WIDTH = 4, 16, 256
 
 
 class First(nn.Module):
-    """A recurrent layer's output sequence."""
+    """A layer that returns the output sequence of a recurrent layer."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class First(nn.Module):
 
 
 class Chooses(nn.Module):
-    """A layer whose way depends on values, so that it sees which ones it is given."""
+    """A layer whose path depends on values, so that it needs real ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,12 +41,12 @@ def recurrent() -> nn.Module:
 
 
 def sequences(*layers: Callable[[], nn.Module], vocabulary: int = 50) -> Task:
-    """An embedding, which makes [BATCH, LENGTH, WIDTH] of numbers, and these layers."""
+    """Return an embedding to [BATCH, LENGTH, WIDTH], followed by these layers."""
     samples = torch.zeros(20, LENGTH, dtype=torch.long)
     dataset = TensorDataset((samples,), (samples,))
     return small_task(layers=(lambda: nn.Embedding(vocabulary, WIDTH), *layers), dataset=dataset)
 
 
 def products(inner: int, outer: int) -> int:
-    """Operations of that product for each position, forward and backward."""
+    """Return the operations of a matrix product for each position, forward and backward."""
     return 3 * 2 * BATCH * LENGTH * inner * outer

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that share them: see `logger_kit`."""
+"""Fixtures for `logger_kit`."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Loggers of a job."""
+"""Loggers of a job, and a history that they follow."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ def step(number: int, attempt: int = 1, **more) -> StepRecord:
 
 
 def evaluated(number: int, **metrics) -> EvaluationRecord:
-    """The evaluation of the state after that step."""
+    """Return the evaluation of the state after that step."""
     return EvaluationRecord(attempt=1, step=number, time=100.5 + number, metrics=metrics)
 
 
@@ -35,7 +35,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 class Kept:
-    """A logger that keeps what it is given. mood: "fails", "hangs", "closes badly" or fine."""
+    """A logger that keeps its calls. mood: "fails", "hangs", "closes badly" or fine."""
 
     def __init__(self) -> None:
         self.given: list[Record] = []
@@ -60,7 +60,7 @@ class Kept:
 
 
 class Store:
-    """A history in a folder, and what follows it."""
+    """A history in a folder, and its followers."""
 
     def __init__(self, folder: Path) -> None:
         self.url, self.told, self.records = str(folder / "h"), [], []
@@ -79,7 +79,7 @@ class Store:
 
 
 def named(*loggers, **more):
-    """What a manifest with these loggers gives a small task."""
+    """Return the loggers that a manifest with these entries gives a small task."""
     document = bamboojob(
         task={"entrypoint": "m:build"}, training=training(1, 2, 1, loggers=list(loggers)), topology={"stages": 1}
     )

@@ -1,4 +1,4 @@
-"""Checks of what an exporter serves, against the table of metrics."""
+"""Checks of exported metrics against the catalog."""
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -20,7 +20,7 @@ SOMETIMES = {
 
 
 def declared(prefix: str) -> dict[str, Metric]:
-    """Return the metrics whose names begin so, by the name that a page gives to the family."""
+    """Return the metrics with this prefix, by the names of their families."""
     return {_family(metric): metric for metric in EVERY_METRIC if metric.name.startswith(prefix)}
 
 
@@ -29,8 +29,9 @@ def _family(metric: Metric) -> str:
 
 
 def check_page(prefix: str, text: str, *, complete: bool) -> None:
-    """Check names, kinds, help texts and labels of a page. prefix: of its metrics' names. complete: none is missing
-    except those of SOMETIMES.
+    """Check names, kinds, help texts and labels of a page.
+
+    prefix: of its metrics' names. complete: whether all metrics have to be present, except those of SOMETIMES.
     """
     known = declared(prefix)
     found = [family for family in text_string_to_metric_families(text) if not family.name.startswith(STANDARD)]

@@ -13,7 +13,7 @@ OWN = """\
 
 
 def recording(duration: float, zones: dict[str, int], *entries: dict[str, object]) -> str:
-    """Of nodes ZONE-1, ZONE-2 ... that are there from the beginning on, and then of these entries."""
+    """Return a recording of nodes ZONE-1, ZONE-2 ... from the start, followed by these entries."""
     nodes = [
         {"at": 0, "add": f"{zone}-{n}", "zone": zone} for zone, number in zones.items() for n in range(1, number + 1)
     ]

@@ -1,4 +1,4 @@
-"""pytest plugin: the operator on the test cluster; goes with cluster_kit."""
+"""pytest plugin: the operator on the test cluster; needs cluster_kit."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Small jobs for the operator's tests, and what becomes of them if nothing happens."""
+"""Small jobs for the operator's tests, and their undisturbed results."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ def manifest(name: str, steps: int = 400, standby: int = 1, **spec: Any) -> Json
 
 
 def claimed(cluster: Cluster, namespace: str) -> str:
-    """A volume claim of that namespace, made now, as a checkpoint's storage."""
+    """Create a volume claim in the namespace, and return it as a checkpoint's storage."""
     claim = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -44,25 +44,25 @@ def claimed(cluster: Cluster, namespace: str) -> str:
 
 
 def folder_of_the_claim(cluster: Cluster, namespace: str) -> Path:
-    """The folder on this machine with the files of the claim that `claimed` made."""
+    """Return this machine's folder of the claim that `claimed` made."""
     volume = cluster.api.get(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/kept")["spec"]["volumeName"]
     return Path(cluster.api.get(f"/api/v1/persistentvolumes/{volume}")["spec"]["hostPath"]["path"])
 
 
 def digest_of_undisturbed(document: Json) -> str:
-    """The digest of all the job's layers, however they are split, if nothing happens to it."""
+    """Return the digest of all layers of the undisturbed job, the same for any split."""
     return add_digests(undisturbed(document).digests)
 
 
 def undisturbed(document: Json) -> TrainingJob:
-    """Trains the job in this process, on one worker with all layers: the grid changes no bit."""
+    """Train the job in this process on one worker; the grid changes no bit."""
     spec = document["spec"]
     alone = bamboojob("alone", task=spec["task"], training=spec["training"], topology={"stages": 1})
     return TrainingJob(alone).run()
 
 
 def small(name: str, steps: int | None = None, standby: int = 0, gpus: int = 1, **spec: Any) -> Json:
-    """A job of two stages: it starts as fast as a job can. Without a number of steps it is endless."""
+    """Return a job of two stages, which starts fast. steps: None for an endless job."""
     found = manifest(name, steps or ENDLESS, standby, **{"topology": {"stages": 2}, **spec})
     if gpus != 1:
         found["spec"]["worker"]["resources"]["limits"]["nvidia.com/gpu"] = gpus
@@ -70,9 +70,9 @@ def small(name: str, steps: int | None = None, standby: int = 0, gpus: int = 1, 
 
 
 def endless(document: Json) -> Json:
-    """A job that no test sees end; its workers run on this machine.
+    """Make the job endless and slow; its workers run on this machine.
 
-    It trains slowly, some steps a second: at full speed it would take the processors from whatever the test waits for.
+    It trains some steps a second: at full speed it would slow down what the test waits for.
     """
     document["spec"]["training"]["steps"] = ENDLESS
     document = paced.slowed(document, Path(TEXT))  # which stays
@@ -81,13 +81,16 @@ def endless(document: Json) -> Json:
 
 
 def wrapped(document: Json, command: list[str]) -> Json:
-    """The job with workers that run that command."""
+    """Return the job with workers that run that command."""
     document["spec"]["worker"]["template"]["spec"]["containers"] = [{"name": "trainer", "command": command}]
     return document
 
 
 def slowed(document: Json, folder: Path, seconds: float = 1.0) -> tuple[Json, Path]:
-    """The job slowed, and a file: a step takes so many seconds until that goes. Its workers run on this machine."""
+    """Return the job with steps of that many seconds, and the file whose removal lets it run at full speed.
+
+    Its workers run on this machine.
+    """
     mark = folder / "pace" / "slow"
     mark.parent.mkdir()
     mark.touch()

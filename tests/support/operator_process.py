@@ -1,4 +1,4 @@
-"""The real operator as a process of its own, under its own ServiceAccount, and the objects that it needs."""
+"""The real operator as a process with its own ServiceAccount, and the objects that it needs."""
 
 import contextlib
 import copy
@@ -30,7 +30,7 @@ JOBS = "/apis/bamboo.dev/v1alpha1/namespaces/{}/bamboojobs"
 
 
 def install(cluster: Cluster) -> None:
-    """The CRD (without its rules if the server is too old for them) and the operator's rights."""
+    """Create the CRD (without its rules if the server is too old for them) and the operator's rights."""
     crd = yaml.safe_load((ROOT / "crds" / "bamboojob.yaml").read_text())
     if cluster.minor < OLDEST_SUPPORTED:
         strip_rules(crd)
@@ -54,7 +54,9 @@ def install(cluster: Cluster) -> None:
 
 
 def allow_lease(cluster: Cluster, namespace: str) -> None:
-    """The operator's rights in its own namespace, given in that one: the tests' operators do not exclude each other."""
+    """Give the operator its rights on Leases in that namespace, so that operators of several tests do not exclude each
+    other.
+    """
     for manifest in yaml.safe_load_all((ROOT / "operator/rbac.yaml").read_text()):
         if manifest["kind"] in ("Role", "RoleBinding"):
             manifest["metadata"]["namespace"] = namespace
@@ -62,7 +64,8 @@ def allow_lease(cluster: Cluster, namespace: str) -> None:
 
 
 class Operator:
-    """Started at once. kill() and start() again: as after a crash or an upgrade, with the same key and address.
+    """An operator, which starts at once. kill() and start() act as a crash or an upgrade, with the same key and
+    address.
 
     Its Lease is in the namespace that it watches; another() waits for that one.
     """
@@ -83,7 +86,9 @@ class Operator:
         self.start()
 
     def another(self, identity: str) -> "Operator":
-        """Not started: what a Deployment's second pod would be, with the same key and workers' port."""
+        """Return an operator, not started, that acts as a Deployment's second pod, with the same key and workers'
+        port.
+        """
         other = copy.copy(self)
         other.identity, other.process = identity, None
         other.log = self._folder / f"{identity}.log"
@@ -130,7 +135,7 @@ class Operator:
         return self.log.read_text()
 
     def check(self) -> None:
-        """It must not have failed in any way that it did not foresee."""
+        """Check that the log has no unexpected failure."""
         assert "Traceback" not in self.said, f"the operator's log has a traceback:\n{self.said}"
         assert "the operator failed" not in self.said
 
@@ -144,18 +149,18 @@ class Job:
         api.request("POST", JOBS.format(namespace), manifest)
 
     def wait(self, condition: Callable[[Json], Any], seconds: float = PATIENCE) -> Json:
-        """Waits until the status is such, and returns it. Every status on the way has to be valid."""
+        """Wait until the condition holds for the status, and return it. Each status on the way is validated."""
         found = self.api.wait(self.path, lambda job: job.get("status") and condition(_valid(job["status"])), seconds)
         status: Json = found["status"]
         return status
 
     def until_gone(self, seconds: float = PATIENCE) -> None:
-        """Waits until the job is deleted, and its pods are."""
+        """Wait until the job and its pods are deleted."""
         self.api.wait(self.path, lambda job: not job, seconds)
         self.until_pods(lambda pods: not pods, seconds)
 
     def until_pods(self, condition: Callable[[dict[str, Json]], Any], seconds: float = PATIENCE) -> dict[str, Json]:
-        """Waits until the job's pods are such, and returns them."""
+        """Wait until the condition holds for the job's pods, and return them."""
         deadline = time.monotonic() + seconds
         while not condition(pods := self.pods()):
             if time.monotonic() > deadline:
@@ -165,7 +170,7 @@ class Job:
         return pods
 
     def until(self, kind: str, value: str = "True", seconds: float = PATIENCE) -> Json:
-        """Waits until that condition holds, and returns the status."""
+        """Wait until the condition of that kind has that value, and return the status."""
         return self.wait(lambda status: condition(status, kind).get("status") == value, seconds)
 
     def step(self, number: int, seconds: float = PATIENCE) -> Json:
@@ -176,7 +181,7 @@ class Job:
         return _valid(found)
 
     def events(self) -> list[tuple[str, str]]:
-        """(reason, message) of the job's events, oldest first."""
+        """Return (reason, message) of the job's events, oldest first."""
         items = self.api.get(f"/api/v1/namespaces/{self.namespace}/events")["items"]
         own = [
             e
@@ -187,7 +192,7 @@ class Job:
         return [(e["reason"], e["message"]) for e in own]
 
     def told(self, reason: str, seconds: float = PATIENCE) -> str:
-        """Wait for an event of that reason; its message."""
+        """Wait for an event of that reason, and return its message."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             for found, message in self.events():
@@ -210,7 +215,7 @@ class Job:
 
 
 def _valid(status: Json) -> Json:
-    """The status, if the CRD allows it."""
+    """Check the status by the CRD's schema, and return it."""
     wrong = [
         f"{'.'.join(map(str, error.absolute_path))}: {error.message}" for error in STATUS_VALIDATOR.iter_errors(status)
     ]

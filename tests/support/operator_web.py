@@ -1,4 +1,4 @@
-"""What operators on the test cluster say on their web ports, and pods in place of those that they have not."""
+"""Requests to the web ports of operators on the test cluster, and pods in place of theirs."""
 
 import re
 import time
@@ -36,7 +36,7 @@ def until_ready(operator: Operator, expected: tuple[int, str] = (200, "ok"), sec
 
 
 def step(operator: Operator) -> int:
-    """Of its only job, as it knows it at the moment; 0 if it knows of none."""
+    """Return the step of the operator's only job, by its metrics; 0 if it has none."""
     found = re.search(r"^bamboo_job_step\{.*\} (\d+)", ask(operator, "/metrics")[1], re.MULTILINE)
     return int(found[1]) if found else 0
 

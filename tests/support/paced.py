@@ -1,4 +1,4 @@
-"""A task whose data come slowly as long as a file is there: so that a test has its time on a machine of any speed."""
+"""A task whose data come slowly while a file exists, so that a test has time on a machine of any speed."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -46,10 +46,10 @@ def build(config: Mapping[str, Any]) -> Task:
 
 
 def slowed(manifest: Mapping[str, Any], mark: Path, since: int = 0, seconds: float = LITTLE) -> dict[str, Any]:
-    """The manifest of a job that is slow from that step on: seconds for each microbatch. Its workers need this folder
-    in PYTHONPATH.
+    """Return the manifest of a job that is slow from that step on. Its workers need this folder in PYTHONPATH.
 
-    A step is known by its samples, so the dataset must hold more than the steps before `since` read.
+    seconds: for each microbatch. A step is known by its samples, so the dataset must hold more than the steps before
+    `since` read.
     """
     spec = manifest["spec"]
     task, training = spec["task"], spec["training"]

@@ -1,4 +1,4 @@
-"""Servers of pages."""
+"""A server of job pages, with its reviews of tokens."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -24,7 +24,7 @@ def authorized(token: str) -> dict[str, str]:
 
 
 class Reviewer:
-    """What an API server says of tokens: GOOD may get the job, OTHER is somebody else, WORKER has another audience."""
+    """A token review: GOOD may get the job, OTHER is another user, WORKER has another audience."""
 
     def __init__(self) -> None:
         self.tokens: list[str] = []
@@ -58,7 +58,7 @@ class Reviewer:
 
 
 def operated(namespace: str, name: str) -> OperatedJob:
-    """A job that is suspended, as the operator knows it."""
+    """Return a suspended job, as the operator knows it."""
     spec = replace(job(), name=name, namespace=namespace)
     view = viewed(spec, BambooJobStatus(state="Suspended"))
     return OperatedJob(view=view, facts=StatusFacts(now=NOW, generation=1, spec=spec))
@@ -66,7 +66,7 @@ def operated(namespace: str, name: str) -> OperatedJob:
 
 @asynccontextmanager
 async def cluster(reviewer: Reviewer) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
-    """A session and the address of the operator's web port; there is the job team/tiny."""
+    """Yield a session and the address of the operator's web port; the job team/tiny exists."""
     app = web.Application()
     JobPages({TEAM: operated(*TEAM)}.get, reviewer).add_to(app)
     async with serving(app) as url, aiohttp.ClientSession() as session:

@@ -19,12 +19,12 @@ class Time:
 
 
 def received(document: Document) -> Any:
-    """The document as the browser gets it."""
+    """Return the document as the browser gets it."""
     return msgspec.json.decode(encode(document))
 
 
 def written(state: str = "Running", **more: Any) -> dict[str, Any]:
-    """The status of a BambooJob."""
+    """Return the status of a BambooJob."""
     kind = {"Invalid": "Accepted", "Pending": "WorkersReady"}.get(state, state)
     condition = {
         "type": kind,

@@ -1,4 +1,4 @@
-"""Plain torch modules as people write them, and tasks that `from_module` makes of them."""
+"""Plain torch modules in common styles, and tasks that `from_module` makes of them."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ WIDTH, WORDS, LENGTH = 8, 11, 6
 
 
 def chain() -> nn.Module:
-    """A Sequential; two of its modules write to what they are given."""
+    """Return a Sequential; two of its modules write to their inputs."""
     return nn.Sequential(
         nn.Unflatten(1, (1, LENGTH)),
         nn.Conv1d(1, 4, 3, padding=1),
@@ -36,7 +36,7 @@ class State:
 
 
 class DictBlock(nn.Module):
-    """Keyword arguments, a dictionary, None and a dataclass go in; a dictionary comes out."""
+    """A block that takes keyword arguments, a dictionary, None and a dataclass, and returns a dictionary."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,8 +51,8 @@ class DictBlock(nn.Module):
 
 
 class Dictionaries(nn.Module):
-    """A mask that all blocks take, a trained table that only the second half takes, a norm beside each block, a
-    residual from the beginning that the model itself adds between its blocks, and a head tied to the embedding.
+    """A model with a mask for all blocks, a trained table for the second half, a norm beside each block, a residual
+    from the first input, added between blocks, and a head tied to the embedding.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Dictionaries(nn.Module):
 
 
 class SizeBlock(nn.Module):
-    """It is told the sizes, and adds to what it is given in place."""
+    """A block that takes sizes, and adds to its input in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class SizeBlock(nn.Module):
 
 
 class Sizes(nn.Module):
-    """Blocks that get numbers which depend on the inputs' shapes; the last block is the first one once more."""
+    """A model whose blocks take numbers that depend on the inputs' shapes; the last block is the first one again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class Sizes(nn.Module):
 
 
 class Encoded(nn.Module):
-    """Two lists of blocks, one after the other; each of the second list's takes what the first list came to."""
+    """A model of two lists of blocks; each block of the second list takes the first list's output."""
 
     class Reader(nn.Module):
         def __init__(self) -> None:
@@ -141,7 +141,7 @@ class Encoded(nn.Module):
 
 
 class Normed(nn.Module):
-    """BatchNorm before, in and after the blocks, and between them."""
+    """A model with BatchNorm before, in, after and between its blocks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ def words() -> Tensor:
 
 
 def padding() -> Tensor:
-    """[samples, length]: the words that count."""
+    """Return [samples, length]: the words that count."""
     return torch.arange(LENGTH) < torch.arange(64)[:, None] % (LENGTH - 2) + 3
 
 
@@ -182,7 +182,7 @@ def optimizer(named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimize
 
 
 def parts(name: str) -> dict[str, Any]:
-    """What `from_module` is called with, by the model's name."""
+    """Return the arguments of `from_module`, by the model's name."""
     known: dict[str, Callable[[], dict[str, Any]]] = {
         "chain": lambda: {
             "make": chain,

@@ -1,4 +1,4 @@
-"""pytest plugin for pod_controller_kit: a job's coordinator, which runs until the test ends, and pod controller."""
+"""pytest plugin for pod_controller_kit: a job's pod controller, and its coordinator, which runs until the test ends."""
 
 import asyncio
 import time

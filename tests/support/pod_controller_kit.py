@@ -98,11 +98,11 @@ class Place:
         return pod
 
     def take(self, name: str) -> None:
-        """Somebody else deletes that pod."""
+        """Delete that pod, as somebody else would."""
         pod_event(self.cluster, "DELETED", self.pods.pop(name))
 
     def open_gate(self, name: str) -> None:
-        """The condition stays until the scheduler has judged the pod."""
+        """Remove the pod's gates. The condition stays until the scheduler has judged the pod."""
         del self.pods[name]["spec"]["schedulingGates"]
         pod_event(self.cluster, "MODIFIED", self.pods[name])
 

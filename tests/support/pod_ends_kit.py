@@ -1,4 +1,4 @@
-"""How workers' pods end, and what the operator has to read of that: the same whatever kubelet runs them."""
+"""Ends of workers' pods, and the signals that the operator reads from them, for any kubelet."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ SLOW_FAREWELL = "trap 'sleep 3; exit 0' TERM; echo up; while :; do sleep 0.1; do
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodEnd:
-    """A pod that ends by itself, and the signal's source and message. container, spec: fields beside the usual ones."""
+    """A pod that ends by itself, and the expected signal. container, spec: further fields."""
 
     name: str
     script: str
@@ -88,7 +88,7 @@ ON_REAL_NODES = (
 
 
 def check_ends(cluster: Cluster, namespace: str, ends: tuple[PodEnd, ...]) -> None:
-    """Lets all of them end, and compares what the operator reads with what it should."""
+    """Let all pods end, and compare the operator's signals with the expected ones."""
     for end in ends:
         cluster.api.create(end.manifest, namespace)
     for end in ends:
@@ -101,7 +101,7 @@ def check_ends(cluster: Cluster, namespace: str, ends: tuple[PodEnd, ...]) -> No
 
 
 def check_farewell(cluster: Cluster, namespace: str, grace: int = 30) -> None:
-    """A pod that is deleted has a notice of what is left of its grace period, and is lost when it is gone."""
+    """Delete a pod: it has a notice of the rest of its grace period, and is lost when it is gone."""
     main = {"name": TRAINER_CONTAINER}
     cluster.api.create(_pod("polite", SLOW_FAREWELL, main, {"terminationGracePeriodSeconds": grace}), namespace)
     where = path(namespace, "polite")

@@ -1,4 +1,4 @@
-"""Run a job with real worker processes from a test, with faults inside the workers or signals from outside."""
+"""A job with real worker processes, with faults inside the workers or signals from outside."""
 
 import asyncio
 import json
@@ -153,7 +153,7 @@ def run_slowly(
     since: int,
     until: Callable[[Processes], bool],
 ) -> Processes:
-    """Trains slowly from that step on, until that is true: what `decide` does comes before the end on any machine."""
+    """Train slowly from step `since` until `until` is true, so that `decide` acts before the end on any machine."""
     mark = folder / "slow"
     mark.touch()
     monkeypatch.setenv("PYTHONPATH", TASK_PATH, prepend=os.pathsep)
@@ -174,8 +174,9 @@ def run_with_faults(
     then: Decide = lambda job: None,
     seconds: float = 100.0,
 ) -> Processes:
-    """faults: (instruction, pipeline, stage, step, microbatch, signal), each striking once. then: what befalls the job
-    once one has struck.
+    """Run a job with faults: (instruction, pipeline, stage, step, microbatch, signal), each once.
+
+    then: called after every event once a fault has struck.
     """
     marks = folder / "marks"
     marks.mkdir()

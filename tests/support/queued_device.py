@@ -1,7 +1,7 @@
-"""Devices with queues in virtual time, without a GPU: one that computes, one of copies to it, two of copies from it.
+"""Devices with queues in virtual time: one queue computes, one copies to the device, two copy from it.
 
-What is started on a queue begins when the queue is free and what it takes is there, and takes a while. The host, which
-all devices of a worker share, goes on unless it waits.
+Work on a queue begins when the queue is free and its inputs exist, and takes a while. The host, which all devices of a
+worker share, goes on unless it waits.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,17 +22,17 @@ from training_job import Fault, Job, Node
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Seconds."""
+    """The seconds of a device's work."""
 
     forward: float
     backward: float
-    copy: float = 0.0  # of what is urgent, either way
-    bulk: float = 0.0  # of what is not; and of each byte of it
+    copy: float = 0.0  # of an urgent copy, either way
+    bulk: float = 0.0  # of another copy, and of each of its bytes
     bulk_byte: float = 0.0
 
 
 class QueuedCopy:
-    """A copy of what its originals are when it is started, as their values are computed at once here."""
+    """A copy with the values of its originals at its start, since values are computed at once here."""
 
     def __init__(self, device: "QueuedDevice", parts: Parts, at: float) -> None:
         self._device, self._parts, self._at = device, parts, at
@@ -47,8 +47,10 @@ class QueuedCopy:
 
 @dataclass
 class QueuedHost:
-    """What a worker's devices share. held: until when it waits. waits: how often it had to. made: when each tensor that
-    was handed over is there. latest: the device that was given something last.
+    """The host that a worker's devices share.
+
+    held: until when it waits. waits: how often it had to. made: when each tensor that was handed over exists. latest:
+    the device that got work last.
     """
 
     clock: Callable[[], float]
@@ -64,7 +66,7 @@ class QueuedHost:
 
 
 class QueuedCopies(AtOnce):
-    """The copies of all devices of a worker, as the engine has them: of the device that was given something last."""
+    """The copies of all devices of a worker, made by the device that got work last."""
 
     def __init__(self, host: QueuedHost) -> None:
         super().__init__()
@@ -104,7 +106,7 @@ class QueuedMark:
 
 
 class QueuedDevice(AtOnce):
-    """One device of a worker. ran: all that it computed."""
+    """One device of a worker. ran: all its work."""
 
     def __init__(self, host: QueuedHost, number: int, speed: Speed) -> None:
         super().__init__()
@@ -151,7 +153,7 @@ class QueuedDevice(AtOnce):
 
 
 class QueuedStage(Stage):
-    """Computes at once, and takes its time on the device."""
+    """A stage that computes at once and takes its time on the device."""
 
     def __init__(self, values: StageValues, device: QueuedDevice, speed: Speed) -> None:
         super().__init__(values, copies=device)
@@ -191,13 +193,14 @@ class QueuedStage(Stage):
 
     @property
     def _part(self) -> float:
-        """All take as long."""
+        """The share of one bucket's backward; all take as long."""
         return 1 / len({bucket.layer for bucket in self.values.parameters.buckets})
 
 
 class QueuedJob(Job):
-    """A job whose workers have such devices. at: when each instruction was started, and when the host was done
-    with it. speeds: of the device stages that have another one.
+    """A job whose workers have such devices.
+
+    at: when the host started, or was done with, each instruction. speeds: of device stages with another speed.
     """
 
     def __init__(
@@ -220,7 +223,7 @@ class QueuedJob(Job):
         return QueuedCopies(host)
 
     def host_of(self, worker: str) -> QueuedHost:
-        """Workers and hosts are numbered in the order in which they come."""
+        """Return the host of a worker; both are numbered in the order in which they come."""
         return self.hosts[int(worker.removeprefix("w"))]
 
     def stage(self, worker: str, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
@@ -235,7 +238,7 @@ class QueuedJob(Job):
         return super().strikes(fault)
 
     def step_seconds(self, step: int) -> float:
-        """The seconds between the first stage's optimizer steps."""
+        """Return the seconds between the first stage's optimizer steps."""
         ends = [self.at[Fault("OptimizerStep", (0, 0), k, after=True)] for k in (step - 1, step)]
         return ends[1] - ends[0]
 

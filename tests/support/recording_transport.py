@@ -1,4 +1,4 @@
-"""A transport that goes nowhere and a coordinator that answers nothing: they keep what they are given."""
+"""A transport and a channel to the coordinator that record what they are given."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from bamboo_trainer.transport.wire import Lane
 
 
 class RecordingTransport:
-    """frames: with their receivers, in order. addresses: of the peers, as they were said last."""
+    """A transport. frames: with their receivers, in order. addresses: of the peers, by the last call."""
 
     def __init__(self) -> None:
         self.frames: list[tuple[str, Frame]] = []
@@ -27,13 +27,13 @@ class RecordingTransport:
         raise AssertionError("nobody closes it")
 
     def take(self) -> list[tuple[str, Frame]]:
-        """What was sent since the last call."""
+        """Return the frames since the last call."""
         found, self.frames = self.frames, []
         return found
 
 
 class Told(list[Message]):
-    """See `Coordinator`."""
+    """A channel to the coordinator that records messages; see `Coordinator`."""
 
     def tell(self, message: Message) -> None:
         self.append(message)

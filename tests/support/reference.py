@@ -1,4 +1,4 @@
-"""The training of a job in one process, in plain PyTorch: what the distributed result is compared with."""
+"""The training of a job in one process in plain PyTorch, with which distributed results are compared."""
 
 import math
 from dataclasses import dataclass
@@ -29,9 +29,9 @@ from bamboo_trainer.training import TrainingConfig, loss_unit
 
 
 def train(task: Task, config: TrainingConfig, steps: int) -> tuple[list[float], dict[str, Tensor]]:
-    """The mean loss of each step, and the final state by "layers.<layer>.<name>".
+    """Return the mean loss of each step, and the final state by "layers.<layer>.<name>".
 
-    The task's decisions are told losses and the gradients' norms, and neither metrics nor evaluations.
+    The task's decisions get losses and gradient norms, but neither metrics nor evaluations.
     """
     layers = [build_layer(task, config.seed, i) for i in range(len(task.layers))]
     firsts = tie(dict(enumerate(layers)), tied_groups(task), task, config.seed)
@@ -88,21 +88,21 @@ def _committed(step: int, loss: float, norm: float, skipped: bool) -> Committed:
 
 
 def _scaler(config: TrainingConfig) -> torch.amp.GradScaler:
-    """Torch's own, which does nothing if losses are not scaled."""
+    """Return torch's scaler, which does nothing if losses are not scaled."""
     if not config.scales_losses:
         return torch.amp.GradScaler("cpu", enabled=False)
     return torch.amp.GradScaler("cpu", init_scale=loss_scale.INITIAL, growth_interval=loss_scale.GROWTH_INTERVAL)
 
 
 class _OneStep:
-    """What a GradScaler takes for an optimizer."""
+    """An optimizer for a GradScaler."""
 
     def __init__(self, optimizer: ScheduledOptimizer, version: int) -> None:
         self._optimizer, self._version = optimizer, version
         self.param_groups = optimizer.inner.param_groups if optimizer.inner else []
 
     def step(self) -> None:
-        """Does an optimizer step with gradients of the parameters' type, in which an optimizer wants them."""
+        """Step with gradients in the parameters' type, which an optimizer needs."""
         parameters = [p for group in self.param_groups for p in group["params"]]
         for parameter in parameters:
             gradient, parameter.grad = parameter.grad, None
@@ -115,7 +115,7 @@ class _OneStep:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """A microbatch."""
+    """The result of a microbatch."""
 
     total: float  # its loss and what layers add, times its weight
     weight: float  # 1 if the loss is a mean
@@ -125,7 +125,7 @@ class _Done:
 def _microbatch(
     task: Task, config: TrainingConfig, layers: list[nn.Module], place: tuple[int, int], scaler: torch.amp.GradScaler
 ) -> _Done:
-    """What a microbatch comes to. place: step and microbatch."""
+    """Run a microbatch. place: step and microbatch."""
     step, microbatch = place
     parts, targets = load_batch(task, config.samples(step, microbatch, task.dataset))
     capture = Capture()

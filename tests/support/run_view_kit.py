@@ -1,4 +1,4 @@
-"""A run's status, as its views are given it."""
+"""A local run's status and its views."""
 
 import io
 from datetime import UTC, datetime, timedelta
@@ -46,7 +46,7 @@ STATUS = Status(
 
 
 def drawn(status: Status, *events: Emit, width: int = 120, height: int = 200, page: str = "") -> str:
-    """The picture of a run that was started 90 seconds ago, with an event in each second since."""
+    """Return the picture of a run that started 90 seconds ago, with an event in each second since."""
     console = Console(file=io.StringIO(), record=True, width=width, force_terminal=True)
     began = NOW - timedelta(seconds=90)
     told = tuple(
@@ -63,7 +63,7 @@ def source(document: dict[str, Any]) -> JobSource:
 
 
 def ran(status: Status = STATUS, outcome: Outcome = Outcome.COMPLETE, reason: str = "Complete", **more: Any) -> Summary:
-    """What is left to say of a run of two seconds."""
+    """Return the summary of a run of two seconds."""
     return Summary(
         job="job", outcome=outcome, reason=reason, message="a sentence", status=status, seconds=2.0, batch=8, **more
     )

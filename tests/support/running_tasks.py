@@ -15,14 +15,14 @@ SAMPLES = 24
 
 
 class Derived(nn.BatchNorm1d):
-    """Updates as torch's does."""
+    """A subclass of BatchNorm that updates as torch's does."""
 
     def forward(self, given: Tensor) -> Tensor:
         return super().forward(given.float()).to(given.dtype)
 
 
 class Enter(nn.Module):
-    """A norm that counts all batches alike, one without parameters, and one that is frozen."""
+    """A layer with a norm that counts all batches alike, one without parameters, and one that is frozen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Enter(nn.Module):
 
 
 class Twice(nn.Module):
-    """One norm used twice, one of torch's that the layer checkpoints by itself, and dropout between them."""
+    """A layer with one norm used twice, one of torch's that it checkpoints by itself, and dropout between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Twice(nn.Module):
 
 
 class Sometimes(nn.Module):
-    """A norm that not all microbatches reach."""
+    """A layer with a norm that not all microbatches reach."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Leave(nn.Module):
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """config: checkpointed, numbers of layers."""
+    """Return the task. config: checkpointed, numbers of layers."""
     x = torch.linspace(-3, 9, SAMPLES * 6).sin().reshape(SAMPLES, 1, 6) * torch.linspace(-1, 2, SAMPLES)[:, None, None]
 
     def loss(outputs: Parts, targets: Parts) -> Tensor:

@@ -1,4 +1,4 @@
-"""Tasks whose layers share modules or parameters in the ways that PyTorch allows, without a word in `Task.tied`."""
+"""Tasks whose layers share modules or parameters in the ways of PyTorch, without `Task.tied`."""
 
 import functools
 import os
@@ -26,7 +26,7 @@ class Head(nn.Module):
 
 
 class Whole(nn.Module):
-    """Has another layer as a part of itself, under two names."""
+    """A layer that contains another layer, under two names."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ Layers = list[Callable[[], nn.Module]]
 
 
 def made_before() -> Layers:
-    """The layers of a finished model that is cut: all modules exist, one block is used twice."""
+    """Return the layers of a finished model that is cut: all modules exist, one block is used twice."""
     torch.manual_seed(5)
     embedding, block = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WIDTH)
     last = nn.Sequential(nn.LayerNorm(WIDTH), Head(embedding))
@@ -49,7 +49,7 @@ def made_before() -> Layers:
 
 
 def cached() -> Layers:
-    """Whoever comes first makes what is shared."""
+    """Return layers of which the first one that is built makes the shared part."""
 
     @functools.cache
     def embedding() -> nn.Embedding:
@@ -63,7 +63,7 @@ def cached() -> Layers:
 
 
 def left_behind() -> Layers:
-    """A factory leaves behind what a later one takes."""
+    """Return layers of which one leaves a part behind that a later one takes."""
     box: dict[str, nn.Embedding] = {}
 
     def first() -> nn.Module:
@@ -74,7 +74,7 @@ def left_behind() -> Layers:
 
 
 def made_here_only() -> Layers:
-    """Cannot be made in another process, as with a GPU's memory."""
+    """Return layers that another process cannot make, as with a GPU's memory."""
     torch.manual_seed(5)
     embedding, here = nn.Embedding(WORDS, WIDTH), os.getpid()
 
@@ -87,7 +87,7 @@ def made_here_only() -> Layers:
 
 
 def frozen() -> Layers:
-    """Two layers use one block that is not trained."""
+    """Return layers of which two use one block that is not trained."""
     torch.manual_seed(5)
     block = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
     last = nn.Linear(WIDTH, WORDS)
@@ -98,7 +98,7 @@ SHARING: dict[str, Callable[[], Layers]] = {f.__name__: f for f in (made_before,
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """config: sharing, a key of SHARING, or "frozen"."""
+    """Return the task. config: sharing, a key of SHARING, or "frozen"."""
     words = torch.arange(24) * 7 % WORDS
     return Task(
         layers=(SHARING | {"frozen": frozen})[config["sharing"]](),

@@ -1,4 +1,4 @@
-"""Plans to choose from: a made-up machine and market, and runs as if they had been simulated."""
+"""A made-up machine and market, and outcomes of plans to choose from."""
 
 from dataclasses import asdict, replace
 from typing import Any

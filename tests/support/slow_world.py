@@ -1,4 +1,4 @@
-"""Model workers of given speeds around the real coordinator: what it does about those that are slow."""
+"""Model workers of given speeds around the real coordinator, for its decisions about slow ones."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,11 +14,11 @@ FORWARD, BACKWARD = 0.02, 0.04  # seconds of a layer
 
 
 class Slowed(World):
-    """Workers take the time that `slowness` says by name, and layers that which `work` says, and `backward` on top of
-    it for their backwards; all are 1 otherwise.
+    """Workers that report times. slowness: factors by worker. work, backward: factors by layer, `backward` of backwards
+    alone; all are 1 by default.
 
-    shadows: each worker times forwards of the next stage, too. Unless `chooses` says otherwise the job has one
-    grid, and nothing is waited for.
+    shadows: each worker also times forwards of the next stage. Unless `chooses` says otherwise the job has one grid,
+    and the coordinator waits for nothing.
     """
 
     def __init__(self, stages: int, pipelines: int, standby: int, *, shadows: bool = True, **options: Any) -> None:
@@ -34,7 +34,7 @@ class Slowed(World):
         super().__init__(stages, pipelines, standby, **options)
 
     def train(self, steps: int, seconds: float | None = None) -> None:
-        """Steps are committed, a second or more apart, and each worker says what it takes; plans are obeyed at once."""
+        """Commit steps, a second or more apart, with reports of all workers; plans are obeyed at once."""
         for _ in range(steps):
             self.settle_now()
             if self.finish:
@@ -96,7 +96,7 @@ class Slowed(World):
         return found
 
     def step_seconds(self) -> float:
-        """The seconds of a step, which are those of the slowest worker."""
+        """Return the seconds of a step, which are those of the slowest worker."""
         plan = self.plan
         cells = [(plan.at(c).owner, plan.stages[c.stage]) for c in plan.cells()]
         longest = max(FORWARD * self.taken(*c) + BACKWARD * self.taken(*c, backward=True) for c in cells)
@@ -120,7 +120,7 @@ class Slowed(World):
         return self.plan.at(Cell(pipeline, stage)).owner
 
     def layers(self, worker: str) -> list[int]:
-        """How many layers it runs, stage by stage."""
+        """Return the number of layers of each stage that the worker runs."""
         plan = self.plan
         return [end - first for c in plan.owned_by(worker) for first, end in [plan.stages[c.stage]]]
 

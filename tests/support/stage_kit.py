@@ -1,4 +1,4 @@
-"""What the tests of stages share: two small tasks, and a chain of stages run in one process."""
+"""Two small tasks, and a chain of stages run in one process."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ SPLITS = {1: [(0, 4)], 2: [(0, 2), (2, 4)], 4: [(0, 1), (1, 2), (2, 3), (3, 4)]}
 
 
 def at(precision: str, config: TrainingConfig = CONFIG, **changes: Any) -> TrainingConfig:
-    """The configuration in another precision; in fp16 losses are scaled."""
+    """Return the configuration in another precision; in fp16 losses are scaled."""
     return replace(config, precision=precision, **changes)
 
 
@@ -33,7 +33,7 @@ ROUNDED = at("bf16", parameter_precision="bf16")
 
 
 def small_gpt(folder: Path, **config: Any) -> Task:
-    """Learns from a text that it writes into the folder."""
+    """Return a small GPT on a text that it writes into the folder."""
     path = folder / "text"
     path.write_bytes(TEXT)
     return gpt.build({"dModel": 16, "heads": 2, "blocks": 2, "context": 8, "text": str(path), **config})
@@ -58,9 +58,9 @@ def plain_model(task: Task, seed: int = CONFIG.seed) -> nn.Sequential:
 def plain_steps(
     task: Task, model: nn.Module, optimizer: torch.optim.Optimizer, config: TrainingConfig, steps: int
 ) -> Iterator[tuple[int, float]]:
-    """Train as one does it in plain PyTorch: only samples and first values are Bamboo's.
+    """Train in plain PyTorch; only samples and first values are Bamboo's.
 
-    Yields each step and its loss when the gradients are there, and does the optimizer's step when it is resumed.
+    Yields each step and its loss once the gradients exist, and steps the optimizer when it is resumed.
     """
     for step in range(steps):
         optimizer.zero_grad()
@@ -77,7 +77,7 @@ def plain_steps(
 
 
 def plain_state(model: nn.Module) -> dict[str, torch.Tensor]:
-    """By the names that a job gives to its parameters and buffers."""
+    """Return the state by a job's names of parameters and buffers."""
     return {f"layers.{name}": tensor.detach() for name, tensor in model.state_dict().items()}
 
 
@@ -87,7 +87,7 @@ def chain(task: Task, split, config=CONFIG) -> list[Stage]:
 
 @dataclass(frozen=True, slots=True)
 class StagesOfTask:
-    """Builds a task's stages; see `StageBuilder`."""
+    """A builder of a task's stages; see `StageBuilder`."""
 
     task: Task
     config: TrainingConfig = CONFIG
@@ -97,7 +97,7 @@ class StagesOfTask:
 
 
 def microbatch(stages: list[Stage], works: list[Work], step: int, index: int) -> list[Gradients | None]:
-    """Forward and backward through all stages; returns everything that crossed a boundary."""
+    """Run forward and backward through all stages, and return everything that crossed a boundary."""
     crossed: list[Gradients | None] = []
     parts: Parts | None = None
     for stage, work in zip(stages, works, strict=True):
@@ -113,13 +113,13 @@ def microbatch(stages: list[Stage], works: list[Work], step: int, index: int) ->
 
 
 def begin(stage: Stage, *microbatches: int) -> Work:
-    """Work on these consecutive ones, as one group; on all of a step's if none is named."""
+    """Begin work on these consecutive microbatches as one group; by default on all of a step's."""
     chosen = microbatches or tuple(range(CONFIG.microbatches))
     return stage.begin(chosen, (chosen[0], chosen[-1] + 1))
 
 
 def reduce_tied(stages: list[Stage], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The final gradients: each tied parameter's summed over the layers that use it."""
+    """Return the final gradients: each tied parameter's summed over the layers that use it."""
     pieces: dict[tuple[int, int], torch.Tensor] = {}
     for number, (stage, gradient) in enumerate(zip(stages, gradients, strict=True)):
         for segment in stage.values.tied:
@@ -165,12 +165,12 @@ def state_of(stages: Iterable[Stage]) -> dict[str, torch.Tensor]:
 
 
 def whole_state(stage: Stage) -> dict[int, LayerState]:
-    """Copies of what a replica of the stage needs."""
+    """Return copies of what a replica of the stage needs."""
     return stage.values.layer_states(stage.values.layers_needed(), shown=False)
 
 
 def state_bytes(stage: Stage) -> tuple[int, int]:
-    """The bytes of a stage's parameters and buffers, and of what its optimizer remembers."""
+    """Return the bytes of a stage's parameters, buffers and optimizer state."""
     held, remembered = (
         [tensor for _, tensor in part.named()] for part in (stage.values.parameters, stage.values.optimizer)
     )
@@ -178,5 +178,5 @@ def state_bytes(stage: Stage) -> tuple[int, int]:
 
 
 def storages(tensors: list[torch.Tensor]) -> dict[int, int]:
-    """The bytes of the storages of these tensors, by their addresses."""
+    """Return the bytes of the storages of these tensors, by their addresses."""
     return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}

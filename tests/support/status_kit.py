@@ -1,4 +1,4 @@
-"""Jobs' statuses."""
+"""Statuses of jobs."""
 
 from bamboo_core.coordinator.events import Finish, Outcome, WorkerState
 from bamboo_core.job.api_object import written
@@ -39,5 +39,5 @@ def holding(status):
 
 
 def seen(status=None, previous=None, **more):
-    """The status as the API has it, after that previous one."""
+    """Return the status in the API, after that previous one."""
     return written(job_status(status, read_status(previous), facts(**more)))

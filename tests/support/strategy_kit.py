@@ -29,7 +29,7 @@ FREE = 1e15  # a network that takes no time
 def profile(
     layers: int = 4, *, state: int = 0, flow: float = FREE, memory: int = 1000, activations: int = 0
 ) -> ModelProfile:
-    """Each layer takes a second of a microbatch, and nothing else takes any time unless it is asked for."""
+    """Return a profile whose layers take a second for each microbatch; nothing else takes time by default."""
     layer = Layer(
         forward=0.25, backward=0.75, parameters=state, optimizer=0, gradients=0, boundary=0, activations=activations
     )
@@ -48,7 +48,7 @@ def profile(
 
 
 def nodes(*changes: tuple[float, str, str], duration: float) -> Timeline:
-    """(seconds, joined, lost), the nodes' names with spaces."""
+    """Return a timeline. changes: (seconds, joined, lost), with names separated by spaces."""
     return Timeline(
         duration=duration,
         node_seconds=duration,
@@ -66,7 +66,7 @@ def run(policy: Policy, *changes: tuple[float, str, str], duration: float) -> St
 
 
 def costs_of(model: ModelProfile, batch: int, schedule: str | None = "1F1B") -> Costs:
-    """The costs of a job with microbatches of one sample."""
+    """Return the costs of a job with microbatches of one sample."""
     topology = {"stages": 1, "schedule": schedule}
     document = bamboojob(task={"entrypoint": "a:build"}, training=training(10, batch, 1), topology=topology)
     return Costs(model, parse_manifest(document))

@@ -1,4 +1,4 @@
-"""Tasks that are checked."""
+"""Manifests of tasks that are checked."""
 
 import copy
 from pathlib import Path

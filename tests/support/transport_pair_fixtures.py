@@ -1,4 +1,4 @@
-"""Fixtures of the tests of the transport."""
+"""Fixtures for `transport_kit`."""
 
 from collections.abc import Iterator
 

@@ -1,8 +1,8 @@
-"""Launchers of workers, and other processes of local jobs, that need not import torch; tests start hundreds of them.
+"""Warm processes: launchers of workers, and other processes of local jobs, that are forked with torch imported.
 
-Importing takes longer than such a job trains. A job starts them as ever, with pipes, group and signals; what it starts
-stands in for a process that is forked from one that has imported everything once. A test that kills or freezes
-launchers, or looks at their environment, asks for `cold_processes`.
+An import takes longer than a small job trains, and tests start hundreds of them. A job starts them as usual, with
+pipes, group and signals; the started process stands in for one that is forked from a process with all imports. A test
+that kills or freezes launchers, or reads their environment, uses `cold_processes`.
 """
 
 import json
@@ -22,7 +22,7 @@ PLACE = "BAMBOO_WARM_PROCESSES"
 
 
 class WarmProcesses:
-    """From now on processes with this one's environment have warm ones, until close()."""
+    """The process from which warm ones are forked. From now on, until close(), this process's children are warm."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="bamboo-warm-"))

@@ -1,4 +1,4 @@
-"""A small API server that is watched."""
+"""A small played API server, and a job controller on it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -23,7 +23,7 @@ EARLY, LATE = "2026-03-01T12:00:00Z", "2026-03-01T12:00:05Z"
 
 
 class Server:
-    """uids: of the BambooJobs that there are. namespaces: in which pods can be made."""
+    """An API server. uids: of the BambooJobs that exist. namespaces: in which pods can be created."""
 
     def __init__(self) -> None:
         self.uids: dict[tuple[str, str], str] = {}
@@ -77,7 +77,7 @@ async def managed(server: Server) -> AsyncIterator[JobController]:
 
 
 def job_event(jobs: JobController, kind: str | None, job: dict[str, Any]) -> None:
-    """An event of a job that is new, edited, being deleted or gone."""
+    """Tell the controller of a job that is new, edited, being deleted or gone."""
     if kind == "DELETED" or "deletionTimestamp" in job["metadata"]:
         jobs.end(job, gone=kind == "DELETED")
     elif kind == "MODIFIED":

@@ -18,7 +18,7 @@ IGNORED = -100
 
 
 class Enter(nn.Module):
-    """Whole numbers pass on as well, and the first layer adds a loss that has no gradient."""
+    """A first layer that passes on whole numbers and adds a loss without a gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Enter(nn.Module):
 
 
 class Experts(nn.Module):
-    """Two experts, and a loss that keeps them busy alike."""
+    """A layer of two experts, with a loss that balances them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,9 @@ def largest(outputs: Parts, targets: Parts) -> float:
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """config: weighted, whether the loss is a sum; checkpointed, numbers of layers; none: no token is valid."""
+    """Return the task. config: weighted, whether the loss is a sum; checkpointed, numbers of layers; none: no token is
+    valid.
+    """
     tokens = torch.arange(SAMPLES * TOKENS).reshape(SAMPLES, TOKENS).square() // 3 % KINDS
     lengths = torch.arange(SAMPLES)[:, None] * 7 % (TOKENS + 1)  # of some samples nothing is valid
     targets = tokens.roll(-1, 1).masked_fill(torch.arange(TOKENS) >= lengths, IGNORED)

@@ -1,4 +1,4 @@
-"""Model workers around the real coordinator, to see what it decides."""
+"""Model workers around the real coordinator, for tests of its decisions."""
 
 from collections import deque
 from collections.abc import Callable
@@ -33,14 +33,14 @@ from manifest_kit import bamboojob, training
 
 
 def held(plan: Plan, worker: str, cut: CheckpointId) -> protocol.StateHeld:
-    """What a worker says of a cut: it has copies of the layers of its stages."""
+    """Return a worker's report on a cut: it has copies of the layers of its stages."""
     stages = [plan.stages[cell.stage] for cell in plan.cells() if worker in plan.at(cell).holders]
     layers = sorted({layer for ends in stages for layer in range(*ends)})
     return protocol.StateHeld(checkpoint=cut, layers=tuple(layers))
 
 
 def taken_over(plan: Plan, cell: Cell) -> protocol.TakenOver:
-    """What the new owner of a cell says when it has caught up."""
+    """Return the report of a cell's new owner that has caught up."""
     return protocol.TakenOver(
         epoch=plan.epoch, cell=cell, step=0, reform_ms=1.0, recompute_ms=1.0, forwards=1, backwards=1
     )
@@ -49,8 +49,8 @@ def taken_over(plan: Plan, cell: Cell) -> protocol.TakenOver:
 class World:
     """Model workers around the real coordinator: they obey plans after a while, sync replicas, commit steps.
 
-    chooses: what of the grid the manifest leaves to the coordinator, for at most as many workers as the grid has;
-    elastic: more of that section.
+    chooses: the parts of the grid that the manifest leaves to the coordinator, for at most as many workers as the grid
+    has. elastic: further fields of that section.
     """
 
     def __init__(
@@ -96,16 +96,16 @@ class World:
         self.profile = profile or protocol.Profile(costs=(1.0,) * 8)
         self.platforms = platforms or {}  # of workers by name
         self.per_node = per_node  # workers, in the order in which they come
-        self.found: protocol.CheckpointFound | None = protocol.CheckpointFound(number=0)  # by who looks
+        self.found: protocol.CheckpointFound | None = protocol.CheckpointFound(number=0)  # the answer to a search
         self.sent: list[tuple[str, Any]] = []  # of checkpoints and weights, to whom
         self.stops: list[protocol.Stop] = []
         self.told: list[Emit] = []
         self.away = 0  # workers that are asked for and do not come
-        self.unmade = 0  # those that were asked for and have not come
+        self.unmade = 0  # requested workers that have not come
         self.document, self.spec = document, parse_manifest(document)
         self.state = coordinator.initial(self.spec, document, secret="", now=0.0)
         self.now, self.count = 0.0, 0
-        self._calm: CoordinatorState | None = None  # the state of which it was looked last whether it is calm
+        self._calm: CoordinatorState | None = None  # the last state that check_calm has checked
         self.finish: Finish | None = None
         self.plans: list[Plan] = []
         self.lost: set[str] = set()
@@ -138,7 +138,7 @@ class World:
             self.deliver() if self.pending else self.tell(Tick())
 
     def check_calm(self) -> None:
-        """A coordinator that thinks that there is nothing to decide is right, unless a deadline passes."""
+        """Check that a coordinator that expects no decision makes none, until a deadline passes."""
         state = self.state
         waits = state.checkpoints.writers or state.ending.stopping
         waits = waits or gives_back(state.spec)  # which is looked at each second
@@ -155,7 +155,7 @@ class World:
             assert after == replace(state, plans=replace(state.plans, steady=True))
 
     def _as_heard(self, now: float) -> CoordinatorState:
-        """The state if it were to be looked at, and everybody had been heard at that time."""
+        """Return the state as if it were due for a look and all workers had been heard at that time."""
         workers = {w: replace(r, seen=now, cut_since=None) for w, r in self.state.workers.items()}
         return replace(
             self.state,
@@ -229,7 +229,7 @@ class World:
                     self.finish = command
 
     def moved(self, plan: Plan, worker: str) -> list[Cell]:
-        """The cells that the newest plan gives to that worker."""
+        """Return the cells that the newest plan gives to that worker."""
         if plan is not self.plans[-1] or len(self.plans) < 2:
             return []
         old = self.plans[-2]
@@ -272,7 +272,7 @@ class World:
         raise AssertionError("the coordinator does not come to rest")
 
     def commit(self, checkpoint: tuple[int, CheckpointId] | None = None, *, skipped: bool = False) -> None:
-        """The root commits the next step. checkpoint: the wish that this fulfils, and the checkpoint."""
+        """Let the root commit the next step. checkpoint: the wish that this fulfils, and the checkpoint."""
         plan = self.state.plan
         assert plan is not None
         message = protocol.StepCommitted(
@@ -294,7 +294,7 @@ class World:
             self.tell(event)
 
     def restart(self, dead: tuple[str, ...] = ()) -> None:
-        """The coordinator forgets everything; its workers come back and report, but for those that died meanwhile."""
+        """Start another coordinator, to which all workers report, except those that died meanwhile."""
         old = self.state
         self.pending.clear()
         self.lost |= set(dead)
@@ -322,13 +322,13 @@ class World:
             self.held[worker] = {c.stage: old.step - 1 for c in plan.cells() if worker in plan.at(c).holders}
 
     def withdraw(self) -> None:
-        """Nobody brings those any more who have not come and are not wanted now."""
+        """Withdraw the requested workers that have not come and are no longer needed."""
         if count := min(self.unmade, surplus_requests(self.state)):
             self.unmade -= count
             self.tell(RequestsWithdrawn(count))
 
     def edit(self, **sections: dict[str, Any]) -> None:
-        """The manifest says other values of some fields of these sections."""
+        """Edit the manifest: replace some fields of these sections."""
         spec = self.document["spec"]
         changed = {name: {**spec.get(name, {}), **values} for name, values in sections.items()}
         self.document = {**self.document, "spec": {**spec, **changed}}
@@ -341,7 +341,7 @@ class World:
 
 
 def silence(world: World, silent: set[str], seconds: float) -> None:
-    """Time passes in which the others are heard; a coordinator judges at every tick."""
+    """Let time pass with heartbeats of all workers but the silent ones."""
     until = world.now + seconds
     while world.now < until:
         world.now += 0.5
@@ -351,7 +351,7 @@ def silence(world: World, silent: set[str], seconds: float) -> None:
 
 
 def restarted(world: World) -> Plan:
-    """The plan that its workers have when another coordinator takes the world over."""
+    """Start another coordinator, and return the plan that its workers have."""
     world.settle()
     plan = world.state.plan
     assert plan is not None

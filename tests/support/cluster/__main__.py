@@ -1,4 +1,4 @@
-"""A test cluster to play with: `make cluster`, or `python -m cluster up` in the folder tests/support/."""
+"""A test cluster to try things on: `make cluster`, or `python -m cluster up` in the folder tests/support/."""
 
 import os
 import shutil
@@ -104,7 +104,7 @@ def down() -> None:
 
 @app.command()
 def status() -> None:
-    """Processes and nodes."""
+    """Show processes and nodes."""
     found = Cluster.attach(_folder() / "admin.kubeconfig").status() if _running() else None
     if found is None:
         print("no test cluster is running")
@@ -120,7 +120,7 @@ def status() -> None:
 
 @app.command()
 def fail(node: Node) -> None:
-    """The machine vanishes with all its processes."""
+    """Let the machine vanish with all its processes."""
     _call("fail", node=node)
 
 
@@ -132,13 +132,13 @@ def recover(node: Node) -> None:
 
 @app.command()
 def delete(node: Node) -> None:
-    """Machine and Node object vanish, as when a cloud takes a spot node."""
+    """Let machine and Node object vanish, as when a cloud takes a spot node."""
     _call("delete", node=node)
 
 
 @app.command()
 def restore() -> None:
-    """All nodes as they were at the start."""
+    """Bring all nodes back to their first state."""
     _call("restore")
 
 

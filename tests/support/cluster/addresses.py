@@ -10,13 +10,13 @@ SERVICES = "10.96.0.0/16"
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """subnet: 1 to 249, which no other cluster of this machine has."""
+    """The addresses of a cluster. subnet: 1 to 249, which no other cluster of this machine has."""
 
     subnet: int
 
     @property
     def machine(self) -> str:
-        """The machine's own address, at which the API server and the names of Services are."""
+        """The machine's own address, for the API server and the names of Services."""
         return f"10.{self.subnet}.0.1"
 
     @property
@@ -32,7 +32,7 @@ class Addresses:
 
     @property
     def groups(self) -> str:
-        """What the names of the nodes' cgroups begin with."""
+        """The prefix of the names of the nodes' cgroups."""
         return f"bamboo-{self.subnet}-"
 
     def group(self, number: int) -> str:
@@ -41,7 +41,7 @@ class Addresses:
 
 
 def is_free(subnet: int, routes: Iterable[str]) -> bool:
-    """routes: the destinations that the machine knows, as `ip` says them."""
+    """Return whether no route leads into the network of that number. routes: destinations, as `ip` prints them."""
     wanted = ipaddress.ip_network(f"10.{subnet}.0.0/16")
     known = (ipaddress.ip_network(route) for route in routes if route != "default")
     return not any(wanted.overlaps(network) for network in (*known, ipaddress.ip_network(SERVICES)))

@@ -59,7 +59,7 @@ class Api:
         return await self.request("GET", path, **query)
 
     async def find(self, path: str) -> Json | None:
-        """None if there is no such object."""
+        """Return an object; None if it does not exist."""
         try:
             return await self.get(path)
         except ApiError as error:
@@ -68,7 +68,7 @@ class Api:
             return None
 
     async def watch(self, path: str, **query: str) -> AsyncIterator[tuple[str, list[Json]]]:
-        """("LIST", all) at first and after every interruption, then ("ADDED", "MODIFIED" or "DELETED", [one])."""
+        """Yield ("LIST", all) at first and after every interruption, then ("ADDED", "MODIFIED" or "DELETED", [one])."""
         while True:
             try:
                 listed = await self.get(path, **query)
@@ -80,7 +80,7 @@ class Api:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _follow(self, path: str, version: str, query: dict[str, str]) -> AsyncIterator[Json]:
-        """Ends, or raises, when the objects must be listed again."""
+        """Yield events until the objects must be listed again; may raise then."""
         assert self._session is not None
         timeout = aiohttp.ClientTimeout(total=None, sock_read=WATCH_SECONDS + 30)
         while True:

@@ -1,6 +1,6 @@
-"""The control plane's binaries: those of the folder that BAMBOO_KUBERNETES names, else built here.
+"""The control plane's binaries, from the folder that BAMBOO_KUBERNETES names, or built here.
 
-Built means once, from Debian's packages, and kept outside the checkout.
+They are built once, from Debian's packages, and kept outside the checkout.
 """
 
 import fcntl
@@ -36,7 +36,7 @@ class Unavailable(Exception):
 
 
 class Broken(Exception):
-    """The binaries should be there and are not; the message says why, or ends with the last lines of the recipe."""
+    """The binaries should exist and do not; the message says why, or ends with the last lines of the recipe."""
 
 
 def to_stderr(line: str) -> None:
@@ -49,7 +49,7 @@ def cache_folder() -> Path:
 
 
 def binaries(report: Report = to_stderr) -> Path:
-    """The folder with etcd and the kube-* programs; may have to build them, which takes some minutes."""
+    """Return the folder with etcd and the kube-* programs; builds them if needed, which takes some minutes."""
     _require(RUN_TOOLS)
     if given := os.environ.get(GIVEN):
         return _complete(Path(given))
@@ -58,14 +58,14 @@ def binaries(report: Report = to_stderr) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class NodePrograms:
-    """kubelet: the program. root: a folder with containerd and all else that a node needs, as in a root."""
+    """The programs of a real node. kubelet: the program. root: a root folder with containerd and everything else."""
 
     kubelet: Path
     root: Path
 
 
 def node_programs(report: Report = to_stderr) -> NodePrograms:
-    """The programs of a real node; may have to build or fetch them. Raises Unavailable where none can run."""
+    """Return the programs of a real node; builds or fetches them if needed. Raises Unavailable if none can run here."""
     if os.geteuid() != 0:
         raise Unavailable("real nodes need root")
     if not cgroups.are_there():
@@ -85,7 +85,7 @@ def node_programs(report: Report = to_stderr) -> NodePrograms:
 
 
 def _made(what: str, time: str, recipe: Path, arguments: tuple[str, ...], report: Report) -> Path:
-    """The folder bin of a recipe, kept for as long as neither the recipe nor its arguments change."""
+    """Return the folder bin that a recipe made, kept as long as neither the recipe nor its arguments change."""
     recipes = b"".join(path.read_bytes() for path in (recipe, DEBIAN))
     digest = hashlib.sha256(recipes + " ".join(arguments).encode()).hexdigest()[:12]
     name = f"{recipe.stem}-{digest}"
@@ -107,7 +107,7 @@ def _made(what: str, time: str, recipe: Path, arguments: tuple[str, ...], report
 
 
 def minor_version(program: Path) -> int:
-    """The 36 of Kubernetes 1.36, asked of one of its programs."""
+    """Return the minor version of a program of Kubernetes, 36 for 1.36."""
     asked = [str(program), "--version"]
     told = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=VERSION_SECONDS).stdout
     found = re.match(r"Kubernetes v1\.(\d+)\.", told)
@@ -141,7 +141,9 @@ def _locked(path: Path, report: Report) -> Iterator[int]:
 
 
 def _run_recipe(what: str, command: list[str], lock: int, report: Report) -> None:
-    """The recipe inherits the lock: should this process be killed, nobody builds until the last compiler has ended."""
+    """Run a recipe. It inherits the lock: if this process is killed, nobody builds until the last compiler has
+    ended.
+    """
     tail: deque[str] = deque(maxlen=20)
     fetched = False
     with subprocess.Popen(
@@ -171,7 +173,7 @@ def _run_recipe(what: str, command: list[str], lock: int, report: Report) -> Non
 
 
 def _remove(folder: Path) -> None:
-    """Go makes parts of its caches read-only."""
+    """Remove a folder, in which Go may have made parts of its caches read-only."""
     if folder.exists():
         subprocess.run(["chmod", "-R", "u+w", str(folder)], check=False)
         shutil.rmtree(folder)

@@ -1,4 +1,4 @@
-"""The cgroups of real nodes, of version 1: one of the node's name in every hierarchy."""
+"""The cgroups of real nodes, version 1: a group with the node's name in every hierarchy."""
 
 import time
 from collections.abc import Iterator
@@ -28,14 +28,14 @@ def enter(group: str, pid: int) -> None:
 
 
 def processes(group: str, container: str) -> list[int]:
-    """Those of a container, by its id."""
+    """Return the processes of a container, by its id."""
     return [
         int(pid) for procs in (FREEZER / group).rglob(f"{container}/cgroup.procs") for pid in procs.read_text().split()
     ]
 
 
 def remove(group: str) -> None:
-    """TimeoutError if its processes do not end."""
+    """Remove a group. Raises TimeoutError if its processes do not end."""
     end = time.monotonic() + REMOVE_SECONDS
     while left := [*_folders(group)]:
         for folder in left:
@@ -49,7 +49,7 @@ def remove(group: str) -> None:
 
 
 def _folders(group: str) -> Iterator[Path]:
-    """The deepest first."""
+    """Return the folders of a group, the deepest first."""
     for top in HIERARCHIES.glob(f"*/{group}"):
         below = sorted((path for path in top.rglob("*") if path.is_dir()), key=lambda path: -len(path.parts))
         yield from (*below, top)

@@ -26,7 +26,7 @@ class Mount:
 
 
 class Process(Protocol):
-    """As asyncio has it."""
+    """A process with the members of asyncio's."""
 
     @property
     def pid(self) -> int: ...
@@ -39,7 +39,7 @@ class Process(Protocol):
 
 @dataclass(slots=True)
 class Child:
-    """The first process of a group of its own."""
+    """A process that leads a group of its own."""
 
     process: Process
     log: Path
@@ -58,7 +58,7 @@ class Child:
             os.killpg(self.pid, number)
 
     async def wait(self) -> int:
-        """The exit code; 128 + its number for a signal. What is left of the group is killed, as in a container."""
+        """Wait for the exit code, 128 + its number for a signal. The rest of the group is killed, as in a container."""
         code = await self.process.wait()
         self.signal_group(signal.SIGKILL)
         return code if code >= 0 else 128 - code
@@ -73,7 +73,7 @@ async def start(
     mounts: Sequence[Mount] = (),
     scratch: Path | None = None,
 ) -> Child:
-    """log: appended to. scratch: an empty folder, needed for mounts."""
+    """Start a command. log: appended to. scratch: an empty folder, needed for mounts."""
     command = ["setpriv", "--pdeathsig", "KILL", "--", *argv]
     if mounts:
         assert scratch is not None
@@ -93,7 +93,7 @@ async def start(
 
 
 def entering(folder: str, mounts: Sequence[Mount], scratch: Path) -> list[str]:
-    """The command before one that is to run in that folder, with these mounts. scratch: an empty folder."""
+    """Return a prefix that runs a command in that folder with these mounts. scratch: an empty folder."""
     scratch.mkdir(parents=True, exist_ok=True)
     root = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
     triples = [
@@ -106,14 +106,14 @@ def entering(folder: str, mounts: Sequence[Mount], scratch: Path) -> list[str]:
 
 
 def _uncovered(mounts: Sequence[Mount]) -> list[Mount]:
-    """The checkout and the interpreter, which stand for what is in the image, if a volume would hide them."""
+    """Return mounts of the checkout and the interpreter, which act as the image, if a volume would hide them."""
     kept = {Path(path).resolve() for path in (CHECKOUT, sys.prefix, sys.base_prefix)}
     hidden = [path for path in kept if any(path.is_relative_to(m.target) for m in mounts if m.source != path)]
     return [Mount(source=path, target=str(path)) for path in sorted(hidden)]
 
 
 async def stop(child: Child, seconds: float) -> None:
-    """SIGTERM, then SIGKILL to the whole group."""
+    """Send SIGTERM, and later SIGKILL to the whole group."""
     child.signal(signal.SIGTERM)
     try:
         async with asyncio.timeout(seconds):
@@ -124,12 +124,12 @@ async def stop(child: Child, seconds: float) -> None:
 
 
 def adopt_orphans() -> None:
-    """Makes descendants that lose their parent children of this process, from now on."""
+    """Make this process the parent of its descendants that lose theirs, from now on."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def kill_descendants(spared: int | None = None) -> None:
-    """SIGKILL to every descendant, whichever group or session it moved to. spared: one that goes on."""
+    """Send SIGKILL to every descendant, in any group or session. spared: one that goes on."""
     while True:
         alive = [pid for pid in _children() if is_alive(pid) and pid != spared]
         if not alive:
@@ -150,7 +150,7 @@ def _children() -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """A zombie is not."""
+    """Return whether the process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""A small blocking client of the Kubernetes API, for tests: plain dictionaries in and out."""
+"""A small blocking client of the Kubernetes API for tests, with plain dictionaries."""
 
 import json
 import time
@@ -18,7 +18,7 @@ STRATEGIC = "application/strategic-merge-patch+json"
 
 
 class ApiError(Exception):
-    """The API server refused. code: the HTTP status; reason: Kubernetes' word for it, for example NotFound."""
+    """A refusal by the API server. code: the HTTP status; reason: Kubernetes' word for it, such as NotFound."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(f"{code} {reason}: {message}")
@@ -42,7 +42,7 @@ class Client:
         self._opener = urllib.request.build_opener(*handlers)
 
     def text(self, method: str, path: str, body: Any = None, *, content: str = "application/json", **query: Any) -> str:
-        """Asks again while the server has too much to do, as any client has to; so it says of a CRD that is new."""
+        """Send a request and return the answer. Repeats it while the server is busy (429), as with a new CRD."""
         end = time.monotonic() + BUSY_SECONDS
         while True:
             try:
@@ -74,7 +74,7 @@ class Client:
         return self.request("GET", path, **query)
 
     def find(self, path: str, **query: Any) -> Json | None:
-        """None if there is no such object."""
+        """Return an object; None if it does not exist."""
         try:
             return self.get(path, **query)
         except ApiError as error:
@@ -89,7 +89,7 @@ class Client:
         return self.request("PATCH", path, body, content=content)
 
     def delete(self, path: str, seconds: int | None = None) -> None:
-        """seconds: the grace period. An object that is gone already is no error."""
+        """Delete an object, if it exists. seconds: the grace period."""
         options = {} if seconds is None else {"gracePeriodSeconds": seconds}
         try:
             self.request("DELETE", path, options)
@@ -98,7 +98,7 @@ class Client:
                 raise
 
     def wait(self, path: str, condition: Callable[[Json], Any], seconds: float = 300) -> Json:
-        """Polls until the condition holds. An object that is not there is {}."""
+        """Poll an object until the condition holds, and return it. A missing object is {}."""
         end = time.monotonic() + seconds
         while True:
             found = self.find(path) or {}
@@ -111,7 +111,7 @@ class Client:
 
 
 def collection(manifest: Json, namespace: str | None = None) -> str:
-    """The path to which a manifest is posted. No discovery: the plural is made by English rules."""
+    """Return the path to which a manifest is posted. The plural follows English rules, without discovery."""
     group, kind = manifest["apiVersion"], manifest["kind"].lower()
     plural = kind[:-1] + "ies" if kind.endswith("y") else kind + ("es" if kind.endswith("s") else "s")
     namespace = manifest["metadata"].get("namespace", namespace)

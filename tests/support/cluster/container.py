@@ -16,11 +16,11 @@ DEFAULT_MESSAGE_PATH = "/dev/termination-log"
 
 
 class StartError(Exception):
-    """The command cannot be run."""
+    """A command that cannot be run."""
 
 
 def base_environment(pod: Json, extra: Mapping[str, str]) -> dict[str, str]:
-    """Programs are found beside this Python and where the host finds them."""
+    """Return the first variables of a container. Programs are found beside this Python and on the host's PATH."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return {"PATH": path, "HOME": "/tmp", "LANG": "C.UTF-8", "HOSTNAME": pod["metadata"]["name"], **extra}
 
@@ -44,7 +44,9 @@ class Start:
         mounts: list[children.Mount],
         folder: Path,
     ) -> "Start":
-        """Raises Unknown if an object does not exist yet, StartError if the container can never start."""
+        """Prepare a start. Raises Unknown if an object does not exist yet, StartError if the container can never
+        start.
+        """
         env = environment(pod, container, base_environment(pod, extra))
         argv = command(container, env)
         if not argv:
@@ -67,7 +69,7 @@ class Start:
         return await preloaded.start(self.argv, log, env=self.env, folder=workdir, mounts=self.mounts, scratch=scratch)
 
     def message(self, log: Path, code: int) -> str:
-        """What the container left to be told in its status."""
+        """Return the termination message of a container."""
         told = self._message_file.read_text(errors="replace")[-4096:] if self._message_file.exists() else ""
         if not told and code and self.container.get("terminationMessagePolicy") == "FallbackToLogsOnError":
             told = "".join(log.read_text(errors="replace").splitlines(keepends=True)[-80:])[-2048:]

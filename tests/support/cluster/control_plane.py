@@ -1,4 +1,4 @@
-"""etcd, API server, controller manager and scheduler, as processes of this machine."""
+"""etcd, API server, controller manager and scheduler as processes of this machine."""
 
 import asyncio
 import os
@@ -31,13 +31,12 @@ SUBJECTS = {
 
 
 class StartFailed(Exception):
-    """An error at the control plane's start, told with the tails of the components' logs."""
+    """An error at the control plane's start, with the tails of the components' logs."""
 
 
 class ControlPlane:
-    """folder: gets the kubeconfig files, certificates, logs and etcd's data. programs: from build.binaries().
-
-    host: the API server's address; all else is on loopback.
+    """A control plane. folder: for kubeconfig files, certificates, logs and etcd's data. programs: from
+    build.binaries(). host: the API server's address; everything else is on loopback.
     """
 
     def __init__(self, folder: Path, programs: Path, host: str = HOST) -> None:
@@ -83,7 +82,7 @@ class ControlPlane:
         self.children.clear()
 
     def fallen(self) -> str | None:
-        """A component that has ended though it should run."""
+        """Return a component that has ended though it should run, or None."""
         ended = (name for name, child in self.children.items() if child.process.returncode is not None)
         return next(ended, None)
 
@@ -105,11 +104,11 @@ class ControlPlane:
         self.children[name] = await children.start(argv, log, env=env, folder=str(self.folder))
 
     async def take_down(self, component: str) -> None:
-        """End a component that is up."""
+        """End a component that runs."""
         await children.stop(self.children.pop(component), STOP_SECONDS)
 
     async def bring_up(self, component: str) -> None:
-        """Start it again, with the flags that it had."""
+        """Start a component again, with the same flags."""
         if component not in self.children:
             await self._spawn(component, *self._flags[component])
 
@@ -180,12 +179,12 @@ def etcd_flags(folder: Path, ports: dict[str, int]) -> list[str]:
 
 
 def no_insecure_port(flag: str, minor: int) -> list[str]:
-    """The flags that keep a component from serving without TLS as well, as it does before 1.24; they are gone since."""
+    """Return the flags that keep a component before 1.24 from also serving without TLS; later versions have none."""
     return [] if minor >= SECURE_ONLY else [f"--{flag}=0"]
 
 
 def api_server_flags(made: pki.Pki, ports: dict[str, int], minor: int, host: str) -> list[str]:
-    """RBAC and the default admission plugins, as a real cluster has them."""
+    """Return the API server's flags: RBAC and the default admission plugins, as on a real cluster."""
     headers = {"username": "X-Remote-User", "group": "X-Remote-Group", "extra": "X-Remote-Extra-"}
     return [
         f"--etcd-servers=http://{HOST}:{ports['etcd']}",
@@ -220,9 +219,7 @@ def api_server_flags(made: pki.Pki, ports: dict[str, int], minor: int, host: str
 
 
 def free_ports(count: int) -> list[int]:
-    """The numbers of free ports below the range from which the kernel takes clients' ports, so that none is taken
-    before it is used.
-    """
+    """Return free ports below the kernel's range for clients, so that none is taken before it is used."""
     found: list[int] = []
     while len(found) < count:
         port = random.randrange(15000, 32000)

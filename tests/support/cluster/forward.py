@@ -1,4 +1,6 @@
-"""A pod's port over a WebSocket, as a kubelet gives it: v4.channel.k8s.io, one connection to one port."""
+"""The forwarding of a pod's port over a WebSocket, as a kubelet does it: v4.channel.k8s.io, one connection to one
+port.
+"""
 
 import asyncio
 import struct

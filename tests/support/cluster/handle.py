@@ -1,4 +1,4 @@
-"""What a test holds: a cluster, its API, and the ways to disturb it."""
+"""A cluster as a test holds it: its API, and ways to disturb it."""
 
 import contextlib
 import functools
@@ -24,11 +24,11 @@ CONTROL_SECONDS = 120
 
 
 class NotOffered(Exception):
-    """A real cluster cannot do this."""
+    """A command that a real cluster does not have."""
 
 
 class ControlFailed(Exception):
-    """The test cluster refused a command."""
+    """A command that the test cluster refused."""
 
 
 def _refuse(message: str) -> NoReturn:
@@ -36,7 +36,9 @@ def _refuse(message: str) -> NoReturn:
 
 
 class Cluster:
-    """folder: of the test cluster, None for a real one. refuse: is told what a real one cannot do."""
+    """A cluster. folder: of the test cluster, None for a real one. refuse: called with what a real cluster cannot
+    do.
+    """
 
     def __init__(
         self,
@@ -79,7 +81,7 @@ class Cluster:
         owned: bool = True,
         report: build.Report = build.to_stderr,
     ) -> Self:
-        """With real nodes, which begin with the images of these archives. Else as `start`."""
+        """Start a cluster with real nodes, which begin with the images of these archives. See `start`."""
         node = build.node_programs(report)
         folder = folder or Path(tempfile.mkdtemp(prefix="bamboo-cluster-"))
         for path in map(Path.resolve, (folder, Path(sys.executable), Path(__file__))):
@@ -130,12 +132,12 @@ class Cluster:
 
     @classmethod
     def attach(cls, path: Path, *, refuse: Callable[[str], NoReturn] = _refuse) -> Self:
-        """Any cluster by its kubeconfig; the test cluster's controls if it is one."""
+        """Return any cluster by its kubeconfig, with the test cluster's controls if it is one."""
         own = (path.parent / "control").is_socket()
         return cls(path, path.parent if own else None, refuse=refuse)
 
     def stop(self) -> None:
-        """Ends every process and removes the folder. Only for a cluster that was started here."""
+        """End every process and remove the folder; only for a cluster that was started here."""
         assert self._process is not None
         self._process.terminate()
         try:
@@ -152,7 +154,7 @@ class Cluster:
 
     @functools.cached_property
     def minor(self) -> int:
-        """The 36 of Kubernetes 1.36."""
+        """The minor version of Kubernetes, 36 for 1.36."""
         return int(self.api.get("/version")["minor"].rstrip("+"))
 
     def taint(self, node: str, key: str, value: str = "", effect: str = "NoExecute") -> None:
@@ -163,14 +165,14 @@ class Cluster:
         self._set_taints(node, [taint for taint in self._taints(node) if taint["key"] != key])
 
     def delete(self, node: str) -> None:
-        """The Node object goes; on the test cluster its machine as well, without notice."""
+        """Delete the Node object; on the test cluster its machine vanishes as well, without notice."""
         if self.folder:
             self._call("delete", node=node)
         else:
             self.api.delete(f"/api/v1/nodes/{node}")
 
     def logs(self, namespace: str, pod: str, container: str | None = None) -> str:
-        """All that the container has printed, over its restarts; of the pod's first container if none is named."""
+        """Return a container's output over all its restarts; by default of the pod's first container."""
         if self.folder:
             text: str = self._call("log", namespace=namespace, pod=pod, container=container)
             return text
@@ -178,7 +180,7 @@ class Cluster:
         return self.api.text("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}/log", **query)
 
     def service_account_kubeconfig(self, namespace: str, name: str, path: Path, seconds: int = 3600) -> Path:
-        """A kubeconfig with a ServiceAccount's token, made by TokenRequest."""
+        """Write a kubeconfig with a ServiceAccount's token, made by TokenRequest."""
         account = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}"
         answer = self.api.request("POST", f"{account}/token", {"spec": {"expirationSeconds": seconds}})
         cluster, _ = kubeconfig.parts(self.kubeconfig)
@@ -191,7 +193,7 @@ class Cluster:
         self._call("add", spec=node.to_json())
 
     def fail(self, node: str) -> None:
-        """The machine vanishes. On return all its processes have their SIGKILL; nobody tells the API server."""
+        """Let a machine vanish. All its processes are killed, and the API server is not told."""
         self._call("fail", node=node)
 
     def recover(self, node: str) -> None:
@@ -199,7 +201,7 @@ class Cluster:
         self._call("recover", node=node)
 
     def restore(self) -> None:
-        """The nodes as they were at the start."""
+        """Bring the nodes back to their first state."""
         self._call("restore")
 
     def signal(self, namespace: str, pod: str, number: int, *, container: str | None = None) -> None:
@@ -208,7 +210,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def without(self, component: str = "kube-apiserver") -> Iterator[None]:
-        """A block in which that process of the control plane is not there; it is started again afterwards."""
+        """Run a block while that process of the control plane is down."""
         self._call("take_down", component=component)
         try:
             yield
@@ -220,7 +222,7 @@ class Cluster:
         return status
 
     def tails(self) -> str:
-        """The ends of the components' logs."""
+        """Return the ends of the components' logs."""
         logs = sorted(self.folder.glob("*.log")) if self.folder else []
         return "\n".join(f"--- {log.name}\n{tail(log)}" for log in logs)
 
@@ -238,7 +240,7 @@ class Cluster:
 
 
 def call(folder: Path, name: str, **arguments: Any) -> Any:
-    """A command to the host process."""
+    """Send a command to the host process, and return its answer."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(CONTROL_SECONDS)
         connection.connect(str(folder / "control"))

@@ -1,7 +1,7 @@
 """The process behind a test cluster: `python -m cluster.host FOLDER` owns every other process, and ends them all.
 
-FOLDER/config.json says what to start. One line on standard output tells how it went: {"ready": seconds} or
-{"error": "..."}. Then commands come as lines of JSON through the socket FOLDER/control.
+FOLDER/config.json is its configuration. One line on standard output reports the start: {"ready": seconds} or {"error":
+"..."}. Then commands come as lines of JSON through the socket FOLDER/control.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ POLL_SECONDS = 0.2
 
 
 class Nodes(Protocol):
-    """The nodes of a cluster, of either kind. commands: what can be done to one, or to a pod, by name."""
+    """The nodes of a cluster, of either kind. commands: what can be done to a node or pod, by name."""
 
     commands: dict[str, Callable[..., Awaitable[Any]]]
 
@@ -45,16 +45,16 @@ class Nodes(Protocol):
     async def add(self, specs: Sequence[NodeSpec]) -> None: ...
 
     def modes(self) -> dict[str, str]:
-        """By the node's name."""
+        """Return the mode of each node, by name."""
         ...
 
     def trouble(self) -> str | None:
-        """What has ended that should never end."""
+        """Return what has ended that should never end, or None."""
         ...
 
 
 class Host:
-    """nodes: opened already."""
+    """The owner of a cluster's processes. nodes: opened already."""
 
     def __init__(self, api: Api, plane: ControlPlane, nodes: Nodes, usual: Sequence[NodeSpec]) -> None:
         self.api, self.plane, self.nodes = api, plane, nodes
@@ -69,13 +69,13 @@ class Host:
         }
 
     async def complain(self) -> None:
-        """Logs trouble as soon as there is any."""
+        """Log trouble as soon as it appears."""
         while not self.trouble():
             await asyncio.sleep(POLL_SECONDS)
         logger.error("%s\n%s", self.trouble(), self.plane.tails())
 
     def trouble(self) -> str | None:
-        """What has ended that should never end."""
+        """Return what has ended that should never end, or None."""
         if name := self.plane.fallen():
             return f"{name} has ended"
         return self.nodes.trouble()
@@ -84,7 +84,7 @@ class Host:
         await self.nodes.add([NodeSpec.of(spec)])
 
     async def restore(self) -> None:
-        """The usual nodes, all up and with their own taints only; no others."""
+        """Bring back the usual nodes, all up and with their own taints only, and delete others."""
         modes = self.nodes.modes()
         for name in set(modes) - set(self.usual):
             await self.commands["delete"](name)
@@ -101,7 +101,7 @@ class Host:
         return {"processes": {"host": os.getpid(), **pids}, "nodes": self.nodes.modes(), "trouble": self.trouble()}
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One command per connection."""
+        """Run the command of one connection."""
         try:
             call = json.loads(await reader.readline())
             answer = {"result": await self.commands[call.pop("call")](**call)}
@@ -115,7 +115,7 @@ class Host:
 
 
 def own_subnet(routes: Sequence[str] = ()) -> tuple[int, socket.socket]:
-    """A number from 1 to 249 that no other test cluster on this machine has while the socket is open.
+    """Return a number from 1 to 249 that no other test cluster on this machine has while the socket is open.
 
     routes: known destinations, none of which may be in the network of that number.
     """
@@ -137,7 +137,7 @@ def known_routes() -> list[str]:
 
 
 async def serve(folder: Path, config: Json, subnet: int) -> None:
-    """Serves until SIGTERM or SIGINT, or the end of the owner if there is one."""
+    """Run a cluster until SIGTERM or SIGINT, or the end of its owner if it has one."""
     started, ended = time.monotonic(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
@@ -183,7 +183,7 @@ async def _start(stack: AsyncExitStack, folder: Path, config: Json, subnet: int)
 
 
 async def _unless(ended: asyncio.Event, work: Awaitable[Host]) -> Host | None:
-    """None if the end came first."""
+    """Return the result of the work; None if the end came first."""
     task, end = asyncio.ensure_future(work), asyncio.ensure_future(ended.wait())
     await asyncio.wait((task, end), return_when=asyncio.FIRST_COMPLETED)
     end.cancel()
@@ -228,7 +228,7 @@ def main() -> None:
 
 
 def start_janitor(folder: Path, subnet: int) -> "subprocess.Popen[bytes]":
-    """The process that cleans up behind real nodes, also if this one is killed."""
+    """Start the process that cleans up after real nodes, even if this one is killed."""
     argv = [sys.executable, "-m", "cluster.janitor", str(folder), addresses.Addresses(subnet).groups]
     return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
 

@@ -1,7 +1,7 @@
 """The process that outlives a cluster with real nodes: `python -m cluster.janitor FOLDER GROUP_PREFIX`.
 
-It waits for the end of its standard input, which is the end of the cluster's host, however that came about. Processes,
-mounts and interfaces are gone by themselves then; it removes the cgroups and the folder, which are not.
+It waits for the end of its standard input, which is the end of the cluster's host. The kernel has removed processes,
+mounts and interfaces by then; the janitor removes the cgroups and the folder.
 """
 
 import shutil

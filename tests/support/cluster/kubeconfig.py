@@ -13,7 +13,7 @@ import yaml
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """How to reach an API server: its URL, TLS settings with the client's certificate in them, and a token if any."""
+    """The way to an API server: its URL, TLS settings with the client's certificate, and a token if any."""
 
     server: str
     tls: ssl.SSLContext
@@ -21,7 +21,9 @@ class Access:
 
 
 def write(path: Path, *, server: str, ca: str, user: dict[str, str], namespace: str = "default") -> Path:
-    """ca: PEM. user: {"token": ...}, or {"client-certificate-data": PEM, "client-key-data": PEM}."""
+    """Write a kubeconfig. ca: PEM. user: {"token": ...}, or {"client-certificate-data": PEM, "client-key-data":
+    PEM}.
+    """
     encoded = {key: value if key == "token" else _encode(value) for key, value in user.items()}
     config = {
         "apiVersion": "v1",
@@ -53,7 +55,7 @@ def read(path: Path) -> Access:
 
 
 def parts(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The cluster and the user of the current context."""
+    """Return the cluster and the user of the current context."""
     config = yaml.safe_load(path.read_text())
     by_name = {kind: {entry["name"]: entry for entry in config[kind]} for kind in ("contexts", "clusters", "users")}
     context = by_name["contexts"][config["current-context"]]["context"]

@@ -1,4 +1,4 @@
-"""The process kubelet: plays kubelet for all fake nodes, and breaks them on demand."""
+"""The process kubelet: the kubelet of all fake nodes, which can also break them."""
 
 import asyncio
 import logging
@@ -58,14 +58,14 @@ class Kubelet:
         self.preloaded.close()
 
     def log(self, namespace: str, pod: str, container: str | None = None) -> Path | None:
-        """The log of the newest pod of this name; of its first container that has one, if none is named."""
+        """Return the log of the newest pod of this name; by default of its first container that has one."""
         folders = (self.folder / "logs").glob(f"{namespace}_{pod}_*")
         newest = max(folders, key=lambda folder: folder.stat().st_mtime, default=None)
         files = sorted(newest.glob(f"{container or '*'}.log")) if newest else []
         return files[0] if files else None
 
     def address(self, namespace: str, pod: str) -> str | None:
-        """The address of a pod that runs; None if it does not."""
+        """Return the address of a pod that runs, or None."""
         for runner in self.runners.values():
             meta = runner.pod["metadata"]
             if (meta["namespace"], meta["name"]) == (namespace, pod):
@@ -80,7 +80,7 @@ class Kubelet:
         return self.nodes[name]
 
     def fail(self, name: str) -> None:
-        """The machine is gone: its processes are killed in one go, and nobody tells the API server."""
+        """Let a machine vanish: its processes are killed together, and the API server is not told."""
         node = self.node(name)
         node.set_mode(Mode.FAILED)
         uids = self._on(name)
@@ -92,7 +92,7 @@ class Kubelet:
         self._lost.update(uids)
 
     async def recover(self, name: str) -> None:
-        """Boot a failed node again; it learns what it has missed."""
+        """Boot a failed node again, and catch up with the API server."""
         node = self.node(name)
         node.set_mode(Mode.UP)
         await node.register()
@@ -102,7 +102,7 @@ class Kubelet:
             self._sync(pod)
 
     async def delete(self, name: str) -> None:
-        """Deletes a node as when a cloud takes a spot node: machine and Node object are gone."""
+        """Delete machine and Node object, as when a cloud takes a spot node."""
         self.fail(name)
         self._beats.pop(name).cancel()
         node = self.nodes.pop(name)
@@ -157,7 +157,7 @@ class Kubelet:
         life.add_done_callback(lambda _: node.gpus.update(gpus))
 
     def _gone(self, pod: Json) -> None:
-        """Deleted at once, without its kubelet's consent: nothing of it may go on."""
+        """Kill a pod that was deleted without its kubelet's consent."""
         node = self.nodes.get(pod["spec"]["nodeName"])
         if node is not None and node.mode is Mode.UP:
             self._forget(pod["metadata"]["uid"])

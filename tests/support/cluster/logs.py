@@ -1,4 +1,4 @@
-"""The part of a kubelet's HTTPS server that logs and forwarded ports (those over WebSockets) need."""
+"""The parts of a kubelet's HTTPS server for logs and for forwarded ports (over WebSockets)."""
 
 import asyncio
 import ssl
@@ -16,7 +16,9 @@ FOLLOW_SECONDS = 0.1
 
 
 class LogServer:
-    """find: the log file of (namespace, pod, container). locate: the address of (namespace, pod) while it runs."""
+    """The server. find: returns the log file of (namespace, pod, container). locate: returns the address of a running
+    pod.
+    """
 
     def __init__(self, find: Find, locate: Locate, certificate: Pair, port: int) -> None:
         self.find, self.locate, self.port = find, locate, port

@@ -1,4 +1,4 @@
-"""The cluster's DNS: the names of Services, and no others."""
+"""The cluster's DNS server, for the names of Services only."""
 
 import asyncio
 import socket
@@ -11,7 +11,7 @@ SECONDS = 1  # for which an answer may be kept
 
 
 class NameServer(asyncio.DatagramProtocol):
-    """names: addresses by name; whoever has the server sets what it knows."""
+    """A DNS server. names: addresses by name, set by the server's owner."""
 
     def __init__(self) -> None:
         self.names: Mapping[str, list[str]] = {}
@@ -33,7 +33,7 @@ class NameServer(asyncio.DatagramProtocol):
 
 
 def answer(question: bytes, names: Mapping[str, list[str]]) -> bytes | None:
-    """None for what is not a question."""
+    """Return the answer to a DNS message; None if it is no question."""
     try:
         labels, end = _labels(question)
         (kind,) = struct.unpack_from("!H", question, end)
@@ -48,7 +48,7 @@ def answer(question: bytes, names: Mapping[str, list[str]]) -> bytes | None:
 
 
 def _labels(question: bytes) -> tuple[list[str], int]:
-    """The parts of the name that is asked for, and where it ends."""
+    """Return the parts of the requested name, and where it ends."""
     labels, at = [], 12
     while length := question[at]:
         labels.append(question[at + 1 : at + 1 + length].decode())

@@ -1,4 +1,4 @@
-"""One fake node: its registration, its heartbeats, its addresses and GPUs."""
+"""One fake node: its registration, heartbeats, addresses and GPUs."""
 
 import asyncio
 import logging
@@ -27,7 +27,9 @@ class Mode(StrEnum):
 
 
 class Node:
-    """index and subnet, each 1 to 250, give it the addresses 127.index.subnet.*. version: the cluster's, as v1.36.2."""
+    """A node. index, subnet: 1 to 250 each; its addresses are 127.index.subnet.*. version: the cluster's, as
+    v1.36.2.
+    """
 
     def __init__(self, api: Api, spec: NodeSpec, index: int, subnet: int, log_port: int, version: str) -> None:
         self.api, self.spec, self.log_port, self.version = api, spec, log_port, version
@@ -47,7 +49,7 @@ class Node:
         return f"{self._prefix}.1"
 
     def next_address(self) -> str:
-        """An address for a pod, which comes again after 252 others."""
+        """Return an address for a pod; addresses repeat after 252 others."""
         self._next += 1
         return f"{self._prefix}.{2 + (self._next - 1) % 252}"
 
@@ -64,7 +66,7 @@ class Node:
             self.contact.clear()
 
     async def register(self) -> None:
-        """Registers the node as at a kubelet's start: an existing node keeps its taints and labels."""
+        """Register the node as a kubelet does at its start: an existing node keeps its taints and labels."""
         labels = {
             "kubernetes.io/hostname": self.spec.name,
             "kubernetes.io/os": "linux",
@@ -89,9 +91,9 @@ class Node:
         await self.api.request("PATCH", f"{self.path}/status", {"status": self._status()}, content=STRATEGIC)
 
     async def beat(self) -> None:
-        """Heartbeats for ever, except while the node is out of contact.
+        """Send heartbeats for ever, except while the node is out of contact.
 
-        If one was late, as when the API server was away, the node has to say for a while that it is ready after all.
+        After a late one, as when the API server was away, the node reports for a while that it is ready.
         """
         doubted = 0.0
         while True:

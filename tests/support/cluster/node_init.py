@@ -1,7 +1,7 @@
 """The first process of a real node, in namespaces of its own: `python node_init.py SETTINGS`, standard library only.
 
-It makes the node out of the machine it is on, keeps containerd and the kubelet up, and is the parent of all orphans.
-When it is killed, its processes, mounts and interfaces are gone: that is a power cut.
+It turns its namespaces into a node, keeps containerd and the kubelet running, and is the parent of all orphans. When it
+is killed, its processes, mounts and interfaces are gone, as in a power cut.
 """
 
 import json
@@ -86,7 +86,7 @@ def import_images(settings: Settings) -> None:
 
 
 class Programs:
-    """Both are started again whenever they end."""
+    """containerd and the kubelet, which are started again whenever they end."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

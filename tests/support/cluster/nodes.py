@@ -37,5 +37,5 @@ def on_demand(name: str, zone: str, gpus: int = 8) -> NodeSpec:
 
 
 def usual_nodes() -> list[NodeSpec]:
-    """Three zones with a spot node each, and one on-demand node. kind.yaml has nearly the same."""
+    """Return a spot node in each of three zones, and one on-demand node. kind.yaml has nearly the same."""
     return [*(spot(f"spot-{zone}", f"zone-{zone}") for zone in "abc"), on_demand("on-demand-a", "zone-a")]

@@ -29,7 +29,9 @@ class Pki:
 
 
 def create(folder: Path, clients: dict[str, str], address: str) -> Pki:
-    """clients: subject by name, for example {"admin": "/O=system:masters/CN=admin"}. address: of the API server."""
+    """Make all certificates. clients: subject by name, such as {"admin": "/O=system:masters/CN=admin"}. address: of the
+    API server.
+    """
     folder.mkdir(mode=0o700)
     config = folder / "openssl.cnf"
     config.write_text("[req]\ndistinguished_name=subject\n[subject]\n")
@@ -51,7 +53,7 @@ def create(folder: Path, clients: dict[str, str], address: str) -> Pki:
 
 
 def client(made: Pki, name: str, subject: str) -> Pair:
-    """One more client's certificate."""
+    """Make one more client's certificate."""
     return _leaf(made.authority.certificate.parent, name, subject, made.authority)
 
 

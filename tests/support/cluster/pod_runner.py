@@ -1,4 +1,4 @@
-"""One pod on one node: its containers are local processes."""
+"""One pod on one node, whose containers are local processes."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ BACKOFF_SECONDS = (0.5, 1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a pod runs."""
+    """The node's resources for a pod."""
 
     pod_ip: str
     host_ip: str
@@ -36,7 +36,7 @@ class Place:
 
 
 class PodRunner:
-    """run() is the whole life of the pod; cancelling it abandons the pod, whose processes are killed."""
+    """A pod. run() is its whole life; when it is cancelled, the pod's processes are killed."""
 
     def __init__(self, api: Api, pod: Json, place: Place, folder: Path, logs: Path) -> None:
         self.api, self.pod, self.place, self.folder, self.logs = api, pod, place, folder, logs
@@ -86,7 +86,9 @@ class PodRunner:
             self.stop(pod["metadata"].get("deletionGracePeriodSeconds", 30))
 
     def stop(self, seconds: float) -> None:
-        """SIGTERM to the containers' first processes, SIGKILL to all when the time is over. May shorten a stop."""
+        """Send SIGTERM to the containers' first processes, and SIGKILL to all after that time. May shorten an earlier
+        stop.
+        """
         kill_at = time.monotonic() + seconds
         if not self._stopping.is_set():
             self._stopping.set()
@@ -135,7 +137,7 @@ class PodRunner:
                 group.create_task(self._supervise(container, self._records[container["name"]], policy))
 
     async def _prepare(self) -> bool:
-        """False if the pod is to end before its volumes are there."""
+        """Prepare the volumes; return False if the pod is stopped before they exist."""
         while not self._stopping.is_set():
             try:
                 await self._volumes.prepare()
@@ -151,7 +153,7 @@ class PodRunner:
         return False
 
     async def _warn(self, reason: str, message: str) -> None:
-        """Writes an event, once: who waits for long would find how often it has happened since."""
+        """Write an event once, not at each repetition."""
         meta, stamp = self.pod["metadata"], pod_status.now()
         known = {key: meta[key] for key in ("namespace", "name", "uid")}
         event = {
@@ -239,7 +241,7 @@ class PodRunner:
         return code
 
     async def _pause(self, seconds: float) -> None:
-        """Shorter if the pod is to end."""
+        """Sleep, at most until the pod is stopped."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
@@ -273,7 +275,7 @@ class PodRunner:
 
 
 async def remove(api: Api, pod: Json) -> None:
-    """Tells the API server that nothing of the pod is left."""
+    """Tell the API server that nothing of the pod is left."""
     meta = pod["metadata"]
     options = {"gracePeriodSeconds": 0, "preconditions": {"uid": meta["uid"]}}
     try:

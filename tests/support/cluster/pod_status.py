@@ -1,4 +1,4 @@
-"""The status that a kubelet writes, as pure functions of what its containers are doing."""
+"""The status that a kubelet writes, as pure functions of its containers' states."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ def now() -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """One container: its state as in a ContainerStatus, and how often it was started again."""
+    """One container: its state as in a ContainerStatus, and its number of restarts."""
 
     name: str
     image: str
@@ -69,14 +69,15 @@ class Record:
 
 
 def _only(state: Json) -> Json:
-    """The state for a merge patch, in which what is not named stays. Servers differ in what `$patch: replace` does in
-    such a place.
+    """Return the state for a merge patch, which leaves unnamed fields alone.
+
+    Servers differ in the effect of `$patch: replace` in such a place.
     """
     return {**dict.fromkeys(("waiting", "running", "terminated")), **state}
 
 
 def phase(records: Sequence[Record], init: Sequence[Record], *, over: bool) -> str:
-    """over: nothing will be started any more."""
+    """Return the pod's phase. over: whether no container will be started any more."""
     codes = [record.exit_code for record in (*init, *records)]
     if over:
         return "Succeeded" if all(code == 0 for code in codes) else "Failed"
@@ -85,7 +86,9 @@ def phase(records: Sequence[Record], init: Sequence[Record], *, over: bool) -> s
 
 
 def status(records: Sequence[Record], init: Sequence[Record], *, over: bool, facts: Json) -> Json:
-    """A strategic merge patch. facts: addresses and start time. Conditions of others are left alone."""
+    """Return a strategic merge patch of the status. facts: addresses and start time. Conditions of others are left
+    alone.
+    """
     ready = bool(records) and all(record.ready for record in records)
     initialized = all(record.exit_code == 0 for record in init)
     truth = {"Initialized": initialized, "ContainersReady": ready, "Ready": ready}
@@ -105,7 +108,7 @@ def status(records: Sequence[Record], init: Sequence[Record], *, over: bool, fac
 
 
 def lost(pod: Json) -> Json:
-    """The status of a pod that ran on a node which was restarted since."""
+    """Return the status of a pod whose node was restarted since."""
     records = []
     for container in pod["spec"]["containers"]:
         record = Record(name=container["name"], image=container["image"])

@@ -1,4 +1,4 @@
-"""NetworkPolicies as rules of nft, for the pods of one node; pure values."""
+"""NetworkPolicies as rules of nft for the pods of one node, as pure values."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ class World:
 
 
 def rules(world: World, node: str) -> str:
-    """A script for nft. What is denied is rejected, so that whoever tries it knows at once.
+    """Return a script for nft. Denied packets are rejected, so that the sender notices at once.
 
-    What the node itself sends to its pods, such as the kubelet's probes, is not forwarded and so never denied.
+    Packets of the node itself, such as the kubelet's probes, are not forwarded and so never denied.
     """
     chains, jumps = [], ["ct state established,related accept"]
     for pod in _with_addresses(world.pods):
@@ -39,7 +39,7 @@ def rules(world: World, node: str) -> str:
 
 
 def _with_addresses(pods: Sequence[Json]) -> list[Json]:
-    """Pods that have ended have given their address back."""
+    """Return the pods that have an address; a pod that has ended has given it back."""
     return [
         pod
         for pod in pods
@@ -97,7 +97,7 @@ def _ports(rule: Json, pod: Json) -> Iterator[str]:
 
 
 def _numbers(port: Json, pod: Json) -> list[str]:
-    """A name is that of a port of the pod itself."""
+    """Return the numbers of a port; a name is that of a port of the pod itself."""
     if "port" not in port:
         return []
     if isinstance(port["port"], int):
@@ -107,7 +107,7 @@ def _numbers(port: Json, pod: Json) -> list[str]:
 
 
 def matches(selector: Json, labels: Json) -> bool:
-    """Whether a selector of Kubernetes selects what has these labels."""
+    """Return whether a label selector of Kubernetes selects these labels."""
     equal = all(labels.get(key) == value for key, value in (selector.get("matchLabels") or {}).items())
     return equal and all(_meets(need, labels) for need in selector.get("matchExpressions") or ())
 

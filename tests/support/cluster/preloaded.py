@@ -1,7 +1,7 @@
-"""Containers that run our trainer or operator, forked from one process that has imported what they import.
+"""Containers that run the trainer or the operator, forked from one process with their imports.
 
-That takes longer than a small job trains, and tests start hundreds of such pods. Everything else is as for any other
-container: its mounts, environment, folder, session, log, signals and exit code.
+An import takes longer than a small job trains, and tests start hundreds of such pods. Everything else is as for other
+containers: mounts, environment, folder, session, log, signals and exit code.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ PRELOADED = (["python", "-m", "bamboo_trainer"], ["python", "-m", "bamboo_operat
 
 
 class Preloaded:
-    """The parent is started when it is needed for the first time. log: where it prints what went wrong."""
+    """The starter of containers. Their parent is started when it is first needed. log: for the parent's errors."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -37,8 +37,8 @@ class Preloaded:
         mounts: Sequence[children.Mount],
         scratch: Path,
     ) -> children.Child:
-        """See children.start, by which any other command is started; so is this one unless root does it, who alone
-        may enter another process's mounts.
+        """Start a container; see children.start, which is used for other commands, and without root, who alone may
+        enter another process's mounts.
         """
         if list(argv[:3]) not in PRELOADED or os.getuid() != 0:
             return await children.start(argv, log, env=env, folder=folder, mounts=mounts, scratch=scratch)
@@ -63,7 +63,7 @@ class Preloaded:
         return children.Child(Forked(int(pid), reader), log)
 
     def close(self) -> None:
-        """The parent ends, and what it has started with it."""
+        """End the parent and all that it has started."""
         if self._control is not None:
             self._control.close()
 
@@ -84,7 +84,7 @@ class Preloaded:
 
 
 class Forked:
-    """A process that is another one's child; told: the lines about it that come after its number."""
+    """A process that is another one's child. told: the lines about it that come after its number."""
 
     def __init__(self, pid: int, told: asyncio.StreamReader) -> None:
         self.pid = pid

@@ -1,7 +1,7 @@
-"""The process that a preloaded program is forked from; `preloaded.py` starts it and says what to fork.
+"""The process from which preloaded programs are forked; `preloaded.py` starts it and says what to fork.
 
-A script, run with the socket to who started it as standard input. Each message there is a container to be started,
-with two files: its log, and a pipe that gets two lines: the number of its process, and later its exit code.
+A script, run with the socket to its starter as standard input. Each message is a container to start, with two files:
+its log, and a pipe for two lines: the number of its process, and later its exit code.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
-    """Until the other end of the socket is closed."""
+    """Fork containers until the other end of the socket is closed."""
     with lasting_imports():
         for module in (*MODULES, "bamboo_trainer.worker.metrics", "bamboo_operator.flags"):
             importlib.import_module(module)
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def supervise(start: dict[str, Any], log: int, told: int) -> NoReturn:
-    """The parent of one container's first process: tells its number and its end."""
+    """Run one container's first process as its parent, and report its number and its end."""
     end_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if (child := os.fork()) == 0:
@@ -58,7 +58,7 @@ def supervise(start: dict[str, Any], log: int, told: int) -> NoReturn:
 
 
 def run(start: dict[str, Any], log: int) -> NoReturn:
-    """Becomes what `python -m MODULE` would be there."""
+    """Become what `python -m MODULE` would be in the container."""
 
     def prepare() -> None:
         os.setsid()
@@ -79,7 +79,7 @@ def run(start: dict[str, Any], log: int) -> NoReturn:
 
 
 def run_as_main(prepare: Callable[[], None], arguments: Sequence[str]) -> NoReturn:
-    """This process, prepared, becomes what `python -m` with these arguments would be."""
+    """Prepare this process, and become what `python -m` with these arguments would be."""
     code = 1
     try:
         prepare()
@@ -96,7 +96,7 @@ def run_as_main(prepare: Callable[[], None], arguments: Sequence[str]) -> NoRetu
 
 
 def enter(command: Sequence[str]) -> None:
-    """Takes over the mounts, the root and the folder that the command gives to what it runs."""
+    """Enter the mounts, the root and the folder that the command gives to the program that it runs."""
     with subprocess.Popen([*command, "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as there:
         assert there.stdin is not None
         assert there.stdout is not None

@@ -1,4 +1,4 @@
-"""One real node: its files, its programs, and how it is switched on and off."""
+"""One real node: its files, its programs, its boot and its power cut."""
 
 import asyncio
 import contextlib
@@ -27,14 +27,14 @@ TAINTS_ARE_A_FIELD, ONE_RUNTIME, ENDPOINT_IS_A_FIELD, CGROUP_V1_IS_OLD = 23, 24,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
-    """kubelet: the program. root: what node.sh has made. minor: of the kubelet's version."""
+    """kubelet: the program. root: the folder that node.sh made. minor: of the kubelet's version."""
 
     kubelet: Path
     root: Path
     minor: int
 
     def environment(self) -> dict[str, str]:
-        """Variables with which the programs find each other and their libraries."""
+        """Return the variables with which the programs find each other and their libraries."""
         given = [str(self.kubelet.parent)]  # a newer containerd there comes before Debian's
         folders = [str(self.root / name) for name in ("usr/sbin", "usr/bin", "sbin", "bin")]
         libraries = next(self.root.glob("usr/lib/*-linux-gnu"))
@@ -46,7 +46,7 @@ class Programs:
 
 
 class RealNode:
-    """folder: of the cluster; the node's own is in it. number: from addresses.NODES."""
+    """A node. folder: of the cluster; it contains the node's folder. number: from addresses.NODES."""
 
     def __init__(self, spec: NodeSpec, number: int, folder: Path, programs: Programs, switch: Switch) -> None:
         self.spec, self.number, self.programs = spec, number, programs
@@ -65,7 +65,7 @@ class RealNode:
         return self._addresses.group(self.number)
 
     def install(self, made: pki.Pki, server: str, images: Sequence[Path]) -> None:
-        """Writes all that is on its disk."""
+        """Write everything on the node's disk."""
         self.folder.mkdir(parents=True)
         pair = pki.client(made, f"node-{self.spec.name}", f"/O=system:nodes/CN=system:node:{self.spec.name}")
         user = {"client-certificate-data": pair.certificate.read_text(), "client-key-data": pair.key.read_text()}
@@ -97,7 +97,7 @@ class RealNode:
         (self.folder / "init.json").write_text(json.dumps(settings))
 
     async def boot(self) -> None:
-        """It is on; its kubelet may not have started yet."""
+        """Switch the node on; its kubelet may not have started yet."""
         cgroups.create(self.group)
         kinds = ("--net", "--mount", "--pid", "--uts", "--ipc")
         unshare = ["unshare", *kinds, "--fork", "--kill-child", "--propagation", "private", "--mount-proc"]
@@ -109,7 +109,7 @@ class RealNode:
         await self._switch.plug_in(self.number, self._pid)
 
     async def _first_process(self, outer: children.Child) -> int:
-        """The process inside; it is there when the namespaces are."""
+        """Wait for the process inside, which exists once the namespaces do."""
         listed = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
         async with asyncio.timeout(START_SECONDS):
             while not (found := listed.read_text().split()):
@@ -117,12 +117,12 @@ class RealNode:
         return int(found[0])
 
     def has_ended(self) -> bool:
-        """Whether it has ended by itself, as it never should."""
+        """Return whether the node has ended by itself, which it never should."""
         on = self._outer is not None and self.mode is not Mode.FAILED
         return on and self._outer.process.returncode is not None
 
     async def cut_power(self) -> None:
-        """All its processes are killed at once, and its mounts and interfaces are gone; its disk stays."""
+        """Kill all its processes at once; mounts and interfaces are gone then, and its disk stays."""
         assert self._outer is not None
         await self._switch.unplug(self.number)
         os.kill(self._pid, signal.SIGKILL)
@@ -135,13 +135,13 @@ class RealNode:
         shutil.rmtree(self.folder)
 
     def signal(self, container: str, number: int) -> None:
-        """container: its id."""
+        """Send a signal to a container. container: its id."""
         for pid in cgroups.processes(self.group, container):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     async def filter(self, rules: str) -> None:
-        """rules: a script for nft, run in the node's network."""
+        """Apply rules, a script for nft, in the node's network."""
         variables = [f"{name}={value}" for name, value in self.programs.environment().items()]
         await run("env", *variables, "nsenter", f"--net=/proc/{self._pid}/ns/net", "nft", "-f", "-", given=rules)
 
@@ -167,7 +167,9 @@ disabled_plugins = [
 
 
 def network_settings(pods: str) -> Json:
-    """Every pod has a link of its own to the node, so that what pods of one node send to each other is routed, too."""
+    """Return the network's settings: every pod has a link of its own to the node, so that the node routes all traffic
+    between pods.
+    """
     addresses = {"type": "host-local", "ranges": [[{"subnet": pods}]], "routes": [{"dst": "0.0.0.0/0"}]}
     return {"cniVersion": "0.4.0", "name": "pods", "plugins": [{"type": "ptp", "ipam": addresses}]}
 
@@ -175,7 +177,7 @@ def network_settings(pods: str) -> Json:
 def kubelet_settings(
     minor: int, spec: NodeSpec, group: str, folder: Path, authority: Path, addresses: Addresses
 ) -> Json:
-    """minor: of the kubelet's version; a field that it does not know is left out."""
+    """Return the kubelet's settings. minor: of its version; fields that it does not know are left out."""
     settings: Json = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",

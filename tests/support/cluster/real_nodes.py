@@ -1,4 +1,4 @@
-"""The nodes of a cluster that are real: containerd and a kubelet each, and what a cluster's network does for them."""
+"""The nodes of a cluster that are real, with containerd and a kubelet each, and the cluster's network."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ PAUSE = ("/bin/sh", "-c", "trap exit TERM INT; while :; do sleep 3600 & wait $!;
 
 
 class RealNodes:
-    """folder: of the cluster. images: archives, with which every node begins."""
+    """The nodes. folder: of the cluster. images: archives, with which every node begins."""
 
     def __init__(
         self, api: Api, folder: Path, plane: ControlPlane, programs: Programs, switch: Switch, images: Sequence[Path]
@@ -75,7 +75,7 @@ class RealNodes:
                 await node.cut_power()
 
     def trouble(self) -> str | None:
-        """What has ended that should never end."""
+        """Return what has ended that should never end, or None."""
         if ended := next((repr(task) for task in self._tasks if task.done()), None):
             return ended
         nodes = (name for name, node in self.nodes.items() if node.has_ended())
@@ -87,7 +87,7 @@ class RealNodes:
     # What can be done to a node.
 
     async def add(self, specs: Sequence[NodeSpec]) -> None:
-        """Nodes that boot side by side; at the end they are ready."""
+        """Boot nodes side by side, and wait until they are ready."""
         new = []
         for spec in specs:
             node = RealNode(spec, self._free_number(), self.folder / "nodes", self.programs, self.switch)
@@ -142,7 +142,7 @@ class RealNodes:
                 self.node(found["spec"]["nodeName"]).signal(status["containerID"].rpartition("/")[2], number)
 
     async def log(self, namespace: str, pod: str, container: str | None) -> str:
-        """What the kubelet still has of it; nothing if the pod is gone."""
+        """Return what the kubelet still has of a log; "" if the pod is gone."""
         query = {"container": container} if container else {}
         try:
             return await self.api.text("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}/log", **query)
@@ -152,7 +152,7 @@ class RealNodes:
             return ""
 
     async def _until_ready(self, node: RealNode) -> None:
-        """Ready by what the node has said since now, and with its GPUs, which a device plugin would tell of."""
+        """Wait until the node reports that it is ready, and give it its GPUs, as a device plugin would."""
         path = f"/api/v1/nodes/{node.spec.name}"
         before = (await self.api.find(path) or {}).get("status", {})
         heard = _ready(before).get("lastHeartbeatTime")

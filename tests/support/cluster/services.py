@@ -1,6 +1,6 @@
-"""Services as rules of nft and as names; pure values.
+"""Services as rules of nft and as DNS names, as pure values.
 
-Not here: ports of nodes, session affinity, SRV records, and a pod's way to itself through its own Service.
+Missing: node ports, session affinity, SRV records, and a pod's way to itself through its own Service.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ DOMAIN = "svc.cluster.local"
 
 
 def rules(services: Sequence[Json], endpoints: Sequence[Json]) -> str:
-    """A script for nft, the same on every node. An address that nothing is behind is refused."""
+    """Return a script for nft, the same on every node. Addresses without endpoints are refused."""
     by_name = _by_name(endpoints)
     lines = [line for service in services for line in _service(service, by_name.get(_name(service), []))]
     body = "; ".join([*lines, ""])
@@ -31,7 +31,7 @@ def rules(services: Sequence[Json], endpoints: Sequence[Json]) -> str:
 
 
 def names(services: Sequence[Json], endpoints: Sequence[Json]) -> dict[str, list[str]]:
-    """The addresses of every name that Services have."""
+    """Return the addresses of all names of Services."""
     by_name = _by_name(endpoints)
     found: dict[str, list[str]] = {}
     for service in services:

@@ -1,4 +1,4 @@
-"""What nodes and machine are plugged into: a bridge in a network namespace, gone with the process that holds it.
+"""The network between nodes and machine: a bridge in a network namespace, which goes with the process that holds it.
 
 The machine sees one interface of it, the end of a pair whose other end is in that namespace, so it goes as well.
 """
@@ -37,13 +37,13 @@ class Switch:
         await children.stop(self.holder, seconds=1)
 
     async def plug_in(self, number: int, pid: int) -> None:
-        """The process gets the interface eth0. It has a network namespace of its own."""
+        """Give a process with a network namespace of its own the interface eth0."""
         port = _port(number)
         await self._inside("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
         await self._inside("link", "set", port, "master", "switch", "up")
 
     async def unplug(self, number: int) -> None:
-        """The interface eth0 is gone, at once: the kernel would take its time with it after the end of a node."""
+        """Remove the interface eth0 at once; the kernel would take its time after the end of a node."""
         await self._inside("link", "delete", _port(number))
 
     async def _inside(self, *arguments: str) -> None:
@@ -59,7 +59,9 @@ async def ip(*arguments: str) -> str:
 
 
 async def run(*argv: str, given: str | None = None) -> str:
-    """What the command prints. RuntimeError with its words if it fails. given: its standard input."""
+    """Run a command and return its output. Raises RuntimeError with its words if it fails. given: its standard
+    input.
+    """
     process = await asyncio.create_subprocess_exec(
         *argv,
         stdin=asyncio.subprocess.DEVNULL if given is None else asyncio.subprocess.PIPE,

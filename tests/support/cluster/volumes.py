@@ -30,7 +30,7 @@ class Volumes:
     expiries: list[float] = field(default_factory=list)  # when tokens are to be renewed: at 80 % of their time
 
     async def prepare(self) -> None:
-        """Raises Unknown when something is not there yet; may be called again."""
+        """Make the folders of all volumes. Raises Unknown if an object does not exist yet; may be called again."""
         for volume in self.pod["spec"].get("volumes", []):
             try:
                 self.paths[volume["name"]] = await self._path(volume)
@@ -45,7 +45,7 @@ class Volumes:
                 await self._path(volume)
 
     def seconds_to_renewal(self) -> float:
-        """Soon, if the last renewal failed."""
+        """Return the seconds until a token is to be renewed; 1 if the last renewal failed."""
         return max(1.0, min(self.expiries, default=0) - time.time())
 
     def mounts(self, container: Json) -> list[Mount]:
@@ -131,9 +131,7 @@ def _host_path(source: Json) -> Path:
 
 
 def write(folder: Path, files: Files) -> None:
-    """Writes files as a kubelet does: they are links through ..data, a link that is switched when all files are
-    written.
-    """
+    """Write files as a kubelet does: links through ..data, a link that is switched once all files are written."""
     version = folder / f"..{time.time_ns()}"
     for name, (content, mode) in files.items():
         path = version / name

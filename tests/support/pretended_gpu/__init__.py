@@ -39,8 +39,9 @@ SECONDS = 600.0
 
 
 def built() -> Path:
-    """The library. All checkouts share one for each state of its source and version of torch, outside of them. Raises
-    CalledProcessError with the compiler's words.
+    """Build the library and return its path. All checkouts share one for each state of its source and version of torch.
+
+    Raises CalledProcessError with the compiler's words.
     """
     torch, flags = _torch(), ["-shared", "-fPIC", "-std=c++20", "-O1"]
     includes = ["-isystem", str(torch / "include"), "-isystem", str(torch / "include/torch/csrc/api/include")]
@@ -61,14 +62,14 @@ def built() -> Path:
 
 
 def environment(library: Path, others: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of a process, and of all that it starts, that has pretended GPUs. others: variables that stay."""
+    """Return the environment of a process with pretended GPUs, and of its children. others: variables that stay."""
     here, path = SOURCE.parent, others.get("PYTHONPATH", "")
     there = os.pathsep.join(filter(None, (str(here / "start"), str(here.parent), path)))
     return {**others, "PYTHONPATH": there, "PRETENDED_GPU": str(library), "BAMBOO_DEVICE": ""}
 
 
 def begin(library: Path) -> None:
-    """Have them in this process, which has not imported torch yet: it looks for GPUs while it is imported."""
+    """Install the pretended GPUs in this process before torch is imported, which looks for GPUs then."""
     for name in ("libc10.so", "libtorch_cpu.so"):
         ctypes.CDLL(str(_torch() / "lib" / name), mode=ctypes.RTLD_GLOBAL)
     _replace_module(ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL))
@@ -82,7 +83,7 @@ def _torch() -> Path:
 
 
 def _replace_module(library: ctypes.CDLL) -> None:
-    """What `torch.cuda` does with a driver that is not here."""
+    """Replace the functions of `torch.cuda` that need a driver."""
     import torch
 
     for counted in (library.pretended_gpu_allocated, library.pretended_gpu_most_allocated):

@@ -1,1 +1,1 @@
-"""What makes a process that a test starts a warm one; see `warm_processes.py`."""
+"""The programs behind warm processes; see `warm_processes.py`."""

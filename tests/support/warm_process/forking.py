@@ -1,6 +1,6 @@
-"""The process that warm ones are forked from: it has imported what every launcher of workers imports.
+"""The process from which warm ones are forked, with the imports of every launcher of workers.
 
-A script, run with the listening socket as standard input; `warm_stand_in.py` says what comes over a connection.
+A script, run with the listening socket as standard input; `warm_stand_in.py` has the protocol of a connection.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from cluster.preloading import end_with_parent, run_as_main
 
 
 def main() -> NoReturn:
-    """Until whoever started it ends."""
+    """Fork warm processes until the starter ends."""
     end_with_parent()
     with lasting_imports():
         for module in launcher.MODULES:
@@ -40,7 +40,7 @@ def main() -> NoReturn:
 
 
 def supervise(stand_in: socket.socket) -> NoReturn:
-    """The parent of one warm process, which ends with its stand-in."""
+    """Run one warm process as its parent; it ends with its stand-in."""
     end_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     size, files, _, _ = socket.recv_fds(stand_in, CODE_BYTES, 3, socket.MSG_WAITALL)
@@ -66,7 +66,7 @@ def supervise(stand_in: socket.socket) -> NoReturn:
 
 
 def become(start: dict[str, Any], files: list[int]) -> NoReturn:
-    """What the stand-in was to be, with its files, environment, folder and group."""
+    """Become the process that the stand-in was started as, with its files, environment, folder and group."""
 
     def prepare() -> None:
         end_with_parent()
@@ -85,7 +85,7 @@ def become(start: dict[str, Any], files: list[int]) -> NoReturn:
 
 
 def stream(number: int, mode: str, errors: str = "strict") -> TextIO:
-    """A stream of that file as Python makes it at its start; those of who forks were made for other files."""
+    """Return a text stream of that file as Python makes it at its start."""
     unbuffered = mode == "w" and bool(os.environ.get("PYTHONUNBUFFERED"))
     binary = io.FileIO(number, mode, closefd=False)
     buffered = binary if unbuffered else io.BufferedWriter(binary) if mode == "w" else io.BufferedReader(binary)

@@ -1,4 +1,4 @@
-"""Every Python that a test starts reads this first: one that imports torch becomes the stand-in of a warm one."""
+"""Code that every Python of a test reads first: a process that would import torch becomes a stand-in of a warm one."""
 
 import os
 import sys

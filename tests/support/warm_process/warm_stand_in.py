@@ -1,4 +1,4 @@
-"""The process that a test's job has started, while a forked one does its work: it ends as that does."""
+"""The process that a test's job starts: it waits for the warm process that does its work, and ends as that does."""
 
 import json
 import os
@@ -13,18 +13,18 @@ CODE_BYTES = 4  # of an exit code, negative for a signal
 
 
 def read_at_start() -> dict[str, str]:
-    """What Python and torch look at while they start, and never again."""
+    """Return the variables that Python and torch read only at their start."""
     return {name: value for name, value in os.environ.items() if name.startswith(PREFIXES) and name not in OWN}
 
 
 def alike(place: str) -> bool:
-    """Would this process start like the warm ones there?"""
+    """Return whether this process would start like the warm ones there."""
     with open(f"{place}.json") as file:
         return read_at_start() == json.load(file)
 
 
 def run(place: str) -> NoReturn:
-    """place: the socket of who forks. The forked process gets all that this one was given."""
+    """Hand everything over to a warm process. place: the socket of the process that forks."""
     start = {
         "module": sys.orig_argv[3],
         "argv": sys.orig_argv[4:],
