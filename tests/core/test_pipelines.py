@@ -166,26 +166,3 @@ def test_whoever_runs_which_microbatches_the_step_ends(data: st.DataObject) -> N
     assert sum(calm.work) == pytest.approx(3 * 16 * microbatches)
     taken = StepLoss(lost=(), planned=draw(st.floats(0, calm.end)), runs=tuple(runs[3:]))
     assert execute(begun, taken).end > 0
-
-
-seconds = st.sampled_from([0.0, 1.0, 1.0, 2.0]) | st.floats(0.0, 2.0)
-
-
-@given(st.data())
-def test_a_pipeline_by_itself_takes_as_long_to_the_last_digit_as_one_that_is_watched(data: st.DataObject) -> None:
-    """An execution with losses keeps every frame in logs; one without takes a shorter way."""
-    stages, draw = data.draw(st.integers(1, 6)), data.draw
-    flow = draw(st.sampled_from([1e3, 1e5, 1e9]))
-    one = group(
-        stages,
-        draw(st.integers(1, 12)),
-        forward=tuple(draw(seconds) for _ in range(stages)),
-        backward=tuple(draw(seconds) for _ in range(stages)),
-        boundary=tuple(draw(st.sampled_from([0, 100, 1000, 5000])) for _ in range(stages)),
-        order=StageOrder(draw(st.sampled_from(PipelineSchedule)), draw(st.booleans())),
-        network=Network(
-            flow=flow, machine=flow * draw(st.sampled_from([1, 1.5, 8])), latency=draw(st.sampled_from([0.0, 0.1, 0.5]))
-        ),
-        busy=tuple(draw(seconds) for _ in range(stages)),
-    )
-    assert execute(one) == execute(one, StepLoss(lost=(), planned=0.0, runs=()))

@@ -26,7 +26,6 @@ from bamboo_core.planning.schedule import (
 Place = tuple[int, int]  # pipeline and stage
 Frame = tuple[bool, int]  # whether it is a forward's; and the microbatch
 Run = tuple[int, int, int]  # the first microbatch, the one after the last, and the worker that runs them
-NO_FRAME: Final = -1
 WEIGHT_SHARE: Final = 0.5  # the part of a backward for weight gradients: assumed, as profiles have only whole backwards
 
 
@@ -78,85 +77,7 @@ class GroupTimes:
 
 def execute(group: Group, *losses: StepLoss) -> GroupTimes:
     """Run the step's forwards and backwards to their end. losses: in the order of their plans."""
-    return _undisturbed(group) if not losses and _is_alone(group) else _Execution(group, losses).run()
-
-
-def _is_alone(group: Group) -> bool:
-    """Return whether the group is one pipeline whose stages each have a worker and a machine of their own, and no
-    shared cells.
-    """
-    workers = range(len(group.forward))
-    apart = len(set(group.machines or workers)) == len(workers)
-    return group.owners == (tuple(workers),) and apart and not group.runs
-
-
-def _undisturbed(group: Group) -> GroupTimes:
-    """Return the times that `_Execution` would find, with the same events in the same order, but less bookkeeping."""
-    stages, network = len(group.forward), group.network
-    programs = [_timed(group, stage) for stage in range(stages)]
-    on_link = [size / network.link(size) for size in group.boundary]
-    in_machine = [size / network.machine for size in group.boundary]
-    links = {(s, s + way): 0.0 for s in range(stages) for way in (1, -1)}  # until when each is taken
-    sends, receives = [0.0] * stages, [0.0] * stages
-    done, running, arrived = [0] * stages, [False] * stages, [set[int]() for _ in range(stages)]
-    free, work, ends = list(group.busy), [0.0] * stages, [0.0] * stages
-    events = [(busy, stage, stage, NO_FRAME) for stage, busy in enumerate(group.busy)]  # time, sequence number, place
-    heapq.heapify(events)
-    count = stages
-    while events:
-        now, _, stage, frame = heapq.heappop(events)
-        if frame != NO_FRAME:
-            arrived[stage].add(frame)
-        if now < free[stage]:
-            continue
-        program, at = programs[stage], done[stage]
-        if running[stage]:
-            running[stage] = False
-            _, _, target, sent = program[at]
-            at = done[stage] = at + 1
-            if at == len(program):
-                ends[stage] = now
-            if sent != NO_FRAME:
-                boundary = min(stage, target)
-                begin = max(now, links[stage, target], sends[stage])
-                over = links[stage, target] = begin + on_link[boundary]
-                sends[stage] = begin + in_machine[boundary]
-                receives[target] = max(begin, receives[target]) + in_machine[boundary]
-                count += 1
-                heapq.heappush(events, (max(over, receives[target]) + network.latency, count, target, sent))
-        if at < len(program):
-            seconds, needed, _, _ = program[at]
-            if needed == NO_FRAME or needed in arrived[stage]:
-                running[stage] = True
-                free[stage] = now + seconds
-                work[stage] += seconds
-                count += 1
-                heapq.heappush(events, (now + seconds, count, stage, NO_FRAME))
-    return GroupTimes(ends=(tuple(ends),), work=tuple(work))
-
-
-def _timed(group: Group, stage: int) -> list[tuple[float, int, int, int]]:
-    """Return a stage's instructions as seconds, the frame that each needs, the stage that it sends to, and the frame
-    sent.
-    """
-    stages, forward, backward = len(group.forward), group.forward[stage], group.backward[stage]
-    instructions = []
-    for instruction in group.order.program(stage, stages, range(group.microbatches[0])):
-        needed, sent = awaited(instruction, stage, stages), given(instruction, (0, stage), stages)
-        instructions.append(
-            (
-                seconds_of(instruction, forward, backward),
-                NO_FRAME if needed is None else _number(needed),
-                stage if sent is None else sent[0][1],
-                NO_FRAME if sent is None else _number(sent[1]),
-            )
-        )
-    return instructions
-
-
-def _number(frame: Frame) -> int:
-    forward, microbatch = frame
-    return 2 * microbatch + forward
+    return _Execution(group, losses).run()
 
 
 def seconds_of(instruction: Computed, forward: float, backward: float) -> float:
