@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo_core.job.training_spec import TrainingSpec
-from bamboo_core.planning.gradient_groups import SumNode, group_bounds, halves, nodes_of, parent, share_of, tree_sum
+from bamboo_core.planning.gradient_groups import SumNode, group_bounds, nodes_of, parent, share_of, tree_sum
 from bamboo_core.planning.grid import make_layout
 
 
@@ -69,19 +69,6 @@ def test_by_default_there_are_up_to_16_groups_of_equal_size(microbatches: int) -
     sizes = {end - first for first, end in pairwise(bounds)}
     assert min(8, microbatches) <= groups <= 16
     assert max(sizes) - min(sizes) <= 1
-
-
-def test_halves_are_found_again_as_one_and_others_are_not() -> None:
-    for groups in range(2, 20):
-        todo = [SumNode(0, groups)]
-        while todo:
-            node = todo.pop()
-            if node.end - node.first > 1:
-                left, right = halves(node)
-                assert parent(left, right, groups) == node
-                todo += [left, right]
-    assert parent(SumNode(1, 2), SumNode(2, 3), 4) is None
-    assert parent(SumNode(0, 1), SumNode(2, 3), 4) is None
 
 
 @pytest.mark.parametrize("part", [(0, 2), (1, 2), (0,), ()])

@@ -16,20 +16,6 @@ from manifest_kit import minimal
 
 
 @pytest.mark.parametrize(
-    ("costs", "stages", "expected"),
-    [
-        ([1, 1, 1, 1], 2, ((0, 2), (2, 4))),
-        ([4, 1, 1, 1, 1], 2, ((0, 1), (1, 5))),
-        ([1, 1, 1, 1, 4], 2, ((0, 4), (4, 5))),
-        ([1, 2, 3], 3, ((0, 1), (1, 2), (2, 3))),
-        ([5], 1, ((0, 1),)),
-    ],
-)
-def test_layers_are_split_evenly_by_cost(costs: list[float], stages: int, expected: object) -> None:
-    assert split_layers(costs, stages) == expected
-
-
-@pytest.mark.parametrize(
     ("topology", "devices", "told"),
     [
         (

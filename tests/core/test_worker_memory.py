@@ -106,21 +106,6 @@ def test_the_usual_split_is_taken_where_it_fits() -> None:
     assert fitting_split(model, spec, most_bytes(model, spec, usual)) == usual
 
 
-@pytest.mark.parametrize("mode", ["None", "Replicas"])
-def test_a_wide_layer_gets_a_stage_with_fewer_others(mode: str) -> None:
-    """An embedding takes no time and much memory: by time alone it would be with three more layers."""
-    model, spec = figures([(0.0, 1000, 0), *[(1.0, 100, 10)] * 6]), fitted_job(3, mode)
-    usual = layer_ranges(model.costs, spec.topology)
-    assert usual == ((0, 3), (3, 5), (5, 7))
-    memory = most_bytes(model, spec, usual) - 1
-    found = fitting_split(model, spec, memory)
-    assert found is not None
-    assert found[0][1] < 3
-    assert most_bytes(model, spec, found) <= memory
-    fitting = [split for split in all_splits(7, 3) if most_bytes(model, spec, split) <= memory]
-    assert longest(model, found) == min(longest(model, split) for split in fitting)
-
-
 @given(
     layers=st.lists(st.tuples(st.floats(0.01, 1.0), st.integers(1, 50), st.integers(0, 20)), min_size=4, max_size=8),
     stages=st.integers(2, 4),
