@@ -72,7 +72,7 @@ def test_the_schema_takes_the_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"replicas": 0}, r"replicas.*(minimum|greater than)"),
         ({"unknown": 1}, r"additional propert.*'?unknown"),
@@ -107,11 +107,11 @@ def test_the_schema_takes_the_defaults() -> None:
     ],
 )
 @pytest.mark.parametrize("major", [pytest.param("3", marks=pytest.mark.slow), "4"])
-def test_what_is_wrong_is_said(homes: Path, major: str, values: Json, said: str) -> None:
+def test_what_is_wrong_is_said(homes: Path, major: str, values: Json, message: str) -> None:
     with pytest.raises(HelmError) as refused:
         Helm(homes, major=major).template(values)
     text = str(refused.value).replace("at '/", "at '").replace("/", ".")  # Helm 4 writes paths with slashes
-    assert re.search(said.replace("//", ".."), text, re.IGNORECASE | re.DOTALL), refused.value
+    assert re.search(message.replace("//", ".."), text, re.IGNORECASE | re.DOTALL), refused.value
 
 
 def test_kubernetes_before_1_29_is_refused(chart: Helm) -> None:

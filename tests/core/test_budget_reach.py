@@ -25,7 +25,7 @@ TWO_HOURS = NOW + timedelta(hours=2)
 
 
 @pytest.mark.parametrize(
-    ("left", "told"),
+    ("left", "message"),
     [
         (5400.0, f"{DATE}: 30 min before it at the present rate"),
         (14400.0, f"{DATE}: 2.0 h late at the present rate"),
@@ -33,10 +33,10 @@ TWO_HOURS = NOW + timedelta(hours=2)
         (0.0, f"{DATE}: all steps are done"),
     ],
 )
-def test_it_is_said_whether_the_date_is_met(left: float | None, told: str) -> None:
-    assert date_told(TWO_HOURS, NOW, left) == told
+def test_it_is_said_whether_the_date_is_met(left: float | None, message: str) -> None:
+    assert date_told(TWO_HOURS, NOW, left) == message
     late = seconds_late(TWO_HOURS, NOW, left)
-    assert (late is not None and late > 0) == (" late " in told)
+    assert (late is not None and late > 0) == (" late " in message)
 
 
 def test_a_date_that_has_passed_says_how_much_is_missing() -> None:
@@ -72,11 +72,11 @@ def test_a_manifest_says_for_how_long_its_money_lasts(tmp_path: Path) -> None:
         "nodePools": [{"name": "spot", "pricePerHour": "2"}, {"name": "b", "pricePerHour": "9"}]
     }
     document = bamboojob(**spec, budget={"money": "8"})
-    told = "spec.budget.money: 8 lasts 2.0 h with all 2 workers in pool spot, at 4 an hour"
-    assert of_manifest(parse_manifest(document)) == told
+    message = "spec.budget.money: 8 lasts 2.0 h with all 2 workers in pool spot, at 4 an hour"
+    assert of_manifest(parse_manifest(document)) == message
     assert of_manifest(parse_manifest(bamboojob(**minimal()["spec"]))) == ""
     assert of_manifest(parse_manifest(dated("2026-12-01T14:00:00Z"))) == ""
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(document))
     done = CliRunner().invoke(app, ["validate", str(tmp_path / "job.yaml")])
     assert done.exit_code == 0, done.output
-    assert f"  {told}\n" in done.output
+    assert f"  {message}\n" in done.output

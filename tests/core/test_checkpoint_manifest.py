@@ -123,7 +123,7 @@ DATA = DataRecord(samples=400, order="0" * 16, looked_at=(FIRST, LAST))
 
 
 @pytest.mark.parametrize(
-    ("now", "told"),
+    ("now", "sentence"),
     [
         (DATA, None),
         (replace(DATA, samples=401, looked_at=(FIRST,)), ("400 samples", "401 samples")),
@@ -145,5 +145,5 @@ DATA = DataRecord(samples=400, order="0" * 16, looked_at=(FIRST, LAST))
         (replace(DATA, looked_at=()), None),
     ],
 )
-def test_the_first_difference_is_told_with_both_sides(now: DataRecord, told: tuple[str, str] | None) -> None:
-    assert difference(DATA, now) == told
+def test_the_first_difference_is_told_with_both_sides(now: DataRecord, sentence: tuple[str, str] | None) -> None:
+    assert difference(DATA, now) == sentence

@@ -13,7 +13,7 @@ class Unable(Exception):
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (TimeoutError(), "TimeoutError"),
         (ProcessLookupError(), "ProcessLookupError"),
@@ -23,8 +23,8 @@ class Unable(Exception):
         (Unable(), "Unable, whose str() raises RuntimeError"),
     ],
 )
-def test_an_error_is_its_text_or_else_its_type(error: Exception, said: str) -> None:
-    assert said_by(error) == said
+def test_an_error_is_its_text_or_else_its_type(error: Exception, message: str) -> None:
+    assert said_by(error) == message
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def problems(**spec: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ({"topology": {"stages": 2, "elastic": {}}}, [f"spec.topology.elastic: {ELASTIC}"]),
         ({"steps": 3}, ["spec.steps: unknown field, did you mean spec.training.steps?"]),
@@ -57,8 +57,8 @@ def problems(**spec: Any) -> list[str]:
         ),
     ],
 )
-def test_unknown_fields_come_first_with_what_was_probably_meant(spec: dict[str, Any], said: list[str]) -> None:
-    assert problems(**spec) == said
+def test_unknown_fields_come_first_with_what_was_probably_meant(spec: dict[str, Any], message: list[str]) -> None:
+    assert problems(**spec) == message
 
 
 def test_problems_have_their_lines_also_where_something_is_missing(tmp_path: Any) -> None:

@@ -16,7 +16,7 @@ from manifest_kit import minimal
 
 
 @pytest.mark.parametrize(
-    ("topology", "devices", "told"),
+    ("topology", "devices", "message"),
     [
         (
             TopologySpec(stages=10, pipelines=1),
@@ -42,9 +42,9 @@ from manifest_kit import minimal
     ],
 )
 def test_more_layers_than_there_are_is_a_problem_of_the_field_that_asks_for_them(
-    topology: TopologySpec, devices: int, told: str
+    topology: TopologySpec, devices: int, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         layer_ranges([1.0] * 4, topology, devices=devices)
 
 
@@ -52,8 +52,8 @@ def test_a_split_that_the_manifest_gives_is_kept_whatever_the_layers_cost() -> N
     topology = TopologySpec(stages=3, split=(1, 4, 2))
     assert layer_ranges([9.0] * 5 + [1.0] * 2, topology) == ((0, 1), (1, 5), (5, 7))
     assert layer_ranges([1.0] * 6, TopologySpec(stages=3)) == ((0, 2), (2, 4), (4, 6))
-    told = r"spec.topology.split: expected numbers that add up to the model's 8 layers, got 7 \(1, 4, 2\)"
-    with pytest.raises(ValueError, match=told):
+    message = r"spec.topology.split: expected numbers that add up to the model's 8 layers, got 7 \(1, 4, 2\)"
+    with pytest.raises(ValueError, match=message):
         layer_ranges([1.0] * 8, topology)
 
 

@@ -84,7 +84,7 @@ def test_a_plugin_is_run_once_and_again_before_its_token_expires(
 
 
 @pytest.mark.parametrize(
-    ("body", "spoken", "said"),
+    ("body", "spoken", "message"),
     [
         ("sys.exit('log in\\nfirst')", V1, "plugin gave no credentials; exec: process returned 1. b'log in"),
         ("print('{')", V1, "gave no credentials; exec: failed to decode process output"),
@@ -92,14 +92,14 @@ def test_a_plugin_is_run_once_and_again_before_its_token_expires(
     ],
 )
 def test_nobody_asks_anonymously_after_a_plugin_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, spoken: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, spoken: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     path = kubeconfig(tmp_path / "c", "http://127.0.0.1:1", plugin(tmp_path, body, spoken))
     with pytest.raises(ConfigError) as error:
         ask(path, story)
     assert str(error.value).startswith(f"{path}: context here: the plugin {tmp_path}/plugin")
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -114,7 +114,7 @@ def test_a_plugin_that_hangs_ends_in_a_sentence(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("text", "context", "said"),
+    ("text", "context", "message"),
     [
         ("", None, "not a usable kubeconfig: "),
         ("a: [", None, "not a usable kubeconfig: "),
@@ -124,18 +124,18 @@ def test_a_plugin_that_hangs_ends_in_a_sentence(tmp_path: Path, monkeypatch: pyt
         ("contexts: [{name: y, context: {cluster: c}}]\ncurrent-context: y", None, "object with name c in "),
     ],
 )
-def test_a_wrong_kubeconfig_is_named(tmp_path: Path, text: str, context: str | None, said: str) -> None:
+def test_a_wrong_kubeconfig_is_named(tmp_path: Path, text: str, context: str | None, message: str) -> None:
     path = tmp_path / "config"
     path.write_text(text)
     with pytest.raises(ConfigError) as error:
         ask(path, story, context)
     assert str(error.value).startswith(f"--context {context}: {path}: " if context else f"{path}: ")
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert error.value.code == 2
 
 
 @pytest.mark.parametrize(
-    ("user", "cluster", "said"),
+    ("user", "cluster", "message"),
     [
         ({}, {}, "context here names no user with credentials"),
         ({"as": "her", "token": "t"}, {}, "context here: impersonation (as) is not supported"),
@@ -145,11 +145,11 @@ def test_a_wrong_kubeconfig_is_named(tmp_path: Path, text: str, context: str | N
         ({"token": "t"}, {"certificate-authority-data": "QQ=="}, "context here: its certificates cannot be used: "),
     ],
 )
-def test_wrong_credentials_are_named(tmp_path: Path, user: Any, cluster: dict[str, str], said: str) -> None:
+def test_wrong_credentials_are_named(tmp_path: Path, user: Any, cluster: dict[str, str], message: str) -> None:
     path = kubeconfig(tmp_path / "config", "https://127.0.0.1:1", user, **cluster)
     with pytest.raises(ConfigError) as error:
         ask(path, story)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 async def test_the_pod_is_the_last_resort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,25 +283,25 @@ NOT_INSTALLED = "the cluster has no bamboojobs.bamboo.dev: Bamboo is not install
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "message"),
     [
         (200, "there is no job story in namespace team"),
         (404, NOT_INSTALLED),
         (403, "there is no job story in namespace team"),
     ],
 )
-def test_a_job_that_is_not_there_and_a_cluster_without_bamboo(status: int, said: str) -> None:
+def test_a_job_that_is_not_there_and_a_cluster_without_bamboo(status: int, message: str) -> None:
     def answered(asked: Asked) -> tuple[int, Any]:
         group = asked.path == "/apis/bamboo.dev/v1alpha1"
         return (status, {"resources": []}) if group else refusal(404, "NotFound", "404")
 
     with server(answered) as (url, _), pytest.raises(ApiError) as error:
         connected(url, lambda connection: KubeApi(connection).job("team", "story"))
-    assert str(error.value) == said
+    assert str(error.value) == message
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "said"),
+    ("status", "body", "message"),
     [
         (
             403,
@@ -314,10 +314,10 @@ def test_a_job_that_is_not_there_and_a_cluster_without_bamboo(status: int, said:
         (422, {"message": "spec.x:\n  wrong"}, "spec.x: wrong"),
     ],
 )
-def test_refusals_are_one_sentence(status: int, body: Any, said: str) -> None:
+def test_refusals_are_one_sentence(status: int, body: Any, message: str) -> None:
     with server(lambda asked: (status, body)) as (url, _), pytest.raises(ApiError) as error:
         connected(url, lambda connection: KubeApi(connection).pods("team", "story"))
-    assert str(error.value).startswith(said)
+    assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
 
 

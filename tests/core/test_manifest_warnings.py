@@ -34,7 +34,7 @@ TWO = {"devices": 2}
 
 
 @pytest.mark.parametrize(
-    ("spec", "about", "told"),
+    ("spec", "about", "message"),
     [
         ({}, "neighbouring", "ends if two neighbouring workers vanish at the same time; "),
         ({"redundancy": {"replicas": 2}}, "neighbouring", "ends if three neighbouring workers vanish at the same"),
@@ -82,9 +82,9 @@ TWO = {"devices": 2}
         ),
     ],
 )
-def test_what_may_surprise_is_warned_of(spec: dict[str, Any], about: str, told: str | None) -> None:
+def test_what_may_surprise_is_warned_of(spec: dict[str, Any], about: str, message: str | None) -> None:
     found = [warning for warning in warnings(parse_manifest(manifest(**spec))) if about in warning]
-    assert [told] == [told for warning in found if told in warning] if told else not found
+    assert [message] == [message for warning in found if message in warning] if message else not found
 
 
 @pytest.mark.parametrize("name", ["trianer", "Trainer", "trainers", "traner"])

@@ -26,7 +26,7 @@ def build(paint: Paint, name: str, size: Size, fast: Annotated[bool, typer.Optio
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (["wall", "--width", "3"], 0, "wall 3x2 None False"),
         (
@@ -38,11 +38,11 @@ def build(paint: Paint, name: str, size: Size, fast: Annotated[bool, typer.Optio
         (["wall", "--width", "3", "--height", "0"], 2, "--height"),
     ],
 )
-def test_the_fields_of_a_commands_groups_are_its_options(words: list[str], code: int, said: str) -> None:
+def test_the_fields_of_a_commands_groups_are_its_options(words: list[str], code: int, message: str) -> None:
     app = typer.Typer(rich_markup_mode=None)
     app.command()(grouped(build))
     done = CliRunner().invoke(app, words)
-    assert (done.exit_code, said in done.output) == (code, True)
+    assert (done.exit_code, message in done.output) == (code, True)
 
 
 def test_the_commands_own_come_first_and_then_the_groups_in_their_order() -> None:

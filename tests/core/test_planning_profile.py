@@ -18,7 +18,7 @@ def test_a_profile_is_read_and_written_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"samples": 0}, r"p\.json: not a profile: expected `int` >= 1 - at `\$\.samples`"),
         ({"colour": 1}, r"object contains unknown field `colour`"),
@@ -32,8 +32,8 @@ def test_a_profile_is_read_and_written_again() -> None:
         ({"network": {"flow": 2e9, "machine": 1e9}}, r"network\.machine: must be at least network\.flow"),
     ],
 )
-def test_what_is_wrong_is_told_in_a_sentence(changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(ProfileError, match=told):
+def test_what_is_wrong_is_told_in_a_sentence(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ProfileError, match=message):
         parsed(**changes)
 
 

@@ -37,7 +37,7 @@ def test_any_text_can_be_written(encoding: str, text: str, written: bytes, monke
 
 
 @pytest.mark.parametrize(
-    ("redirection", "code", "said"),
+    ("redirection", "code", "sentence"),
     [
         (">/dev/full", 1, "bamboo: cannot write standard output: No space left on device\n"),
         (">&-", 0, ""),
@@ -49,7 +49,7 @@ def test_any_text_can_be_written(encoding: str, text: str, written: bytes, monke
 )
 @pytest.mark.parametrize(("command", "unbuffered"), [("--version", "1"), ("history", ""), ("history", "1")])
 def test_a_command_whose_output_cannot_be_written_says_so_in_a_sentence(
-    tmp_path: Path, command: str, unbuffered: str, redirection: str, code: int, said: str
+    tmp_path: Path, command: str, unbuffered: str, redirection: str, code: int, sentence: str
 ) -> None:
     history = tmp_path / "history.jsonl"
     event = EventRecord(attempt=1, time=0.0, reason="Takeover", message="", warning=False, source="s", number=1)
@@ -64,4 +64,4 @@ def test_a_command_whose_output_cannot_be_written_says_so_in_a_sentence(
         assert done.returncode in (0, 1)  # as one that is told with SIGPIPE may
         assert done.stderr == ""
     else:
-        assert (done.returncode, done.stderr) == (code, said)
+        assert (done.returncode, done.stderr) == (code, sentence)

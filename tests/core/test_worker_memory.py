@@ -29,8 +29,10 @@ def test_a_machine_that_is_too_small_is_told() -> None:
     assert device_bytes(one.profile.figures, one.spec, taken_over=True) == 3 * 300 - 200 + 2 * 100
     assert memory_warning(one.profile, one.spec) == ""
     small = msgspec.structs.replace(one.profile, machine=Machine(memory=850))
-    told = "a worker needs about 0.0 GB while it runs a lost neighbour's stage, too, and a machine of the profile has"
-    assert memory_warning(small, one.spec).startswith(told)
+    message = (
+        "a worker needs about 0.0 GB while it runs a lost neighbour's stage, too, and a machine of the profile has"
+    )
+    assert memory_warning(small, one.spec).startswith(message)
 
 
 def test_memory_is_counted_for_a_device() -> None:

@@ -38,23 +38,23 @@ class ListedCheckpoint:
         return self.manifest.created.timestamp() if self.manifest else self.modified
 
 
-def newest_first(found: ListedCheckpoint) -> tuple[int, float, str]:
+def newest_first(listed: ListedCheckpoint) -> tuple[int, float, str]:
     """Return a sort key: highest step first, and the newest first among equal steps."""
-    return (-found.attempt.step, -(found.written or 0.0), found.attempt.id)
+    return (-listed.attempt.step, -(listed.written or 0.0), listed.attempt.id)
 
 
 MOST_NAMED: Final = 5
 
 
 def find(
-    found: Sequence[ListedCheckpoint], shown: str, step: int | None = None
+    listed: Sequence[ListedCheckpoint], shown: str, step: int | None = None
 ) -> tuple[CheckpointManifest, tuple[str, ...]]:
     """Return the newest complete checkpoint, or the newest one of the step, and a sentence for each newer damaged one.
 
-    found: newest first. Raises CheckpointError with a sentence if there is none.
+    listed: newest first. Raises CheckpointError with a sentence if there is none.
     """
     passed: list[str] = []
-    for one in found:
+    for one in listed:
         if step is not None and one.attempt.step != step:
             continue
         if one.state is ListedState.COMPLETE and one.manifest is not None:
@@ -64,7 +64,7 @@ def find(
     problem = f"; {passed[0]}" if passed else ""
     if step is None:
         raise CheckpointError(f"{shown} has no complete checkpoint{problem}")
-    complete = list(dict.fromkeys(str(one.attempt.step) for one in found if one.state is ListedState.COMPLETE))
+    complete = list(dict.fromkeys(str(one.attempt.step) for one in listed if one.state is ListedState.COMPLETE))
     more = f" and {len(complete) - MOST_NAMED} more" if len(complete) > MOST_NAMED else ""
     steps = f"steps {', '.join(complete[:MOST_NAMED])}{more}" if complete else "none"
     raise CheckpointError(f"{shown} has no complete checkpoint of step {step}{problem}; complete: {steps}")
@@ -79,7 +79,7 @@ class Choice:
 
 
 def choose(
-    found: Iterable[ListedCheckpoint],
+    listed: Iterable[ListedCheckpoint],
     digest: str,
     *,
     layers: int | None = None,
@@ -93,7 +93,7 @@ def choose(
     since their existence was never reported.
     """
     passed: list[tuple[CheckpointId, str]] = []
-    for one in sorted(found, key=newest_first):
+    for one in sorted(listed, key=newest_first):
         if one.state is ListedState.UNFINISHED:
             continue
         reason = _unfit(one, digest, layers, bad)
@@ -123,7 +123,7 @@ GIVEN_UP_SECONDS: Final = 3600.0  # twice the limit for writing a checkpoint: a 
 
 
 def removable(
-    found: Iterable[ListedCheckpoint],
+    listed: Iterable[ListedCheckpoint],
     keep: int,
     *,
     now: float,
@@ -137,7 +137,7 @@ def removable(
     1970. dead_after: seconds after its last write when an unfinished attempt counts as dead; it does so earlier if a
     checkpoint of its step or a later one was written since.
     """
-    everything = sorted(found, key=newest_first)
+    everything = sorted(listed, key=newest_first)
     complete = [one for one in everything if one.state is ListedState.COMPLETE and _ours(one, digest)]
     kept = {one.attempt for one in complete[: max(1, keep)]}
     if complete:

@@ -58,17 +58,17 @@ def fields_by_name() -> dict[str, tuple[str, ...]]:
     """Return the paths, closest to the top, of the fields of each name, such as steps: spec.training.steps, without
     objects in lists. At most MOST_PLACES of a name.
     """
-    found: dict[str, set[str]] = {}
+    paths_of: dict[str, set[str]] = {}
     for name, path in (*((name, name) for name in ROOT), *places(JobSpec, "spec")):
-        found.setdefault(name, set()).add(path)
-    depths = {name: min(path.count(".") for path in paths) for name, paths in found.items()}
+        paths_of.setdefault(name, set()).add(path)
+    depths = {name: min(path.count(".") for path in paths) for name, paths in paths_of.items()}
     return {
         name: tuple(sorted(path for path in paths if path.count(".") == depths[name]))[:MOST_PLACES]
-        for name, paths in found.items()
+        for name, paths in paths_of.items()
     }
 
 
-def _root(document: Mapping[str, Any], problems: list[Problem], found: list[ReadObject]) -> JobSpec:
+def _root(document: Mapping[str, Any], problems: list[Problem], objects: list[ReadObject]) -> JobSpec:
     root = Fields(document, "", problems, fields_by_name())
     root.refuse_unknown(ROOT)
     root.text("apiVersion", exactly(API_VERSION))
@@ -76,5 +76,5 @@ def _root(document: Mapping[str, Any], problems: list[Problem], found: list[Read
     metadata = root.child("metadata")
     name = metadata.text("name", DNS_LABEL)
     namespace = metadata.optional_text("namespace", DNS_LABEL) or "default"
-    job: JobSpec = read_object(JobSpec, root.child("spec"), found, name=name, namespace=namespace)
+    job: JobSpec = read_object(JobSpec, root.child("spec"), objects, name=name, namespace=namespace)
     return job

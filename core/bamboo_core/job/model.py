@@ -83,8 +83,8 @@ class ReadObject:
 def api_fields(kind: type) -> tuple[ApiField, ...]:
     """Return the fields that a manifest may give for such an object."""
     hints = get_type_hints(kind, include_extras=True)
-    found = (_api_field(one, hints[one.name]) for one in dataclasses.fields(kind))
-    return tuple(one for one in found if one is not None)
+    fields = (_api_field(one, hints[one.name]) for one in dataclasses.fields(kind))
+    return tuple(one for one in fields if one is not None)
 
 
 def _api_field(one: "dataclasses.Field[Any]", hint: Any) -> ApiField | None:
@@ -139,16 +139,16 @@ def completes(kind: type) -> Callable[[Completion], Completion]:
     return register
 
 
-def read_object(kind: type, fields: Fields, found: list[ReadObject], **known: Any) -> Any:
+def read_object(kind: type, fields: Fields, objects: list[ReadObject], **known: Any) -> Any:
     """Return an object of that type, with a harmless value in place of each wrong one, which is noted.
 
-    found: collects this object and the objects in it. known: values of its fields that the manifest's spec does not
+    objects: collects this object and the objects in it. known: values of its fields that the manifest's spec does not
     contain.
     """
     fields.refuse_unknown([one.name for one in api_fields(kind)])
     values: Values = dict(known)
     for one in api_fields(kind):
-        values[one.attribute] = _read(one, fields, found)
+        values[one.attribute] = _read(one, fields, objects)
     given = frozenset(one.name for one in api_fields(kind) if fields.get(one.name) is not None)
     if complete := _completions.get(kind):
         complete(values)
@@ -156,29 +156,30 @@ def read_object(kind: type, fields: Fields, found: list[ReadObject], **known: An
         if values[one.attribute] is None:
             values[one.attribute] = one.default() if one.default else _harmless(one.form)
     value = kind(**values)
-    found.append(ReadObject(fields.path, value, given))
+    objects.append(ReadObject(fields.path, value, given))
     return value
 
 
-def _read(one: ApiField, fields: Fields, found: list[ReadObject]) -> Any:
+def _read(one: ApiField, fields: Fields, objects: list[ReadObject]) -> Any:
     match one.form:
         case Object(kind, optional):
             if optional and fields.get(one.name) is None:
                 return None
-            return read_object(kind, fields.child(one.name), found)
+            return read_object(kind, fields.child(one.name), objects)
         case ObjectList(kind, most):
-            return _read_list(kind, most, one.name, fields, found)
+            return _read_list(kind, most, one.name, fields, objects)
         case form:
             if one.required:
                 fields.require(one.name, form.description)
             return form.read(fields, one.name)
 
 
-def _read_list(kind: type, most: int, name: str, fields: Fields, found: list[ReadObject]) -> tuple[Any, ...]:
+def _read_list(kind: type, most: int, name: str, fields: Fields, objects: list[ReadObject]) -> tuple[Any, ...]:
     items = fields.value(name, f"a list of at most {most} objects", list_fits(0, most)) or ()
     path = fields.at(name)
     read = [
-        read_object(kind, Fields(v, f"{path}[{i}]", fields.problems, fields.places), found) for i, v in enumerate(items)
+        read_object(kind, Fields(v, f"{path}[{i}]", fields.problems, fields.places), objects)
+        for i, v in enumerate(items)
     ]
     names: list[str] = [getattr(item, "name", "") for item in read]
     for i, used in enumerate(names):
