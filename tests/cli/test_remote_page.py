@@ -15,7 +15,8 @@ from remote_kit import Json
 
 def operator(name: str, *args: str) -> Json:
     container = {"name": "operator", "command": ["python", "-m", "bamboo_operator"], "args": ["--verbose", *args]}
-    return {"metadata": {"name": name, "namespace": "bamboo-system"}, "spec": {"containers": [container]}}
+    metadata, status = {"name": name, "namespace": "bamboo-system"}, {"phase": "Running"}
+    return {"metadata": metadata, "spec": {"containers": [container]}, "status": status}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 from kubernetes.utils.quantity import parse_quantity
 
-from bamboo.remote.operator_pods import arguments, is_ready, is_running, running_operator
+from bamboo.remote.operator_pods import arguments, is_ready, is_running, operator_for
 from bamboo_core.job.model import Object as InnerObject
 from bamboo_core.job.model import ObjectList, api_fields
 from bamboo_core.job.placement_spec import NodePool
@@ -88,7 +88,7 @@ class ClusterFacts:
     @property
     def operator_pod(self) -> Object | None:
         """Return the running pod of the namespace's operator; None if there is none, or none is known."""
-        return None if isinstance(self.operators, Unreadable) else running_operator(self.operators, self.namespace)
+        return None if isinstance(self.operators, Unreadable) else operator_for(self.operators, self.namespace)
 
 
 LEASE_SECONDS = 60.0  # twice the duration of the operator's Lease

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bamboo.remote.checks import ClusterFacts, Finding, Object, Severity, Unreadable, installation, job
-from bamboo.remote.operator_pods import arguments, operator_pods, running_operator
+from bamboo.remote.operator_pods import arguments, operator_for, operator_pods
 from bamboo.remote.session import Session, Target, names_file
 from bamboo.terminal.output_format import OutputFormat
 from bamboo_core.job.fields import ManifestError
@@ -33,7 +33,7 @@ async def read_facts(
 ) -> ClusterFacts:
     """Read the facts. Raises ClusterUnreachable if nothing can be read, ApiError if the credentials are rejected."""
     operators = await _read(operator_pods(api, operator_namespace))
-    pod = None if isinstance(operators, Unreadable) else running_operator(operators, namespace)
+    pod = None if isinstance(operators, Unreadable) else operator_for(operators, namespace)
     return ClusterFacts(
         namespace=namespace,
         crd=await _read(api.find(CRD)),

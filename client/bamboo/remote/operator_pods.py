@@ -23,17 +23,13 @@ async def operator_pods(api: KubeApi, namespace: str | None) -> list[Object]:
         raise RemoteError(f"{error}; --operator-namespace says where the operator is") from None
 
 
-def running_operator(pods: Sequence[Mapping[str, Any]], namespace: str) -> Mapping[str, Any] | None:
-    """Return `operator_for` of the running pods."""
-    return operator_for([pod for pod in pods if is_running(pod)], namespace)
-
-
 def operator_for(pods: Sequence[Mapping[str, Any]], namespace: str) -> Mapping[str, Any] | None:
-    """Return the operator that names the namespace, else the one that watches all; None if that is not unique.
+    """Return the running operator that names the namespace, else the one that watches all; None if it is not unique.
 
-    A single pod is always the one, since it may be configured without arguments. Of one release's replicas, the active
-    one counts.
+    A single running pod is always the one, since it may be configured without arguments. Of one release's replicas, the
+    active one counts.
     """
+    pods = [pod for pod in pods if is_running(pod)]
     if len(pods) == 1:
         return pods[0]
     watched = [(pod, arguments(pod, "--namespace")) for pod in pods]
