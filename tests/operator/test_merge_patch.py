@@ -22,9 +22,3 @@ def test_a_patch_makes_the_same_of_what_was_written_and_of_what_may_have_been(
     possible = either(before, tried)
     for there in (before, merged(before, merge_patch(tried, before))):
         assert merged(there, merge_patch(new, possible)) == new
-
-
-def test_a_patch_names_what_goes_and_what_is_there() -> None:
-    before = {"gone": 1, "kept": 2, "inner": {"gone": {"x": 1}, "kept": 3}, "list": [1, 2]}
-    new = {"kept": 2, "inner": {"kept": 4}, "list": [1]}
-    assert merge_patch(new, before) == {"gone": None, "kept": 2, "inner": {"gone": None, "kept": 4}, "list": [1]}

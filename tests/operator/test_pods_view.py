@@ -29,28 +29,30 @@ def cluster() -> ClusterIndices:
     return ClusterIndices()
 
 
-def test_pods_are_told_apart_by_whether_they_live(cluster: ClusterIndices) -> None:
+@pytest.fixture
+def pods(cluster: ClusterIndices) -> JobPods:
+    return JobPods(JobIdentity(KEY, JOB_UID), cluster, NO_API)
+
+
+def test_pods_are_told_apart_by_whether_they_live(cluster: ClusterIndices, pods: JobPods) -> None:
     running = add(cluster, 0, node="n1", phase="Running")
     add(cluster, 1, node="n1", phase="Failed")
     waiting = add(cluster, 2)
     gated = add(cluster, 3, schedulingGates=[{"name": "kueue.x-k8s.io/admission"}])
-    pods = JobPods(JobIdentity(KEY, JOB_UID), cluster, NO_API)
     assert len(pods.all()) == 4
     assert set(pods.living()) == {running, waiting, gated}
 
 
-def test_pools_are_counted_and_paid_for_only_with_a_node(cluster: ClusterIndices) -> None:
+def test_pools_are_counted_and_paid_for_only_with_a_node(cluster: ClusterIndices, pods: JobPods) -> None:
     add(cluster, 0, node="n1", phase="Running")
     add(cluster, 1, where=pool(name="sure", capacity="OnDemand"))
     add(cluster, 2, where=None)
-    pods = JobPods(JobIdentity(KEY, JOB_UID), cluster, NO_API)
     assert pods.by_pool() == {"spot": 1, "sure": 1, "": 1}
     assert pods.paid_for(()) == {"spot": 1}
     assert pods.paid_for({"tiny-w1"}) == {"spot": 1, "sure": 1}, "it has one, of which no watch has told"
 
 
-def test_numbers_go_on_after_the_largest_also_of_pods_that_have_ended(cluster: ClusterIndices) -> None:
-    pods = JobPods(JobIdentity(KEY, JOB_UID), cluster, NO_API)
+def test_numbers_go_on_after_the_largest_also_of_pods_that_have_ended(cluster: ClusterIndices, pods: JobPods) -> None:
     assert pods.next_number() == 0
     add(cluster, 4, phase="Failed")
     add(cluster, 2)
