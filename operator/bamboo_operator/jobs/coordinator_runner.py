@@ -36,7 +36,7 @@ from bamboo_core.coordinator.events import (
     WorkersAbsent,
 )
 from bamboo_core.coordinator.history_feed import HistoryFeed
-from bamboo_core.coordinator.job_status import WantedWorkers, status, wanted_workers
+from bamboo_core.coordinator.job_status import status, wanted_workers
 from bamboo_core.coordinator.progress import BEGINNING, EarlierProgress
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.history.files import history_url
@@ -112,7 +112,6 @@ class CoordinatorRunner:
         )
         self._feed = HistoryFeed(secrets.token_hex(4), self.record.now)
         self._status: tuple[CoordinatorState, float, Status] | None = None  # the newest, with its state and time
-        self._wanted: tuple[CoordinatorState, WantedWorkers] | None = None  # the newest, with its state
 
     def status(self) -> Status:
         """Return the coordinator's present status, cached because a reconciliation asks for it several times."""
@@ -123,9 +122,7 @@ class CoordinatorRunner:
 
     def demand(self) -> PodDemand:
         """Return the workers that the coordinator wants now."""
-        if self._wanted is None or self._wanted[0] is not self.state:
-            self._wanted = self.state, wanted_workers(self.state)
-        return PodDemand(wanted=self._wanted[1], status=self.status(), joined=self.joined)
+        return PodDemand(wanted=wanted_workers(self.state), status=self.status(), joined=self.joined)
 
     def plan_record(self, deleting: Collection[WorkerId]) -> str | None:
         """Return the plan record for the status; None without a plan, or while the earlier operator's record holds.
