@@ -26,7 +26,6 @@ from bamboo.terminal.run_progress import RunProgress
 from bamboo.terminal.time_flag import LONGEST_SECONDS
 from bamboo.traces.files import read_nodes
 from bamboo.traces.generate import Generation, Pattern
-from bamboo.traces.summary import summarize
 from bamboo.traces.trace import NodeTraceError, unpriced
 from bamboo_core.job.budget_reach import HOUR, past
 from bamboo_core.job.spec import JobSpec, wanted_workers
@@ -172,7 +171,7 @@ def _limits(wanted: PlanOptions, spec: JobSpec, market: Market) -> Limits:
         if given and chosen:
             raise InvalidRequest(f"{flag}: expected only where spec.topology says a number, as they are chosen")
     room, most = spec.spread.workers_per_node, 2 * wanted_workers(spec)
-    if nodes := wanted.nodes or (summarize(market.recording).peak if market.recording is not None else 0):
+    if nodes := wanted.nodes or (market.figures.peak if market.figures is not None else 0):
         most = nodes * room
     return Limits(
         nodes=most,

@@ -134,32 +134,32 @@ def _of_recording(wanted: SimulateOptions, traces: list[str], run: JobRun, say: 
 def _of_rates(wanted: SimulateOptions, run: JobRun, say: Say | None) -> list[SimulatedCase]:
     rates, seeds = wanted.preempt_rate or [], _seeds(wanted.seeds)
     generations = [_generation(wanted, run.spec, rate) for rate in rates]
-    if say is not None:
-        if len(rates) * len(seeds) != 1:
-            raise InvalidRequest("--events: expected one run; give --trace, or one --preempt-rate and --seeds A:A")
-        trace = made_up(generations[0], run.spec, seeds[0])
-        result = simulate_job(replace(run, trace=trace), say)
-        return [SimulatedCase(name=f"{rates[0]:g}", runs=(result,))]
+    if say is not None and len(rates) * len(seeds) != 1:
+        raise InvalidRequest("--events: expected one run; give --trace, or one --preempt-rate and --seeds A:A")
     every = [(one, seed) for one in generations for seed in seeds]
-    with RunProgress(len(every), shown=not wanted.quiet) as bar:
-        results = iter(simulate_seeds(run, every, wanted.jobs or os.cpu_count() or 1, bar.done))
+    with RunProgress(len(every), shown=not wanted.quiet and say is None) as bar:
+        results = iter(simulate_seeds(run, every, wanted.jobs or os.cpu_count() or 1, bar.done, say))
     return [SimulatedCase(name=f"{rate:g}", runs=tuple(islice(results, len(seeds)))) for rate in rates]
 
 
 def simulate_seeds(
-    run: JobRun, cases: Sequence[tuple[Generation, int]], jobs: int, done: Callable[[int], None]
+    run: JobRun,
+    cases: Sequence[tuple[Generation, int]],
+    jobs: int,
+    done: Callable[[int], None],
+    say: Say | None = None,
 ) -> list[JobResult]:
     """Return the results of the job with nodes generated for each case's seed. They do not depend on `jobs`.
 
-    run: its trace is ignored. jobs: processes; 1 is this one. done: called at the end of each run. Raises
-    SimulationError for the first run that fails.
+    run: its trace is ignored. jobs: processes; 1 is this one. done: called at the end of each run. say: called
+    with each event of a single run. Raises SimulationError for the first run that fails.
     """
     model = model_of(run)  # step times are shared between the runs of a process
 
     def simulate(case: tuple[Generation, int]) -> JobResult:
         generation, seed = case
         try:
-            return simulate_job(replace(run, trace=made_up(generation, run.spec, seed)), model=model)
+            return simulate_job(replace(run, trace=made_up(generation, run.spec, seed)), say, model)
         except SimulationError as error:
             raise SimulationError(f"rate {generation.removal:g}, seed {seed}: {error}") from None
 

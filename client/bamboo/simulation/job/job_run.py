@@ -281,16 +281,8 @@ class _Simulation:
 
     def _profile(self) -> protocol.Profile:
         profile = self._run.profile
-        layers = tuple(
-            LayerBytes(
-                parameters=layer.parameters,
-                optimizer=layer.optimizer,
-                gradients=layer.gradients,
-                activations=layer.activations,
-                boundary=layer.boundary,
-            )
-            for layer in profile.layers
-        )
+        names = LayerBytes.__struct_fields__
+        layers = tuple(LayerBytes(**{name: getattr(layer, name) for name in names}) for layer in profile.layers)
         return protocol.Profile(costs=profile.costs, layers=layers, memory=profile.machine.memory)
 
     # nodes and workers

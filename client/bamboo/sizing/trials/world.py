@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from statistics import NormalDist, fmean
+from statistics import NormalDist
 from typing import Any, Final
 
 import msgspec
@@ -15,8 +15,8 @@ from bamboo.simulation.job.job_zones import made_up
 from bamboo.sizing.price_list import MachinePrice
 from bamboo.sizing.trials.candidate import Candidate, job_of
 from bamboo.traces.generate import Generation
-from bamboo.traces.summary import nodes_over_time, summarize
-from bamboo.traces.trace import Trace, make_trace, price_series
+from bamboo.traces.summary import NodeTraceSummary, nodes_over_time, summarize
+from bamboo.traces.trace import Trace, make_trace
 from bamboo.traces.window import window
 from bamboo_core.job.placement_spec import Capacity, pool_price
 from bamboo_core.job.spec import JobSpec
@@ -54,23 +54,16 @@ class Market:
             return tuple(sorted({change.zone for change in self.recording.changes}))
         return self.generation.zones if self.generation else ()
 
-    def spot_usd(self, usual: float) -> float:
-        """Return the mean USD per hour of a spot node, over time and zones. usual: that of zones without prices."""
-        found = [usual if price is None else price for price in self._recorded_usd]
-        return fmean(found) if found else usual
-
     @cached_property
-    def _recorded_usd(self) -> tuple[float | None, ...]:
-        """Return the mean price in each named zone of a recording; None where it has none."""
-        if self.recording is None:
-            return ()
-        return tuple(_mean_price(self.recording, zone) for zone in self.zones if zone)
+    def figures(self) -> NodeTraceSummary | None:
+        """Return the figures of the recording; None for generated nodes."""
+        return summarize(self.recording) if self.recording is not None else None
 
-    @cached_property
+    @property
     def _loss_rate(self) -> float:
         """Return the losses of a node in an hour."""
-        if self.recording is not None:
-            return summarize(self.recording).removals_per_node_hour
+        if self.figures is not None:
+            return self.figures.removals_per_node_hour
         return self.generation.removal if self.generation else 0.0
 
     def losses_per_hour(self, workers: int) -> float:
@@ -141,9 +134,11 @@ class World:
         return self.spec.training.steps
 
     def spot_usd(self, machine: str) -> float:
-        """Return the USD of a spot node for an hour, on average; 1 if unknown."""
-        prices = self.machines[machine].profile.prices
-        return self.market.spot_usd(prices.spot if prices else 1.0)
+        """Return the mean USD per hour of a spot node: recorded, else of the profile; 1 if both are unknown."""
+        figures, prices = self.market.figures, self.machines[machine].profile.prices
+        if figures is not None and figures.usd_per_hour is not None:
+            return figures.usd_per_hour
+        return prices.spot if prices else 1.0
 
     def on_demand_usd(self, machine: str) -> float | None:
         """Return the USD per hour of an on-demand node; None if unknown.
@@ -194,16 +189,3 @@ def has_price(machine: MachineKind, spec: JobSpec, market: Market) -> bool:
     spot = [pool for pool in spec.node_pools if pool.capacity is Capacity.SPOT]
     recorded = market.recording is not None and bool(market.recording.prices)
     return machine.profile.prices is not None or recorded or any(pool.price_per_hour is not None for pool in spot)
-
-
-def _mean_price(trace: Trace, zone: str) -> float | None:
-    """Return the USD of a node in that zone for an hour, on average over time; None if the recording has no price."""
-    series = price_series(trace, zone)
-    if not series:
-        return None
-    ends = [*(price.at for price in series[1:]), max(trace.duration, series[-1].at)]
-    begins = [0.0, *(price.at for price in series[1:])]
-    spans = [end - begin for begin, end in zip(begins, ends, strict=True)]
-    if not sum(spans):
-        return series[-1].usd_per_hour
-    return sum(one.usd_per_hour * span for one, span in zip(series, spans, strict=True)) / sum(spans)
