@@ -1,4 +1,4 @@
-"""Figures of a recording. Pure."""
+"""Figures of a recording: nodes, removals, lifetimes, prices. Pure."""
 
 import statistics
 from collections import Counter

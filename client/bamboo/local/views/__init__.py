@@ -1,1 +1,1 @@
-"""Views of a local run: its page, its metrics, its workers' log, and its summary."""
+"""Views of a local run: its page, its workers' log, and its summary."""

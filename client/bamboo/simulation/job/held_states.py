@@ -66,7 +66,7 @@ class HeldStates:
         return begun
 
     def arrived(self, worker: WorkerId, stage: int, at: float) -> bool:
-        """Record that a copy due at that time is complete; return whether it is still wanted."""
+        """Record that a copy is complete; return False if it was dropped or replaced. at: when it was due."""
         if self._coming.get((worker, stage)) != at:
             return False
         del self._coming[worker, stage]

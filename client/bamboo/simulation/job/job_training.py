@@ -124,7 +124,7 @@ class SimulatedTraining:
         self._waited()
 
     def _waited(self) -> None:
-        """Record the time without a running grid, if any, up to now."""
+        """Record the time since the grid stopped, if it stands still."""
         if self._idle_since is not None:
             self._record.stopped.append((self._idle_since, self._clock.now, self._clock.now - self._idle_since))
             self._idle_since = None

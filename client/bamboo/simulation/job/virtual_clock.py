@@ -28,7 +28,7 @@ class VirtualClock:
         self._count = 0
 
     def at(self, moment: float, action: Action) -> Timer:
-        """Schedule an action. A moment in the past means now."""
+        """Schedule an action at a moment, or now if the moment is past."""
         self._count += 1
         timer = Timer(action)
         heapq.heappush(self._queue, (max(moment, self.now), self._count, timer))

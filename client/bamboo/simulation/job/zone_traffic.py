@@ -134,7 +134,7 @@ def _reduction(
     gradients: float,
     receivers: Sequence[Counter[WorkerId]],
 ) -> Iterator[Transfer]:
-    """Yield a pipeline's transfers to each other one: the sums of their chunk, and the total of its own chunk."""
+    """Yield a pipeline's transfers to every other pipeline: sums of their chunk, and the total of its own chunk."""
     owner, bounds = plan.at(cell).owner, layout.bounds
     sums = len(nodes_of(layout.shares[cell.pipeline], len(bounds) - 1))
     for them in receivers:
