@@ -1,4 +1,4 @@
-"""A cell's work on one step: order of forwards and backwards, awaited and dropped frames, kept sums of groups."""
+"""A cell's work on one step: programs of schedules, and frames that are awaited, kept or dropped."""
 
 import pytest
 import torch

@@ -63,7 +63,7 @@ def commit_of(root: OneEngine, step: int) -> Commit:
 
 
 def new_root() -> Plan:
-    """The plan after the loss of the first root: its shadow runs stage 0."""
+    """Return the plan after the loss of the first root: its shadow runs stage 0."""
     shadow = THREE.at(ROOT).shadow
     assert shadow is not None
     row = (Assignment(owner=shadow), *THREE.pipelines[0][1:])

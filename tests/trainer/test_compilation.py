@@ -1,4 +1,4 @@
-"""Compiled layers: equal bits wherever they run, all code made before the first forward, and no silent way out."""
+"""Compiled layers: equal bits on every worker, all code made before the first forward, and no silent fallback."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +30,7 @@ COMPILED = replace(CONFIG, compile=True)
 
 
 def made() -> int:
-    """How many graphs there is code for in this process."""
+    """Return the number of graphs compiled in this process."""
     return int(counters["stats"]["unique_graphs"])
 
 
@@ -49,7 +49,7 @@ class Detaching(nn.Module):
 
 
 def test_a_layer_that_no_gradient_reaches_is_named() -> None:
-    """Its parameters would be updated with zeros, and where the model is split behind it not at all."""
+    """Its parameters would be updated with zeros, but not if the model is split behind it."""
     task = small_task(layers=(lambda: nn.Linear(2, 2), lambda: nn.Linear(2, 2), Detaching))
     with pytest.raises(TaskError, match=r"layer 1 \(Linear\) is compiled .* no gradient reaches it"):
         one_step(chain(task, [(0, 3)], COMPILED), 0, COMPILED)
@@ -68,8 +68,8 @@ def test_blocks_of_a_split_module_are_compiled_and_its_own_code_is_not() -> None
 
 
 def test_all_code_is_there_before_the_first_forward_and_a_repetition_has_the_same_bits(tmp_path: Path) -> None:
-    """Neither the first step nor a takeover waits for a compiler. A repetition: by another holder, layer by layer, as a
-    shadow and after another microbatch.
+    """Neither the first step nor a takeover waits for a compiler. The repetitions run on another holder, layer by
+    layer, as a rehearsal, and after another microbatch.
     """
     task, before = small_gpt(tmp_path, dropout=0.1), made()
     one = chain(task, SPLITS[2], COMPILED)
@@ -120,7 +120,7 @@ def norm() -> nn.Module:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("layer", [Marked, norm])
 def test_what_must_not_be_compiled_runs_as_it_is(layer: Callable[[], nn.Module], caplog) -> None:
-    """The layers beside it are compiled, and the split changes no bit of them either."""
+    """The layers beside it are compiled, and the split changes none of their bits."""
     task = replace(small_task(), layers=(lambda: nn.Linear(2, 3), layer, lambda: nn.Linear(3, 2)))
     with caplog.at_level("INFO"):
         losses, state = trained(task, [(0, 2), (2, 3)], COMPILED, 1)
@@ -133,7 +133,7 @@ def test_what_must_not_be_compiled_runs_as_it_is(layer: Callable[[], nn.Module],
 
 
 class Branches(nn.Module):
-    """Which way it takes depends on values: no one graph has both."""
+    """Takes a branch that depends on values, so no one graph has both branches."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * 2 if float(x.detach().sum()) > 0 else x
@@ -162,7 +162,7 @@ def test_a_layer_that_is_no_one_graph_is_refused_by_name(layer: type[nn.Module])
 
 
 def test_inputs_of_ever_new_forms_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch itself would run such a layer uncompiled from some call on, and so with other bits on who has run less."""
+    """torch would run such a layer uncompiled after some calls, and so with other bits on workers with fewer calls."""
     monkeypatch.setattr(compilation, "MOST_FORMS", 2)
     compiled = compilation.CompiledLayers({0: nn.Tanh()}, deterministic=True)
     for rows in (2, 3):

@@ -1,4 +1,4 @@
-"""What layers will be given is known before any of them is run."""
+"""Forms of layers' inputs, known before any layer runs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from stage_kit import CONFIG, at, small_gpt, small_task
 
 
 class Counts(nn.Module):
-    """Its way depends on values, which nobody has without data."""
+    """Branches on values, which nobody has without data."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * float(x.sum())

@@ -1,4 +1,4 @@
-"""What lacks for compiled layers is told in one sentence, before a job begins with it."""
+"""Requirements of compiled layers: a missing one is reported before a job begins."""
 
 import sysconfig
 from collections.abc import Iterator

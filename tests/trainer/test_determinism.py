@@ -1,4 +1,4 @@
-"""The determinism guard: which holder has other bits, and that tasks that are not deterministic, and no others, end."""
+"""The determinism guard: it names the holder with other bits, and ends only tasks that are not deterministic."""
 
 import random
 import re
@@ -32,7 +32,7 @@ class Here(dict[int, Any]):
 
 
 class Noisy(torch.optim.SGD):
-    """Adds what nobody can repeat, from the third step on."""
+    """Adds a random number to a parameter from the third step on."""
 
     steps = 0
 
@@ -54,19 +54,19 @@ NOISY = small_task(layers=[lambda: nn.Linear(2, 2)] * 2, optimizer=lambda named:
 
 @pytest.mark.parametrize(("grid", "mode"), [((2, 1), "Replicas"), ((1, 2), "None"), ((2, 2), "Replicas")])
 def test_holders_of_a_stage_whose_bits_differ_end_the_job_soon(grid, mode) -> None:
-    """Owner and replica, or the owners of two pipelines: at the next comparison, after 4 of 40 steps."""
+    """An owner and a replica, or the owners of two pipelines, are compared next after 4 of 40 steps."""
     message = r"other bits of stage \d after 4 steps; first difference: parameter 'bias' of layer \d \(Linear\)"
     assert re.search(message, why_failed(job_of(NOISY, grid, 40, mode).run()))
 
 
 @pytest.mark.parametrize(("grid", "mode"), [((2, 1), "Replicas"), ((1, 2), "None")])
 def test_a_job_that_says_it_is_not_deterministic_is_not_compared(grid, mode) -> None:
-    """Neither are its states, nor is its optimizer tried."""
+    """The coordinator compares no states, and no worker tries the optimizer."""
     assert job_of(NOISY, grid, 6, mode, deterministic=False).run().end.reason == "Complete"
 
 
 def test_states_that_differ_as_they_were_built_end_the_job_at_once() -> None:
-    """As by their hardware, or by the order of a set."""
+    """The hardware, or the order of a set, may make them differ."""
     built = count()
 
     class Elsewhere(nn.Linear):
@@ -94,7 +94,7 @@ def test_states_are_compared_early_and_then_regularly() -> None:
 
 
 def test_the_sums_of_a_checkpoint_are_told_again_also_after_those_of_newer_states() -> None:
-    """They may be lost with a connection, and the coordinator commits the checkpoint when all have told them."""
+    """A connection may lose them, and the coordinator commits the checkpoint only when all holders have sent them."""
     states, said = Here(), list[Any]()
     log = SimpleNamespace(commits={10: SimpleNamespace(checkpoint="a")}, end=None)
     ports = SimpleNamespace(coordinator=SimpleNamespace(tell=said.append), steps=17, deterministic=True)
@@ -112,7 +112,7 @@ STEPS = 40
 
 
 class LateLayer(nn.Linear):
-    """Deterministic for its first calls."""
+    """A layer that is deterministic in its first calls."""
 
     built = count()
 
@@ -137,14 +137,14 @@ class Counts(LateLayer):
 
 
 class Switches(LateLayer):
-    """Every call from a certain one on does the same, so two workers that are both past it agree."""
+    """Does the same in every call from a certain one on, so two workers past that call agree."""
 
     def late(self, x):
         return x * 1.001
 
 
 class Elsewhere(LateLayer):
-    """As if each process were another one."""
+    """Depends on the number of the layer's instance, as if on the process."""
 
     def late(self, x):
         return x * (1 + 1e-6 * self.number)
@@ -173,8 +173,8 @@ def job(grid: tuple[int, int], *layers: Any, mode: str = "Replicas", determinist
 
 
 def why_ended(job: Job) -> str:
-    """What a worker raises that can tell that the task is not deterministic, or what the coordinator ends the job with
-    where workers come to other bits, each always to the same.
+    """Return the error that a worker raises for a task that is not deterministic, or the coordinator's reason for
+    ending a job whose workers always come to different bits.
     """
     try:
         job.run()
@@ -207,7 +207,7 @@ class Timed(nn.Linear):
 
 
 class Seldom(nn.Linear):
-    """Left out so rarely that nobody sees it."""
+    """Skips the layer too rarely for anybody to see it."""
 
     def forward(self, x):
         return x if random.random() < 1e-12 else super().forward(x)
@@ -349,7 +349,7 @@ def test_what_begins_late_is_found_by_a_replica_another_pipeline_or_the_only_wor
     "lost", [(), (Fault("ReduceGradients", Cell(1, 0), 20), Fault("GatherGradients", Cell(1, 1), 20))]
 )
 def test_nobody_looks_where_results_may_differ(lost) -> None:
-    """Neither in the first step, nor where copies are compared, nor at the end, nor after a loss."""
+    """Results may differ in the first step, between copies, at the end, and after a loss."""
     fickle = job((2, 2), of(Dropped, 2, 2), of(Draws), deterministic=False)
     fickle.faults = [*lost]
     assert fickle.run().finish.outcome is Outcome.COMPLETE

@@ -58,7 +58,7 @@ def assert_same(job: Job, stages: int, pipelines: int) -> None:
 
 @pytest.mark.parametrize(("stages", "pipelines", "tied"), [(1, 1, False), (4, 2, True)])
 def test_losses_and_weights_are_those_of_plain_pytorch(stages: int, pipelines: int, tied: bool) -> None:
-    """Float tolerance: the same sums in another order (stages' norms, pipelines' gradients), a few ulps a step."""
+    """Float tolerance: our sums have another order than PyTorch's, which differs by a few ulps a step."""
     job = Job(manifest(stages, pipelines, tied=tied)).run()
     spec = job.spec
     config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=4, micro_batch_size=2)
@@ -70,7 +70,7 @@ def test_losses_and_weights_are_those_of_plain_pytorch(stages: int, pipelines: i
 
 
 def test_a_kill_at_each_kind_of_instruction_leaves_the_bits() -> None:
-    """In the smallest grid that has a stage with two neighbours and a sibling."""
+    """Uses the smallest grid that has a stage with two neighbours and a sibling."""
     undisturbed(3, 2)
     killed = kill_at_each(manifest(3, 2), lambda f: f.step == 2, lambda job: assert_same(job, 3, 2), of_name)
     assert {"Forward", "Backward", "SyncReplicas", "ReportReady", "OptimizerStep"} <= {f.name for f in killed}
@@ -118,8 +118,8 @@ def with_a_loss_undisturbed(stages: int, pipelines: int) -> Job:
     ],
 )
 def test_all_siblings_share_what_is_lost_in_the_same_step(stages: int, pipelines: int, kept: int, most: int) -> None:
-    """The last backward of the step is lost. Nobody runs more forwards in it than its own and an equal part of four, of
-    which the new owner does not run those that the lost one had finished.
+    """The last backward of the step is lost. No worker runs more forwards in that step than its own and an equal part
+    of four. The new owner does not run forwards that the lost worker had finished.
     """
     job = Job(
         with_a_loss(stages, pipelines), (Fault("Backward", Cell(pipelines > 1, 0), 2, 7 if pipelines > 1 else 3),)
@@ -137,7 +137,7 @@ def test_all_siblings_share_what_is_lost_in_the_same_step(stages: int, pipelines
 
 
 def test_what_a_kill_does_wrong_is_told() -> None:
-    """Each of these jobs is run in a process of its own."""
+    """Each killed job runs in a process of its own."""
     if torch.accelerator.is_available():
         pytest.skip("they are run in this process")
 
@@ -158,7 +158,9 @@ def test_what_a_kill_does_wrong_is_told() -> None:
 def test_a_spare_worker_takes_its_part_within_the_step(
     stages: int, pipelines: int, kind: Kind | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It goes on behind what the heir has finished. Then somebody is lost, at any instruction until the step ends."""
+    """The spare worker continues behind the microbatches that the heir has finished. Then another worker is lost, at
+    any instruction until the step ends.
+    """
     monkeypatch.setattr(transitions, "LEAST_SECONDS", -1.0)
     document, lost = manifest(stages, pipelines, standby=1), Fault("Forward", Cell(0, stages - 1), 2, 1)
     document["spec"]["training"]["globalBatchSize"] = 16 * pipelines
@@ -217,8 +219,9 @@ def test_what_is_summed_stays_so_through_any_number_of_losses_in_a_step(
 
 
 def test_no_cell_moves_while_its_committed_step_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its worker dies between its report of the step and its last gradients, and the heir is slow to repeat it: when
-    the step is committed, with the plan that heals the pipeline at hand, it has nothing for the next owner.
+    """The cell's worker dies between its report of the step and its last gradients, and the heir is slow to repeat the
+    step. When the step is committed, with the plan that heals the pipeline at hand, the heir has nothing for the next
+    owner.
     """
     last, slow, turn = Cell(0, 2), set[str](), Engine.turn
 
@@ -250,7 +253,9 @@ def test_no_cell_moves_while_its_committed_step_is_repeated(monkeypatch: pytest.
 
 
 def test_a_replica_that_misses_commits_while_it_is_filled_catches_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its state takes some steps to come, and its link to the root breaks: the root then repeats the last commits."""
+    """The replica's state takes some steps to arrive, and its link to the root breaks. The root then repeats the last
+    commits.
+    """
     job = Job(manifest(4, 1, standby=1, steps=14), (Fault("Backward", Cell(0, 2), 1, 1),))
     missed: list[int] = []
     late: list[tuple[MemoryTransport, Frame]] = []
@@ -319,14 +324,14 @@ def killed_with_neighbours(
 def test_neighbours_are_killed_at_once_at_an_instruction(
     stages: int, replicas: int, cell: Cell | None, kind: Kind | None
 ) -> None:
-    """In the middle of a step, with one pipeline and no checkpoint: as many as there are replicas."""
+    """As many workers as there are replicas are killed in the middle of a step, with one pipeline and no checkpoint."""
     killed = killed_with_neighbours(manifest(stages, 1), 2, replicas, cell, kind)
     assert {f.cell for f in killed} == ({cell} if cell else {Cell(0, s) for s in range(stages)})
     assert {"Forward", "Backward", "SyncReplicas", "ReportReady", "OptimizerStep"} <= {f.name for f in killed}
 
 
 def test_the_mode_is_switched_at_a_step_boundary() -> None:
-    """Every few steps another mode is asked for; a worker dies after the last one. The numbers do not change."""
+    """The user asks for another mode every few steps; a worker dies after the last change. The numbers do not change."""
     modes = ["Replicas", "None", "Auto"]
     left = list(enumerate(modes))
 

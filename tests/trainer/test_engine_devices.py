@@ -99,7 +99,7 @@ def test_what_is_about_no_stage_passes_as_it_is_and_a_cell_is_left_behind_as_a_w
 
 @given(st.lists(st.lists(st.sampled_from("abcd"), unique=True).map(tuple), min_size=2, max_size=2))
 def test_everybody_writes_the_layers_that_the_coordinator_has_dealt(writers: list[tuple[str, ...]]) -> None:
-    """So it knows, if a worker is lost, which layers nobody writes any more."""
+    """So the coordinator knows which layers lack a writer when a worker is lost."""
     unfolded = Folding(2).unfolded_writers(tuple(writers), STAGES)
     for worker in "abcd":
         dealt = [share(mine, worker, layers) for mine, layers in zip(writers, ((0, 3), (3, 8)), strict=True)]
@@ -121,7 +121,7 @@ def test_times_are_those_of_a_stage_once_each_part_has_been_measured() -> None:
 
 
 def divided(stages: int, pipelines: int = 1, **more: Any) -> dict[str, Any]:
-    """Six layers."""
+    """Return the manifest of a model of six layers."""
     document = manifest(stages, pipelines, **more)
     document["spec"]["task"]["config"]["blocks"] = 4
     return document

@@ -22,7 +22,10 @@ ALONE = initial_plan(PEERS, ((0, 3),), 2, SPEC, RedundancySpec())
 
 
 def shared(first: int) -> Plan:
-    """The second cell's owner runs the first of its four groups, and the other worker runs the rest."""
+    """Return a plan in which the second cell's owner runs the first groups, and the other worker the rest.
+
+    first: the number of groups that the owner runs.
+    """
     owner, other = (ALONE.at(Cell(d, 0)).owner for d in (1, 0))
     portions = (Portion(worker=owner, first=0, end=first), Portion(worker=other, first=first, end=4))
     row = (msgspec.structs.replace(ALONE.at(Cell(1, 0)), portions=portions),)
@@ -154,7 +157,9 @@ def test_a_portion_whose_sum_the_owner_has_is_not_run() -> None:
 
 
 def test_an_owner_adds_up_the_sums_that_are_here_and_awaits_the_others() -> None:
-    """Sums of the first group, of the two behind it, and of the second: it is part of another one."""
+    """The kept sums are of the first group, of the two groups behind it, and of the second, which is part of another
+    sum.
+    """
     plan, cell, first = shared(1), Cell(1, 0), ALONE.target.split[1][0]
     one, portions = made(plan, plan.at(cell).owner)
     owned = CellStep(cell, 0, ALONE.target, portions=plan.at(cell).portions)
@@ -196,7 +201,7 @@ def test_kept_sums_are_the_largest_ones_of_the_newest_step_up_to_a_gap() -> None
 
 @pytest.mark.parametrize("lasts", [0, 1, 2, 5])
 def test_a_sum_is_on_its_way_for_half_of_the_time_at_most(lasts: int) -> None:
-    """lasts: microbatches for which one is on its way."""
+    """lasts: the number of microbatches for which a sum is in transit."""
     pace, until, sent = Pace(), 0, 0
     for microbatch in range(100):
         if pace.allows(is_sending=microbatch < until):
@@ -210,7 +215,7 @@ def names(one: OneEngine) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize(("mode", "expected"), [("None", []), ("Replicas", [("Rehearsal", 0)])])
 def test_the_stage_behind_is_tried_once_if_it_is_held_here(mode: str, expected: list[object]) -> None:
-    """What runs for the first time is slow, and must not be so in a takeover."""
+    """First runs are slow, and must not delay a takeover."""
     rows = tuple(msgspec.structs.replace(row, replicas=()) for row in THREE.pipelines[0])
     bare = msgspec.structs.replace(THREE, mode=RedundancyMode.NONE, pipelines=(rows,))
     one = OneEngine("w0", bare if mode == "None" else THREE)
@@ -219,7 +224,7 @@ def test_the_stage_behind_is_tried_once_if_it_is_held_here(mode: str, expected: 
 
 
 def test_nothing_is_tried_out_in_a_step_in_which_roles_have_changed() -> None:
-    """Others may wait for what is repeated then. w2 holds the first stage, whose inputs are always there."""
+    """Others may wait for repetitions in that step. w2 holds the first stage, whose inputs are always here."""
     calm, changed = OneEngine("w2", THREE), OneEngine("w2", THREE)
     changed.engine.obey(msgspec.structs.replace(THREE, epoch=THREE.epoch + 1))
     assert calm.work() == [("Rehearsal", 0)]
@@ -227,7 +232,7 @@ def test_nothing_is_tried_out_in_a_step_in_which_roles_have_changed() -> None:
 
 
 def test_now_and_then_a_forward_of_the_stage_behind_is_timed_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once in a step, so that the workers of one pipeline can be compared. w2 holds the first stage."""
+    """One forward in a step is timed, to compare the workers of one pipeline. w2 holds the first stage."""
     one = OneEngine("w2", THREE)
     one.work()
     told: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""What a worker does next, of all that its cells could do, and what becomes of a cell that moves."""
+"""The next instruction that a worker runs, and the work on a cell that moves to another worker."""
 
 import msgspec
 import pytest
@@ -15,7 +15,7 @@ MIDDLE, LAST = Cell(0, 1), Cell(0, 2)
 
 
 def feed(one: OneEngine, cell: Cell, microbatches: range, step: int = 0) -> None:
-    """All that the cell's forwards of a step take."""
+    """Send all inputs of the cell's forwards of a step."""
     for m in microbatches:
         one.get(FrameKind.ACTIVATION, cell, torch.full((1, 3), 0.1 * m), microbatch=m, step=step)
 
@@ -57,7 +57,9 @@ def test_a_step_is_not_reported_before_the_replica_has_the_state_that_it_began_w
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_parts_of_a_stage_are_reported_before_the_replica_has_their_gradients(devices: int) -> None:
-    """One heir has all of them at one version, and repeats them together; two stages of a worker may have two."""
+    """One heir has all parts of a stage at one version, and repeats them together. Two stages of a worker may have two
+    heirs.
+    """
     one = OneEngine("w0", in_two_parts(), devices=devices)
     parts = [Cell(0, part) for part in range(2)]
     for cell in parts:
@@ -70,7 +72,7 @@ def test_the_parts_of_a_stage_are_reported_before_the_replica_has_their_gradient
 
 
 def announce(one: OneEngine, version: int) -> None:
-    """The replica of the last stage says what it holds."""
+    """Send an announcement of the last stage's replica."""
     one.get(FrameKind.ANNOUNCE, LAST, sender="w1", payload=Announce(version=version, secured=version))
 
 
@@ -89,7 +91,7 @@ def test_a_worker_that_lacks_the_roots_plan_begins_no_step_by_the_old_one() -> N
 
 
 def moved(cell: Cell, worker: str) -> Plan:
-    """A boundary plan that gives the cell to its replica."""
+    """Return a boundary plan that gives the cell to its replica."""
     row = list(PLAN.pipelines[0])
     row[cell.stage] = Assignment(owner=worker, replicas=(PLAN.at(cell).owner,))
     return msgspec.structs.replace(PLAN, epoch=PLAN.epoch + 1, pipelines=(tuple(row),), boundary=True)
@@ -129,7 +131,7 @@ def test_its_next_owner_gets_them_though_the_commit_comes_before_they_are_sent()
 
 
 def test_whoever_takes_a_committed_step_over_waits_for_its_gradients_unless_the_link_breaks() -> None:
-    """Repeating it would be waste; if what the owner before owes may be lost, it is repeated."""
+    """A repetition would be waste. The new owner repeats the step only if the former owner's gradients may be lost."""
     one, plan = OneEngine("w1", PLAN), moved(LAST, "w1")
     one.engine.obey(plan)
     feed(one, MIDDLE, range(8))

@@ -1,4 +1,4 @@
-"""torch's fused kernels, which are taken where a task leaves open which ones do its optimizer's steps."""
+"""torch's fused kernels, which Bamboo uses where a task does not choose the kernels of its optimizer."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -35,7 +35,7 @@ KERNELS: dict[str, Make] = {
 def test_a_convolution_before_a_norm_gets_the_bits_of_a_plain_loop_with_the_same_kernel(
     stated: bool | None, equal: bool
 ) -> None:
-    """Its gradients are nearly zero, so that Adam makes much of other roundings."""
+    """Its gradients are nearly zero, so Adam magnifies other roundings."""
     images = torch.randn(6, 2, 6, 6, generator=torch.Generator().manual_seed(1))
     layers = (lambda: nn.Conv2d(2, 3, 3), lambda: nn.BatchNorm2d(3), nn.ReLU, nn.Flatten, lambda: nn.Linear(48, 2))
     task = small_task(
@@ -57,7 +57,7 @@ def test_a_convolution_before_a_norm_gets_the_bits_of_a_plain_loop_with_the_same
 
 
 class Own(torch.optim.AdamW):
-    """Its step may be anything."""
+    """An optimizer whose step may do anything."""
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_parameter_with_gaps_is_none_for_a_kernel_that_walks_over_memory() -> 
 
 
 class Gaps(nn.LayerNorm):
-    """Its weight stays in fp32, outside of the flat parameters."""
+    """A norm whose weight stays in fp32, outside of the flat parameters."""
 
     def __init__(self) -> None:
         super().__init__(3)
@@ -111,7 +111,7 @@ def _open(named: Named) -> torch.optim.Optimizer:
 
 
 def _unfused(named: Named) -> torch.optim.Optimizer:
-    """What `_open` was before fused kernels were taken."""
+    """Return the optimizer of `_open` without a fused kernel."""
     return ADAMW([p for _, p in named], lr=0.1, fused=False)
 
 
@@ -120,7 +120,7 @@ def _of(optimizer: Callable[[Named], torch.optim.Optimizer]) -> Task:
 
 
 def _kernels(stage: Stage) -> list[tuple[str, bool]]:
-    """What the stage's state says of each parameter's kernel; nothing of one that torch chooses, or the task."""
+    """Return the kernels in the stage's state by parameter; none that torch or the task chooses."""
     numbers = [one for state in whole_state(stage).values() for one in state.scalars.items()]
     return [(name, value) for name, value in numbers if name.endswith(":param_group.fused")]
 

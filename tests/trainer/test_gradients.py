@@ -39,7 +39,7 @@ class Attending(nn.Module):
 
 
 class Hooked(nn.Module):
-    """With hooks that change gradients: each must do so once."""
+    """A layer with hooks that change gradients; each must run once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class ScaledWeight(nn.Module):
 
 
 class Twice(nn.Module):
-    """Uses its weight for two products."""
+    """Uses one weight in two products."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Twice(nn.Module):
 
 
 class Partly(nn.Module):
-    """One of the two products with its weight has a bias, too."""
+    """Uses one weight in two products, of which one has a bias."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Partly(nn.Module):
 
 
 class Experts(nn.Module):
-    """Each of them takes its rows, by its slices of the weights of all; one has none."""
+    """Each expert multiplies its rows by its slices of the weights of all experts. One expert has no rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class Custom(nn.Module):
 
 
 class Aside(nn.Module):
-    """Gives a parameter on, which its inputs have no part in."""
+    """Passes on a parameter that does not depend on the inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Aside(nn.Module):
 
 
 class Repeating(nn.Module):
-    """Checkpoints itself, of which the task says nothing."""
+    """Checkpoints itself, which the task does not declare."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class Repeating(nn.Module):
 
 
 def graph(module: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, list[tuple[GradientEdge, Tensor]]]:
-    """Inputs, and where a backward of one forward begins, with what. Parameters have sums of gradients."""
+    """Return a forward's inputs, and where its backward begins, with gradients. Parameters have sums of gradients."""
     torch.manual_seed(7)
     x = torch.randn(*shape, requires_grad=True)
     with torch.random.fork_rng():
@@ -195,7 +195,7 @@ WHOLE: dict[str, Callable[[], nn.Module]] = {
 
 
 class Products(TorchDispatchMode):
-    """Counts what is computed with tensors, but for views, sums of gradients and what is only made anew."""
+    """Counts operations on tensors, by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -249,9 +249,10 @@ def same(found: list[Tensor], expected: list[Tensor]) -> bool:
 
 
 def summed(stages: list[Stage], delay: int | None, microbatches: int = 6) -> tuple[list[Tensor], list[int]]:
-    """Each stage's sum in three groups, and what crossed the boundaries; how many backwards of the last stage waited.
+    """Return each stage's sum in three groups with the tensors that crossed boundaries, and how many backwards of the
+    last stage waited.
 
-    delay: of weight gradients; None: whole.
+    delay: microbatches by which weight gradients are postponed; None: not postponed.
     """
     bounds = (0, 2, 4, microbatches)
     works = [stage.begin(range(microbatches), bounds) for stage in stages]
@@ -308,7 +309,7 @@ CPU = torch.device("cpu")
 
 
 def gradients(count: int) -> list[torch.Tensor]:
-    """Of very different sizes, so that each order of their sum has bits of its own."""
+    """Return gradients of very different sizes, so that each order of their sum has bits of its own."""
     generator = torch.Generator().manual_seed(count)
     return [torch.randn(8, generator=generator) * 10.0 ** (i % 5) for i in range(count)]
 
@@ -364,7 +365,7 @@ def test_right_halves_of_one_microbatch_are_added_to_the_left_ones(groups: int, 
 
 
 class Reached(nn.Module):
-    """Gradients that autograd hands over in unusual ways: a sparse one, and one of two parts, one after the other."""
+    """Has gradients that autograd returns in unusual ways: a sparse one, and one that comes in two parts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -402,7 +403,7 @@ def test_each_microbatch_counts_as_a_whole_however_its_gradients_come(used: bool
 @pytest.mark.parametrize("groups", [8, 13])
 @pytest.mark.parametrize("first", [0, 3])
 def test_another_worker_goes_on_behind_any_group_with_the_same_bits(groups: int, first: int) -> None:
-    """What it goes on from stays as it is."""
+    """The sums from which the other worker continues are not modified."""
     given, bounds = gradients(groups), range(groups + 1)
     whole = GradientSum(8, CPU, bounds, range(first, groups))
     left = [whole]
@@ -423,7 +424,7 @@ def test_another_worker_goes_on_behind_any_group_with_the_same_bits(groups: int,
 
 @pytest.mark.parametrize(("groups", "cuts"), [(16, (5, 6, 10)), (13, (1, 2, 12)), (7, (3,)), (1, ())])
 def test_sums_that_several_workers_have_made_come_to_the_same_bits(groups: int, cuts: tuple[int, ...]) -> None:
-    """What was received stays as it is: it is logged."""
+    """Received sums are not modified, because the log has them."""
     given = gradients(groups)
     whole = GradientSum(8, CPU, range(groups + 1), range(groups))
     for first, end in pairwise((0, *cuts, groups)):

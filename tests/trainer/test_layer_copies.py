@@ -53,7 +53,10 @@ def plan(**changes: Any) -> Plan:
 
 
 class Files:
-    """written: what is given to be written, by step, layers and the seconds for which training has waited."""
+    """Records the copies to write.
+
+    written: step, layers, and the seconds for which training has waited.
+    """
 
     def __init__(self) -> None:
         self.written: list[tuple[int, list[int], float]] = []
@@ -98,7 +101,7 @@ def test_the_newest_attempt_at_a_step_is_held_whatever_its_name() -> None:
 def test_copies_for_which_the_container_has_no_memory_are_not_kept_and_that_is_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A copy has 12 bytes. There has to be room for as much again, when the next checkpoint is written."""
+    """A copy has 12 bytes. Memory must also suffice for the next checkpoint's copies."""
     memory = [HostMemory(limit=100, used=70)]
     copies, said = made(lambda: memory[0])
     copies.keep(ONE, states(2, 0))
@@ -178,7 +181,7 @@ PIECE_SECONDS = 0.5
 
 
 class Values:
-    """Of so many pieces, of which each takes its time to copy."""
+    """The values of a stage in pieces, each of which takes PIECE_SECONDS to copy."""
 
     def __init__(self, clock: list[float], version: int) -> None:
         self.clock, self.version = clock, version
@@ -196,7 +199,7 @@ class Values:
 
 
 class Writer:
-    """A worker that runs stage 0 of two layers and keeps a replica of stage 1, of four, half of which it writes."""
+    """A worker that runs stage 0 of two layers, and replicates stage 1 of four layers, half of which it writes."""
 
     def __init__(self, version: int = 3) -> None:
         self.clock, self.files = [0.0], Files()
@@ -253,7 +256,7 @@ def test_copies_of_states_that_are_given_up_are_not_written() -> None:
 
 
 def test_complete_copies_wait_until_they_are_handed_over() -> None:
-    """Whether the state is what was told of it is looked at in between."""
+    """In between, the worker compares the state with the checksums that it has sent."""
     writer = Writer()
     writer.reached(0)
     writer.copies.finish(0)
@@ -303,7 +306,7 @@ def alive(job: Job) -> int:
 
 @dataclass
 class Shortage:
-    """A worker is lost at a step, and there is no other one until a later step; then, or never, there are nodes again.
+    """A shortage of nodes: a worker is lost at a step, and nodes come back at a later step, or never.
 
     turns: since the layers began to be split anew.
     """
@@ -368,7 +371,7 @@ def test_when_all_are_lost_meanwhile_the_job_goes_back_to_its_checkpoint(strike:
 
 
 def test_the_stages_before_are_gone_when_the_new_ones_are_built() -> None:
-    """There may not be memory for both."""
+    """Memory may not suffice for both."""
     shortage = Shortage()
     before: dict[str, list[weakref.ref[Stage]]] = {}
     looked: list[str] = []
@@ -389,7 +392,7 @@ def test_the_stages_before_are_gone_when_the_new_ones_are_built() -> None:
 
 
 def test_a_state_that_only_the_state_dict_shows_is_not_sent() -> None:
-    """It need not even be a tensor; nothing is restored from it."""
+    """Such a state need not be a tensor; nothing is restored from it."""
 
     class Extra(nn.Linear):
         def get_extra_state(self) -> dict[str, int]:
@@ -413,7 +416,7 @@ def slow_steps(job: Job, fault: Fault) -> None:
 
 
 def begun_anew(job: Job) -> int:
-    """How often a step began anew; the job has the bits of an undisturbed one."""
+    """Return how often a step began anew. The job must have the bits of an undisturbed one."""
     assert result(job) == undisturbed()
     return sum(ANEW in event.message for event in job.emitted)
 

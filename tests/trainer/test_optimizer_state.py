@@ -24,7 +24,7 @@ def counting(kind):
 
 
 def test_a_stage_that_is_ahead_goes_back_with_the_numbers_of_its_groups():
-    """Also to before the first step, when some of them were not there."""
+    """The stage also goes back to before the first step, when some of the numbers did not exist."""
     task = counting(Averaging)
     stage = build_stage(task, 0, SPLITS[0], CONFIG)
     kept = [whole_state(stage)]
@@ -88,7 +88,7 @@ class Warming(torch.optim.SGD):
 
 
 class Remembering(torch.optim.SGD):
-    """Keeps a momentum of its own, by the parameter."""
+    """Keeps a momentum of its own by parameter, outside of its state."""
 
     def step(self, closure=None):
         self.kept = getattr(self, "kept", {})
@@ -113,7 +113,7 @@ def test_an_optimizer_that_is_no_function_of_gradient_and_state_is_found(kind, g
 
 
 def mixed(named):
-    """Matrices and all else by different rules."""
+    """Optimize matrices and other parameters by different rules."""
     pairs = list(named)
     matrices, others = [p for _, p in pairs if p.dim() == 2], [p for _, p in pairs if p.dim() < 2]
     momentum = partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True)
@@ -155,7 +155,7 @@ def test_sound_optimizers_are_not_found(name, grid) -> None:
 @pytest.mark.parametrize("config", [CONFIG, at("bf16"), at("fp16"), ROUNDED])
 @pytest.mark.parametrize("name", each(SOUND))
 def test_a_trial_leaves_the_step_as_it_is(name, config) -> None:
-    """In every precision, and of every layer."""
+    """Tries the optimizer in every precision, and on every layer."""
     digests = []
     for tries in (False, True):
         stage = build_stage(small_task(optimizer=SOUND[name]), 0, [(0, 3)], config)

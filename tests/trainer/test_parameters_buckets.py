@@ -1,4 +1,4 @@
-"""A first stage's gradient in buckets: what leaves while its last backward goes on is final, and has the same bits."""
+"""A first stage's gradient in buckets: a bucket sent during the last backward is final, and has the same bits."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -59,7 +59,7 @@ def test_small_gradients_are_one_bucket(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def ran(stage: Stage, *, bucketwise: bool, after: Callable[[Work, int], None] = lambda work, m: None) -> Work:
-    """A pipeline's microbatches on all layers. after: each backward, or the first part of one."""
+    """Run a pipeline's microbatches on all layers. after: called after each backward, or the first part of one."""
     microbatches, bounds = HALF
     work = stage.begin(microbatches, bounds, bucketwise=bucketwise)
     for m in microbatches:
@@ -70,7 +70,7 @@ def ran(stage: Stage, *, bucketwise: bool, after: Callable[[Work, int], None] = 
 
 
 def check_buckets(task: Task, config: Any) -> int:
-    """Each bucket has its final bits when its part of the backward is done. How many parts the backward had."""
+    """Check that each bucket has its final bits when its part of the backward is done. Return the number of parts."""
     (expecting,) = chain(task, [(0, len(task.layers))], config)
     expected = dict(ran(expecting, bucketwise=False).gradients.nodes())
     (stage,) = chain(task, [(0, len(task.layers))], config)
@@ -118,7 +118,7 @@ def test_gradients_have_the_bits_of_a_whole_backward(form: str) -> None:
 
 
 def test_a_checkpoint_that_runs_a_backward_of_its_own_can_be_parted() -> None:
-    """Which torch allows in no backward that is asked for some gradients only."""
+    """torch does not allow such a checkpoint in a backward for only some gradients."""
 
     class Reentrant(nn.Module):
         def __init__(self) -> None:
@@ -134,7 +134,7 @@ def test_a_checkpoint_that_runs_a_backward_of_its_own_can_be_parted() -> None:
 
 
 def test_a_forward_that_was_run_in_another_way_has_a_whole_backward() -> None:
-    """Layer by layer, to measure it."""
+    """The forward runs layer by layer, to measure it."""
     (stage,) = chain(small_task(), [(0, 3)], TRAINING)
     expected = ran(stage, bucketwise=False).gradients.nodes()
     microbatches, bounds = HALF
@@ -152,9 +152,9 @@ def test_a_forward_that_was_run_in_another_way_has_a_whole_backward() -> None:
 
 
 def test_the_reduction_is_under_way_while_the_last_backward_is() -> None:
-    """On an emulated device and network, in virtual time: a backward of 24 ms, gradients that take as long to send.
+    """An emulated device and network in virtual time: a backward takes 24 ms, and so does sending the gradients.
 
-    In one bucket all of that comes after the backward. In buckets, of which there are six, the last one does.
+    One bucket is sent after the backward. Of six buckets only the last one is sent after it.
     """
     layers, backward = 6, 0.024
     config = {"width": 32, "blocks": layers - 2, "samples": 32}

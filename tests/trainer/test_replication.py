@@ -1,4 +1,4 @@
-"""Replicas: what a cell's owner sends them, when it waits for them, and whom owners ask when they repeat a step."""
+"""Replicas: frames that a cell's owner sends to them, when it waits for them, and questions about repeated steps."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from replica_kit import in_two_parts
 
 
 def filled(at: int = 5) -> ReplicaProgress:
-    """A replica that has been given version `at`, and holds it."""
+    """Return the record of a replica that has been sent version `at`, and holds it."""
     progress = ReplicaProgress()
     assert progress.announced(-1, -1, at) is Owed.STATE
     assert not any(progress.holds_back(step, strict) for step in range(at, 100) for strict in (False, True))
@@ -65,7 +65,7 @@ def test_what_a_new_owner_sends_to_one_that_has_a_state(version: int, secured: i
 
 
 def test_one_that_has_what_it_needs_and_no_time_to_apply_it_is_waited_for() -> None:
-    """It runs a stage that never waits for another one's, so that it comes to a replica only if the commit waits."""
+    """The replica's worker runs a stage that never waits, so it applies the steps only if the commit waits."""
     progress = ReplicaProgress()
     assert progress.announced(22, 23, 23) is Owed.GRADIENTS
     assert progress.holds_back(24, False)
@@ -79,7 +79,7 @@ COMMIT = Commit(norm=1.0, loss=1.0, microbatches=3, generation=0, epoch=1)
 
 
 def sent(one: OneEngine) -> list[tuple[str, Frame]]:
-    """What it sends, with the gradients that it sends when nothing else is to be done."""
+    """Return the frames that a worker sends, with the gradients that it sends when it has nothing else to do."""
     while one.inside.replicator.owes_gradients:
         one.inside.replicator.send_next()
     return one.net.take()
@@ -102,7 +102,7 @@ def finalize(one: OneEngine, stage: int) -> None:
 
 
 def layers_of(one: OneEngine, cell: Cell) -> list[Frame]:
-    """The frames of the cell's whole state."""
+    """Return the frames of the cell's whole state."""
     one.inside.replicator.send_state(cell, "w1")
     return [frame for _, frame in sent(one)]
 
@@ -155,13 +155,13 @@ def after_a_step(owner: OneEngine) -> OneEngine:
 
 
 def taken(one: OneEngine) -> list[int]:
-    """The stages whose states may be taken over now."""
+    """Take over all states that may be taken over now, and return their stages."""
     found = iter(one.inside.replicator.next_state, None)
     return [state.cell.stage for state in found if state and one.inside.replicator.restore(state)]
 
 
 def test_a_replica_is_in_step_when_all_parts_are_at_the_owners_newest_version() -> None:
-    """At different versions none of them could be repeated after the owner's loss."""
+    """Parts at different versions could not be repeated after the owner's loss."""
     owner = divided("w0")
     announce(owner, Cell(0, 0), "w1", 0)
     assert said(owner, ReplicaSynced) == [], "nothing is known of the other part"
@@ -222,7 +222,7 @@ def look(one: OneEngine, *lacks: Address) -> list[Message]:
 
 
 def answer(one: OneEngine, since: dict[Cell, int], epoch: int = THREE.epoch) -> list[bool]:
-    """Everybody answers, on every link, with the first step in its log."""
+    """Answer for all other workers, on every link, with the first step in their logs."""
     frames = [
         Frame(address=Address(kind, *MIDDLE, 5), epoch=epoch, payload=list(since.items())) for kind in ANSWERS_END
     ]

@@ -90,7 +90,9 @@ def transformer(make: Callable[[Path], dict[str, Any]]) -> Callable[[Path], dict
 
 
 def library(model: str, *fast: str) -> Row:
-    """A model that comes with Bamboo: dropout, BatchNorm's statistics, tied matrices and LSTMs included."""
+    """Return the row of a model that comes with Bamboo: dropout, BatchNorm's statistics, tied matrices and LSTMs
+    included.
+    """
     task = own(f"bamboo_trainer.models.{model}:build", size="tiny")
     return Row(task=task, numbers=numbers(3), deep=4, steps=(1,), kills=("Forward",), plain=True, fast=fast)
 
@@ -108,7 +110,7 @@ def shared(sharing: str, *fast: str, precision: str = "fp32") -> Row:
 
 
 def postponed(**features: Any) -> Row:
-    """Weight gradients are computed later (ZB-H1), with the bits of 1F1B."""
+    """Return a row whose weight gradients are computed later (ZB-H1), with the bits of 1F1B."""
     kills = ("BackwardInput", "BackwardWeight", "ReportReady")
     topology = {"spec": {"topology": {"schedule": "ZBH1"}}, "alone": {"topology": {"schedule": "1F1B"}}}
     return Row(**{"numbers": numbers(4, 12), "wide": (3, 2), "kills": kills, "steps": (3,), **topology, **features})
@@ -120,7 +122,7 @@ def compiled(**features: Any) -> Row:
 
 
 def fp16(**config: Any) -> Row:
-    """In step 1 gradients overflow, and the step is skipped."""
+    """Return a row in fp16. In step 1 gradients overflow, and the step is skipped."""
     given = {"precision": "fp16", **({"maxGradientNorm": 1.0} if config else {})}
     return Row(
         task=own("test_loss_scale:build", **config),
@@ -330,7 +332,7 @@ ROWS: dict[str, Row] = {
 
 
 class Table:
-    """What becomes of the rows' jobs. Each row's job that nothing befalls is trained once."""
+    """The results of the rows' jobs. Each row's undisturbed job is trained once."""
 
     def __init__(self, folders: pytest.TempPathFactory) -> None:
         self._folders = folders
@@ -383,8 +385,10 @@ def ended(job: Job) -> dict[str, Any]:
 
 
 def check_kills(table: Table, name: str, grid: Grid, *, anywhere: bool = False) -> set[str]:
-    """The grid changes nothing, nor do kills: of the root in a wide grid, of the second stage in a deep one. Returns
-    the instructions at which somebody was lost. anywhere: before and after each one, not only where the row says.
+    """Check that the grid changes nothing, nor do kills: of the root in a wide grid, of the second stage in a deep one.
+
+    Returns the instructions at which a worker was lost. anywhere: before and after each one, not only where the row
+    says.
     """
     row, expected, made = ROWS[name], ended(table.alone(name)), list[BranchingJob]()
     victim, second = (ROOT, 0) if grid[1] > 1 else (Cell(0, 1), 1)
@@ -415,7 +419,7 @@ def check_kills(table: Table, name: str, grid: Grid, *, anywhere: bool = False) 
 
 
 def cells(*columns: str, rows: Callable[[Row], bool] = lambda row: True) -> pytest.MarkDecorator:
-    """Rows with columns."""
+    """Parametrize a test with rows and columns."""
     return pytest.mark.parametrize(
         ("name", "column"),
         [
@@ -438,7 +442,7 @@ def test_no_grid_and_no_loss_of_a_worker_changes_the_bits(name: str, column: str
 
 @cells("resumed")
 def test_a_job_that_goes_on_on_another_grid_has_the_same_bits(name: str, column: str, table: Table) -> None:
-    """It is suspended soon, goes on, and loses a worker in the first step."""
+    """The job is suspended soon, resumes, and loses a worker in the first step."""
     row, store, once, expected = ROWS[name], MemoryStore(), list[bool](), ended(table.alone(name))
     kept = {"checkpoint": {"storage": "memory://x", "everySteps": 1000}}
 

@@ -1,4 +1,4 @@
-"""Steps whose loss or gradient is not finite: skipped by all alike, or the end of the job."""
+"""Steps whose loss or gradient is not finite: all workers skip them, or the job ends."""
 
 import math
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ def build(config: Mapping[str, Any]) -> Task:
 
 
 def plainly(kind: str) -> tuple[list[int], dict[str, Tensor]]:
-    """As one does it in plain PyTorch: look at gradients and loss before `optimizer.step()`."""
+    """Train in plain PyTorch, which looks at gradients and loss before `optimizer.step()`."""
     config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=4, micro_batch_size=2)
     task, skipped = build({"kind": kind}), []
     model = plain_model(task, 0)

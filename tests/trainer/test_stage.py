@@ -34,7 +34,7 @@ SAMPLES = 9  # five batches, the last of one sample
 
 
 class Block(nn.Module):
-    """Has a mode: dropout; and a part that its author keeps in eval mode."""
+    """A layer with dropout, and with a part that its author keeps in eval mode."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Block(nn.Module):
 
 
 def close(outputs: Parts, targets: Parts) -> tuple[Tensor, int]:
-    """A sum and its weight, which is not the number of samples."""
+    """Return a sum and its weight, which is not the number of samples."""
     near = (outputs[0] - targets[0]).abs() < 0.3
     return near.sum(), near.numel()
 
@@ -58,7 +58,7 @@ def largest(outputs: Parts, targets: Parts) -> Tensor:
 
 
 def still(outputs: Parts, targets: Parts) -> Tensor:
-    """Never becomes better."""
+    """Return a metric that never becomes better."""
     return torch.ones(())
 
 
@@ -86,7 +86,7 @@ def manifest(stages: int, pipelines: int, every: int = 2, **more: Any) -> dict[s
 
 
 def plainly(weights: Mapping[str, Tensor]) -> dict[str, float]:
-    """Of a model with these weights, as one does it in plain PyTorch: `model.eval()`, `torch.no_grad()`."""
+    """Return a model's metrics with these weights in plain PyTorch: `model.eval()`, `torch.no_grad()`."""
     task = build({})
     model = nn.Sequential(*(build_layer(task, 0, index) for index in range(3)))
     model.load_state_dict({name.removeprefix("layers."): tensor for name, tensor in weights.items()})
@@ -123,7 +123,7 @@ def test_evaluation_changes_nothing_of_the_training() -> None:
 
 
 def test_a_shorter_job_ends_with_what_a_longer_one_measures_on_its_way() -> None:
-    """The last state is evaluated after the last step; in a longer job the same state is, before the next one."""
+    """A job evaluates its last state after its last step; a longer job evaluates that state before its next step."""
     longer = Job(manifest(2, 1, every=1)).run()
     document = manifest(2, 1, every=100)
     document["spec"]["training"]["steps"] = 3
@@ -207,14 +207,14 @@ def stopping(stages: int, pipelines: int, steps: int = 12, **more: Any) -> dict[
 
 @cache
 def six_steps() -> tuple[Any, ...]:
-    """Of a job that has no more."""
+    """Return the results of a job of six steps."""
     document = manifest(2, 1, evaluation={"batches": 2})
     document["spec"]["training"]["steps"] = 6
     return ended(Job(document).run())
 
 
 def ended(job: Job) -> tuple[Any, ...]:
-    """The steps that count, and the last state."""
+    """Return the committed steps' losses, the last state, and the evaluations."""
     return job.state.progress.losses, job.bits, job.state.progress.evaluations
 
 
@@ -226,7 +226,7 @@ def check_stopped(job: Job, expected: tuple[Any, ...]) -> None:
 
 
 def test_an_early_stop_ends_a_job_with_the_state_that_was_evaluated_last() -> None:
-    """It is that of a job that has no more steps: what was computed of the step after it counts for nothing."""
+    """The state is that of a job with fewer steps: the step after it counts for nothing."""
     check_stopped(Job(stopping(2, 2)).run(), six_steps())
 
 
@@ -251,7 +251,7 @@ def test_the_best_state_needs_evaluations() -> None:
 
 
 def test_a_job_that_goes_back_again_to_its_last_step_ends() -> None:
-    """The last state is evaluated anew, and its sums are told when the coordinator listens to them."""
+    """The job evaluates its last state anew, and the workers send its sums again."""
     document, store = with_checkpoints(steps=4, every=2), MemoryStore()
     document["spec"]["topology"] = {"stages": 1, "pipelines": 1}
     calm = Job(document, store=store).run()
@@ -280,7 +280,7 @@ FORMS = {  # and a tolerance for tied parameters, whose gradient is summed layer
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("form", FORMS)
 def test_a_chain_of_stages_trains_like_plain_pytorch(tmp_path, stages, tied, form):
-    """To the bit, and what is rounded leaves other bits."""
+    """The bits are equal, except for tied parameters. Rounding leaves other bits."""
     config, tolerance = replace(FORMS[form][0], max_gradient_norm=None), FORMS[form][1]
     task = small_gpt(tmp_path, dropout=0.1, tieEmbeddings=tied, learningRate=1e-2, warmupSteps=2, steps=6)
     losses, state = reference.train(task, config, 6)
@@ -340,7 +340,7 @@ def test_a_repeated_microbatch_has_the_same_bits_on_another_holder(tmp_path, pre
 
 
 class Reads(TorchDispatchMode):
-    """Counts how often a tensor's value is read, for which a device would have to be waited for."""
+    """Counts reads of a tensor's value, each of which waits for a device."""
 
     count = 0
 
@@ -365,7 +365,7 @@ def test_a_loss_is_read_when_it_is_asked_for_and_not_before():
 
 
 class Sharing(nn.Linear):
-    """Passes its weight on, as a model does that ties it by hand; and a part of a table."""
+    """Passes its weight on, as a model does that ties it by hand, and a part of a table."""
 
     def __init__(self):
         super().__init__(2, 2)

@@ -105,7 +105,7 @@ def test_now_and_then_a_forward_is_run_layer_by_layer() -> None:
 
 
 def test_layers_are_as_slow_as_whole_forwards_are_now() -> None:
-    """They are measured in one forward of sixteen only, so most of the measurements are from before a change."""
+    """One forward of sixteen measures layers, so most of the measurements were made before a change."""
     timer = StageTimer(time.monotonic)
     timer.begin([(0, 2)])
     for seconds in [1.0] * 100 + [3.0] * 20:
@@ -138,7 +138,7 @@ def test_a_backward_in_parts_takes_what_they_take_together() -> None:
 
 
 class Timed(Stage):
-    """Its work takes time of the job's clock; waits take turns of it, too."""
+    """A stage whose work takes time of the job's clock. Waits take turns of the job, too."""
 
     spend: Callable[[int, float], None]
 
@@ -160,7 +160,10 @@ class Timed(Stage):
 
 
 class TimedJob(Job):
-    """slow: workers by the factor by which they are slower. work: of layers, 1 if it is not there."""
+    """A job on a clock.
+
+    slow: the factor by which workers are slower. work: the work of layers; 1 if not given.
+    """
 
     def __init__(self, manifest: dict[str, Any], slow: dict[str, float], work: dict[int, float], **more: Any) -> None:
         self.slow, self.work = slow, work
@@ -186,7 +189,7 @@ def stage_times_manifest(steps: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("faults", [(), (Fault("Forward", Cell(0, 1), 2, 1),)])
 def test_what_a_worker_says_is_what_it_computes_without_waits_and_repetitions(faults: tuple[Fault, ...]) -> None:
-    """One is lost in the middle of a step: its heir repeats what it did, which says nothing."""
+    """A worker is lost in the middle of a step. Its heir's repetitions are not measured."""
     job = TimedJob(stage_times_manifest(8), {"w2": 2.0}, {1: 3.0}, faults=faults)
     job.run()
     plan, found = job.state.plan, 0
@@ -214,7 +217,7 @@ OTHERS = {  # of device stages, so that their bubbles differ: for the second one
 
 @cache
 def trained(faults: tuple[Fault, ...] = ()) -> QueuedJob:
-    """Two workers, each with two devices, and six microbatches."""
+    """Train on two workers, each with two devices, with six microbatches."""
     document: dict[str, Any] = manifest(2, 1, steps=7)
     document["spec"]["task"]["config"]["blocks"] = 6
     document["spec"]["training"]["globalBatchSize"] = 12
@@ -231,7 +234,7 @@ def test_who_takes_over_waits_once_for_its_devices() -> None:
 
 
 def clocked() -> tuple[DeviceTimes, list[Stage], list[float]]:
-    """A worker's two devices, each with a stage, and the seconds that its clock shows."""
+    """Return a worker's two devices, their stages, and the seconds that its clock shows."""
     now = [0.0]
     host = QueuedHost(lambda: now[0])
     host.devices += [QueuedDevice(host, number, SPEED) for number in range(2)]

@@ -1,4 +1,4 @@
-"""Reports of a step from all cells, combined in sums that do not depend on the order."""
+"""Reports of a step from all cells, and their combination by sums that do not depend on the order."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""What a step does not use is not trained by it: idle experts, skipped layers, ignored outputs. As in plain PyTorch."""
+"""Parameters that a step does not use are not trained by it: idle experts, skipped layers, ignored outputs."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -39,7 +39,7 @@ OPTIMIZERS: dict[str, Callable[[Named], torch.optim.Optimizer]] = {
 
 
 class Enter(nn.Module):
-    """Gives an estimate along with its output, which the next layer may ignore."""
+    """Returns an estimate in addition to its output, which the next layer may ignore."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Enter(nn.Module):
 
 
 class Estimated(nn.Module):
-    """Takes the estimate into account for some samples only, and nothing of what came before for others."""
+    """Uses the estimate for some samples only, and nothing of the layers before for others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ SPLITS = ([(0, 6)], [(0, 1), (1, 6)], [(0, 3), (3, 6)], [(s, s + 1) for s in ran
 
 
 def plainly(optimizer: str) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """Final parameters by name, and how many steps used each."""
+    """Return the final parameters by name, and how many steps used each."""
     task = build({"optimizer": optimizer})
     model = plain_model(task, CONFIG.seed)
     model[5].tied = model[0].tied
@@ -147,7 +147,9 @@ def test_stages_train_what_plain_pytorch_trains(optimizer: str) -> None:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_state_in_which_some_parameters_were_never_used_is_handed_over(optimizer: str) -> None:
-    """After each step, also over a state that remembers more, in host memory, and with other parameters used next."""
+    """Each step's state is restored over a newer state and over one in host memory; the next step uses other
+    parameters.
+    """
     task = build({"optimizer": optimizer})
     one, other, later = (build_stage(task, 0, SPLITS[0], CONFIG) for _ in range(3))
     other.values.park(True)
@@ -166,7 +168,7 @@ def test_a_state_in_which_some_parameters_were_never_used_is_handed_over(optimiz
 
 
 class Silent(torch.autograd.Function):
-    """Has no gradient for one of its inputs, as a compiled layer that detaches it."""
+    """Has no gradient for one of its inputs, as a compiled layer that detaches it has none."""
 
     @staticmethod
     def forward(_: Any, x: Tensor, y: Tensor) -> Tensor:

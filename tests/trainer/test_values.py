@@ -1,4 +1,6 @@
-"""What an optimizer's step leaves is finite, and so are the rates of the next one, or the job ends and says which."""
+"""An optimizer's step leaves finite numbers, and the next step's rates are finite; else the job ends and names the
+cause.
+"""
 
 import math
 from dataclasses import replace
@@ -21,7 +23,7 @@ STEPS = 4
 
 
 class Careless(torch.optim.AdamW):
-    """Writes a number into a parameter, or into what it remembers, after its step."""
+    """Writes a number into a parameter, or into its own state, after its step."""
 
     def __init__(self, params: Any, *, at: int, number: float, place: str) -> None:
         super().__init__(params, lr=0.05)
@@ -37,7 +39,7 @@ class Careless(torch.optim.AdamW):
 
 
 def rated(rate: float, at: int) -> Task:
-    """A task with that learning rate in one step."""
+    """Return a task with that learning rate in one step."""
     return small_task(
         optimizer=lambda named: torch.optim.AdamW([p for _, p in named]),
         learning_rate=lambda step: rate if step == at else 0.05,
@@ -49,7 +51,7 @@ def careless(number: float, at: int, place: str = "parameter") -> Task:
 
 
 def ended(job: Job) -> str:
-    """Why a worker of the job ended."""
+    """Return the error with which a worker of the job ended."""
     with pytest.raises(TaskError) as caught:
         job.run()
     assert job.finish is None, "nothing may say that the job is complete"
@@ -132,7 +134,7 @@ def test_a_parameter_that_begins_with_infinite_values_may_keep_them() -> None:
 
 
 def test_steps_that_are_skipped_in_fp16_stay_legal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A first scale that is far too large: gradients overflow, are left out, and nothing is said of the state."""
+    """The first scale is far too large, so gradients overflow and steps are skipped; the state stays finite."""
     monkeypatch.setattr(loss_scale, "INITIAL", 2.0**32)
     monkeypatch.setattr(worker_reports, "MOST_SKIPS", 40)
     job = job_of(rated(0.05, -1), (2, 1), STEPS, precision="fp16").run()

@@ -1,4 +1,4 @@
-"""Jobs whose weight gradients are postponed (ZB-H1): the bits of 1F1B, in calm and after every kill."""
+"""Jobs whose weight gradients are postponed (ZB-H1): they have the bits of 1F1B, undisturbed and after every kill."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def manifest(stages: int, pipelines: int, *, schedule: str = "ZBH1", **changes: 
 
 
 def test_the_heir_computes_weight_gradients_last() -> None:
-    """The neighbours wait for what it repeats of the lost stage, and for a weight gradient only if it holds that up."""
+    """Neighbours wait for the repeated work, and for a weight gradient only if it delays that work."""
     job = Job(manifest(4, 1), (Fault("BackwardInput", Cell(0, 2), 2, 5),)).run()
     heir = job.executed_by["w1"]
     ran = [fault for fault in heir if fault.step == 2 and not fault.after]
@@ -31,7 +31,9 @@ def test_the_heir_computes_weight_gradients_last() -> None:
 
 
 def test_in_a_1f1b_job_too_what_is_taken_over_postpones_weight_gradients() -> None:
-    """In the step of the takeover alone, and whoever is lost then; the bits are those of an undisturbed run."""
+    """Weight gradients are postponed in the step of the takeover alone, whichever worker is lost then. The bits are
+    those of an undisturbed run.
+    """
     document, lost = manifest(3, 1, schedule="1F1B"), Fault("Backward", Cell(0, 1), 2, 3)
     expected = Job(document).run()
     once = Job(document, (lost,)).run()
@@ -47,7 +49,7 @@ def test_in_a_1f1b_job_too_what_is_taken_over_postpones_weight_gradients() -> No
 
 @pytest.mark.parametrize("pipelines", [1, 2])
 def test_the_schedule_may_change_at_any_step_and_changes_no_bit(pipelines: int) -> None:
-    """Every few steps the other one is asked for; a worker dies in the step after the last change."""
+    """The user asks for the other schedule every few steps. A worker dies in the step after the last change."""
     left = [(2, "ZBH1"), (5, "1F1B"), (8, "ZBH1")]
 
     def decide(job: Job) -> None:
