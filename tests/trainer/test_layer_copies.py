@@ -32,7 +32,7 @@ from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.stage import Stage
 from branching_job import BranchingJob, Kind, each_way, of_name, sweep
 from manifest_kit import bamboojob, gpt_task, mlp_task, training
-from recording_transport import Told
+from recording_transport import RecordingTransport, Told
 from replica_kit import copies
 from stage_kit import small_task
 from training_job import Fault, Job, MemoryStore
@@ -73,29 +73,23 @@ def made(memory: Callable[[], HostMemory | None] = lambda: None) -> tuple[LayerC
     return LayerCopies("w", Files(), said, lambda: 0.0, memory), said
 
 
-def test_of_checkpoints_at_most_two_are_held() -> None:
+ATTEMPTS = tuple(CheckpointId(step=6, id=name) for name in ("f", "c", "a"))
+
+
+@pytest.mark.parametrize("checkpoints", [(ONE, TWO, THREE), ATTEMPTS])
+def test_of_checkpoints_at_most_two_are_held(checkpoints: tuple[CheckpointId, ...]) -> None:
+    """A worker whose channel was cut may begin several attempts at a step before it hears that others are given up."""
     copies, said = made()
-    for one in (ONE, TWO, THREE):
+    last = checkpoints[-1]
+    for one in checkpoints:
         copies.keep(one, states(one.step, 0))
         copies.keep(one, states(one.step, 3))
-    assert [set(copies.of(one)) for one in (ONE, TWO, THREE)] == [set(), {0, 3}, {0, 3}]
-    assert said[-1] == CopiesHeld(checkpoint=THREE, layers=(0, 3))
-    copies.drop([TWO])
-    assert copies.of(TWO) == {}
+    assert (copies.of(last).keys(), sum(bool(copies.of(one)) for one in checkpoints)) == ({0, 3}, 2)
+    assert said[-1] == CopiesHeld(checkpoint=last, layers=(0, 3))
+    copies.drop([one for one in checkpoints if one != last])
     said.clear()
     copies.report()
-    assert said == [CopiesHeld(checkpoint=THREE, layers=(0, 3))]
-
-
-def test_the_newest_attempt_at_a_step_is_held_whatever_its_name() -> None:
-    """A worker whose channel was cut hears of two further attempts before it hears that others are given up."""
-    copies, said = made()
-    attempts = [CheckpointId(step=6, id=name) for name in ("f", "c", "a")]
-    for one in attempts:
-        copies.keep(one, states(one.step, 0))
-    assert copies.of(attempts[-1]).keys() == {0}
-    assert sum(bool(copies.of(one)) for one in attempts) == 2, "at most two are held"
-    assert said[-1] == CopiesHeld(checkpoint=attempts[-1], layers=(0,))
+    assert said == [CopiesHeld(checkpoint=last, layers=(0, 3))]
 
 
 def test_copies_for_which_the_container_has_no_memory_are_not_kept_and_that_is_said_once(
@@ -122,19 +116,9 @@ def test_copies_for_which_the_container_has_no_memory_are_not_kept_and_that_is_s
     assert CopiesHeld(checkpoint=THREE, layers=(0, 1)) not in said
 
 
-class Sent:
-    """A transport that keeps what is sent."""
-
-    def __init__(self) -> None:
-        self.frames: list[tuple[str, Frame]] = []
-
-    def send(self, peer: str, frame: Frame) -> None:
-        self.frames.append((peer, frame))
-
-
 def test_who_is_asked_gives_what_it_has_and_says_what_it_has_not() -> None:
     copies, _ = made()
-    sent: Any = Sent()
+    sent = RecordingTransport()
     exchange = LayerExchange("w", sent, copies)
     copies.keep(ONE, states(2, 0, 1))
     wanted = LayersWanted(checkpoint=ONE, layers=(0, 2))
@@ -147,7 +131,7 @@ def test_who_is_asked_gives_what_it_has_and_says_what_it_has_not() -> None:
 
 def test_only_who_was_asked_can_say_that_it_has_nothing_and_only_of_what_is_wanted() -> None:
     copies, _ = made()
-    sent: Any = Sent()
+    sent = RecordingTransport()
     exchange = LayerExchange("w", sent, copies)
     peers = tuple({"worker": w, "host": "h", "port": 1} for w in ("a", "b", "w"))
     workers = msgspec.convert(peers, tuple[Peer, ...])
