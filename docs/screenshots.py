@@ -49,7 +49,7 @@ class Newest:
 
 
 async def take(folder: Path) -> None:
-    job = source_of_file(str(JOB), pods=False)
+    job = source_of_file(str(JOB))
     schedule = scheduling.parse(LOSSES, seed=0)
     newest, page = Newest(), PageView(job.spec)
     async with page.serving() as url, browser() as tab:
