@@ -102,11 +102,10 @@ def split(model: str, deep: int, *fast: str) -> Row:
     return Row(task=task, numbers=numbers(3), deep=deep, steps=(1,), plain=True, fast=fast)
 
 
-def shared(sharing: str, *fast: str, precision: str = "fp32") -> Row:
+def shared(sharing: str, *fast: str, precision: str = "fp32", **features: Any) -> Row:
     rounded = {} if precision == "fp32" else {"precision": precision, "parameterPrecision": precision}
-    return Row(
-        task=own("sharing_tasks:build", sharing=sharing), numbers=training(5, 12, 3, **rounded), deep=4, fast=fast
-    )
+    task, numbers = own("sharing_tasks:build", sharing=sharing), training(5, 12, 3, **rounded)
+    return Row(task=task, numbers=numbers, deep=4, fast=fast, **features)
 
 
 def postponed(**features: Any) -> Row:
@@ -250,7 +249,8 @@ ROWS: dict[str, Row] = {
     "made_before": shared("made_before"),
     "cached": shared("cached", "resumed"),
     "left_behind": shared("left_behind", precision="bf16"),
-    "made_here_only": shared("made_here_only", "deep", precision="bf16"),
+    # not killed: each kill is tried in another process, which cannot build the stages of new replicas
+    "made_here_only": shared("made_here_only", "deep", precision="bf16", kills=()),
     "shared and frozen": shared("frozen", "wide", precision="bf16"),
     "recomputation": Row(
         task=gpt(checkpoint=True),
