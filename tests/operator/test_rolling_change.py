@@ -12,6 +12,7 @@ from bamboo_core.control.protocol import Received, WorkerJoined
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import LABEL_WORKER_REVISION, TRAINER_CONTAINER
 from bamboo_core.planning.plan import Cell
+from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS
 from bamboo_operator.pods.rollout import RolloutState
 from operator_kit import JOB_UID, SETTINGS
 from operator_kit import job as spec_of
@@ -102,6 +103,25 @@ async def turns(running: Job, count: int, *, comes: bool = True) -> list[int]:
         obey(running)
         ready.append(len(running.runner.state.workers))
     return ready
+
+
+async def test_an_outdated_worker_that_begins_to_train_within_a_reconciliation_keeps_its_pod(
+    begin: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls of a slow API server may take seconds between the look at the workers and the deletion of a late one."""
+    place = Place()
+    running = begin(place, worker=FIRST, training=LONG, standby={"workers": 0})
+    await running.reconciles()
+    before = images(place)
+    running.edit(job(worker=SECOND, standby={"workers": 0}))
+
+    async def slow(policy: Any) -> None:
+        running.train()
+
+    monkeypatch.setattr(place, "apply_network_policy", slow)
+    running.now += REPAIR_SECONDS
+    await running.controller.reconcile()
+    assert images(place) == before
 
 
 async def test_an_edit_replaces_all_workers_one_after_the_other(begin: Callable[..., Job]) -> None:

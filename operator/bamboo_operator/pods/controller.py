@@ -7,6 +7,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -45,6 +46,7 @@ from bamboo_operator.pods.queueing import (
     with_priority_class,
 )
 from bamboo_operator.pods.rolling_change import RollingChange
+from bamboo_operator.pods.rollout import NOTHING
 from bamboo_operator.pods.starting import (
     GATED,
     GateReleases,
@@ -194,7 +196,7 @@ class PodController:
         """Return the wanted and the existing pods, as decisions see them."""
         demand, pods, living = self._demand(), self._pods.all(), self._pods.living()
         gates = {name: at for name in living if (at := self._releases.at(name)) is not None}
-        return PodsView(
+        view = PodsView(
             demand=demand,
             pods=pods,
             living=living,
@@ -207,10 +209,11 @@ class PodController:
             stopping=self._stopping,
             backoff=self._backoff,
             quota=self._quota,
-            rollout=self.rolling.step(),
+            rollout=NOTHING,
             rolls=self.rolling.progresses,
             now=time.monotonic(),
         )
+        return replace(view, rollout=self.rolling.step(view))
 
     def _observe(self) -> None:
         """Note the facts about the present pods that later decisions need."""

@@ -79,7 +79,6 @@ class RollingChange:
     def __init__(self, templates: WorkerTemplates, record: Callable[[Emit], None]) -> None:
         self.templates, self._emit = templates, record
         self.record: RolloutRecord | None = None  # None if it is not known yet
-        self._view: RolloutView | None = None
         self._invalid: tuple[str, str] | None = None  # a revision, and why the API server refuses its pods
 
     @property
@@ -92,14 +91,16 @@ class RollingChange:
         workers again.
         """
         if view.status.phase == "Recovering":
-            self._view = None
             return
-        before, self._view = self.record, self._seen(view)
-        self.record = observed(before, self._view, view.now, utc_now())
+        before = self.record
+        self.record = observed(before, self._seen(view), view.now, utc_now())
         self._report(before, self.record)
 
-    def step(self) -> RolloutStep:
-        return next_step(self.record, self._view) if self.record and self._view else NOTHING
+    def step(self, view: PodsView) -> RolloutStep:
+        """Return the next step. view: of this moment, since a worker may have begun to train after the last look."""
+        if self.record is None or not self.progresses or view.status.phase == "Recovering":
+            return NOTHING
+        return next_step(self.record, self._seen(view))
 
     def released(self) -> None:
         """Note that an old worker was released."""
