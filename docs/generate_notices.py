@@ -77,7 +77,10 @@ def _marks() -> Iterator[tuple[str, float | None, str, str]]:
 
 
 def _order(source: str) -> tuple[int, str]:
-    return next(number for number, begins in enumerate(WRITERS) if source.startswith(begins)), source
+    for number, begins in enumerate(WRITERS):
+        if source.startswith(begins):
+            return number, source
+    raise SystemExit(f"{source}: expected the beginning of its name, and who writes its mark, in WRITERS")
 
 
 def _by_beginning(table: Mapping[str, str], source: str) -> str:

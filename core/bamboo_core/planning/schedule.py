@@ -227,9 +227,14 @@ class StageOrder:
 
     def in_flight(self, stage: int, stages: int, microbatches: int) -> int:
         """Return the most microbatches whose activations a stage keeps at once."""
-        postpones = postpones_weights(self.schedule)
-        more = self._postpones(stages) and (not postpones or stage == 0)
-        return min(microbatches, 1 + (stages - 1 - (0 if postpones else stage)) * AHEAD + more)
+        match self.schedule:
+            case PipelineSchedule.ONE_F_ONE_B:
+                later, postponed = stages - 1 - stage, True
+            case PipelineSchedule.ZB_H1:
+                later, postponed = stages - 1, stage == 0
+            case schedule:
+                assert_never(schedule)
+        return min(microbatches, 1 + later * AHEAD + (postponed and self._postpones(stages)))
 
     def _postpones(self, stages: int) -> bool:
         """Return whether weight gradients come late. With one stage they do not, because no other stage waits."""

@@ -29,7 +29,7 @@ class EarlyEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTerms(Record):
-    """The terms of a job that do not change while the coordinator runs it.
+    """The terms on which the coordinator runs a job. Only edits change them, and a number of steps that becomes known.
 
     secret: of the job's workers. history: URL of the job's history, which workers write; "" if none is kept.
     last_state: URL for the checkpoint of the last state of a job that keeps no others; "" if that is not kept. started:
