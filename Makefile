@@ -12,7 +12,6 @@ PYTEST_ARGS ?=
 TESTS_AT_ONCE ?= 4
 N ?= 50
 DO ?= up
-NODES ?=
 
 # docs/images.md says what IMAGE_ARGS are good for, and docs/testing-cluster.md HELM_ARGS.
 IMAGE_TOOL ?= $(shell docker info >/dev/null 2>&1 && echo docker || \
@@ -95,8 +94,8 @@ simulate: $(STAMP) ## protocol and operator under random faults in virtual time,
 	for kind in "" --elastic --restarts --grids; do $(BIN)/python tests/simulation/simulate.py --seeds 0:$(N)00 $$kind; done
 	for kind in "" --grids; do $(BIN)/python tests/simulation/operator_simulate.py --seeds 0:$(N)0 $$kind; done  # a tenth as many, for they take longer
 
-cluster: $(STAMP) ## a Kubernetes with Bamboo and fake nodes to play with; DO=status, DO=down, NODES=real
-	PYTHONPATH=tests/support $(BIN)/python -m cluster $(DO) $(if $(NODES),--nodes $(NODES))
+cluster: $(STAMP) ## a Kubernetes with Bamboo and fake nodes to play with; DO=status, DO=down
+	PYTHONPATH=tests/support $(BIN)/python -m cluster $(DO)
 
 dist: $(STAMP) ## build the distributions, as wheels and sources, into build/dist
 	rm -rf build/dist

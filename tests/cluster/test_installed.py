@@ -49,8 +49,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     except (helm_kit.Missing, image_kit.Unavailable, build.Unavailable) as missing:
         pytest.skip(str(missing))
     try:
-        for archive in archives:
-            archive.unlink()
         Release(
             started, SYSTEM, folder, values={"image": of(built.operator), "workers": {"image": of(built.trainer)}}
         ).install()

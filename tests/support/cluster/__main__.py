@@ -6,7 +6,6 @@ import signal
 import sys
 import time
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -48,32 +47,20 @@ def _running() -> bool:
         return False
 
 
-class Kind(StrEnum):
-    PROCESSES = "processes"
-    REAL = "real"
-
-
 @app.command()
-def up(
-    nodes: Annotated[Kind, typer.Option(help="What pods are: processes, or containers on real nodes")] = Kind.PROCESSES,
-    image: Annotated[list[Path] | None, typer.Option(help="An archive of an image for real nodes")] = None,
-) -> None:
+def up() -> None:
     """Start the cluster and install Bamboo on it; the first time Kubernetes is built, which takes some minutes."""
     folder = _folder()
     if not _running():
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, mode=0o700)
         try:
-            if nodes is Kind.REAL:
-                Cluster.start_real(archives=image or (), folder=folder, owned=False)
-            else:
-                _start_with_bamboo(folder)
+            _start_with_bamboo(folder)
         except (build.Unavailable, build.Broken, RuntimeError) as error:
             _fail(str(error))
     print(f"export KUBECONFIG={folder / 'admin.kubeconfig'}")
-    if nodes is Kind.PROCESSES:
-        print("bamboo submit JOB.yaml --watch   # docs/tutorial.md, My first spot job")
-        print("make cluster DO='fail spot-a'    # a node vanishes; DO=down ends the cluster")
+    print("bamboo submit JOB.yaml --watch   # docs/tutorial.md, My first spot job")
+    print("make cluster DO='fail spot-a'    # a node vanishes; DO=down ends the cluster")
 
 
 def _start_with_bamboo(folder: Path) -> None:
@@ -122,12 +109,6 @@ def status() -> None:
 def fail(node: Node) -> None:
     """Let the machine vanish with all its processes."""
     _call("fail", node=node)
-
-
-@app.command()
-def recover(node: Node) -> None:
-    """Boot a failed machine again."""
-    _call("recover", node=node)
 
 
 @app.command()

@@ -27,13 +27,6 @@ def enter(group: str, pid: int) -> None:
     (FREEZER / group / "cgroup.procs").write_text(str(pid))
 
 
-def processes(group: str, container: str) -> list[int]:
-    """Return the processes of a container, by its id."""
-    return [
-        int(pid) for procs in (FREEZER / group).rglob(f"{container}/cgroup.procs") for pid in procs.read_text().split()
-    ]
-
-
 def remove(group: str) -> None:
     """Remove a group. Raises TimeoutError if its processes do not end."""
     end = time.monotonic() + REMOVE_SECONDS

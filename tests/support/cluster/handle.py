@@ -58,48 +58,45 @@ class Cluster:
         nodes: Sequence[NodeSpec] | None = None,
         folder: Path | None = None,
         owned: bool = True,
-        report: build.Report = build.to_stderr,
     ) -> Self:
         """Start a cluster of processes, which ends with this process if owned.
 
         Raises build.Unavailable or build.Broken, or RuntimeError with the components' logs.
         """
         config = {
-            "programs": str(build.binaries(report)),
+            "programs": str(build.binaries()),
             "nodes": [spec.to_json() for spec in (usual_nodes() if nodes is None else nodes)],
             "real": None,
         }
-        return cls._start(config, folder, owned, report)
+        return cls._start(config, folder, owned)
 
     @classmethod
     def start_real(
         cls,
         *,
-        nodes: Sequence[NodeSpec] | None = None,
+        nodes: Sequence[NodeSpec],
         archives: Sequence[Path] = (),
         folder: Path | None = None,
-        owned: bool = True,
-        report: build.Report = build.to_stderr,
     ) -> Self:
         """Start a cluster with real nodes, which begin with the images of these archives. See `start`."""
-        node = build.node_programs(report)
+        node = build.node_programs()
         folder = folder or Path(tempfile.mkdtemp(prefix="bamboo-cluster-"))
         for path in map(Path.resolve, (folder, Path(sys.executable), Path(__file__))):
             if path.is_relative_to("/var") or path.is_relative_to("/run"):
                 raise build.Unavailable(f"real nodes have a /var and a /run of their own, and so cannot see {path}")
         config = {
-            "programs": str(build.binaries(report)),
-            "nodes": [spec.to_json() for spec in (usual_nodes() if nodes is None else nodes)],
+            "programs": str(build.binaries()),
+            "nodes": [spec.to_json() for spec in nodes],
             "real": {
                 "kubelet": str(node.kubelet),
                 "root": str(node.root),
                 "archives": [str(archive.absolute()) for archive in archives],
             },
         }
-        return cls._start(config, folder, owned, report)
+        return cls._start(config, folder, owned=True)
 
     @classmethod
-    def _start(cls, config: Json, folder: Path | None, owned: bool, report: build.Report) -> Self:
+    def _start(cls, config: Json, folder: Path | None, owned: bool) -> Self:
         folder = folder or Path(tempfile.mkdtemp(prefix="bamboo-cluster-"))
         config = {**config, "owner": os.getpid() if owned else None}
         (folder / "config.json").write_text(json.dumps(config))
@@ -127,7 +124,7 @@ class Cluster:
             reason = told.get("error") or tail(errors_log) or "its host process was ended"
             shutil.rmtree(folder, ignore_errors=True)
             raise RuntimeError(f"the test cluster did not start: {reason}")
-        report(f"ready after {told['ready']} s in {folder}")
+        build.to_stderr(f"ready after {told['ready']} s in {folder}")
         return cls(folder / "admin.kubeconfig", folder, process=process)
 
     @classmethod
@@ -171,13 +168,12 @@ class Cluster:
         else:
             self.api.delete(f"/api/v1/nodes/{node}")
 
-    def logs(self, namespace: str, pod: str, container: str | None = None) -> str:
-        """Return a container's output over all its restarts; by default of the pod's first container."""
+    def logs(self, namespace: str, pod: str) -> str:
+        """Return the output of the pod's first container."""
         if self.folder:
-            text: str = self._call("log", namespace=namespace, pod=pod, container=container)
+            text: str = self._call("log", namespace=namespace, pod=pod)
             return text
-        query = {"container": container} if container else {}
-        return self.api.text("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}/log", **query)
+        return self.api.text("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}/log")
 
     def service_account_kubeconfig(self, namespace: str, name: str, path: Path, seconds: int = 3600) -> Path:
         """Write a kubeconfig with a ServiceAccount's token, made by TokenRequest."""
@@ -196,17 +192,13 @@ class Cluster:
         """Let a machine vanish. All its processes are killed, and the API server is not told."""
         self._call("fail", node=node)
 
-    def recover(self, node: str) -> None:
-        """Boot a failed node again."""
-        self._call("recover", node=node)
-
     def restore(self) -> None:
-        """Bring the nodes back to their first state."""
+        """Bring the nodes back to their first state. A failed node is replaced by one of the same name."""
         self._call("restore")
 
-    def signal(self, namespace: str, pod: str, number: int, *, container: str | None = None) -> None:
+    def signal(self, namespace: str, pod: str, number: int) -> None:
         """Send a signal to the pod's processes."""
-        self._call("signal", namespace=namespace, pod=pod, number=int(number), container=container)
+        self._call("signal", namespace=namespace, pod=pod, number=int(number))
 
     @contextlib.contextmanager
     def without(self, component: str = "kube-apiserver") -> Iterator[None]:

@@ -86,12 +86,11 @@ class Host:
     async def restore(self) -> None:
         """Bring back the usual nodes, all up and with their own taints only, and delete others."""
         modes = self.nodes.modes()
-        for name in set(modes) - set(self.usual):
-            await self.commands["delete"](name)
-        await self.nodes.add([spec for name, spec in self.usual.items() if name not in modes])
+        for name, mode in modes.items():
+            if name not in self.usual or mode != Mode.UP:
+                await self.commands["delete"](name)
+        await self.nodes.add([spec for name, spec in self.usual.items() if modes.get(name) != Mode.UP])
         for name, spec in self.usual.items():
-            if modes.get(name, Mode.UP) != Mode.UP:
-                await self.commands["recover"](name)
             taints = [dict(taint) for taint in spec.taints]
             body = {"spec": {"taints": taints, "unschedulable": None}}
             await self.api.request("PATCH", f"/api/v1/nodes/{name}", body, content=MERGE)

@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from cluster import pod_runner, pod_status
-from cluster.api import STRATEGIC, Api, Json
+from cluster import pod_runner
+from cluster.api import Api, Json
 from cluster.node import Mode, Node
 from cluster.pod_runner import Place, PodRunner
 from cluster.preloaded import Preloaded
@@ -27,16 +27,15 @@ class Kubelet:
         self.runners: dict[str, PodRunner] = {}
         self._lives: dict[str, asyncio.Task[None]] = {}
         self._beats: dict[str, asyncio.Task[None]] = {}
-        self._lost: set[str] = set()
         self._helpers: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         async for kind, pods in self.api.watch(PODS, fieldSelector="spec.nodeName!="):
             if kind == "LIST":
-                self._forget_all_but(pods, lambda node: True)
+                self._forget_all_but(pods)
             for pod in pods:
                 if kind == "DELETED":
-                    self._gone(pod)
+                    self._forget(pod["metadata"]["uid"])
                 else:
                     self._sync(pod)
 
@@ -82,45 +81,31 @@ class Kubelet:
     def fail(self, name: str) -> None:
         """Let a machine vanish: its processes are killed together, and the API server is not told."""
         node = self.node(name)
-        node.set_mode(Mode.FAILED)
-        uids = self._on(name)
+        if node.mode is Mode.FAILED:
+            return
+        node.mode = Mode.FAILED
+        self._beats.pop(name).cancel()
+        uids = [uid for uid, runner in self.runners.items() if runner.pod["spec"]["nodeName"] == name]
         for uid in uids:
             self.runners[uid].kill()
         for uid in uids:
-            self._lives[uid].cancel()
-            del self.runners[uid], self._lives[uid]
-        self._lost.update(uids)
-
-    async def recover(self, name: str) -> None:
-        """Boot a failed node again, and catch up with the API server."""
-        node = self.node(name)
-        node.set_mode(Mode.UP)
-        await node.register()
-        pods = (await self.api.get(PODS, fieldSelector=f"spec.nodeName={name}"))["items"]
-        self._forget_all_but(pods, lambda other: other == name)
-        for pod in pods:
-            self._sync(pod)
+            self._forget(uid)
 
     async def delete(self, name: str) -> None:
         """Delete machine and Node object, as when a cloud takes a spot node."""
         self.fail(name)
-        self._beats.pop(name).cancel()
         node = self.nodes.pop(name)
         await self.api.request("DELETE", node.path)
 
-    def signal(self, namespace: str, pod: str, number: int, container: str | None) -> None:
+    def signal(self, namespace: str, pod: str, number: int) -> None:
         """Send a signal to one pod's processes."""
         for runner in self.runners.values():
             meta = runner.pod["metadata"]
             if (meta["namespace"], meta["name"]) == (namespace, pod):
-                for name, child in runner.children.items():
-                    if container in (None, name):
-                        child.signal_group(number)
+                for child in runner.children.values():
+                    child.signal_group(number)
                 return
         raise ValueError(f"no pod {namespace}/{pod} runs here")
-
-    def _on(self, name: str) -> list[str]:
-        return [uid for uid, runner in self.runners.items() if runner.pod["spec"]["nodeName"] == name]
 
     # Pods come and go.
 
@@ -134,52 +119,26 @@ class Kubelet:
             runner.update(pod)
         elif leaving:
             self._help(pod_runner.remove(self.api, pod))
-        elif runner is None and pod["status"].get("phase") not in ("Succeeded", "Failed"):
-            if uid in self._lost and pod["spec"].get("restartPolicy") == "Never":
-                self._help(self._tell_lost(pod))
-            else:
-                self._start(node, pod)
+        elif runner is None and pod["status"].get("phase") == "Pending":  # others ran here before the node failed
+            self._start(node, pod)
 
     def _start(self, node: Node, pod: Json) -> None:
         meta = pod["metadata"]
-        gpus = node.take_gpus(pod)
-        place = Place(
-            pod_ip=node.next_address(),
-            host_ip=node.address,
-            gpus=gpus,
-            env=self.env,
-            preloaded=self.preloaded,
-        )
+        place = Place(pod_ip=node.next_address(), host_ip=node.address, env=self.env, preloaded=self.preloaded)
         logs = self.folder / "logs" / f"{meta['namespace']}_{meta['name']}_{meta['uid']}"
         runner = PodRunner(self.api, pod, place, self.folder / "pods" / meta["uid"], logs)
         self.runners[meta["uid"]] = runner
-        life = self._lives[meta["uid"]] = self._task(runner.run())
-        life.add_done_callback(lambda _: node.gpus.update(gpus))
+        self._lives[meta["uid"]] = self._task(runner.run())
 
-    def _gone(self, pod: Json) -> None:
-        """Kill a pod that was deleted without its kubelet's consent."""
-        node = self.nodes.get(pod["spec"]["nodeName"])
-        if node is not None and node.mode is Mode.UP:
-            self._forget(pod["metadata"]["uid"])
-
-    def _forget_all_but(self, pods: list[Json], concerns: Callable[[str], bool]) -> None:
-        there = {pod["metadata"]["uid"] for pod in pods}
-        for uid, runner in list(self.runners.items()):
-            name = runner.pod["spec"]["nodeName"]
-            if uid not in there and concerns(name) and self.nodes[name].mode is Mode.UP:
-                self._forget(uid)
+    def _forget_all_but(self, pods: list[Json]) -> None:
+        for uid in self.runners.keys() - {pod["metadata"]["uid"] for pod in pods}:
+            self._forget(uid)
 
     def _forget(self, uid: str) -> None:
-        self._lost.discard(uid)
+        """Kill a pod that runs here."""
         if runner := self.runners.pop(uid, None):
             runner.kill()
             self._lives.pop(uid).cancel()
-
-    async def _tell_lost(self, pod: Json) -> None:
-        meta = pod["metadata"]
-        body = {"metadata": {"uid": meta["uid"]}, "status": pod_status.lost(pod)}
-        path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/status"
-        await self.api.request("PATCH", path, body, content=STRATEGIC)
 
     def _help(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._task(work)

@@ -1,4 +1,4 @@
-"""One fake node: its registration, heartbeats, addresses and GPUs."""
+"""One fake node: its registration, heartbeats and addresses."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from cluster.api import MERGE, STRATEGIC, Api, ApiError, Failure, Json
-from cluster.nodes import CAPACITY, GPU, NodeSpec
+from cluster.nodes import CAPACITY, NodeSpec
 from cluster.pod_status import now
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,6 @@ INFO = ("machineID", "systemUUID", "bootID", "kernelVersion", "osImage", "contai
 class Mode(StrEnum):
     UP = "Up"
     FAILED = "Failed"
-    DELETED = "Deleted"
 
 
 class Node:
@@ -34,10 +33,7 @@ class Node:
     def __init__(self, api: Api, spec: NodeSpec, index: int, subnet: int, log_port: int, version: str) -> None:
         self.api, self.spec, self.log_port, self.version = api, spec, log_port, version
         self.mode = Mode.UP
-        self.contact = asyncio.Event()
-        self.contact.set()
         self.allocatable = {**CAPACITY, **spec.capacity}
-        self.gpus = set(range(int(spec.capacity.get(GPU, 0))))
         self._prefix, self._next = f"127.{index}.{subnet}", 0
 
     @property
@@ -52,18 +48,6 @@ class Node:
         """Return an address for a pod; addresses repeat after 252 others."""
         self._next += 1
         return f"{self._prefix}.{2 + (self._next - 1) % 252}"
-
-    def take_gpus(self, pod: Json) -> list[int]:
-        limits = (container.get("resources", {}).get("limits", {}) for container in pod["spec"]["containers"])
-        wanted = sum(int(limit.get(GPU, 0)) for limit in limits)
-        return [self.gpus.pop() for _ in range(min(wanted, len(self.gpus)))]
-
-    def set_mode(self, mode: Mode) -> None:
-        self.mode = mode
-        if mode is Mode.UP:
-            self.contact.set()
-        else:
-            self.contact.clear()
 
     async def register(self) -> None:
         """Register the node as a kubelet does at its start: an existing node keeps its taints and labels."""
@@ -91,13 +75,12 @@ class Node:
         await self.api.request("PATCH", f"{self.path}/status", {"status": self._status()}, content=STRATEGIC)
 
     async def beat(self) -> None:
-        """Send heartbeats for ever, except while the node is out of contact.
+        """Send heartbeats for ever.
 
         After a late one, as when the API server was away, the node reports for a while that it is ready.
         """
         doubted = 0.0
         while True:
-            await self.contact.wait()
             began = time.monotonic()
             try:
                 await self._renew()

@@ -5,14 +5,14 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster import children, pod_status, probes
+from cluster import children, pod_status
 from cluster.api import STRATEGIC, Api, ApiError, Failure, Json
-from cluster.container import Start, StartError
+from cluster.container import StartError, message, start
 from cluster.environment import Unknown
 from cluster.pod_status import Record
 from cluster.preloaded import Preloaded
@@ -21,7 +21,6 @@ from cluster.volumes import Volumes, reader
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.5
-BACKOFF_SECONDS = (0.5, 1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +29,6 @@ class Place:
 
     pod_ip: str
     host_ip: str
-    gpus: Sequence[int]
     env: Mapping[str, str]
     preloaded: Preloaded
 
@@ -103,14 +101,6 @@ class PodRunner:
             if child.process.returncode is None:
                 child.signal_group(signal.SIGKILL)
 
-    async def _keep_fresh(self) -> None:
-        while True:
-            await asyncio.sleep(self._volumes.seconds_to_renewal())
-            try:
-                await self._volumes.refresh()
-            except (Unknown, *Failure) as problem:
-                logger.warning("volumes of %s: %s", self.path, problem)
-
     async def _kill_later(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
         self.kill()
@@ -124,17 +114,14 @@ class PodRunner:
     async def _live(self) -> None:
         if not await self._prepare():
             return
-        if self._volumes.expiries:
-            self._help(self._keep_fresh())
-        policy = self.pod["spec"].get("restartPolicy", "Always")
         for container in self.pod["spec"].get("initContainers", []):
             record = self._init[container["name"]]
-            await self._supervise(container, record, "Never" if policy == "Never" else "OnFailure")
+            await self._run_container(container, record)
             if record.exit_code != 0:
                 return
         async with asyncio.TaskGroup() as group:
             for container in self.pod["spec"]["containers"]:
-                group.create_task(self._supervise(container, self._records[container["name"]], policy))
+                group.create_task(self._run_container(container, self._records[container["name"]]))
 
     async def _prepare(self) -> bool:
         """Prepare the volumes; return False if the pod is stopped before they exist."""
@@ -174,21 +161,10 @@ class PodRunner:
         except Failure as error:
             logger.warning("event of %s: %r", self.path, error)
 
-    async def _supervise(self, container: Json, record: Record, policy: str) -> None:
-        while True:
-            code = await self._run_container(container, record)
-            if self._stopping.is_set() or policy == "Never" or (policy == "OnFailure" and code == 0):
-                return
-            ended = record.state
-            record.wait("CrashLoopBackOff", f"back-off restarting failed container {record.name}")
-            self._changed.set()
-            await self._pause(BACKOFF_SECONDS[min(record.restarts, len(BACKOFF_SECONDS) - 1)])
-            if self._stopping.is_set():
-                record.state = ended
-                return
-            record.restarts += 1
-
-    async def _run_container(self, container: Json, record: Record) -> int:
+    async def _run_container(self, container: Json, record: Record) -> None:
+        """Run a container to its end, once the objects that it needs exist. It is not restarted, whatever its policy;
+        a controller replaces a pod that has ended.
+        """
         while not self._stopping.is_set():
             try:
                 return await self._run_process(container, record)
@@ -197,48 +173,32 @@ class PodRunner:
             self._changed.set()
             await self._pause(RETRY_SECONDS)
         record.end(137, "ContainerStatusUnknown", "the pod was ended before this container started")
-        return 137
 
-    async def _run_process(self, container: Json, record: Record) -> int:
-        folder = self.folder / container["name"]
+    async def _run_process(self, container: Json, record: Record) -> None:
+        log, scratch = self.logs / f"{container['name']}.log", self.folder / container["name"] / "scratch"
+        mounts = self._volumes.mounts(container)
         try:
-            mounts = self._volumes.mounts(container)
-            start = Start.of(self._known(), container, self._variables(), mounts, folder)
+            child = await start(
+                self._known(),
+                container,
+                log,
+                self.place.preloaded,
+                extra=self.place.env,
+                mounts=mounts,
+                scratch=scratch,
+            )
         except StartError as problem:
             record.end(128, "StartError", str(problem))
             self._changed.set()
-            return 128
-        child = await start.process(self.logs / f"{container['name']}.log", self.place.preloaded)
+            return
         self.children[container["name"]] = child
         if self._stopping.is_set():
             child.signal(signal.SIGTERM)
         record.run(child.pid)
-        return await self._until_end(container, record, child, start)
-
-    def _variables(self) -> dict[str, str]:
-        gpus = {"NVIDIA_VISIBLE_DEVICES": ",".join(map(str, self.place.gpus))} if self.place.gpus else {}
-        return {**self.place.env, **gpus}
-
-    async def _until_end(self, container: Json, record: Record, child: children.Child, start: Start) -> int:
-        def ready(verdict: bool) -> None:
-            record.ready = verdict
-            self._changed.set()
-
-        probing = None
-        if "readinessProbe" in container:
-            watch = probes.watch_readiness(container, self.place.pod_ip, ready)
-            probing = asyncio.create_task(watch)
-        else:
-            record.ready = True
         self._changed.set()
-        try:
-            code = await child.wait()
-        finally:
-            if probing:
-                probing.cancel()
-        record.end(code, "Completed" if code == 0 else "Error", start.message(child.log, code))
+        code = await child.wait()
+        record.end(code, "Completed" if code == 0 else "Error", message(container, log, code))
         self._changed.set()
-        return code
 
     async def _pause(self, seconds: float) -> None:
         """Sleep, at most until the pod is stopped."""

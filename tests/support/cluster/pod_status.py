@@ -14,20 +14,14 @@ def now() -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """One container: its state as in a ContainerStatus, and its number of restarts."""
+    """One container and its state as in a ContainerStatus. It is never restarted."""
 
     name: str
     image: str
     state: Json = field(default_factory=lambda: {"waiting": {"reason": "ContainerCreating"}})
-    last: Json = field(default_factory=dict)
-    restarts: int = 0
-    ready: bool = False
     container_id: str = ""
 
-    def wait(self, reason: str, message: str = "") -> None:
-        if "terminated" in self.state:
-            self.last = self.state
-        self.ready = False
+    def wait(self, reason: str, message: str) -> None:
         self.state = {"waiting": {"reason": reason, "message": message}}
 
     def run(self, pid: int) -> None:
@@ -36,7 +30,6 @@ class Record:
 
     def end(self, code: int, reason: str, message: str = "") -> None:
         started = self.state.get("running", {}).get("startedAt", now())
-        self.ready = False
         self.state = {
             "terminated": {
                 "exitCode": code,
@@ -60,11 +53,10 @@ class Record:
             "image": self.image,
             "imageID": self.image,
             "containerID": self.container_id,
-            "ready": self.ready,
+            "ready": running,
             "started": running,
-            "restartCount": self.restarts,
+            "restartCount": 0,
             "state": _only(self.state),
-            "lastState": _only(self.last),
         }
 
 
@@ -81,15 +73,14 @@ def phase(records: Sequence[Record], init: Sequence[Record], *, over: bool) -> s
     codes = [record.exit_code for record in (*init, *records)]
     if over:
         return "Succeeded" if all(code == 0 for code in codes) else "Failed"
-    started = any("running" in record.state or record.restarts or record.last for record in records)
-    return "Running" if started or any(record.exit_code is not None for record in records) else "Pending"
+    return "Pending" if all("waiting" in record.state for record in records) else "Running"
 
 
 def status(records: Sequence[Record], init: Sequence[Record], *, over: bool, facts: Json) -> Json:
     """Return a strategic merge patch of the status. facts: addresses and start time. Conditions of others are left
     alone.
     """
-    ready = bool(records) and all(record.ready for record in records)
+    ready = bool(records) and all("running" in record.state for record in records)
     initialized = all(record.exit_code == 0 for record in init)
     truth = {"Initialized": initialized, "ContainersReady": ready, "Ready": ready}
     reason = {"reason": "PodCompleted"} if over else {} if ready else {"reason": "ContainersNotReady"}
@@ -105,13 +96,3 @@ def status(records: Sequence[Record], init: Sequence[Record], *, over: bool, fac
     if init:
         found["initContainerStatuses"] = [record.to_json() for record in init]
     return found
-
-
-def lost(pod: Json) -> Json:
-    """Return the status of a pod whose node was restarted since."""
-    records = []
-    for container in pod["spec"]["containers"]:
-        record = Record(name=container["name"], image=container["image"])
-        record.end(137, "ContainerStatusUnknown", "The container could not be located when the pod was terminated")
-        records.append(record)
-    return status(records, [], over=True, facts={})

@@ -31,7 +31,6 @@ class ProcessNodes:
         self._tasks: list[asyncio.Task[None]] = []
         self.commands: dict[str, Callable[..., Awaitable[Any]]] = {
             "fail": self.fail,
-            "recover": self.recover,
             "delete": self.delete,
             "signal": self.signal,
             "log": self.log,
@@ -63,15 +62,12 @@ class ProcessNodes:
     async def fail(self, node: str) -> None:
         self.kubelet.fail(node)
 
-    async def recover(self, node: str) -> None:
-        await self.kubelet.recover(node)
-
     async def delete(self, node: str) -> None:
         await self.kubelet.delete(node)
 
-    async def signal(self, namespace: str, pod: str, number: int, container: str | None) -> None:
-        self.kubelet.signal(namespace, pod, number, container)
+    async def signal(self, namespace: str, pod: str, number: int) -> None:
+        self.kubelet.signal(namespace, pod, number)
 
-    async def log(self, namespace: str, pod: str, container: str | None) -> str:
-        path = self.kubelet.log(namespace, pod, container)
+    async def log(self, namespace: str, pod: str) -> str:
+        path = self.kubelet.log(namespace, pod)
         return path.read_text(errors="replace") if path else ""

@@ -1,7 +1,6 @@
 """One real node: its files, its programs, its boot and its power cut."""
 
 import asyncio
-import contextlib
 import json
 import os
 import shutil
@@ -78,9 +77,6 @@ class RealNode:
         (self.folder / "network" / "pods.conflist").write_text(json.dumps(network))
         settings = kubelet_settings(self.programs.minor, self.spec, self.group, self.folder, ca, self._addresses)
         (self.folder / "kubelet.json").write_text(json.dumps(settings))
-        self._write_init(images)
-
-    def _write_init(self, images: Sequence[Path]) -> None:
         others = [number for number in NODES if number != self.number]
         settings = {
             "name": self.spec.name,
@@ -122,23 +118,16 @@ class RealNode:
         return on and self._outer.process.returncode is not None
 
     async def cut_power(self) -> None:
-        """Kill all its processes at once; mounts and interfaces are gone then, and its disk stays."""
+        """Kill all its processes at once; mounts and interfaces are gone then."""
         assert self._outer is not None
         await self._switch.unplug(self.number)
         os.kill(self._pid, signal.SIGKILL)
         await self._outer.wait()
         self._outer = None
         await asyncio.to_thread(cgroups.remove, self.group)
-        self._write_init(images=())  # they are on the disk
 
     def discard(self) -> None:
         shutil.rmtree(self.folder)
-
-    def signal(self, container: str, number: int) -> None:
-        """Send a signal to a container. container: its id."""
-        for pid in cgroups.processes(self.group, container):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
 
     async def filter(self, rules: str) -> None:
         """Apply rules, a script for nft, in the node's network."""

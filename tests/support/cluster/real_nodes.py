@@ -49,9 +49,7 @@ class RealNodes:
         self._tasks: list[asyncio.Task[None]] = []
         self.commands: dict[str, Callable[..., Awaitable[Any]]] = {
             "fail": self.fail,
-            "recover": self.recover,
             "delete": self.delete,
-            "signal": self.signal,
             "log": self.log,
         }
 
@@ -117,16 +115,6 @@ class RealNodes:
             self._rules.pop(node, None)
             await found.cut_power()
 
-    async def recover(self, node: str) -> None:
-        """Boot a node without power again, with its disk."""
-        found = self.node(node)
-        if found.mode is Mode.FAILED:
-            await found.boot()
-            self._rules.pop(node, None)
-        found.mode = Mode.UP
-        self._changed.set()
-        await self._until_ready(found)
-
     async def delete(self, node: str) -> None:
         found = self.node(node)
         await self.fail(node)
@@ -134,18 +122,10 @@ class RealNodes:
         await asyncio.to_thread(found.discard)
         await self.api.request("DELETE", f"/api/v1/nodes/{node}")
 
-    async def signal(self, namespace: str, pod: str, number: int, container: str | None) -> None:
-        found = await self.api.get(f"/api/v1/namespaces/{namespace}/pods/{pod}")
-        statuses = found["status"].get("containerStatuses") or []
-        for status in statuses:
-            if container in (None, status["name"]):
-                self.node(found["spec"]["nodeName"]).signal(status["containerID"].rpartition("/")[2], number)
-
-    async def log(self, namespace: str, pod: str, container: str | None) -> str:
+    async def log(self, namespace: str, pod: str) -> str:
         """Return what the kubelet still has of a log; "" if the pod is gone."""
-        query = {"container": container} if container else {}
         try:
-            return await self.api.text("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}/log", **query)
+            return await self.api.text("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}/log")
         except ApiError as error:
             if error.code != 404:
                 raise
@@ -154,13 +134,8 @@ class RealNodes:
     async def _until_ready(self, node: RealNode) -> None:
         """Wait until the node reports that it is ready, and give it its GPUs, as a device plugin would."""
         path = f"/api/v1/nodes/{node.spec.name}"
-        before = (await self.api.find(path) or {}).get("status", {})
-        heard = _ready(before).get("lastHeartbeatTime")
         async with asyncio.timeout(READY_SECONDS):
-            while True:
-                found = _ready((await self.api.find(path) or {}).get("status", {}))
-                if found.get("status") == "True" and found["lastHeartbeatTime"] != heard:
-                    break
+            while not _is_ready(await self.api.find(path) or {}):
                 if node.has_ended():
                     said = children.tail(node.folder / "init.log")
                     raise RuntimeError(f"the node {node.spec.name} has ended:\n{said}")
@@ -213,5 +188,6 @@ class RealNodes:
             asyncio.get_running_loop().call_later(1, self._changed.set)
 
 
-def _ready(status: Json) -> Json:
-    return next((each for each in status.get("conditions", ()) if each["type"] == "Ready"), {})
+def _is_ready(node: Json) -> bool:
+    conditions = node.get("status", {}).get("conditions", ())
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)

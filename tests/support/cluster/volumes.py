@@ -1,9 +1,6 @@
 """A pod's volumes as local folders."""
 
-import contextlib
-import os
 import shutil
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ from cluster.environment import Read, Unknown, contents, pod_field
 Json = dict[str, Any]
 Files = dict[str, tuple[bytes, int]]  # content and mode by relative path
 FILES_OF = ("configMap", "secret", "projected")
-TOKEN_SECONDS = 3600
+TOKEN_SECONDS = 24 * 3600  # no token is renewed
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,7 +24,6 @@ class Volumes:
     pod: Json  # kept up to date by the owner
     folder: Path  # of this pod alone
     paths: dict[str, Path] = field(default_factory=dict)
-    expiries: list[float] = field(default_factory=list)  # when tokens are to be renewed: at 80 % of their time
 
     async def prepare(self) -> None:
         """Make the folders of all volumes. Raises Unknown if an object does not exist yet; may be called again."""
@@ -36,17 +32,6 @@ class Volumes:
                 self.paths[volume["name"]] = await self._path(volume)
             except Unknown as problem:
                 raise Unknown(f'MountVolume.SetUp failed for volume "{volume["name"]}" : {problem}') from None
-
-    async def refresh(self) -> None:
-        """Write the files of tokens anew."""
-        self.expiries.clear()
-        for volume in self.pod["spec"].get("volumes", []):
-            if volume["name"] in self.paths and "projected" in volume:
-                await self._path(volume)
-
-    def seconds_to_renewal(self) -> float:
-        """Return the seconds until a token is to be renewed; 1 if the last renewal failed."""
-        return max(1.0, min(self.expiries, default=0) - time.time())
 
     def mounts(self, container: Json) -> list[Mount]:
         found = [
@@ -102,14 +87,12 @@ class Volumes:
 
     async def _token(self, source: Json) -> bytes:
         meta, account = self.pod["metadata"], self.pod["spec"].get("serviceAccountName", "default")
-        seconds = source.get("expirationSeconds") or TOKEN_SECONDS
         bound = {"kind": "Pod", "apiVersion": "v1", "name": meta["name"], "uid": meta["uid"]}
-        spec: Json = {"expirationSeconds": seconds, "boundObjectRef": bound}
+        spec: Json = {"expirationSeconds": TOKEN_SECONDS, "boundObjectRef": bound}
         if audience := source.get("audience"):
             spec["audiences"] = [audience]
         path = f"/api/v1/namespaces/{meta['namespace']}/serviceaccounts/{account}/token"
         answer = await self.api.request("POST", path, {"spec": spec})
-        self.expiries.append(time.time() + 0.8 * seconds)
         token: str = answer["status"]["token"]
         return token.encode()
 
@@ -131,21 +114,10 @@ def _host_path(source: Json) -> Path:
 
 
 def write(folder: Path, files: Files) -> None:
-    """Write files as a kubelet does: links through ..data, a link that is switched once all files are written."""
-    version = folder / f"..{time.time_ns()}"
+    """Write the files of a volume, each in place of an earlier one."""
     for name, (content, mode) in files.items():
-        path = version / name
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-        path.chmod(mode)
+        path.unlink(missing_ok=True)
         path.write_bytes(content)
-    version.mkdir(exist_ok=True)
-    data, switched = folder / "..data", folder / "..data.new"
-    before = folder / os.readlink(data) if data.is_symlink() else None
-    switched.symlink_to(version.name)
-    switched.rename(data)
-    for top in {Path(name).parts[0] for name in files}:
-        with contextlib.suppress(FileExistsError):
-            (folder / top).symlink_to(f"..data/{top}")
-    if before:
-        shutil.rmtree(before)
+        path.chmod(mode)
