@@ -173,46 +173,7 @@ def _until(process: "subprocess.Popen[str]", pattern: str, seconds: float = 90) 
     raise AssertionError(f"no line like {pattern}: {seen[-20:]}")
 
 
-def _account(cluster: Cluster, namespace: str, name: str, rules: list[Json], path: Path) -> Path:
-    """Write the kubeconfig of a ServiceAccount with these rights in the namespace."""
-    api, meta = cluster.api, {"name": name, "namespace": namespace}
-    rbac = "rbac.authorization.k8s.io"
-    api.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta})
-    api.create({"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": meta, "rules": rules})
-    subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
-    role = {"apiGroup": rbac, "kind": "Role", "name": name}
-    binding = {
-        "apiVersion": f"{rbac}/v1",
-        "kind": "RoleBinding",
-        "metadata": meta,
-        "roleRef": role,
-        "subjects": [subject],
-    }
-    api.create(binding)
-    return cluster.service_account_kubeconfig(namespace, name, path)
-
-
 READ = {"apiGroups": ["bamboo.dev"], "resources": ["bamboojobs"], "verbs": ["get", "list"]}
-
-
-def test_missing_rights_are_named_with_verb_and_resource(installed: Cluster, namespace: str, shell: Shell) -> None:
-    """There is no operator. The readable parts of the job are shown all the same."""
-    file = shell.file(small("guarded"))
-    shell.type("submit", "-q", file)
-    config = _account(installed, namespace, "reader", [READ], shell.folder / "reader")
-    reader = Shell(config, namespace, shell.folder)
-    status = reader.type("status", "guarded")
-    assert "no operator has seen this job yet" in status
-    assert re.search(r'not shown: workers: permission denied: .*cannot list resource "pods"', status)
-    for words, said in (
-        (["delete", "guarded", "--yes"], 'cannot delete resource "bamboojobs"'),
-        (["submit", file, "--apply"], 'cannot patch resource "bamboojobs"'),
-        (["logs", "guarded"], 'cannot list resource "pods"'),
-    ):
-        refused = reader.type(*words, code=1)
-        assert refused.count("\n") == 1, refused
-        assert refused.startswith("bamboo: permission denied: ")
-        assert said in refused
 
 
 def test_what_the_server_refuses_is_said(installed: Cluster, namespace: str, shell: Shell) -> None:
