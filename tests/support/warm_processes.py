@@ -1,6 +1,6 @@
-"""Warm processes: launchers of workers, and other processes of local jobs, that are forked with torch imported.
+"""Warm processes: launchers and pods, and other processes of jobs, that are forked with torch imported.
 
-An import takes longer than a small job trains, and tests start hundreds of them. A job starts them as usual, with
+An import takes longer than a small job trains, and tests start hundreds of them. A local job starts them as usual, with
 pipes, group and signals; the started process stands in for one that is forked from a process with all imports. A test
 that kills or freezes launchers, or reads their environment, uses `cold_processes`.
 """
@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from folders import SUPPORT
@@ -21,23 +22,24 @@ FOLDER = SUPPORT / "warm_process"
 PLACE = "BAMBOO_WARM_PROCESSES"
 
 
+def start_forker(place: Path, env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    """Start the process from which warm ones are forked. place: its socket. It ends with the calling thread."""
+    env = {**env, "PYTHONPATH": os.pathsep.join(map(str, (SUPPORT, FOLDER))), "OMP_NUM_THREADS": "1"}
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(place))
+        listener.listen(100)
+        return subprocess.Popen([sys.executable, "-P", str(FOLDER / "forking.py")], stdin=listener, env=env)
+
+
 class WarmProcesses:
     """The process from which warm ones are forked. From now on, until close(), this process's children are warm."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="bamboo-warm-"))
-        place = str(self._folder / "socket")
+        place = self._folder / "socket"
         Path(f"{place}.json").write_text(json.dumps(warm_stand_in.read_at_start()))
-        python_path = os.pathsep.join(map(str, (SUPPORT, FOLDER)))
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(place)
-            listener.listen(100)
-            self._forker = subprocess.Popen(
-                [sys.executable, "-P", str(FOLDER / "forking.py")],
-                stdin=listener,
-                env={**os.environ, "PYTHONPATH": python_path, "OMP_NUM_THREADS": "1"},
-            )
-        os.environ[PLACE] = place
+        self._forker = start_forker(place, os.environ)
+        os.environ[PLACE] = str(place)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(FOLDER), os.environ.get("PYTHONPATH"))))
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ class Kubelet:
 
     def __init__(self, api: Api, folder: Path, env: Mapping[str, str]) -> None:
         self.api, self.folder, self.env = api, folder, dict(env)
-        self.preloaded = Preloaded(folder / "preloaded.log")
+        self.preloaded = Preloaded(folder / "preloaded")
         self.nodes: dict[str, Node] = {}
         self.runners: dict[str, PodRunner] = {}
         self._lives: dict[str, asyncio.Task[None]] = {}
@@ -54,7 +54,6 @@ class Kubelet:
         for task in (*self._lives.values(), *self._beats.values(), *self._helpers):
             task.cancel()
         await asyncio.gather(*self._lives.values(), *self._beats.values(), *self._helpers, return_exceptions=True)
-        self.preloaded.close()
 
     def log(self, namespace: str, pod: str, container: str | None = None) -> Path | None:
         """Return the log of the newest pod of this name; by default of its first container that has one."""

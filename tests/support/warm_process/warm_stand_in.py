@@ -5,11 +5,11 @@ import os
 import signal
 import socket
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 PREFIXES = ("ATEN_", "CUDA", "LANG", "LC_", "LD_", "MALLOC", "MKL_", "PRETENDED", "PYTHON")
 OWN = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONUNBUFFERED")
-CODE_BYTES = 4  # of an exit code, negative for a signal
+NUMBER_BYTES = 4  # of a length, a process's number or an exit code
 
 
 def read_at_start() -> dict[str, str]:
@@ -23,28 +23,33 @@ def alike(place: str) -> bool:
         return read_at_start() == json.load(file)
 
 
+def send(forker: socket.socket, start: dict[str, Any], files: list[int]) -> None:
+    """Ask for a process with these standard files; `forking.become` describes `start`."""
+    message = json.dumps(start).encode()
+    socket.send_fds(forker, [len(message).to_bytes(NUMBER_BYTES, "big")], files)
+    forker.sendall(message)
+
+
 def run(place: str) -> NoReturn:
     """Hand everything over to a warm process. place: the socket of the process that forks."""
     start = {
-        "module": sys.orig_argv[3],
-        "argv": sys.orig_argv[4:],
+        "arguments": sys.orig_argv[3:],
         "env": dict(os.environ),
         "folder": os.getcwd(),
+        "enter": [],
         "group": os.getpgid(0),
         "path": sys.path,
     }
     with socket.socket(socket.AF_UNIX) as forker:
         forker.connect(place)
-        message = json.dumps(start).encode()
-        socket.send_fds(forker, [len(message).to_bytes(CODE_BYTES, "big")], [0, 1, 2])
-        forker.sendall(message)
+        send(forker, start, [0, 1, 2])
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, _: forker.send(bytes([number])))
         nothing = os.open(os.devnull, os.O_RDWR)
         for number in range(3):
             os.dup2(nothing, number)
-        told = forker.recv(CODE_BYTES, socket.MSG_WAITALL)
-    code = int.from_bytes(told, "big", signed=True) if len(told) == CODE_BYTES else -signal.SIGKILL
+        told = forker.recv(2 * NUMBER_BYTES, socket.MSG_WAITALL)  # its number, and later its exit code
+    code = int.from_bytes(told[NUMBER_BYTES:], "big", signed=True) if told[NUMBER_BYTES:] else -signal.SIGKILL
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
