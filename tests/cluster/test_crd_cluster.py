@@ -1,13 +1,14 @@
 """The API server's judgement of the CRD's schema and rules, compared with the tests' evaluator."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 
 from bamboo_core.names import GROUP, PLURAL, VERSION
-from cluster.api import Api, ApiError
+from cluster.client import ApiError
 from cluster.handle import OLDEST_SUPPORTED, Cluster
 from crd_cases import EDITS, KEPT, RULES, changed, put, suspended
 from crd_kit import nodes, refusals
@@ -29,38 +30,21 @@ def jobs(installed: Cluster, namespace: str) -> str:
     return f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}"
 
 
-Ask = Callable[[str, str, Json, dict[str, str]], Awaitable[str]]
+def refusal(cluster: Cluster, method: str, path: str, body: Json) -> str:
+    """Return the server's refusal; "" if it accepts."""
+    try:
+        cluster.api.text(method, path, body, **TRIED)
+    except ApiError as error:
+        if error.code not in (400, 422):
+            raise
+        return str(error)
+    return ""
 
 
-def judged(cluster: Cluster, cases: Callable[[Ask], Awaitable[list[str]]]) -> None:
-    """Run the cases, which may ask the server for its refusal, "" if it accepts; their results have to be empty."""
-
-    async def run() -> list[str]:
-        async with Api(cluster.kubeconfig) as api:
-
-            async def ask(method: str, path: str, body: Json, query: dict[str, str]) -> str:
-                try:
-                    await api.text(method, path, body, **query)
-                except ApiError as error:
-                    if error.code not in (400, 422):
-                        raise
-                    return str(error)
-                return ""
-
-            return await cases(ask)
-
-    assert asyncio.run(run()) == []
-
-
-async def all_of(works: Iterable[Awaitable[str]]) -> list[str]:
-    """Return the results that are not empty, with a limited number of requests at a time."""
-    turns = asyncio.Semaphore(AT_ONCE)
-
-    async def one(work: Awaitable[str]) -> str:
-        async with turns:
-            return await work
-
-    return [said for said in await asyncio.gather(*map(one, works)) if said]
+def differences(cases: Iterable[Callable[[], str]]) -> list[str]:
+    """Return what the cases return, without the empty texts; some run at a time."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return [found for found in pool.map(lambda case: case(), cases) if found]
 
 
 def users(document: Json, name: Any = None) -> Json:
@@ -86,34 +70,32 @@ def difference(expected: list[str], server: str) -> str:
 
 
 def test_the_server_and_the_parser_refuse_the_same_new_objects(installed: Cluster, jobs: str) -> None:
-    async def cases(ask: Ask) -> list[str]:
-        async def case(changes: Json) -> str:
-            document = users(changed(changes))
-            found = difference(refusals(document), await ask("POST", jobs, document, TRIED))
-            return found and f"{changes}: {found}"
+    def case(changes: Json) -> str:
+        document = users(changed(changes))
+        found = difference(refusals(document), refusal(installed, "POST", jobs, document))
+        return found and f"{changes}: {found}"
 
-        return await all_of(case(changes) for changes in (*(changes for changes, _ in RULES), *KEPT))
-
-    judged(installed, cases)
+    assert differences(partial(case, changes) for changes in (*(changes for changes, _ in RULES), *KEPT)) == []
 
 
 def test_the_server_and_the_parser_refuse_the_same_edits(installed: Cluster, jobs: str) -> None:
     """Old and new objects are each running and suspended."""
 
-    async def cases(ask: Ask) -> list[str]:
-        async def case(old: Json, path: str, new: Json) -> str:
-            body = {**new, "metadata": old["metadata"]}
-            server = await ask("PUT", f"{jobs}/{old['metadata']['name']}", body, TRIED)
-            found = difference(refusals(new, {**old, "metadata": new["metadata"]}), server)
-            return found and f"{path}: {found}"
+    def case(old: Json, path: str, new: Json) -> str:
+        body = {**new, "metadata": old["metadata"]}
+        server = refusal(installed, "PUT", f"{jobs}/{old['metadata']['name']}", body)
+        found = difference(refusals(new, {**old, "metadata": new["metadata"]}), server)
+        return found and f"{path}: {found}"
 
-        olds = [
-            installed.api.request("POST", jobs, users(one, f"old-{n}"))
-            for n, one in enumerate((minimal(), suspended(minimal())))
-        ]
-        news = [(path, put(minimal(), ("spec", *path.split(".")), value)) for path, value, _ in EDITS]
-        return await all_of(
-            case(old, path, users(wanted)) for old in olds for path, new in news for wanted in (new, suspended(new))
-        )
-
-    judged(installed, cases)
+    olds = [
+        installed.api.request("POST", jobs, users(one, f"old-{n}"))
+        for n, one in enumerate((minimal(), suspended(minimal())))
+    ]
+    news = [(path, put(minimal(), ("spec", *path.split(".")), value)) for path, value, _ in EDITS]
+    cases = (
+        partial(case, old, path, users(wanted))
+        for old in olds
+        for path, new in news
+        for wanted in (new, suspended(new))
+    )
+    assert differences(cases) == []
