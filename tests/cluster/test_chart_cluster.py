@@ -4,7 +4,6 @@ import secrets
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from cluster.handle import Cluster
 from helm_kit import CHART, ROOT, HelmError, Missing, helm
 from operator_jobs import small
 from operator_process import Job
+from waiting import until
 
 pytest_plugins = ["cluster_kit"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
@@ -179,10 +179,8 @@ def _users_have_rights(cluster: Cluster, namespace: str) -> None:
         binding = {"metadata": {"name": role}, "roleRef": reference, "subjects": [subject]}
         cluster.api.request("POST", rbac, binding)
     expected = [("viewer", "get"), ("editer", "get"), ("editer", "create"), ("editer", "delete")]
-    deadline = time.monotonic() + 90
-    while (found := rights(cluster, namespace)) != expected:  # the cluster's own roles get them one after the other
-        assert time.monotonic() < deadline, found
-        time.sleep(0.2)
+    # the cluster's own roles get them one after the other
+    until(lambda: rights(cluster, namespace) == expected, 90, lambda: rights(cluster, namespace))
     assert not may(cluster, "viewer", "get", "bamboojobs", "default", "bamboo.dev")
 
 

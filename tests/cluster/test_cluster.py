@@ -4,8 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,11 +13,13 @@ from cluster.client import Json
 from cluster.handle import Cluster
 from folders import SUPPORT
 from pod_ends_kit import EVERYWHERE, check_ends, check_farewell
+from waiting import until
 
 pytest_plugins = ["cluster_kit"]
 pytestmark = pytest.mark.cluster
 
 MARK = "BAMBOO_TEST_MARK"
+SECONDS = 120
 
 
 def run_marked(cluster: Cluster, mark: str) -> Json:
@@ -43,13 +43,6 @@ def marked(value: str) -> list[int]:
         if f"{MARK}={value}".encode() in variables:
             found.append(int(folder.name))
     return found
-
-
-def until(condition: Callable[[], object], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true"
-        time.sleep(0.02)
 
 
 def test_the_operator_reads_ends_of_pods_as_on_real_nodes(cluster: Cluster, namespace: str) -> None:
@@ -91,10 +84,10 @@ def test_nothing_remains(cluster: Cluster, end: str, tmp_path: Path) -> None:
             folder, *pids = owner.stdout.readline().split()
             assert len(pids) == 5
             if end != "stop":
-                until(lambda: len(marked(mark)) >= 3)
+                until(lambda: len(marked(mark)) >= 3, SECONDS)
                 owner.send_signal(signal.Signals[end])
             owner.wait(60)
         finally:
             owner.kill()
-    until(lambda: not Path(folder).exists() and not any(is_alive(int(pid)) for pid in pids))
+    until(lambda: not Path(folder).exists() and not any(is_alive(int(pid)) for pid in pids), SECONDS)
     assert not marked(mark)

@@ -10,12 +10,13 @@ from torch.testing import assert_close
 
 import bamboo
 from bamboo_core.control.digests import add_digests
-from cluster.client import Client, Json
+from cluster.client import ApiError, Client, Json
 from cluster.handle import Cluster
 from cluster.nodes import GPU, spot
 from manifest_kit import training
 from operator_jobs import claimed, digest_of_undisturbed, folder_of_the_claim, slowed, small, undisturbed
 from operator_process import PATIENCE, Job, Operator, condition
+from waiting import until
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
@@ -97,7 +98,7 @@ def test_the_api_server_may_be_away(installed: Cluster, namespace: str, operator
         time.sleep(1)
         installed.signal(namespace, victim, signal.SIGKILL)
         time.sleep(AWAY_SECONDS - 1)  # all steps are done before it is back
-    _until_ready(installed.api)
+    until(lambda: is_ready(installed.api), PATIENCE)
     status = job.until("Complete")
     assert add_digests(status["digests"]) == digest_of_undisturbed(document)
     assert status["preemptions"] == 1
@@ -109,12 +110,8 @@ def test_the_api_server_may_be_away(installed: Cluster, namespace: str, operator
     assert "Request attempt" not in operator.said, "kopf's words at each try"
 
 
-def _until_ready(api: Client) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        try:
-            api.text("GET", "/readyz")
-            return
-        except Exception:
-            assert time.monotonic() < deadline, "the API server does not come back"
-            time.sleep(0.5)
+def is_ready(api: Client) -> bool:
+    try:
+        return bool(api.text("GET", "/readyz"))
+    except (ApiError, OSError):
+        return False

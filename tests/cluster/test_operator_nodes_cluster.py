@@ -97,28 +97,28 @@ def unplaced(pods: Json) -> list[str]:
 
 @pytest.mark.parametrize("empty", [True, False])
 def test_the_scheduler_puts_no_more_pods_on_a_node_than_it_has_room_for(
-    cluster: Cluster, namespace: str, *, empty: bool
+    installed: Cluster, namespace: str, *, empty: bool
 ) -> None:
     """Two nodes suffice. empty: a third node takes no pod, as after a taint; without it the limit holds by
     minDomains.
     """
-    if not empty and cluster.minor < OLDEST_SUPPORTED:
+    if not empty and installed.minor < OLDEST_SUPPORTED:
         pytest.skip("the scheduler is older than what Bamboo supports, and does not know minDomains")
     first, second, third = (f"{'three' if empty else 'two'}-{letter}" for letter in "abc")
     ours = {"bamboo.dev/test": first}
     for name in (first, second, *([third] if empty else [])):
         node = spot(name, "zone-a")
-        cluster.add(replace(node, labels={**node.labels, **ours}))
+        installed.add(replace(node, labels={**node.labels, **ours}))
     if empty:
-        cluster.taint(third, "test.dev/going", effect="NoSchedule")
+        installed.taint(third, "test.dev/going", effect="NoSchedule")
     asked = spread(parse_manifest(manifest("room", 1, spread={"workersPerNode": ROOM})), namespace, 0)
     container = {"name": "trainer", "image": "x", "command": ["sleep", "1000"]}
     for number in range(2 * ROOM + 1):
         spec = {"tolerations": TOLERATE, "nodeSelector": ours, "containers": [container], **asked}
         metadata = {"name": f"room-{number}", "labels": {LABEL_JOB_UID: namespace}}
-        cluster.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}, namespace)
+        installed.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}, namespace)
     pods = f"/api/v1/namespaces/{namespace}/pods"
-    found = cluster.api.wait(
+    found = installed.api.wait(
         pods,
         lambda found: (
             len(unplaced(found)) == 1 and sum("nodeName" in pod["spec"] for pod in found["items"]) == 2 * ROOM

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from cluster.handle import Cluster
 from cluster.nodes import GPU, ZONE, NodeSpec
 from operator_kit import render
 from pod_ends_kit import EVERYWHERE, ON_REAL_NODES, check_ends, check_farewell
+from waiting import until
 
 pytest_plugins = ["cluster_kit"]
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -73,14 +73,6 @@ def running(cluster: Cluster, path: str) -> Json:
 def condition(found: Json, kind: str) -> str | None:
     conditions = found.get("status", {}).get("conditions", ())
     return next((each["status"] for each in conditions if each["type"] == kind), None)
-
-
-def until(seconds: float, holds: object) -> None:
-    assert callable(holds)
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, f"not within {seconds} s"
-        time.sleep(0.2)
 
 
 def test_the_operator_reads_how_pods_end(cluster: Cluster, namespace: str) -> None:
@@ -146,9 +138,9 @@ def test_nothing_outlives_a_cluster_that_is_killed(killed: str, cluster: Cluster
         own = traces(folder) - before
         assert {kind for kind, _ in own} == {"interface", "cgroup", "process"}
         os.kill(starter.pid if killed == "starter" else host, signal.SIGKILL)
-        until(ENDED_SECONDS, lambda: not folder.exists())
+        until(lambda: not folder.exists(), ENDED_SECONDS)
         starter.kill()
-    until(ENDED_SECONDS, lambda: not own & traces(folder))
+    until(lambda: not own & traces(folder), ENDED_SECONDS)
     assert str(folder) not in Path("/proc/self/mountinfo").read_text()
 
 

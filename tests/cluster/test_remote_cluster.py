@@ -16,13 +16,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
 from cluster.client import ApiError, Json
 from cluster.handle import Cluster
 from operator_jobs import small
 from operator_process import SYSTEM, Job, Operator, condition
+from waiting import until
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
@@ -43,31 +44,18 @@ class Shell:
         self.env = {**os.environ, "KUBECONFIG": str(kubeconfig), "COLUMNS": "300"}
 
     def type(self, *words: str, code: int = 0) -> str:
-        """Run a command and return its output, or its errors if it is to fail. The task is not loaded: that takes
-        seconds.
+        """Run a command in this process, which is faster than another one; return its output, or its errors if it is to
+        fail. The task is not loaded: that takes seconds.
         """
         if words[0] in ("submit", "run"):
             words += ("--no-load",)
-        done = self._invoke(*words)
+        done = CliRunner().invoke(app, [*words, "-n", self.namespace], env=self.env)
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        assert "Traceback" not in done.output
         assert done.exit_code == code, done.output
         if not code:
             assert complaints(done.stderr) == "", done.stderr
         return complaints(done.stderr) if code else done.stdout
-
-    def _invoke(self, *words: str) -> Result:
-        """Run the command in this process, since starting another one takes longer than most commands."""
-        done = CliRunner().invoke(app, [*words, "-n", self.namespace], env=self.env)
-        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-        assert "Traceback" not in done.output
-        return done
-
-    def diagnosis(self, *words: str) -> list[Json]:
-        """Return the findings of `bamboo doctor`, which fails if there is a problem."""
-        done = self._invoke("doctor", *words, "-o", "json")
-        found: list[Json] = json.loads(done.stdout)
-        failed = any(one["severity"] == "problem" for one in found)
-        assert (done.exit_code, complaints(done.stderr)) == (int(failed), ""), done.output
-        return found
 
     def start(self, *words: str) -> "subprocess.Popen[str]":
         return subprocess.Popen(
@@ -227,21 +215,17 @@ def operator_pod(installed: Cluster, namespace: str, tmp_path: Path) -> Iterator
     path = f"/api/v1/namespaces/{SYSTEM}/pods/{meta['name']}"
     try:
         running = installed.api.wait(path, lambda pod: pod["status"].get("phase") == "Running")
-        _until_healthy(f"http://{running['status']['podIP']}:8080/healthz")
+        until(lambda: _is_healthy(f"http://{running['status']['podIP']}:8080/healthz"), 60)
         yield namespace
     finally:
         print(installed.logs(SYSTEM, str(meta["name"])))
         installed.api.delete(path, seconds=0)
 
 
-def _until_healthy(url: str, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while True:
-        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
-            if answer.status == 200:
-                return
-        assert time.monotonic() < end, f"{url} was not healthy in time"
-        time.sleep(0.2)
+def _is_healthy(url: str) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
+        return bool(answer.status == 200)
+    return False
 
 
 def test_the_page_is_shown_through_a_tunnel_with_a_token_of_its_own(

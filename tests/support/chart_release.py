@@ -6,7 +6,6 @@ workers; health and metrics are at its pod's address, where the kubelet probes t
 
 import base64
 import random
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,10 +15,12 @@ from bamboo_core.names import WORKERS_PORT
 from cluster.client import Client, Json
 from cluster.handle import OLDEST_SUPPORTED, Cluster
 from helm_kit import CHART, Helm, chart_for
+from waiting import until
 
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/bamboojobs.bamboo.dev"
 POD_IP = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
 WAIT = ("--wait", "--timeout", "300s")
+GONE_SECONDS = 120  # owned objects go a little later than their owners
 
 
 class Release:
@@ -98,7 +99,11 @@ class Release:
     def until_gone(self, allowed: Callable[[str], bool] = lambda _: False) -> None:
         """Wait until nothing of the release is left except the kept Secrets and allowed names."""
         kept = {f"Secret {self.namespace}/{self.full_name}-{suffix}" for suffix in ("ca", "key")}
-        until_none(lambda: [name for name in self.leftovers() if name not in kept and not allowed(name)])
+
+        def left() -> list[str]:
+            return [name for name in self.leftovers() if name not in kept and not allowed(name)]
+
+        until(lambda: not left(), GONE_SECONDS, left)
 
 
 Install = Callable[..., Release]  # makes one, of a name of its own
@@ -117,14 +122,6 @@ def no_crd(api: Client) -> Iterator[None]:
 def remove_crd(api: Client) -> None:
     api.delete(CRD)
     api.wait(CRD, lambda found: not found)
-
-
-def until_none(left: Callable[[], list[str]], seconds: float = 120) -> None:
-    """Wait until no names are left. Owned objects go a little later than their owners."""
-    end = time.monotonic() + seconds
-    while found := left():
-        assert time.monotonic() < end, f"after {seconds} s there still are {found}"
-        time.sleep(0.5)
 
 
 def labelled(api: Client, selector: str) -> list[str]:

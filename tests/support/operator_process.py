@@ -7,7 +7,6 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from cluster.client import ApiError, Client, Json
 from cluster.control_plane import free_ports
 from cluster.handle import OLDEST_SUPPORTED, Cluster
 from crd_kit import STATUS_VALIDATOR, strip_rules
+from waiting import until
 
 ROOT = Path(__file__).parents[2]
 SYSTEM = "bamboo-system"
@@ -161,13 +161,11 @@ class Job:
 
     def until_pods(self, condition: Callable[[dict[str, Json]], Any], seconds: float = PATIENCE) -> dict[str, Json]:
         """Wait until the condition holds for the job's pods, and return them."""
-        deadline = time.monotonic() + seconds
-        while not condition(pods := self.pods()):
-            if time.monotonic() > deadline:
-                shown = {name: pod["status"] for name, pod in pods.items()}
-                raise AssertionError(f"the pods were not as expected after {seconds} s: {shown}")
-            time.sleep(0.1)
-        return pods
+        return until(
+            lambda: (pods,) if condition(pods := self.pods()) else (),
+            seconds,
+            lambda: {name: pod["status"] for name, pod in self.pods().items()},
+        )[0]
 
     def until(self, kind: str, value: str = "True", seconds: float = PATIENCE) -> Json:
         """Wait until the condition of that kind has that value, and return the status."""
@@ -193,13 +191,7 @@ class Job:
 
     def told(self, reason: str, seconds: float = PATIENCE) -> str:
         """Wait for an event of that reason, and return its message."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            for found, message in self.events():
-                if found == reason:
-                    return message
-            time.sleep(0.2)
-        raise AssertionError(f"no event {reason} within {seconds} s: {self.events()}")
+        return until(lambda: [text for found, text in self.events() if found == reason], seconds, self.events)[0]
 
     def pods(self) -> dict[str, Json]:
         items = self.api.get(

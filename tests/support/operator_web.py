@@ -1,12 +1,12 @@
 """Requests to the web ports of operators on the test cluster, and pods in place of theirs."""
 
 import re
-import time
 import urllib.error
 import urllib.request
 
 from cluster.handle import Cluster
 from operator_process import PATIENCE, Operator
+from waiting import until
 
 
 def stand_in(cluster: Cluster, namespace: str, name: str) -> str:
@@ -29,10 +29,7 @@ def ask(operator: Operator, path: str) -> tuple[int, str]:
 
 
 def until_ready(operator: Operator, expected: tuple[int, str] = (200, "ok"), seconds: float = PATIENCE) -> None:
-    deadline = time.monotonic() + seconds
-    while (found := ask(operator, "/readyz")) != expected:
-        assert time.monotonic() < deadline, f"it was {found}, not {expected}:\n{operator.said}"
-        time.sleep(0.1)
+    until(lambda: ask(operator, "/readyz") == expected, seconds, lambda: operator.said)
 
 
 def step(operator: Operator) -> int:
@@ -42,8 +39,4 @@ def step(operator: Operator) -> int:
 
 
 def until_step(operator: Operator, number: int, seconds: float = PATIENCE) -> int:
-    deadline = time.monotonic() + seconds
-    while (found := step(operator)) < number:
-        assert time.monotonic() < deadline, f"step {found}:\n{operator.said}"
-        time.sleep(0.2)
-    return found
+    return until(lambda: found if (found := step(operator)) >= number else 0, seconds, lambda: operator.said)

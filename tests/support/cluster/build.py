@@ -95,7 +95,7 @@ def _made(what: str, time: str, recipe: Path, arguments: tuple[str, ...], report
         return done
     _require(BUILD_TOOLS)
     cache.mkdir(parents=True, exist_ok=True)
-    with _locked(cache / f"{name}.lock", report) as lock:
+    with locked(cache / f"{name}.lock", report) as lock:
         if not done.is_dir():
             report(f"making {what} in {done}, once; this takes {time}")
             unfinished = cache / f"{name}.unfinished"
@@ -130,7 +130,8 @@ def _require(tools: tuple[str, ...]) -> None:
 
 
 @contextmanager
-def _locked(path: Path, report: Report) -> Iterator[int]:
+def locked(path: Path, report: Report = to_stderr) -> Iterator[int]:
+    """Hold the lock of that file, which no other process holds meanwhile. Yields the file's descriptor."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

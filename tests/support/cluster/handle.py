@@ -9,9 +9,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from cluster import build, kubeconfig
 from cluster.children import tail
@@ -31,25 +31,12 @@ class ControlFailed(Exception):
     """A command that the test cluster refused."""
 
 
-def _refuse(message: str) -> NoReturn:
-    raise NotOffered(message)
-
-
 class Cluster:
-    """A cluster. folder: of the test cluster, None for a real one. refuse: called with what a real cluster cannot
-    do.
-    """
+    """A cluster. folder: of the test cluster, None for a real one. process: its host, if it was started here."""
 
-    def __init__(
-        self,
-        path: Path,
-        folder: Path | None = None,
-        *,
-        refuse: Callable[[str], NoReturn] = _refuse,
-        process: "subprocess.Popen[str] | None" = None,
-    ) -> None:
+    def __init__(self, path: Path, folder: Path | None = None, process: "subprocess.Popen[str] | None" = None) -> None:
         self.kubeconfig, self.folder, self.api = path, folder, Client(path)
-        self._refuse, self._process = refuse, process
+        self._process = process
 
     @classmethod
     def start(
@@ -125,13 +112,13 @@ class Cluster:
             shutil.rmtree(folder, ignore_errors=True)
             raise RuntimeError(f"the test cluster did not start: {reason}")
         build.to_stderr(f"ready after {told['ready']} s in {folder}")
-        return cls(folder / "admin.kubeconfig", folder, process=process)
+        return cls(folder / "admin.kubeconfig", folder, process)
 
     @classmethod
-    def attach(cls, path: Path, *, refuse: Callable[[str], NoReturn] = _refuse) -> Self:
+    def attach(cls, path: Path) -> Self:
         """Return any cluster by its kubeconfig, with the test cluster's controls if it is one."""
         own = (path.parent / "control").is_socket()
-        return cls(path, path.parent if own else None, refuse=refuse)
+        return cls(path, path.parent if own else None)
 
     def stop(self) -> None:
         """End every process and remove the folder; only for a cluster that was started here."""
@@ -227,7 +214,7 @@ class Cluster:
 
     def _call(self, name: str, **arguments: Any) -> Any:
         if self.folder is None:
-            self._refuse(f"only the test cluster can do this to a node or pod: {name}")
+            raise NotOffered(f"only the test cluster can do this to a node or pod: {name}")
         return call(self.folder, name, **arguments)
 
 
