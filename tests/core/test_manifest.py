@@ -7,7 +7,7 @@ import pytest
 
 from bamboo_core.job import spec as s
 from bamboo_core.job import training_spec as t
-from bamboo_core.job.edits import apply_edit, refused_fields
+from bamboo_core.job.edits import apply_edit_to_manifest
 from bamboo_core.job.forms import RESOURCE_NAMES
 from bamboo_core.job.manifest import load_manifest, parse_manifest
 from manifest_kit import ABSENT, MINIMAL, changed, problems
@@ -53,11 +53,12 @@ def test_a_job_that_says_only_how_many_workers_it_may_have_leaves_the_grid_to_th
     assert s.most_stages(job) == s.wanted_workers(job) == s.whole_workers(job) == 9
     assert (s.fewest_workers(job), s.most_pipelines(job)) == (1, 4)
     assert s.schedules(job) == ("1F1B", "ZBH1")
-    document["spec"]["elastic"] |= {"minStages": 2, "maxWorkers": 8, "minWorkers": 4, "objective": "Value"}
-    bounded = parse_manifest(document)
+    bounds = {"minStages": 2, "maxWorkers": 8, "minWorkers": 4, "objective": "Value"}
+    edited = changed({"spec.topology": topology, "spec.elastic": bounds})
+    bounded = parse_manifest(edited)
     assert (s.fewest_stages(bounded), s.most_stages(bounded), s.fewest_workers(bounded)) == (2, 8, 4)
-    assert refused_fields(job, bounded) == (), "the bounds may change while the job runs"
-    assert apply_edit(job, bounded) == bounded
+    followed = apply_edit_to_manifest(document, edited)
+    assert parse_manifest(followed) == bounded, "the bounds may change while the job runs"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from bamboo_core.coordinator import finish, stragglers
 from bamboo_core.coordinator.checkpointing import restoring, saving
 from bamboo_core.coordinator.events import (
     Command,
-    Emit,
     Event,
     Interrupted,
     NoticeWithdrawn,
@@ -39,7 +38,6 @@ from bamboo_core.coordinator.stuck_workers import check_stuck, hint
 from bamboo_core.coordinator.worker_reports import events_after_end, received
 from bamboo_core.coordinator.workers import membership
 from bamboo_core.coordinator.workers.platforms import refuse_misfits
-from bamboo_core.job.edits import apply_edit, refusal_message, refused_fields
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import HEARTBEAT_TIMEOUT_SECONDS
 from bamboo_core.planning.plan import WorkerId
@@ -183,14 +181,12 @@ def _brings_workers(event: Event) -> bool:
 
 
 def _edit(turn: Turn, wanted: JobSpec) -> None:
-    """Apply the fields of an edited spec that may change, and report the others."""
+    """Follow an edited spec; keep the steps that workers have counted in the data, and an early stop."""
     training = turn.state.spec.training
     same_length = (wanted.training.epochs, wanted.training.tokens) == (training.epochs, training.tokens)
     if (training.counts_data and same_length) or turn.state.terms.early_stop:
         wanted = replace(wanted, training=replace(wanted.training, steps=training.steps))  # workers count it
-    if names := refused_fields(turn.state.spec, wanted):
-        turn.do(Emit("ChangeRefused", refusal_message(names), True))
-    turn.put(replace(turn.state.terms, spec=apply_edit(turn.state.spec, wanted)))
+    turn.put(replace(turn.state.terms, spec=wanted))
     holding.edited(turn)
 
 

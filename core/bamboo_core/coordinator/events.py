@@ -80,7 +80,7 @@ class PricesReported:
 
 @dataclass(frozen=True, slots=True)
 class SpecChanged:
-    """An edited manifest. The coordinator takes over only the fields that may change while the job runs."""
+    """The spec of an edited manifest. Its fixed fields are as before (see `edits.apply_edit_to_manifest`)."""
 
     spec: JobSpec
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import asdict, fields, is_dataclass
 from hashlib import sha256
 from typing import Any
 
@@ -17,36 +17,19 @@ _ALWAYS_IN_NUMBERS = ("global_batch_size", "micro_batch_size", "seed", "precisio
 MOST_NAMED = 10  # fields in one sentence
 
 
-def apply_edit(old: JobSpec, wanted: JobSpec) -> JobSpec:
-    """Return the spec in force after an edit. It differs from `wanted` if the edit changes a fixed field."""
-    edited: JobSpec = _edited(JobSpec, old, wanted, stays=False)
-    return edited
-
-
 def apply_edit_to_manifest(old: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the manifest in force after an edit of `old`. If both are valid, `apply_edit` returns the same spec."""
-    spec = _edited_manifest(JobSpec, old["spec"], wanted.get("spec") or {}, stays=False)
+    """Return the manifest in force after an edit of `old`: fixed fields keep their values."""
+    spec = _edited(JobSpec, old["spec"], wanted.get("spec") or {}, stays=False)
     return {**deepcopy(dict(old)), "spec": deepcopy(spec)}
 
 
-def _edited(kind: type, old: Any, wanted: Any, *, stays: bool) -> Any:
-    """Return the old object with the changeable fields of the new one. stays: only FREE fields may change."""
-    changed = {}
-    for one in api_fields(kind):
-        now, then = getattr(old, one.attribute), getattr(wanted, one.attribute)
-        if isinstance(one.form, Object) and now is not None and then is not None:
-            changed[one.attribute] = _edited(one.form.kind, now, then, stays=_stays(one, stays))
-        elif not _stays(one, stays):
-            changed[one.attribute] = then
-    return replace(old, **changed)
-
-
-def _edited_manifest(kind: type, old: Mapping[str, Any], wanted: Mapping[str, Any], *, stays: bool) -> dict[str, Any]:
+def _edited(kind: type, old: Mapping[str, Any], wanted: Mapping[str, Any], *, stays: bool) -> dict[str, Any]:
+    """Return an object with the changeable fields of the edited one. stays: only FREE fields may change."""
     edited: dict[str, Any] = {}
     for one in api_fields(kind):
         now, then = old.get(one.name), wanted.get(one.name)
         if isinstance(one.form, Object) and (not one.form.optional or (now is not None and then is not None)):
-            inner = _edited_manifest(one.form.kind, now or {}, then or {}, stays=_stays(one, stays))
+            inner = _edited(one.form.kind, now or {}, then or {}, stays=_stays(one, stays))
             edited |= {one.name: inner} if inner or one.form.optional else {}
         else:
             source = old if _stays(one, stays) else wanted
@@ -59,9 +42,11 @@ def _stays(one: ApiField, object_stays: bool) -> bool:
     return Mark.FREE not in one.marks and (object_stays or marked)
 
 
-def refused_fields(old: JobSpec, wanted: JobSpec) -> tuple[str, ...]:
-    """Return the changed fields that a running job does not follow, under their names in a manifest."""
-    return tuple(dict.fromkeys(_differences(apply_edit(old, wanted), wanted, "spec")))
+def refused_fields(followed: JobSpec, wanted: JobSpec) -> tuple[str, ...]:
+    """Return the changed fields that a running job does not follow, under their names in a manifest. followed: the spec
+    in force after the edit.
+    """
+    return tuple(dict.fromkeys(_differences(followed, wanted, "spec")))
 
 
 def refusal_message(names: tuple[str, ...]) -> str:
