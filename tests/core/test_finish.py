@@ -107,14 +107,6 @@ def test_it_is_tried_once_more_and_then_the_job_is_complete_without_it(told: Aba
     assert reasons(world).count("CheckpointAbandoned") == 2
 
 
-def test_without_a_store_there_is_nothing_to_wait_for() -> None:
-    world = World(2, 1, 0, steps=8)
-    world.settle()
-    train(world, 8)
-    finished(world)
-    assert world.end.message == "all 8 steps are done"
-
-
 def test_a_job_without_checkpoints_keeps_its_last_state_where_it_is_to() -> None:
     world = World(2, 1, 0, steps=4)
     world.state = replace(world.state, terms=replace(world.state.terms, last_state="file:///out"))

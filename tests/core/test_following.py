@@ -124,24 +124,6 @@ def test_on_nodes_that_come_and_go_little_is_lost_against_the_best_grid_of_each_
     assert found.steps > 0.93 * ideal(one, trace)
 
 
-@pytest.mark.parametrize("fixed", ["stages", "pipelines"])
-def test_a_number_that_the_manifest_fixes_stays_and_the_other_one_follows_the_nodes(fixed: str) -> None:
-    """The job has twelve nodes, eleven, seven, and twelve again."""
-    one = chosen(12, **{fixed: 3})
-    went = [(HOUR, "remove", "n11"), *((2 * HOUR, "remove", f"n{number}") for number in (10, 9, 8, 7))]
-    came = [(3 * HOUR, "add", f"n{number}") for number in range(12, 17)]
-    trace, told = nodes(12, *went, *came, duration=4 * HOUR), list[str]()
-    found = run(one, trace, told=told).figures
-    ran = [re.match(r"(\d+) pipelines? of (\d+)", grid) for grid in grids(told)]
-    numbers = [(int(grid[2]), int(grid[1])) for grid in ran if grid]
-    kept, other = (0, 1) if fixed == "stages" else (1, 0)
-    assert {grid[kept] for grid in numbers} == {3}
-    assert [grid[other] for grid in numbers][-1] == 4
-    assert {grid[other] for grid in numbers} >= {2, 3, 4}
-    assert found.steps > 0.97 * ideal(one, trace)
-    assert (found.restores, found.fatal) == (0, 0)
-
-
 def test_a_pipeline_whose_worker_is_lost_is_given_up_at_once_and_built_again_when_one_comes() -> None:
     """Its other workers join other pipelines or stand by; the pause is that of the takeover."""
     one = chosen(12, stages=4)

@@ -81,16 +81,6 @@ def test_the_plan_after_a_cut_is_sound_and_can_be_this_jobs(
     assert plan_problems(after) == plan_misfits(after, spec) == []
 
 
-def test_a_stage_stays_where_most_of_its_layers_are() -> None:
-    spec, costs = job(4), [1.0] * LAYERS
-    everybody = peers(4)
-    first = initial_plan(everybody, layer_ranges(costs, spec.topology), 1, spec.training, spec.redundancy)
-    live = [peer for peer in everybody if peer.worker != "w1"]
-    sources = (("w0",),) * LAYERS
-    plan = resplit_plan(first, Grid(3, 1), spec, WorkEstimate(tuple(costs)), live[::-1], live, Beginning(CUT, sources))
-    assert [plan.at(cell).owner for cell in plan.cells()] == ["w0", "w2", "w3"]
-
-
 def test_who_is_left_stays_in_its_place_and_others_fill_the_gaps() -> None:
     spec, everybody = job(4), peers(6)
     plan = initial_plan(everybody[:4], layer_ranges([1.0] * LAYERS, spec.topology), 1, spec.training, spec.redundancy)

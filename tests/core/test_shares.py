@@ -15,12 +15,6 @@ def test_each_layer_is_dealt_once_and_evenly(writers: int, first: int, count: in
     assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
 
 
-def test_who_writes_nothing_of_a_stage_has_no_share() -> None:
-    assert share(["w0", "w1"], "w2", (0, 4)) == []
-    assert share([], "w0", (0, 4)) == []
-    assert share(["w0", "w1"], "w1", (4, 8)) == [5, 7]
-
-
 def test_every_layer_has_somebody_who_keeps_a_copy_of_it() -> None:
     plan = planned(stages=3, pipelines=2, replicas=1, zones="ab")
     kept = [layer for worker in plan.worker_ids() for layer in kept_share(plan, worker)]

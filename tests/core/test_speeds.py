@@ -46,11 +46,6 @@ def test_who_has_nobody_to_be_compared_with_is_not_called_slow() -> None:
     assert found.seconds == pytest.approx({(0, 3): 1.0, (3, 6): 5.0})
 
 
-def test_when_all_are_slow_nobody_is() -> None:
-    found = speeds([Measurement(f"w{d}{s}", (s, s + 1), 7.0) for d in range(2) for s in range(2)])
-    assert set(found.slowness.values()) == {1.0}
-
-
 COSTS = st.one_of(st.integers(0, 6), st.floats(0, 1e3))
 SLOWNESS = st.one_of(st.integers(1, 4), st.floats(0.1, 20))
 
@@ -78,10 +73,6 @@ def test_no_other_split_has_a_shorter_longest_stage(costs: list[float], workers:
     for cuts in combinations(range(1, layers), stages - 1):
         best = min(best, longest(costs, slowness, tuple(pairwise((0, *cuts, layers))), fixed))
     assert longest(costs, slowness, ranges, fixed) == pytest.approx(best, rel=1e-9)
-
-
-def test_a_worker_at_half_speed_gets_half_the_layers() -> None:
-    assert [b - a for a, b in uneven_split([1.0] * 14, [1, 2, 1, 1])] == [4, 2, 4, 4]
 
 
 def test_of_equally_good_splits_the_most_even_one_is_taken() -> None:

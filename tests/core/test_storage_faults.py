@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from bamboo_core.checkpoint.manifest import CheckpointDamaged
 from bamboo_core.checkpoint.selection import ListedState, choose, removable
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.storage.bounded import StorageError, StoreUnavailable
@@ -41,20 +40,6 @@ def test_a_fault_that_passes_is_not_noticed_or_leaves_nothing_behind(fault):
         assert before in usable
         if not happened:
             return
-
-
-def test_wrong_bytes_are_found_by_whoever_reads_them_and_the_one_before_is_used():
-    filesystem = FaultyFileSystem()
-    store = faulty_store(filesystem)
-    save(store, 20)
-    filesystem.faults = {len(filesystem.operations): "wrong bytes"}
-    written = save(store, 40)
-    assert states(store) == [(40, "Complete"), (20, "Complete")]
-    with pytest.raises(CheckpointDamaged, match="other contents than were written"):
-        store.read_part(written, 0)
-    assert choose(store.list(), DIGEST, bad=[written.place]).manifest.step == 20
-    healthy = save(store, 40)  # the step is written again, beside the damaged one
-    assert choose(store.list(), DIGEST, bad=[written.place]).manifest == healthy
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import replica_kit
 from bamboo_core.job.spec import PipelineSchedule, RedundancyMode, RedundancySpec
@@ -33,10 +31,6 @@ def settled(found: PlanningView) -> PlanningView:
     raise AssertionError("the plan changes for ever")
 
 
-def test_nothing_is_taken_over_while_nobody_is_lost() -> None:
-    assert takeover(view(planned(3, 2, 1, "ab"))) is None
-
-
 def test_a_stage_that_nobody_holds_in_step_is_lost() -> None:
     plan = planned(3, 1, 1, "a")
     dead = plan.at(Cell(0, 1)).owner
@@ -45,19 +39,6 @@ def test_a_stage_that_nobody_holds_in_step_is_lost() -> None:
     after = takeover(view(plan, dead={dead}, synced=False, reported={1: (other,)}))
     assert isinstance(after, Plan)
     assert after.at(Cell(0, 1)).owner == other, "it says that it has it"
-
-
-@given(st.integers(2, 4), st.data())
-def test_a_standby_heals_the_pipeline_in_the_end(stages: int, data: st.DataObject) -> None:
-    plan = planned(stages, 1, 1, "ab")
-    dead = data.draw(st.sampled_from(sorted(plan.worker_ids())))
-    after = takeover(view(plan, dead={dead}, more=1))
-    assert isinstance(after, Plan)
-    final = settled(replace(view(after, more=1)))
-    assert improve(final) is None
-    assert len(set(owners(final.plan).values())) == stages, "nobody runs two stages any more"
-    assert all(copies(final.plan, final.synced, cell) > 0 for cell in final.plan.cells())
-    assert "n0" in owners(final.plan).values()
 
 
 @pytest.mark.parametrize(("urgency", "boundary"), [(Urgency.SOON, True), (Urgency.NOW, False)])
@@ -230,14 +211,3 @@ def test_a_job_shrinks_at_a_boundary_and_who_loses_a_pipeline_becomes_a_replica(
     assert (smaller.boundary, smaller.target.pipelines) == (True, 1)
     assert last[0] in smaller.at(Cell(0, 0)).holders
     assert last[1] not in smaller.at(Cell(0, 1)).replicas or last[1] in plan.at(Cell(0, 1)).replicas
-
-
-def test_old_rows_go_once_a_step_is_committed_in_the_new_layout() -> None:
-    shrinking = resize(resizing(planned(2, 2, 1, "ab"), 1))
-    assert shrinking is not None
-    new = resizing(shrinking, 1)
-    assert drop_old_layouts(replace(new, generation=shrinking.layouts[0].generation)) is None
-    dropped = drop_old_layouts(new)
-    assert dropped is not None
-    assert (len(dropped.pipelines), dropped.layouts) == (1, (shrinking.target,))
-    assert drop_old_layouts(resizing(dropped, 1)) is None

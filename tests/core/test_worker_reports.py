@@ -28,16 +28,6 @@ def test_what_a_worker_invents_is_not_kept() -> None:
     )
 
 
-def test_a_loss_that_is_not_finite_ends_the_job() -> None:
-    world = World(2, 1, 0)
-    world.settle()
-    message = protocol.StepCommitted(
-        step=world.state.step, generation=0, loss=None, gradient_norm=None, microbatches=8, seconds=0.0
-    )
-    world.tell(Received("w0", message))
-    assert world.end.reason == "LossNotFinite"
-
-
 def test_what_loggers_lack_is_told_although_the_job_is_over() -> None:
     """Only the workers know it, also on a cluster. No other report counts any more."""
     world = World(2, 1, 0)
