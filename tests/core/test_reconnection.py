@@ -20,30 +20,6 @@ from checkpoint_world import save, sent
 from world import World, back, restarted, silence
 
 
-@pytest.mark.parametrize("dead", [(), ("w1",), ("w0",), ("w4", "w1")])
-def test_a_restarted_coordinator_goes_on_where_it_was(dead: tuple[str, ...]) -> None:
-    world = World(4, 1, 1)
-    world.settle()
-    old = world.state
-    world.restart(dead)
-    if dead:
-        assert world.state.phase == "Recovering"
-        world.now += 11
-        for worker in world.state.workers:
-            world.tell(Received(worker, protocol.Heartbeat(step=1)))
-        world.tell(Tick())
-    assert world.state.phase == "Running"
-    assert old.plan is not None
-    assert world.state.plan is not None
-    if not dead:
-        assert world.state.plan == old.plan
-        assert world.state.plans.synced == old.plans.synced
-    world.settle()
-    assert world.finish is None
-    assert world.state.step > old.step or dead
-    assert all(len(world.plan.owned_by(w)) <= 1 for w in world.state.workers)
-
-
 def test_a_restarted_coordinator_does_not_wait_for_workers_without_a_trace() -> None:
     """The plan of the first worker names them, and the shell finds no pod of theirs."""
     world = World(4, 1, 0)

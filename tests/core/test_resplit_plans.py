@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.control import protocol
 from bamboo_core.control.protocol import ChannelClosed, Received
+from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import Outcome, PreemptionNotice, Tick
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import JobSpec
@@ -31,7 +32,7 @@ from bamboo_core.planning.splits.resplit_plans import (
 from bamboo_core.planning.splits.speeds import WorkEstimate
 from manifest_kit import bamboojob, training
 from slow_world import Slowed
-from world import World, held
+from world import World, back, held
 
 LAYERS = 12
 CUT = CheckpointId(step=5, id="ab12")
@@ -196,8 +197,11 @@ def test_a_restarted_coordinator_hears_of_the_cut_from_the_workers() -> None:
     world = at_the_cut()
     cut = world.state.splits.resplit and world.state.splits.resplit.cut
     assert cut is not None
-    world.restart()
+    plan = world.plan
+    world.pending.clear()
+    world.state = coordinator.initial(world.spec, world.document, secret="", now=world.now, resumed=True)
     for worker in ("w0", "w2", "w3"):
+        back(world, worker, plan)
         world.tell(Received(worker, protocol.StateHeld(checkpoint=cut, layers=tuple(range(8)))))
     world.settle()
     assert (len(world.plan.stages), world.plan.restore) == (3, cut)

@@ -33,7 +33,7 @@ from checkpoint_world import (
     train,
     written,
 )
-from world import World, silence
+from world import World, back, restarted, silence
 
 
 def counts(world: World) -> CheckpointCounts:
@@ -112,8 +112,11 @@ def test_samples_of_steps_that_are_repeated_count_once() -> None:
 
 def test_what_was_committed_before_a_coordinator_was_made_is_not_counted_as_new() -> None:
     world = made()
-    train(world, 50)
-    world.restart()
+    plan = restarted(world)
+    for worker in sorted(plan.worker_ids()):
+        back(world, worker, plan)
+    newest = protocol.StepCommitted(step=49, generation=0, loss=1.0, gradient_norm=1.0, microbatches=8, seconds=0.0)
+    world.tell(Received(root_of(world), newest))
     assert (world.state.step, trained_samples(world.state)) == (50, 0)
     train(world, 52)
     assert trained_samples(world.state) == 2 * 8

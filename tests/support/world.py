@@ -293,34 +293,6 @@ class World:
         if name not in self.lost:
             self.tell(event)
 
-    def restart(self, dead: tuple[str, ...] = ()) -> None:
-        """Start another coordinator, to which all workers report, except those that died meanwhile."""
-        old = self.state
-        self.pending.clear()
-        self.lost |= set(dead)
-        self.state = coordinator.initial(self.spec, self.document, secret="", now=self.now)
-        plan = old.plan
-        assert plan is not None
-        for worker in [w for w in old.workers if w not in dead]:
-            known = plan if worker in plan.worker_ids() else None
-            self.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=known)))
-            self.tell(Received(worker, protocol.WorkerReady()))
-            self.tell(Received(worker, protocol.PlanApplied(epoch=plan.epoch)))
-            if plan.owned_by(worker) and Cell(0, 0) in plan.owned_by(worker):
-                message = protocol.StepCommitted(
-                    step=old.step - 1,
-                    generation=plan.target.generation,
-                    loss=1.0,
-                    gradient_norm=1.0,
-                    microbatches=8,
-                    seconds=0.0,
-                )
-                self.tell(Received(worker, message))
-            for cell, replica in old.plans.synced:
-                if plan.at(cell).owner == worker:
-                    self.tell(Received(worker, protocol.ReplicaSynced(cell=cell, replica=replica)))
-            self.held[worker] = {c.stage: old.step - 1 for c in plan.cells() if worker in plan.at(c).holders}
-
     def withdraw(self) -> None:
         """Withdraw the requested workers that have not come and are no longer needed."""
         if count := min(self.unmade, surplus_requests(self.state)):
@@ -361,5 +333,7 @@ def restarted(world: World) -> Plan:
 
 
 def back(world: World, worker: str, plan: Plan) -> None:
+    """Let a worker with that plan reconnect to a restarted coordinator."""
     world.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=plan)))
     world.tell(Received(worker, protocol.WorkerReady()))
+    world.tell(Received(worker, protocol.PlanApplied(epoch=plan.epoch)))
