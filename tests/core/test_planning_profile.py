@@ -7,7 +7,7 @@ import pytest
 
 from bamboo.profiles.files import read_profile, shipped_names
 from bamboo_core.planning.profile import SOURCES, ProfileError, for_microbatch, parse_profile, to_json
-from profile_kit import parsed
+from job_simulation_kit import parsed
 
 
 def test_a_profile_is_read_and_written_again() -> None:

@@ -1,5 +1,6 @@
 """Small manifests, profiles and plans for jobs in virtual time."""
 
+import json
 from typing import Any
 
 import msgspec
@@ -11,9 +12,9 @@ from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.grid import initial_plan
 from bamboo_core.planning.plan import Peer, Plan
-from bamboo_core.planning.profile import Layer, ModelProfile, Network
+from bamboo_core.planning.profile import SOURCES, Layer, ModelProfile, Network, parse_profile
 from bamboo_core.planning.splits.device_stages import device_layers
-from profile_kit import parsed
+from manifest_kit import bamboojob, training
 
 HOUR = 3600.0
 NETWORK = Network(flow=1e6, machine=2e6, latency=0.001)
@@ -28,18 +29,36 @@ def manifest(
     stages: int | None, pipelines: int | None, microbatches: int, mode: str = "Replicas", **more: Any
 ) -> dict[str, Any]:
     """Return a manifest. stages, pipelines: None if the coordinator chooses."""
-    return {
-        "apiVersion": "bamboo.dev/v1alpha1",
-        "kind": "BambooJob",
-        "metadata": {"name": "sim"},
-        "spec": {
-            "task": {"entrypoint": "a:build"},
-            "training": {"steps": 100_000, "globalBatchSize": 4 * microbatches, "microBatchSize": 4},
-            "topology": {"stages": stages, "pipelines": pipelines},
-            "redundancy": {"mode": mode},
-            **more,
-        },
+    usual = {
+        "task": {"entrypoint": "a:build"},
+        "training": training(100_000, 4 * microbatches, 4),
+        "topology": {"stages": stages, "pipelines": pipelines},
+        "redundancy": {"mode": mode},
     }
+    return bamboojob("sim", **(usual | more))
+
+
+def profile_document(**changes: Any) -> dict[str, Any]:
+    layer = {"forward": 0.01, "backward": 0.02, "parameters": 400, "optimizer": 800, "gradients": 400, "boundary": 64}
+    return {
+        "format": "bamboo-profile",
+        "version": 1,
+        "name": "tiny",
+        "device": "a processor",
+        "samples": 4,
+        "layers": [dict(layer, activations=100) for _ in range(3)],
+        "network": {"flow": 1e9, "machine": 2e9, "latency": 0.001},
+        "storage": {"write": 1e8, "read": 2e8},
+        "times": {"start": 3.0, "detection": 0.5},
+        "machine": {"memory": 1 << 30, "hostMemory": 1 << 31},
+        "task": {"entrypoint": "a:build"},
+        "sources": {name: {"text": "measured"} for name in SOURCES},
+        **changes,
+    }
+
+
+def parsed(**changes: Any) -> ModelProfile:
+    return parse_profile("p.json", json.dumps(profile_document(**changes)))
 
 
 def profile(layers: int, network: Network = FAST, **changes: Any) -> ModelProfile:

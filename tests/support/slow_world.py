@@ -14,8 +14,7 @@ FORWARD, BACKWARD = 0.02, 0.04  # seconds of a layer
 
 
 class Slowed(World):
-    """Workers that report times. slowness: factors by worker. work, backward: factors by layer, `backward` of backwards
-    alone; all are 1 by default.
+    """Workers that report times. slowness: factors by worker. work: factors by layer; all are 1 by default.
 
     shadows: each worker also times forwards of the next stage. Unless `chooses` says otherwise the job has one grid,
     and the coordinator waits for nothing.
@@ -27,9 +26,7 @@ class Slowed(World):
             options = {"schedule": "1F1B", "chooses": ("pipelines",), "elastic": bounds, **options}
         self.slowness: dict[str, float] = {}
         self.work: dict[int, float] = {}
-        self.backward: dict[int, float] = {}
         self.headroom: dict[str, float] = {}
-        self.reading = 0.0  # seconds of the first stage's forwards
         self.shadows = shadows
         super().__init__(stages, pipelines, standby, **options)
 
@@ -71,10 +68,8 @@ class Slowed(World):
         for worker in sorted(self.plan.holders()):
             self.tell(Received(worker, held(self.plan, worker, cut)))
 
-    def taken(self, worker: str, layers: tuple[int, int], backward: bool = False) -> float:
-        dearer = self.backward if backward else {}
-        work = sum(self.work.get(layer, 1.0) * dearer.get(layer, 1.0) for layer in range(*layers))
-        return self.slowness.get(worker, 1.0) * work
+    def taken(self, worker: str, layers: tuple[int, int]) -> float:
+        return self.slowness.get(worker, 1.0) * sum(self.work.get(layer, 1.0) for layer in range(*layers))
 
     def times(self) -> Mapping[str, tuple[StageTimes, ...]]:
         plan = self.plan
@@ -84,12 +79,11 @@ class Slowed(World):
             for worker in [owner, *replicas] if self.shadows else [owner]:
                 owns, whole = worker == owner, self.taken(worker, layers)
                 each = tuple(FORWARD * self.taken(worker, (i, i + 1)) for i in range(*layers))
-                read = self.reading * (cell.stage == 0)
                 one = StageTimes(
                     layers=layers,
                     each=each if self.shadows else (),
-                    forward=(FORWARD * whole + read) * owns,
-                    backward=BACKWARD * self.taken(worker, layers, backward=True) * owns,
+                    forward=FORWARD * whole * owns,
+                    backward=BACKWARD * whole * owns,
                     microbatches=32 * owns,
                 )
                 found[worker] = (*found.get(worker, ()), one)
@@ -98,9 +92,8 @@ class Slowed(World):
     def step_seconds(self) -> float:
         """Return the seconds of a step, which are those of the slowest worker."""
         plan = self.plan
-        cells = [(plan.at(c).owner, plan.stages[c.stage]) for c in plan.cells()]
-        longest = max(FORWARD * self.taken(*c) + BACKWARD * self.taken(*c, backward=True) for c in cells)
-        return longest * 8 / len(plan.pipelines)
+        longest = max(self.taken(plan.at(c).owner, plan.stages[c.stage]) for c in plan.cells())
+        return (FORWARD + BACKWARD) * longest * 8 / len(plan.pipelines)
 
     def reasons(self) -> list[str]:
         mine = (

@@ -63,7 +63,6 @@ class World:
         steps: int = 10_000,
         chooses: tuple[str, ...] = (),
         checkpoint: dict[str, Any] | None = None,
-        worker: dict[str, Any] | None = None,
         platforms: dict[str, Platform] | None = None,
         redundancy: dict[str, Any] | None = None,
         compiled: bool = False,
@@ -91,7 +90,6 @@ class World:
             document["spec"]["checkpoint"] = {"storage": "memory://x", **checkpoint}
         if schedule is not None:
             document["spec"]["topology"]["schedule"] = schedule
-        document["spec"]["worker"] = worker or {}
         document["spec"]["redundancy"] = redundancy or {}
         self.profile = profile or protocol.Profile(costs=(1.0,) * 8)
         self.platforms = platforms or {}  # of workers by name
@@ -110,7 +108,6 @@ class World:
         self.plans: list[Plan] = []
         self.lost: set[str] = set()
         self.pending: deque[Any] = deque()
-        self.held: dict[str, dict[int, int]] = {}  # what workers say that they hold, stage by stage
         self.tell(Tick())
 
     @property
@@ -194,7 +191,7 @@ class World:
                 case Send(worker, protocol.ProfileRequest()):
                     self.pending.append(Received(worker, self.profile))
                 case Send(worker, protocol.ReportRequest()):
-                    report = protocol.Report(committed=self.state.step - 1, held=self.held.get(worker, {}))
+                    report = protocol.Report(committed=self.state.step - 1, held={})
                     self.pending.append(Received(worker, report))
                 case Send(worker, protocol.HoldState(checkpoint=cut)):
                     self.pending.append(Received(worker, held(self.plan, worker, cut)))
