@@ -20,7 +20,7 @@ from bamboo_core.coordinator.records.grids import Resplit
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.splits.by_speed import places
 from bamboo_core.coordinator.state import CoordinatorState, Turn
-from bamboo_core.planning.plan import ROOT, Plan, WorkerId
+from bamboo_core.planning.plan import ROOT, Peer, Plan, WorkerId
 from bamboo_core.planning.splits.resplit_plans import Beginning, Sources, moved_plan, resplit_plan, sources_of
 from bamboo_core.planning.splits.speeds import WorkEstimate
 
@@ -254,15 +254,20 @@ def _switch(turn: Turn, plan: Plan) -> Plan | None:
     staying = [r.peer for w, r in state.ready.items() if state.stays(w)] or [r.peer for r in ready]
     if not staying or any(r.cut_since is not None for r in ready):
         return None  # a worker that is cut off returns soon or is declared lost
-    live = tuple(state.live(plan).values())
     stages = resplit.stages if resplit and not plan.sources else None
     moved = plan.moved or not plan.sources
     beginning = Beginning(cut, sources, moved, stages, _held(state, plan), state_bytes(state))
-    grid = following.next_grid(state, len(staying))
-    staying = holding.kept(state, staying, grid, turn.now)
-    spec = choosing.spec_on(state, grid)
-    may_be, instead = partial(following.has_room, state, grid), following.split_of(state, grid)
-    return resplit_plan(plan, grid, spec, work, staying, live, beginning, may_be, instead)
+    return plan_from(state, beginning, work, staying, turn.now)
+
+
+def plan_from(
+    state: CoordinatorState, beginning: Beginning, work: WorkEstimate, staying: list[Peer], now: float
+) -> Plan:
+    """Return the plan that continues from a state, on the grid for the staying workers."""
+    plan, grid = state.current_plan, following.next_grid(state, len(staying))
+    kept, live = holding.kept(state, staying, grid, now), tuple(state.live(plan).values())
+    spec, may_be = choosing.spec_on(state, grid), partial(following.has_room, state, grid)
+    return resplit_plan(plan, grid, spec, work, kept, live, beginning, may_be, following.split_of(state, grid))
 
 
 def state_bytes(state: CoordinatorState) -> tuple[int, ...]:

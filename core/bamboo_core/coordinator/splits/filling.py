@@ -6,16 +6,15 @@ for that. See docs/design/resplit.md.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 from bamboo_core.checkpoint.layout import CheckpointId
-from bamboo_core.coordinator.grids import choosing, following, holding
+from bamboo_core.coordinator.grids import choosing, following
 from bamboo_core.coordinator.records.grids import Filling
 from bamboo_core.coordinator.replacing import replace
 from bamboo_core.coordinator.splits import cut
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.planning.plan import Cell, WorkerId
-from bamboo_core.planning.splits.resplit_plans import Beginning, filled_before, resplit_plan
+from bamboo_core.planning.splits.resplit_plans import Beginning, filled_before
 from bamboo_core.planning.steps.worker_memory import spare_bytes
 
 
@@ -60,10 +59,7 @@ def _decided(state: CoordinatorState, now: float) -> dict[Cell, tuple[WorkerId, 
             held.setdefault(worker, set()).update(range(*plan.stages[stage]))
     sizes = cut.state_bytes(state)
     at_once = Beginning(CheckpointId(step=state.step, id="now"), (), held=held, sizes=sizes)
-    live, grid = tuple(state.live(plan).values()), following.next_grid(state, len(staying))
-    staying = holding.kept(state, staying, grid, now)
-    may_be, instead = partial(following.has_room, state, grid), following.split_of(state, grid)
-    onward = resplit_plan(plan, grid, choosing.spec_on(state, grid), work, staying, live, at_once, may_be, instead)
+    onward = cut.plan_from(state, at_once, work, staying, now)
     spare = [peer.worker for peer in staying if not plan.owned_by(peer.worker)]
 
     kept = _kept_anyway(state, spare)
