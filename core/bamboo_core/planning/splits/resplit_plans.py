@@ -224,7 +224,7 @@ def resplit_plan(
     stages = stages or balanced(begun, spec, work)
     if instead is not None and not may_be(stages):
         stages = instead
-    return _changed(
+    return msgspec.structs.replace(
         begun,
         stages=stages,
         device_layers=device_layers(spec, stages, work.costs),
@@ -296,7 +296,7 @@ def moved_plan(plan: Plan, live: Sequence[Peer], stopped: float | None) -> Plan:
         here, layers = sum(1 for holders in plan.sources if holders), len(plan.sources)
         message += f" with the checkpoint of step {plan.first_step}: {here} of {count(layers, 'layer')} from memory"
     message += "" if stopped is None else f", after {stopped:.2f} s in which layers moved"
-    return _changed(
+    return msgspec.structs.replace(
         plan,
         epoch=plan.epoch + 1,
         sources=(),
@@ -305,7 +305,3 @@ def moved_plan(plan: Plan, live: Sequence[Peer], stopped: float | None) -> Plan:
         reason="Resplit" if plan.moved else "RolledBack",
         message=message,
     )
-
-
-def _changed(plan: Plan, *, reason: str, message: str, **changes: object) -> Plan:
-    return msgspec.structs.replace(plan, reason=reason, message=message, **changes)
