@@ -59,7 +59,6 @@ def watch_handlers(jobs: JobController, shared: SharedResources) -> kopf.Operato
             cluster.pod_deleted(body)
         else:
             cluster.pod_changed(body)
-            jobs.pod_changed(body)
 
     @kopf.on.event("v1", "nodes", registry=handlers)
     async def node(type: str | None, name: str, memo: kopf.Memo, **_: Any) -> None:

@@ -94,17 +94,27 @@ async def test_more_workers_than_there_are_descriptors_for_come_again_later(capl
     assert caplog.text.count("1 workers are connected: no more are accepted") == 1, "callers cannot fill the log"
 
 
-async def test_a_deleted_job_turns_no_worker_of_the_one_that_has_its_name_away() -> None:
-    """The new one's path may not be open yet, as when an operator starts: a worker that is refused would end."""
+async def test_workers_of_a_deleted_job_are_stopped_and_workers_of_a_new_job_of_its_name_are_not() -> None:
+    """The new job's path is not open yet: a worker that is refused or stopped would end."""
     cluster = ClusterIndices()
-    pod_event(cluster, "ADDED", pod_of("u-old", "job-w0", "u0"))
-    pod_event(cluster, "ADDED", pod_of("u-new", "job-w1", "u1"))
+    uids = {"u-old": "u0", "u-deleting": "u1", "u-new": "u2", "u-managed": "u3"}
+    for number, (job, uid) in enumerate(uids.items()):
+        pod_event(cluster, "ADDED", pod_of(job, f"job-w{number}", uid))
     async with house() as place:
         await place.gateway.close(JOB, place.channels)
-        deleted_jobs = DeletedJobs(place.shared(cluster))
-        deleted_jobs.job_deleted(JOB, "u-old")
-        await asyncio.sleep(0)  # its task opens the path
-        assert await place.knock(f"Bearer {token(pod='job-w1', uid='u1')}") == (503, None)
+        place.server.jobs = [{"uid": "u-deleting", "deletionTimestamp": "now"}, {"uid": "u-new"}, {"uid": "u-managed"}]
+        deleted_jobs = DeletedJobs(place.shared(cluster), lambda job: job.uid == "u-managed")
+        place.gateway.serve_closed_paths(deleted_jobs.channels_for)
+        answers = []
+        for number, uid in enumerate((*uids.values(), "u9")):
+            said = token(pod=f"job-w{number}", uid=uid)
+            place.server.good[said] = PodIdentity("team", f"job-w{number}", uid)
+            answers.append((await place.knock(f"Bearer {said}"))[0])
+        assert answers == [101, 101, 503, 404, 404]
+        place.server.good.clear()
+        assert await place.knock(f"Bearer {token()}") == (503, None), "the API server does not confirm this token"
+        place.server.good[token()] = PodIdentity("team", "job-w0", "u0")
+        assert await talk(place, token()) == [Stop(reason="JobDeleted", message="the job was deleted")]
         await deleted_jobs.stop()
 
 

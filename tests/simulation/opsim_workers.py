@@ -14,7 +14,7 @@ from bamboo_core.coordinator.events import Event
 from bamboo_core.names import ENV_WORKER, EXIT_FENCED, TRAINER_CONTAINER
 from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_operator.auth.worker_gateway import WorkerGateway
-from bamboo_operator.kube.objects import JobKey
+from bamboo_operator.kube.objects import JobKey, job_of
 from bamboo_trainer.frames import Frame
 from opsim_loop import LoopClock, VirtualLoop
 from opsim_server import Object, token_of
@@ -24,6 +24,13 @@ from sim_control import Channel
 from sim_network import Network
 from sim_store import SimStore
 from sim_worker import Node
+
+
+def request_of(pod: Object) -> Any:
+    """Return the request by which a pod's worker connects."""
+    namespace, name = job_of(pod) or ("", "")
+    headers = {"Authorization": f"Bearer {token_of(pod)}"}
+    return SimpleNamespace(headers=headers, match_info={"namespace": namespace, "name": name})
 
 
 class SimChannels:
@@ -36,8 +43,7 @@ class SimChannels:
 
     async def admit(self, pod: Object) -> None:
         """Authenticate a pod. Raises Unauthorized and Unavailable."""
-        request: Any = SimpleNamespace(headers={"Authorization": f"Bearer {token_of(pod)}"})
-        assert await self._authenticate(request) == pod["metadata"]["name"]
+        assert await self._authenticate(request_of(pod)) == pod["metadata"]["name"]
 
     def hear(self, channel: Channel, event: Event) -> None:
         if self.closed:
@@ -136,7 +142,7 @@ class Workers:
         entered: list[SimChannels] = []  # the last one is the one that it is in
 
         async def knock() -> bool:
-            channels: Any = self.gateway.channels_of(self._job) if self.gateway else None
+            channels: Any = self.gateway.channels_for(self._job, request_of(pod)) if self.gateway else None
             if channels is None or self.clock.now < self.reachable_at:
                 return False
             try:

@@ -41,8 +41,12 @@ class ApiServer:
 
     def __init__(self) -> None:
         self.good: dict[str, PodIdentity] = {}
+        self.jobs: list[dict[str, Any]] = []  # metadata of all jobs
         self.asked, self.at_once, self.most = 0, 0, 0
         self.seconds = 0.0
+
+    async def listed(self, path: str, query: dict[str, str]) -> list[dict[str, Any]]:
+        return [{"metadata": metadata} for metadata in self.jobs]
 
     async def review_token(self, token: str, audiences: Sequence[str]) -> dict[str, Any]:
         self.asked += 1

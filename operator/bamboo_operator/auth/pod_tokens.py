@@ -49,6 +49,14 @@ def reviewed_identity(review: dict[str, Any]) -> PodIdentity:
     return PodIdentity(namespace=parts[2], pod=names[0], uid=uids[0])
 
 
+def bearer_token(request: web.Request) -> str:
+    """Return the caller's token. Raises Unauthorized if there is none."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    if scheme != "Bearer" or not token:
+        raise Unauthorized("there is no token", "NoToken")
+    return token
+
+
 def claimed_identity(token: str) -> PodIdentity:
     """Return the pod that a ServiceAccount's token claims, unverified.
 
@@ -113,9 +121,7 @@ def pod_authenticator(
     """
 
     async def authenticate(request: web.Request) -> WorkerId:
-        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        if scheme != "Bearer" or not token:
-            raise Unauthorized("there is no token", "NoToken")
+        token = bearer_token(request)
         claim = claimed_identity(token)
         if claim.namespace != job[0]:
             raise Unauthorized(f"the token is that of pod {claim.namespace}/{claim.pod}", "OtherPod")

@@ -5,6 +5,7 @@ import logging
 import ssl
 from asyncio import sslproto
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +75,7 @@ class WorkerGateway:
 
     def __init__(self) -> None:
         self._open: dict[JobKey, Channels] = {}
+        self._for_closed: Callable[[JobKey, web.Request], Channels | None] = lambda job, request: None
         self.refusals: Counter[str] = Counter()  # by reason
         self._listener: BoundedListener | None = None
 
@@ -123,9 +125,13 @@ class WorkerGateway:
     def open(self, job: JobKey, channels: Channels) -> None:
         self._open[job] = channels
 
-    def open_unless_open(self, job: JobKey, channels: Channels) -> None:
-        """Open the job's path unless it is open already."""
-        self._open.setdefault(job, channels)
+    def serve_closed_paths(self, channels_for: Callable[[JobKey, web.Request], Channels | None]) -> None:
+        """Ask this function for the channels of a caller whose job has no open path; None refuses the caller."""
+        self._for_closed = channels_for
+
+    def channels_for(self, job: JobKey, request: web.Request) -> Channels | None:
+        """Return the channels that serve a caller; None if it is refused."""
+        return self.channels_of(job) or self._for_closed(job, request)
 
     async def close(self, job: JobKey, channels: Channels) -> None:
         """Close a job's channels. The path stays open if a newer job of that name has opened it."""
@@ -135,7 +141,7 @@ class WorkerGateway:
 
     async def _connect(self, request: web.Request) -> web.StreamResponse:
         job = (request.match_info["namespace"], request.match_info["name"])
-        channels = self.channels_of(job)
+        channels = self.channels_for(job, request)
         if channels is None:
             self.refusals["NoSuchJob"] += 1
             raise web.HTTPNotFound(text="no such job here\n")

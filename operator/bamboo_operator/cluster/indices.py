@@ -75,10 +75,14 @@ class ClusterIndices:
             owned[uid] = {pod["metadata"]["name"]: pod for pod in pods if owner_uid(pod) == uid}
         return owned[uid]
 
+    def owner_of(self, job: JobKey, pod_uid: str) -> str | None:
+        """Return the UID of the job of that name that owns the pod; "" if none does, None if no such pod is known."""
+        pods = self._index(PODS).get(job, ())
+        return next((owner_uid(pod) or "" for pod in pods if pod["metadata"]["uid"] == pod_uid), None)
+
     def belongs_to_another_job(self, job: JobKey, uid: str, pod_uid: str) -> bool:
         """Return whether that pod belongs to an earlier or a later job of that name."""
-        pods = self._index(PODS).get(job, ())
-        return any(pod["metadata"]["uid"] == pod_uid and owner_uid(pod) != uid for pod in pods)
+        return self.owner_of(job, pod_uid) not in (None, uid)
 
     def node(self, name: str) -> Object | None:
         """Return the newest node of that name; None if there is none."""

@@ -18,8 +18,7 @@ from bamboo_operator.cluster.resync import Known, Resync, Watched
 from bamboo_operator.jobs.late_workers import DeletedJobs
 from bamboo_operator.jobs.reconciler import JobReconciler
 from bamboo_operator.jobs.shared import SharedResources
-from bamboo_operator.kube.objects import JobKey, job_of, owner_uid
-from bamboo_operator.signals.signals import is_deleted
+from bamboo_operator.kube.objects import JobIdentity, JobKey
 from bamboo_operator.status.facts import OperatedJob
 
 logger = logging.getLogger(__name__)
@@ -37,7 +36,8 @@ class JobController:
         self._tasks: dict[JobKey, asyncio.Task[None]] = {}  # of the same jobs
         self._deletions: dict[str, asyncio.Task[None]] = {}  # by a job's uid: writes the status of a job being deleted
         self._stopped = False
-        self.deleted_jobs = DeletedJobs(shared)
+        self._deleted_jobs = DeletedJobs(shared, self._manages)
+        shared.gateway.serve_closed_paths(self._deleted_jobs.channels_for)
         self.resync = Resync(
             (
                 Watched("BambooJobs", self._known_jobs, self._jobs, shown=False),  # without jobs being deleted
@@ -63,14 +63,15 @@ class JobController:
 
     def edited(self, body: Mapping[str, Any]) -> None:
         """Pass a changed spec on to the job's reconciler."""
-        if (known := self._reconcilers.get(_key(body))) and known.uid == body["metadata"]["uid"]:
-            known.edited(body)
+        if self._manages(_identity(body)):
+            self._reconcilers[_key(body)].edited(body)
 
     def handled_generation(self, body: Mapping[str, Any]) -> int | None:
         """Return the generation in which the job's spec was handled last; None if the job is not known."""
-        known = self._reconcilers.get(_key(body))
-        same = known is not None and known.uid == body["metadata"]["uid"]
-        return known.body["metadata"].get("generation") if known and same else None
+        if not self._manages(_identity(body)):
+            return None
+        generation: int | None = self._reconcilers[_key(body)].body["metadata"].get("generation")
+        return generation
 
     async def _reconcile(self, key: JobKey) -> None:
         """Run a job's reconciler. If it fails, which is a bug, start another one a little later."""
@@ -96,7 +97,6 @@ class JobController:
         if self._stopped or (known and known.uid != uid):
             return
         running = self._end(key) if known else None
-        self.deleted_jobs.job_deleted(key, uid)
         if not gone and uid not in self._deletions:  # an earlier operator may have started it without writing a status
             writing = self._write_deletion(known or JobReconciler(body, self._shared), running)
             task = self._deletions[uid] = asyncio.create_task(writing, name=f"deletion of {key[0]}/{key[1]}")
@@ -107,7 +107,6 @@ class JobController:
         job, task = self._reconcilers.pop(key), self._tasks.pop(key)
         job.deleted()
         task.cancel()
-        self.deleted_jobs.job_deleted(key, job.uid)
         return task
 
     async def _write_deletion(self, job: JobReconciler, running: "asyncio.Task[None] | None") -> None:
@@ -115,12 +114,8 @@ class JobController:
             await asyncio.wait({running})
         await job.write_deletion()
 
-    def pod_changed(self, pod: Mapping[str, Any]) -> None:
-        """Look after a pod that no reconciler follows; it is in the indices by now."""
-        job = job_of(pod)
-        if not self._stopped and job is not None and (is_deleted(pod) or not pod["metadata"].get("ownerReferences")):
-            uid = owner_uid(pod)
-            self.deleted_jobs.pod_changed(pod, followed=any(job.uid == uid for job in self._reconcilers.values()))
+    def _manages(self, job: JobIdentity) -> bool:
+        return (known := self._reconcilers.get(job.key)) is not None and known.uid == job.uid
 
     def _known_jobs(self) -> Known:
         return {job.uid: partial(self.end, job.body, gone=True) for job in self._reconcilers.values()}
@@ -169,11 +164,15 @@ class JobController:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self.deleted_jobs.stop()
+        await self._deleted_jobs.stop()
 
 
 def _key(job: Mapping[str, Any]) -> JobKey:
     return job["metadata"]["namespace"], job["metadata"]["name"]
+
+
+def _identity(job: Mapping[str, Any]) -> JobIdentity:
+    return JobIdentity(_key(job), job["metadata"]["uid"])
 
 
 def _made(job: Mapping[str, Any]) -> str:

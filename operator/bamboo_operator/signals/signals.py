@@ -4,7 +4,6 @@ Pure functions of API objects and of the time. A signal lasts while the objects 
 the notice. `cloud_marks` has the strings.
 """
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -128,12 +127,6 @@ def worker_exit(pod: Json) -> tuple[int | None, str] | None:
 def is_deleted(pod: Json) -> bool:
     """Return whether the pod's deletion was requested."""
     return _metadata(pod).get("deletionTimestamp") is not None
-
-
-def seconds_over(pod: Json, now: datetime) -> float:
-    """Return the seconds since the pod's deletion deadline; negative before it, -inf without one."""
-    deadline = _time(_metadata(pod).get("deletionTimestamp"))
-    return -math.inf if deadline is None else (now - deadline).total_seconds()
 
 
 def lives(pod: Json) -> bool:
