@@ -10,19 +10,20 @@ from typing import Any
 import pytest
 
 from bamboo_operator.jobs import coordinator_runner as runner_module
-from bamboo_operator.kube.objects import utc_now
+from bamboo_operator.jobs.coordinator_runner import TrainingRun
+from bamboo_operator.kube.objects import JobIdentity, utc_now
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.pods import controller as controller_module
 from bamboo_operator.pods import disruption_budget as budget_module
 from bamboo_operator.pods import view as pods_module
 from bamboo_operator.signals.node_marks import NodeMark
-from operator_kit import SETTINGS, job
+from operator_kit import JOB_UID, SETTINGS, job
 from pod_controller_kit import BEGINNING, Job, Place
 
 
 @pytest.fixture
 async def begin(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Job]]:
-    running: list[asyncio.Task[None]] = []
+    tasks: list[asyncio.Task[None]] = []
 
     def make(
         place: Place,
@@ -34,15 +35,24 @@ async def begin(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., 
         **spec: Any,
     ) -> Job:
         monkeypatch.setattr(runner_module, "AwakeClock", lambda: lambda: time.monotonic() + place.passed)
-        made = Job(place, job(**spec), resumed, known_lost, counted, marks, settings)
+        parsed = job(**spec)
+        running = TrainingRun(
+            job=JobIdentity((parsed.namespace, parsed.name), JOB_UID),
+            spec=parsed,
+            manifest={},
+            resumed=resumed,
+            known_lost=known_lost,
+            counted=counted,
+        )
+        made = Job(place, running, marks, settings)
         for module in (runner_module, budget_module, controller_module, pods_module):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: made.now))
         monkeypatch.setattr(controller_module, "utc_now", lambda: utc_now() + timedelta(seconds=made.now - BEGINNING))
-        running.append(asyncio.create_task(made.runner.run()))
+        tasks.append(asyncio.create_task(made.runner.run()))
         return made
 
     yield make
-    for task in running:
+    for task in tasks:
         task.cancel()
-    for ended in await asyncio.gather(*running, return_exceptions=True):
+    for ended in await asyncio.gather(*tasks, return_exceptions=True):
         assert isinstance(ended, asyncio.CancelledError), ended

@@ -17,16 +17,13 @@ from bamboo_core.planning.plan import Plan
 from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.jobs.coordinator_runner import TICK_SECONDS, CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.reconcile_schedule import ReconcileTrigger
-from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings, worker_pool
 from bamboo_operator.pods.controller import PodController
 from bamboo_operator.pods.queueing import QuotaHolders
-from bamboo_operator.pods.rolling_change import RollingChange, WorkerTemplates
 from bamboo_operator.pods.starting import UNSCHEDULABLE
 from bamboo_operator.pods.view import JobPods
 from bamboo_operator.signals.node_marks import NodeMark
 from fake_api import FakeApi
-from operator_kit import JOB_UID, SETTINGS
 from opsim_budgets import disruptions_allowed, is_about
 from opsim_kopf import pod_event, shared_for
 
@@ -186,23 +183,11 @@ class Job:
     def __init__(
         self,
         place: Place,
-        spec: JobSpec,
-        resumed: bool,
-        known_lost: frozenset[str],
-        counted: frozenset[str],
-        marks: tuple[NodeMark, ...] = (),
-        settings: WorkerPodSettings = SETTINGS,
+        running: TrainingRun,
+        marks: tuple[NodeMark, ...],
+        settings: WorkerPodSettings,
     ) -> None:
-        self.settings = settings
         self.place, self.now = place, BEGINNING
-        running = TrainingRun(
-            job=JobIdentity((spec.namespace, spec.name), JOB_UID),
-            spec=spec,
-            manifest={},
-            resumed=resumed,
-            known_lost=known_lost,
-            counted=counted,
-        )
         shared = shared_for(place, cluster=place.cluster, marks=marks)  # type: ignore[arg-type]
         self.runner = CoordinatorRunner(running, shared, ReconcileTrigger())
         self.pods = JobPods(running.job, place.cluster, place)  # type: ignore[arg-type]
@@ -215,14 +200,10 @@ class Job:
             settings=settings,
             record=self.runner.events.append,
             created=0,
-            resumed=resumed,
-            rolling=self._rolling(),
+            resumed=running.resumed,
             made=0.0,
             holders=place.holders,
         )
-
-    def _rolling(self) -> RollingChange:
-        return RollingChange(WorkerTemplates(JOB_UID, self.settings), self.runner.events.append)
 
     async def reconciles(self, seconds: float = 0.0, count: int = 4) -> None:
         """Advance the time, then reconcile that many times, whatever the API server refuses."""

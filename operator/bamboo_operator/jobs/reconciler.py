@@ -40,7 +40,6 @@ from bamboo_operator.kube.objects import JobIdentity, JobKey, utc_now
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.pods.controller import PodController
 from bamboo_operator.pods.removal import PodRemoval
-from bamboo_operator.pods.rolling_change import RollingChange, WorkerTemplates
 from bamboo_operator.pods.view import JobPods
 from bamboo_operator.status.budget import money_spent
 from bamboo_operator.status.event_queue import EventQueue, post_events
@@ -291,7 +290,6 @@ class JobReconciler:
             record=record,
             created=status.written.workers_created or 0,
             resumed=resumed,
-            rolling=RollingChange(WorkerTemplates(self.uid, settings), record),
             made=self._made.timestamp() if self._made else 0.0,
             holders=shared.quota_holders,
         )

@@ -45,7 +45,7 @@ from bamboo_operator.pods.queueing import (
     waiting_for_quota,
     with_priority_class,
 )
-from bamboo_operator.pods.rolling_change import RollingChange
+from bamboo_operator.pods.rolling_change import RollingChange, WorkerTemplates
 from bamboo_operator.pods.rollout import NOTHING
 from bamboo_operator.pods.starting import (
     GATED,
@@ -87,7 +87,6 @@ class PodController:
         record: Callable[[Emit], None],
         created: int,
         resumed: bool,
-        rolling: RollingChange,
         made: float,
         holders: QuotaHolders,
     ) -> None:
@@ -97,7 +96,7 @@ class PodController:
         self._quota = HeldQuota(uid=pods.job.uid)
         self._settings, self._record = settings, record
         self.created = max(created, pods.next_number())
-        self.rolling = rolling
+        self.rolling = RollingChange(WorkerTemplates(pods.job.uid, settings), record)
         self._waiting_since: float | None = None
         self._releases = GateReleases(demand().wanted.spec)
         self._given_back: set[WorkerId] = set()
