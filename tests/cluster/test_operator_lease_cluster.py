@@ -1,7 +1,10 @@
 """Two operators on a real control plane: one works, the other waits, and a job trains on."""
 
+import re
 import signal
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 
 import pytest
@@ -9,11 +12,44 @@ import pytest
 from cluster.client import Json
 from cluster.handle import Cluster
 from operator_jobs import small
-from operator_process import LEASE, Job, Operator
-from operator_web import ask, stand_in, until_ready, until_step
+from operator_process import LEASE, PATIENCE, Job, Operator
+from waiting import until
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+def stand_in(cluster: Cluster, namespace: str, name: str) -> str:
+    """Create a pod of that name, which nothing runs, in place of the operator's pod, and return its path."""
+    container = {"name": "operator", "image": "x", "command": ["sleep", "1000"]}
+    spec = {"schedulerName": "nobody", "containers": [container]}
+    cluster.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}, namespace)
+    return f"/api/v1/namespaces/{namespace}/pods/{name}"
+
+
+def ask(operator: Operator, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{operator.web_port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode().strip()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode().strip()
+    except OSError as error:  # it has not begun
+        return 0, str(error)
+
+
+def until_ready(operator: Operator, expected: tuple[int, str] = (200, "ok"), seconds: float = PATIENCE) -> None:
+    until(lambda: ask(operator, "/readyz") == expected, seconds, lambda: operator.said)
+
+
+def step(operator: Operator) -> int:
+    """Return the step of the operator's only job, by its metrics; 0 if it has none."""
+    found = re.search(r"^bamboo_job_step\{.*\} (\d+)", ask(operator, "/metrics")[1], re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def until_step(operator: Operator, number: int, seconds: float = PATIENCE) -> int:
+    return until(lambda: found if (found := step(operator)) >= number else 0, seconds, lambda: operator.said)
 
 
 def lease(cluster: Cluster, namespace: str) -> Json:

@@ -1,10 +1,10 @@
 """The spec that a job runs by: the newest valid one, or the accepted one; and the events about it."""
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
 
-from accepted_manifest_kit import KEY, Revisions, edited
 from bamboo_core.coordinator.events import Emit
 from bamboo_core.job.edits import task_digest
 from bamboo_core.job.manifest import parse_manifest
@@ -17,10 +17,46 @@ from bamboo_operator.kube import attempts
 from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
+from manifest_kit import minimal
 from replica_kit import planned
 
+KEY = ("default", "tiny")
 PLAN: Plan = planned(2, 1, 1, "a")
 SETTINGS = WorkerPodSettings(coordinator_url="ws://operator/job", image="trainer:1")
+
+
+def edited(**changes: Any) -> dict[str, Any]:
+    """Return a manifest with changed fields of its spec, merged into the existing ones."""
+    document = deepcopy(minimal())
+    document["metadata"] = {"name": "tiny", "namespace": "default"}
+    for name, value in changes.items():
+        there = document["spec"].get(name)
+        document["spec"][name] = {**there, **value} if isinstance(there, dict) else value
+    return document
+
+
+class Revisions:
+    """ControllerRevisions of a namespace. failing: names of calls that are refused."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, dict[str, Any]] = {}
+        self.failing: set[str] = set()
+
+    async def list_revisions(self, namespace: str, selector: str) -> list[dict[str, Any]]:
+        uid = selector.partition("=")[2]
+        return [r for r in self.there.values() if uid in r["metadata"]["labels"].values()]
+
+    async def create_revision(self, revision: dict[str, Any]) -> None:
+        if revision["metadata"]["name"] in self.there:
+            raise ApiError(409, "AlreadyExists", "there")
+        self.there[revision["metadata"]["name"]] = deepcopy(revision)
+        if "create" in self.failing:
+            raise ClusterUnreachable("late")
+
+    async def delete_revision(self, namespace: str, name: str) -> None:
+        if "delete" in self.failing:
+            raise ClusterUnreachable("late")
+        self.there.pop(name, None)
 
 
 def body(document: dict[str, Any], generation: int = 1, **status: Any) -> dict[str, Any]:
