@@ -42,22 +42,6 @@ class ConditionStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeMark:
-    """A mark that announces the removal of a node."""
-
-    place: MarkField
-    key: str  # of a taint, label or annotation, or a condition's type
-    value: str | None  # None for any; for a condition, its status
-    mark: DisruptionMark
-    reason: str | None = None  # for a condition; None for any
-
-    def on(self, node: Mapping[str, Any]) -> bool:
-        """Return whether the node has this mark."""
-        values = _values(node, self.place, self.key, self.reason)
-        return any(self.value in (None, value) for value in values)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _KeyAndValue:
     key: Annotated[str, LABEL_KEY]
     value: Annotated[str | None, VALUE] = None
@@ -71,8 +55,8 @@ class _Condition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _WrittenMark:
-    """A mark as written in the file, with exactly one field that a `MarkField` names."""
+class NodeMark:
+    """A mark that announces the removal of a node: exactly one of the fields that `MarkField` names."""
 
     reason: Annotated[str, REASON]
     notice_seconds: Annotated[float | None, Number()] = None
@@ -82,10 +66,35 @@ class _WrittenMark:
     annotation: _KeyAndValue | None = None
     condition: _Condition | None = None
 
+    @property
+    def mark(self) -> DisruptionMark:
+        """The reason, a predicate about the node, and the seconds of notice; None if the node is gone."""
+        (place,) = (place for place in MarkField if getattr(self, place) is not None)
+        key = self.condition.type if self.condition else getattr(self, place).key
+        return DisruptionMark(self.reason, f"has the {place} {key}", None if self.gone else self.notice_seconds)
+
+    def on(self, node: Mapping[str, Any]) -> bool:
+        """Return whether the node has this mark."""
+        metadata, spec, status = (node.get(part) or {} for part in ("metadata", "spec", "status"))
+        if (sought := self.condition) is not None:
+            return any(
+                one.get("type") == sought.type
+                and str(one.get("status")) == sought.status
+                and sought.reason in (None, one.get("reason"))
+                for one in status.get("conditions") or ()
+            )
+        taints = ((taint.get("key"), taint.get("value") or "") for taint in spec.get("taints") or ())
+        labels, annotations = ((metadata.get(name) or {}).items() for name in ("labels", "annotations"))
+        return any(
+            wanted is not None and key == wanted.key and wanted.value in (None, str(value))
+            for wanted, pairs in ((self.taint, taints), (self.label, labels), (self.annotation, annotations))
+            for key, value in pairs
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MarkFile:
-    node_marks: Annotated[tuple[_WrittenMark, ...], ListOf(MOST_MARKS)] = ()
+    node_marks: Annotated[tuple[NodeMark, ...], ListOf(MOST_MARKS)] = ()
 
 
 def read_marks(path: Path) -> tuple[NodeMark, ...]:
@@ -93,11 +102,11 @@ def read_marks(path: Path) -> tuple[NodeMark, ...]:
     problems: list[Problem] = []
     read: list[ReadObject] = []
     file: _MarkFile = read_object(_MarkFile, Fields(load_document(str(path)), "", problems), read)
-    marks = (one for one in read if isinstance(one.value, _WrittenMark))
+    marks = (one for one in read if isinstance(one.value, NodeMark))
     sound = (mark for mark in marks if not any(problem.path.startswith(mark.path) for problem in problems))
     if mistakes := [*(mistake for mark in sound for mistake in _mistakes(mark)), *problems]:
         raise ManifestError(*mistakes)
-    return tuple(map(_mark, file.node_marks))
+    return file.node_marks
 
 
 def _mistakes(mark: ReadObject) -> Iterator[Problem]:
@@ -109,30 +118,3 @@ def _mistakes(mark: ReadObject) -> Iterator[Problem]:
     gone = mark.value.gone
     if ("noticeSeconds" in mark.given) == gone:
         yield Problem(mark.path, f"expected noticeSeconds or gone: true, got {'both' if gone else 'neither'}")
-
-
-def _mark(written: _WrittenMark) -> NodeMark:
-    (place,) = (place for place in MarkField if getattr(written, place) is not None)
-    if (condition := written.condition) is not None:
-        key, value = condition.type, str(condition.status)
-    else:
-        key, value = getattr(written, place).key, getattr(written, place).value
-    mark = DisruptionMark(written.reason, f"has the {place} {key}", None if written.gone else written.notice_seconds)
-    return NodeMark(place=place, key=key, value=value, mark=mark, reason=condition.reason if condition else None)
-
-
-def _values(node: Mapping[str, Any], place: MarkField, key: str, reason: str | None) -> Iterator[str]:
-    """Yield the values of the key on the node."""
-    metadata = node.get("metadata") or {}
-    match place:
-        case MarkField.TAINT:
-            taints = (node.get("spec") or {}).get("taints") or ()
-            yield from (str(t.get("value") or "") for t in taints if t.get("key") == key)
-        case MarkField.CONDITION:
-            for condition in (node.get("status") or {}).get("conditions") or ():
-                if condition.get("type") == key and reason in (None, condition.get("reason")):
-                    yield str(condition.get("status"))
-        case MarkField.LABEL | MarkField.ANNOTATION:
-            table = metadata.get("labels" if place is MarkField.LABEL else "annotations") or {}
-            if key in table:
-                yield str(table[key])
