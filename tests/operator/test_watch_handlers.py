@@ -8,13 +8,14 @@ from kopf._core.actions.lifecycles import all_at_once
 from kopf._core.reactor.inventory import ResourceMemories
 from kopf._core.reactor.processing import process_resource_event
 
+from bamboo_core.kube.api import KubeApi
 from bamboo_core.names import LABEL_JOB_NAME
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.watch_handlers import kopf_settings, watch_handlers
 from operator_kit import Heard
-from opsim_kopf import RESOURCES
-from watched_api_kit import KEY, LATE, Server, body, sharing
+from opsim_kopf import RESOURCES, shared_for
+from watched_api_kit import KEY, LATE, Server, body
 
 
 class Uncopied(dict[str, Any]):
@@ -86,38 +87,38 @@ def pod(phase: str) -> dict[str, Any]:
 
 async def test_of_a_job_its_edits_are_handled_and_its_deletion() -> None:
     """And nothing is written into it."""
-    async with sharing(Server()) as shared:
-        jobs = Recorded(shared)
-        kopfs = Kopf(jobs, shared)
-        job = body("u1")
-        written = {**job, "status": {"state": "Running"}}
-        edited = {**written, "metadata": {**job["metadata"], "generation": 2}}
-        deleted = {**edited, "metadata": {**edited["metadata"], "generation": 3, "deletionTimestamp": LATE}}
-        for change, thing in ((None, job), ("MODIFIED", written), ("MODIFIED", edited), (None, edited)):
-            await kopfs.event("bamboojobs", change, thing)
-        for change in ("MODIFIED", "DELETED"):
-            await kopfs.event("bamboojobs", change, deleted)
-        await kopfs.event("bamboojobs", "ADDED", body("u2"))
-        await jobs.stop()
+    shared = shared_for(KubeApi(Server()))
+    jobs = Recorded(shared)
+    kopfs = Kopf(jobs, shared)
+    job = body("u1")
+    written = {**job, "status": {"state": "Running"}}
+    edited = {**written, "metadata": {**job["metadata"], "generation": 2}}
+    deleted = {**edited, "metadata": {**edited["metadata"], "generation": 3, "deletionTimestamp": LATE}}
+    for change, thing in ((None, job), ("MODIFIED", written), ("MODIFIED", edited), (None, edited)):
+        await kopfs.event("bamboojobs", change, thing)
+    for change in ("MODIFIED", "DELETED"):
+        await kopfs.event("bamboojobs", change, deleted)
+    await kopfs.event("bamboojobs", "ADDED", body("u2"))
+    await jobs.stop()
     assert jobs.said == [("begin", 1), ("edited", 2), ("end", False), ("end", True), ("begin", 1)]
     assert shared.counts.watched == {"job": 7}
 
 
 async def test_pods_and_nodes_are_in_the_indices_when_jobs_hear_of_them() -> None:
     """kopf copies none of them, and a heartbeat of the kubelet is no news."""
-    async with sharing(Server()) as shared:
-        jobs, cluster, heard = Recorded(shared), shared.cluster, Heard()
-        kopfs = Kopf(jobs, shared)
-        cluster.add_listener(KEY, heard)
-        await kopfs.event("pods", None, pod("Pending"))
-        for heartbeat, taint in (("1", {}), ("2", {}), ("3", {"key": "going"})):
-            await kopfs.event("nodes", "MODIFIED", node(heartbeat, **taint))
-        assert heard.said == [("changed", "w0")] * 3
-        (kept,) = (cluster.node("n1"),)
-        assert kept is not None
-        assert kept["spec"]["taints"] == [{"key": "going"}]
-        await kopfs.event("nodes", "DELETED", node())
-        await kopfs.event("pods", "DELETED", pod("Running"))
-        assert heard.said[3:] == [("without n1", "w0"), ("deleted", "w0")]
-        assert (cluster.known_pods(), cluster.known_nodes()) == ({}, {})
-        await jobs.stop()
+    shared = shared_for(KubeApi(Server()))
+    jobs, cluster, heard = Recorded(shared), shared.cluster, Heard()
+    kopfs = Kopf(jobs, shared)
+    cluster.add_listener(KEY, heard)
+    await kopfs.event("pods", None, pod("Pending"))
+    for heartbeat, taint in (("1", {}), ("2", {}), ("3", {"key": "going"})):
+        await kopfs.event("nodes", "MODIFIED", node(heartbeat, **taint))
+    assert heard.said == [("changed", "w0")] * 3
+    (kept,) = (cluster.node("n1"),)
+    assert kept is not None
+    assert kept["spec"]["taints"] == [{"key": "going"}]
+    await kopfs.event("nodes", "DELETED", node())
+    await kopfs.event("pods", "DELETED", pod("Running"))
+    assert heard.said[3:] == [("without n1", "w0"), ("deleted", "w0")]
+    assert (cluster.known_pods(), cluster.known_nodes()) == ({}, {})
+    await jobs.stop()
