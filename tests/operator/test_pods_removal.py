@@ -12,7 +12,7 @@ from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.pods import removal
 from bamboo_operator.pods.removal import PodRemoval
 from bamboo_operator.pods.view import JobPods
-from operator_kit import JOB_UID, render
+from operator_kit import JOB_UID, stored
 from opsim_kopf import pod_event
 
 KEY = ("default", "tiny")
@@ -41,9 +41,8 @@ def made(api: Any) -> tuple[PodRemoval, JobPods, ClusterIndices, list[str]]:
     """A job with a pod that runs and one that has ended."""
     cluster, names = ClusterIndices(), []
     for number, phase in enumerate(("Running", "Succeeded")):
-        pod = render(number=number)
-        pod["metadata"] |= {"uid": f"u{number}", "namespace": KEY[0]}
-        pod_event(cluster, "ADDED", {**pod, "status": {"phase": phase}})
+        pod = stored(number, phase=phase)
+        pod_event(cluster, "ADDED", pod)
         names.append(pod["metadata"]["name"])
     pods = JobPods(JobIdentity(KEY, JOB_UID), cluster, api)
     return PodRemoval(pods, ApiAttempts(KEY)), pods, cluster, names

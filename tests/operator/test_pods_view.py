@@ -8,19 +8,17 @@ import pytest
 from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.kube.objects import JobIdentity, api_time, utc_now
 from bamboo_operator.pods.view import JobPods, age
-from operator_kit import JOB_UID, pool, render
+from operator_kit import JOB_UID, pool, stored
 from opsim_kopf import pod_event
 
 KEY = ("default", "tiny")
 NO_API: Any = None
+SPOT = pool(name="spot")
 
 
-def add(cluster: ClusterIndices, number: int, *, node: str = "", phase: str = "Pending", **spec: Any) -> str:
-    where = spec.pop("where", pool(name="spot"))
-    made = render(number=number, where=where)
-    made["metadata"] |= {"uid": f"uid-{number}", "namespace": KEY[0]}
-    made["spec"] |= {"nodeName": node, **spec}
-    pod_event(cluster, "ADDED", {**made, "status": {"phase": phase}})
+def add(cluster: ClusterIndices, number: int, *, phase: str = "Pending", where: Any = SPOT, **more: Any) -> str:
+    made = stored(number, phase=phase, where=where, **more)
+    pod_event(cluster, "ADDED", made)
     return str(made["metadata"]["name"])
 
 
@@ -38,9 +36,8 @@ def test_pods_are_told_apart_by_whether_they_live(cluster: ClusterIndices, pods:
     running = add(cluster, 0, node="n1", phase="Running")
     add(cluster, 1, node="n1", phase="Failed")
     waiting = add(cluster, 2)
-    gated = add(cluster, 3, schedulingGates=[{"name": "kueue.x-k8s.io/admission"}])
-    assert len(pods.all()) == 4
-    assert set(pods.living()) == {running, waiting, gated}
+    assert len(pods.all()) == 3
+    assert set(pods.living()) == {running, waiting}
 
 
 def test_pools_are_counted_and_paid_for_only_with_a_node(cluster: ClusterIndices, pods: JobPods) -> None:

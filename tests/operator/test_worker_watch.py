@@ -11,7 +11,7 @@ from bamboo_core.coordinator.events import Event, NoticeWithdrawn, PreemptionNot
 from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.signals.worker_watch import WorkerWatch
-from operator_kit import JOB_UID, at, node, render
+from operator_kit import JOB_UID, at, node, stored
 from opsim_kopf import node_event, pod_event
 
 KEY, NAME = ("default", "tiny"), "tiny-w0"
@@ -30,11 +30,9 @@ class Cluster:
         self.node()
 
     def pod(self, *, phase: str = "Running", **metadata: Any) -> dict[str, Any]:
-        made = render(number=0)
-        made["metadata"] |= {"uid": "u", "namespace": KEY[0], **metadata}
-        made["spec"] |= {"nodeName": "n1"}
-        ended = [{"name": "trainer", "state": {"terminated": TERMINATED}}] if phase == "Failed" else []
-        made["status"] = {"phase": phase, "containerStatuses": ended}
+        made = stored(node="n1", phase=phase, **metadata)
+        if phase == "Failed":
+            made["status"]["containerStatuses"] = [{"name": "trainer", "state": {"terminated": TERMINATED}}]
         pod_event(self.cache, "MODIFIED", made)
         return made
 

@@ -216,6 +216,16 @@ def render(spec=None, number=3, where=None, settings=SETTINGS, **worker):
     return worker_pod(job(**(spec or {}), worker=worker), JOB_UID, number, where, settings)
 
 
+def stored(
+    number: int = 0, *, node: str = "", phase: str = "Running", where: NodePool | None = None, **metadata: Any
+) -> dict[str, Any]:
+    """Return that worker's pod as an API server stores it; its uid is p and its number, unless given."""
+    made: dict[str, Any] = render(number=number, where=where)
+    made["metadata"] |= {"uid": f"p{number}", **metadata}
+    made["spec"] |= {"nodeName": node} if node else {}
+    return {**made, "status": {"phase": phase}}
+
+
 def trainer(pod):
     return next(c for c in pod["spec"]["containers"] if c["name"] == "trainer")
 
