@@ -1,6 +1,7 @@
 """The cost of a job's workers: with an operator, after edits of prices, and without an operator."""
 
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +13,8 @@ from bamboo_operator.jobs import cost_counter
 from bamboo_operator.jobs.cost_counter import CostCounter, paid_seconds
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.kube.objects import JobIdentity
-from bamboo_operator.manifests.worker_pod import worker_pod
 from bamboo_operator.pods.view import JobPods
-from operator_kit import NOW, SETTINGS, at, job, pod
+from operator_kit import JOB_UID, NOW, at, job, pod, stored
 from opsim_kopf import pod_event
 
 NO_API: Any = None
@@ -68,14 +68,12 @@ def test_before_anything_was_counted_nothing_was_left_out() -> None:
 # an edit of a price
 
 
-class Clock:
-    """In place of the module's `time`."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The present time, in place of the module's `time`."""
+    now = [1000.0]
+    monkeypatch.setattr(cost_counter, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
 
 
 def priced(spot: str, sure: str) -> JobSpec:
@@ -83,33 +81,30 @@ def priced(spot: str, sure: str) -> JobSpec:
     return job(nodePools=pools)
 
 
-def test_time_is_counted_at_the_prices_of_its_own_and_never_again(monkeypatch: pytest.MonkeyPatch) -> None:
+SPOT, SURE = priced("1", "10").node_pools
+
+
+def counter_of(*pods: dict[str, Any]) -> tuple[CostCounter, ClusterIndices]:
+    cluster = ClusterIndices()
+    for made in pods:
+        pod_event(cluster, None, made)
+    known = JobPods(JobIdentity(("default", "tiny"), JOB_UID), cluster, NO_API)
+    return CostCounter(known, JobMeter(OperatorCounts()), None), cluster
+
+
+def test_time_is_counted_at_the_prices_of_its_own_and_never_again(clock: list[float]) -> None:
     """Two workers, an hour at 1 each, one at 3 and one at 5."""
-    clock, cluster = Clock(), ClusterIndices()
-    monkeypatch.setattr(cost_counter, "time", clock)
-    identity = JobIdentity(("default", "tiny"), "u")
-    spec = priced("1", "10")
-    for number in range(2):
-        made = worker_pod(spec, "u", number, spec.node_pools[0], SETTINGS)
-        made["metadata"] |= {"uid": f"p{number}"}
-        made["spec"]["nodeName"] = f"n{number}"
-        pod_event(cluster, None, made | {"status": {"phase": "Running"}})
-    counter = CostCounter(JobPods(identity, cluster, NO_API), JobMeter(OperatorCounts()), None)
+    counter, _ = counter_of(*(stored(number, node="n", where=SPOT) for number in range(2)))
     totals = []
     for spot in ("1", "3", "5", "100"):
         counter.count(priced(spot, "10").node_pools, joined=())
         totals.append(float(counter.cost))
-        clock.now += 3600.0
+        clock[0] += 3600.0
     assert totals == [0.0, 2.0, 8.0, 18.0]
 
 
 def test_an_edit_of_a_price_is_told_to_the_coordinator_of_each_worker_and_of_more() -> None:
-    identity, cluster, spec = JobIdentity(("default", "tiny"), "u"), ClusterIndices(), priced("1", "10")
-    for number, pool in enumerate(spec.node_pools):
-        made = worker_pod(spec, "u", number, pool, SETTINGS)
-        made["metadata"] |= {"uid": f"p{number}"}
-        pod_event(cluster, None, made | {"status": {"phase": "Pending"}})
-    counter = CostCounter(JobPods(identity, cluster, NO_API), JobMeter(OperatorCounts()), None)
+    counter, _ = counter_of(*(stored(number, where=pool) for number, pool in enumerate((SPOT, SURE))))
     assert counter.prices(None) == PricesReported({})
     for spot in ("1", "2.5"):
         told = counter.prices(priced(spot, "10"))
@@ -117,24 +112,15 @@ def test_an_edit_of_a_price_is_told_to_the_coordinator_of_each_worker_and_of_mor
         assert [price for price, _ in told.more] == [10.0], "what comes after a worker on demand is on demand"
 
 
-def test_who_has_joined_is_paid_for_though_no_watch_has_told_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_joined_is_paid_for_though_no_watch_has_told_of_its_node(clock: list[float]) -> None:
     """An hour in which only one of two has joined, and one in which the watch tells of the node of that one."""
-    clock, cluster = Clock(), ClusterIndices()
-    monkeypatch.setattr(cost_counter, "time", clock)
-    identity = JobIdentity(("default", "tiny"), "u")
-    spec = job(nodePools=[{"name": "spot", "pricePerHour": "3"}])
-    pods = [worker_pod(spec, "u", number, spec.node_pools[0], SETTINGS) for number in range(2)]
-    for number, made in enumerate(pods):
-        made["metadata"] |= {"uid": f"p{number}"}
-        pod_event(cluster, None, made | {"status": {"phase": "Pending"}})
-    counter = CostCounter(JobPods(identity, cluster, NO_API), JobMeter(OperatorCounts()), None)
-    joined = {pods[0]["metadata"]["name"]}
-    counter.count(spec.node_pools, joined=joined)
+    counter, cluster = counter_of(*(stored(number, phase="Pending", where=SPOT) for number in range(2)))
+    pools = priced("3", "10").node_pools
+    counter.count(pools, joined={"tiny-w0"})
     for told in (False, True):
-        clock.now += 3600.0
+        clock[0] += 3600.0
         if told:
-            pods[0]["spec"]["nodeName"] = "n"
-            pod_event(cluster, "MODIFIED", pods[0] | {"status": {"phase": "Running"}})
-        counter.count(spec.node_pools, joined=joined)
+            pod_event(cluster, "MODIFIED", stored(0, node="n", where=SPOT))
+        counter.count(pools, joined={"tiny-w0"})
     assert counter.cost == 6
     assert counter.paid == {"spot": 1}

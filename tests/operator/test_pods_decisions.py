@@ -88,3 +88,9 @@ def test_workers_beyond_those_wanted_go_one_at_a_time() -> None:
     assert shrunk(placed, standby=["w2", "w3"]) == [NONE, Release("w3", "w3 is released: 2 workers are wanted")]
     assert shrunk(placed, standby=["w2", "w3"], leaving=["w3"]) == [NONE]
     assert shrunk(placed) == [NONE], "nobody is idle"
+    assert shrunk(dict.fromkeys(("w0", "w1"), "spot"), standby=["w1"]) == [NONE], "as many as are wanted"
+    assert shrunk(placed, waiting=["w1"], standby=["w2", "w3"]) == [NONE, Delete("w1")], "who waits goes first"
+    mixed = placed | {"w1": "sure", "w2": "sure"}
+    assert shrunk(mixed, standby=["w1", "w3"], phase="Restoring")[1].worker == "w1", "of the last pool"
+    ten = dict.fromkeys(("w0", "w2", "w9", "w10"), "spot")
+    assert shrunk(ten, standby=["w9", "w10"])[1].worker == "w10", "of equal workers the newest goes"

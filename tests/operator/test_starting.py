@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from bamboo_core.job.placement_spec import NodePool
-from bamboo_operator.pods.pools import surplus_worker
 from bamboo_operator.pods.starting import (
     FIRST_BACKOFF,
     LAST_BACKOFF,
@@ -74,7 +72,6 @@ def test_each_round_in_vain_makes_the_next_wait_longer() -> None:
 
 
 UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
-POOLS = (NodePool(name="spot"), NodePool(name="dear", after_seconds=5))
 
 
 def pending(*conditions, **waiting):
@@ -196,27 +193,6 @@ def test_a_pod_that_is_deleted_is_no_startup_problem():
     assert startup_problems({"w0": gone, "w1": pending(UNSCHEDULABLE)}) == (
         StartupProblem("Unschedulable", "1 worker(s) cannot be scheduled: 0/3 nodes (w1)"),
     )
-
-
-@pytest.mark.parametrize(
-    ("waiting", "standby", "leaving", "wanted", "expected"),
-    [
-        ([], ["w3"], [], 4, None),  # as many as wanted
-        ([], ["w3"], [], 3, "w3"),
-        ([], [], [], 3, None),  # all are at work
-        ([], ["w3"], ["w0"], 3, None),  # one at a time
-        (["w1", "w2"], ["w3"], [], 2, "w2"),  # who waits goes first
-        ([], ["w1", "w3"], [], 2, "w1"),  # of the last pool
-    ],
-)
-def test_of_surplus_workers_who_waits_goes_before_who_idles(waiting, standby, leaving, wanted, expected):
-    placed = {"w0": "spot", "w1": "dear", "w2": "dear", "w3": "spot"}
-    assert surplus_worker(POOLS, placed, waiting, standby, leaving, wanted) == expected
-
-
-def test_of_equals_the_newest_is_given_back():
-    placed = {f"w{number}": "" for number in (2, 9, 10)}
-    assert surplus_worker((), placed, [], list(placed), [], 1) == "w10"
 
 
 pytest_plugins = ["pod_controller_fixtures"]
