@@ -1,6 +1,6 @@
 """The user's part of a worker's pod: `worker.template` and its pool's template, merged into the operator's pod."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,30 +33,24 @@ _MAPS = (
 
 @dataclass(slots=True)
 class ReadTemplate:
-    """The effective part of a template, and one sentence for each ignored field."""
+    """The effective part of a template, and one sentence for each ignored field. path: of the template in the spec."""
 
+    path: str
     template: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
 
-def read_templates(job: JobSpec, pool: NodePool | None) -> tuple[ReadTemplate, ...]:
-    """Return the templates for a pod of this pool, in the order in which they are merged."""
-    of_pool = (read_pool_template(job, pool),) if pool is not None and pool.template else ()
-    return (read_template(job), *of_pool)
+def read_templates(job: JobSpec, pools: Iterable[NodePool]) -> list[ReadTemplate]:
+    """Return `worker.template` and these pools' templates, without malformed fields and the operator's own.
 
-
-def read_template(job: JobSpec) -> ReadTemplate:
-    """Return `worker.template` without malformed fields and the operator's own. The API server checks the rest."""
-    return _read(job, job.worker.template, "worker.template", job.node_pools)
-
-
-def read_pool_template(job: JobSpec, pool: NodePool) -> ReadTemplate:
-    """Return a pool's template, treated like `worker.template`."""
-    return _read(job, pool.template, f"nodePools[{pool.name}].template", (pool,))
+    The API server checks the rest.
+    """
+    of_pools = [_read(job, one.template, f"nodePools[{one.name}].template", (one,)) for one in pools if one.template]
+    return [_read(job, job.worker.template, "worker.template", job.node_pools), *of_pools]
 
 
 def _read(job: JobSpec, template: Mapping[str, Any], path: str, pools: Sequence[NodePool]) -> ReadTemplate:
-    reading = ReadTemplate()
+    reading = ReadTemplate(path)
     whole = _well_formed(dict(template), path, reading.problems)
     refuse = _Refusal(reading.problems)
     refuse(whole, path, lambda k: k not in ("metadata", "spec"), "is not part of a pod template")

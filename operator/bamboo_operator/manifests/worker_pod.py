@@ -14,13 +14,7 @@ from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import LABEL_JOB_UID, METRICS_PORT, worker_name
 from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.manifests.spread import spread, spread_labels
-from bamboo_operator.manifests.template import (
-    TOKEN_VOLUME,
-    ReadTemplate,
-    read_pool_template,
-    read_template,
-    read_templates,
-)
+from bamboo_operator.manifests.template import TOKEN_VOLUME, read_templates
 
 
 def place(spec: dict[str, Any], where: NodePlacement) -> None:
@@ -80,15 +74,12 @@ def worker_pool(pod: Mapping[str, Any]) -> str | None:
 
 def template_problems(job: JobSpec) -> list[str]:
     """Describe the fields of the job's templates without sufficient effect, one sentence each."""
-    found = _problems(read_template(job), "worker.template")
-    for pool in job.node_pools:
-        found += _problems(read_pool_template(job, pool), f"nodePools[{pool.name}].template")
+    found: list[str] = []
+    for reading in read_templates(job, job.node_pools):
+        found += reading.problems
+        if reading.template["spec"].get("hostNetwork"):
+            found.append(f"{reading.path}.{HOST_NETWORK}")
     return found
-
-
-def _problems(reading: ReadTemplate, path: str) -> list[str]:
-    host_network = reading.template["spec"].get("hostNetwork")
-    return [*reading.problems, *([f"{path}.{HOST_NETWORK}"] if host_network else [])]
 
 
 def worker_pod(
@@ -119,7 +110,7 @@ def _rendered(
         "metadata": {"labels": _common_labels(job), "annotations": dict(where.annotations)},
         "spec": _spec(job, uid, group, settings),
     }
-    templates = [reading.template for reading in read_templates(job, pool)]
+    templates = [reading.template for reading in read_templates(job, [pool] if pool else [])]
     asked = [template["spec"]["hostNetwork"] for template in templates if "hostNetwork" in template["spec"]]
     if asked and asked[-1]:
         rendered["spec"]["dnsPolicy"] = "ClusterFirstWithHostNet"  # otherwise the pod cannot resolve names of Services

@@ -48,8 +48,8 @@ class GateReleases:
     """
 
     def __init__(self, job: JobSpec) -> None:
-        readings = (one for pool in (None, *job.node_pools) for one in read_templates(job, pool))
-        of_template = any(one.template["spec"].get("schedulingGates") for one in readings)
+        templates = read_templates(job, job.node_pools)
+        of_template = any(one.template["spec"].get("schedulingGates") for one in templates)
         self._expected = of_template or job.queue is not None
         self._seen, self._held, self._at = set[WorkerId](), set[WorkerId](), dict[WorkerId, float]()
 
