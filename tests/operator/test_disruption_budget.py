@@ -7,7 +7,6 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from bamboo_core.control.protocol import ReplicaSynced
 from bamboo_core.coordinator.events import WorkerState
 from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS, disruption_budget, least_healthy
 from operator_kit import JOB_UID, job, said
@@ -78,23 +77,13 @@ async def running(begin: Callable[..., Job], place: Place, **spec: Any) -> Job:
     return started
 
 
-def fill(started: Job) -> None:
-    """Every copy that the plan asks for is in step."""
-    plan = started.runner.state.plan
-    assert plan is not None
-    for cell in plan.cells():
-        for replica in plan.at(cell).replicas:
-            if replica in started.place.pods:
-                started.hear(plan.at(cell).owner, ReplicaSynced(cell=cell, replica=replica))
-
-
 async def test_it_follows_protection_and_the_pods_that_there_are(begin: Callable[..., Job]) -> None:
     place = Place()
     started = await running(begin, place, **FOUR)
     assert place.budgets == [], "there is nothing to protect before the first plan"
     await started.reconciles()
     assert place.budgets == [4]
-    fill(started)
+    started.fill()
     await started.reconciles()
     assert place.budgets == [4, 3]
     await started.reconciles(seconds=REPAIR_SECONDS - 1)
@@ -112,7 +101,7 @@ async def test_without_the_right_to_make_one_everything_else_goes_on(begin: Call
     place.no_budgets = True
     started = await running(begin, place, **FOUR)
     await started.controller.reconcile()
-    fill(started)
+    started.fill()
     await started.controller.reconcile()
     refusals = [emit.message for emit in started.runner.events if emit.reason == "ClusterRefuses"]
     assert refusals == ["no PodDisruptionBudget for the workers: may not patch poddisruptionbudgets"]
@@ -125,7 +114,7 @@ async def test_a_refusal_that_passes_does_not_end_the_care_for_it(begin: Callabl
     await started.reconciles()
     assert place.budgets == [4]
     place.no_budgets = True
-    fill(started)
+    started.fill()
     await started.reconciles()
     place.no_budgets = False
     await started.reconciles()

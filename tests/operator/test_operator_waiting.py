@@ -2,20 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 
 import pytest
 
-from bamboo_core.control.protocol import ChannelClosed, PeerDown, PlanApplied, Received, StepCommitted, WorkerReady
+from bamboo_core.control.protocol import ChannelClosed, PeerDown, WorkerReady
 from bamboo_core.coordinator.events import WorkerLost
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.job.status import BambooJobStatus, PlanRecord
-from bamboo_core.names import TRAINER_CONTAINER
-from bamboo_core.planning.plan import Cell
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.status.writer import StatusWriter
 from operator_kit import job
-from opsim_kopf import pod_event
 from pod_controller_kit import Job, Place
 
 
@@ -33,23 +29,6 @@ def copied(place: Place) -> Place:
         other.put(pod, pod["metadata"]["uid"])
     other.made = place.made
     return other
-
-
-def commit(job: Job) -> None:
-    """The workers apply the newest plan, and the job commits a step."""
-    state = job.runner.state
-    assert state.plan is not None
-    for worker in sorted(state.plan.worker_ids()):
-        job.runner.handle(Received(worker, PlanApplied(epoch=state.plan.epoch)))
-    message = StepCommitted(
-        step=state.step,
-        generation=state.plan.target.generation,
-        loss=1.0,
-        gradient_norm=1.0,
-        microbatches=state.spec.training.microbatches,
-        seconds=0.1,
-    )
-    job.runner.handle(Received(state.plan.at(Cell(0, 0)).owner, message))
 
 
 # gone before anybody looks
@@ -184,7 +163,7 @@ async def test_a_worker_that_goes_by_order_while_operators_change_was_not_preemp
     started.edit(job(standby={"workers": 0}))
     for _ in range(8):
         await started.reconciles()
-        commit(started)
+        started.commit()
     await started.reconciles(15)
     assert first.deleted == ["tiny-w2"]
     place = copied(first)
@@ -245,14 +224,6 @@ async def test_a_pod_that_was_made_without_an_answer_counts_once(begin: Callable
 # pods that ended before or after their workers' channels closed
 
 
-def ended(place: Place, name: str, code: int) -> None:
-    """The kubelet says so."""
-    terminated = {"exitCode": code, "finishedAt": datetime.now(UTC).isoformat(), "message": "it was so\n"}
-    state = {"name": TRAINER_CONTAINER, "state": {"terminated": terminated}}
-    place.pods[name]["status"] = {"phase": "Failed" if code else "Succeeded", "containerStatuses": [state]}
-    pod_event(place.cluster, "MODIFIED", place.pods[name])
-
-
 async def missed(job: Job, name: str) -> None:
     """Its channel and its links close."""
     job.hear("tiny-w0", PeerDown(peer=name))
@@ -289,7 +260,7 @@ async def test_an_operator_that_comes_later_does_not_count_again_what_ended_befo
     first = begin(place)
     await first.reconciles()
     assert first.plan_record() is None
-    ended(place, "tiny-w1", 3)
+    place.end("tiny-w1", 3)
     await first.ticks(0.2)
     assert (first.runner.state.ends.restarts, first.runner.state.plan) == (1, None)
     written, job_id = {"plan": first.plan_record()}, JobIdentity(("default", "tiny"), "uid")
@@ -297,7 +268,7 @@ async def test_an_operator_that_comes_later_does_not_count_again_what_ended_befo
     assert status.plan is None, "no worker trains"
     second = begin(place, known_lost=status.written.plan_record.lost)
     await second.reconciles()
-    ended(place, "tiny-w0", 3)  # while it works
+    place.end("tiny-w0", 3)  # while it works
     await second.ticks(0.2)
     assert second.runner.state.ends.restarts == 1, "its own; the first one is in the status already"
     assert "tiny-w1" in place.pods

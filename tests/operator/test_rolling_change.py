@@ -10,13 +10,11 @@ from bamboo_core.control import protocol
 from bamboo_core.control.platform import Platform
 from bamboo_core.control.protocol import Received, WorkerJoined
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.names import LABEL_WORKER_REVISION, TRAINER_CONTAINER
-from bamboo_core.planning.plan import Cell
+from bamboo_core.names import LABEL_WORKER_REVISION
 from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS
 from bamboo_operator.pods.rollout import RolloutState
 from operator_kit import JOB_UID, SETTINGS
 from operator_kit import job as spec_of
-from opsim_kopf import pod_event
 from pod_controller_kit import Job, Place
 
 pytest_plugins = ["pod_controller_fixtures"]
@@ -39,37 +37,15 @@ def state_of(running: Job) -> RolloutState:
 
 
 def obey(running: Job) -> None:
-    """Apply plans, synchronize replicas and commit steps; end the workers that were released."""
+    """Synchronize replicas and commit steps; end the workers that were released."""
     for _ in range(12):
-        plan = running.runner.state.plan
-        if plan is None or running.runner.state.phase != "Running":
+        if running.runner.state.plan is None or running.runner.state.phase != "Running":
             return
-        for worker in sorted(plan.worker_ids() & running.runner.state.workers.keys()):
-            running.runner.handle(Received(worker, protocol.PlanApplied(epoch=plan.epoch)))
-        for cell in plan.cells():
-            for replica in plan.at(cell).replicas:
-                synced = protocol.ReplicaSynced(cell=cell, replica=replica)
-                running.runner.handle(Received(plan.at(cell).owner, synced))
-        committed = protocol.StepCommitted(
-            step=running.runner.state.step,
-            generation=plan.target.generation,
-            loss=1.0,
-            gradient_norm=1.0,
-            microbatches=running.runner.state.spec.training.microbatches,
-            seconds=0.1,
-        )
-        running.runner.handle(Received(plan.at(Cell(0, 0)).owner, committed))
+        running.fill()
+        running.commit()
     for name in images(running.place).keys() & running.runner.demand().wanted.stopped:
         if name not in running.runner.state.workers:
-            end(running, name, 0)
-
-
-def end(running: Job, name: str, code: int) -> None:
-    """Its container ends."""
-    pod = running.place.pods[name]
-    state = {"name": TRAINER_CONTAINER, "state": {"terminated": {"exitCode": code}}}
-    pod["status"] = {"phase": "Succeeded" if code == 0 else "Failed", "containerStatuses": [state]}
-    pod_event(running.place.cluster, "MODIFIED", pod)
+            running.place.end(name, 0)
 
 
 def arrive(running: Job, platform: Platform | None = None) -> None:
@@ -174,12 +150,12 @@ async def test_if_new_workers_are_no_good_the_old_ones_train_on(begin: Callable[
         obey(running)
         for name in [n for n, image in images(place).items() if image == "trainer:2"]:
             if how == "ends":
-                end(running, name, 1)
+                place.end(name, 1)
             elif how == "late":
                 place.stall(name, "ImagePullBackOff")
             elif how == "platform" and "status" not in place.pods[name]:
                 arrive(running, Platform(torch="3"))
-                end(running, name, 4)
+                place.end(name, 4)
         if state_of(running) is RolloutState.STALLED:
             break
     record = running.controller.rolling.record

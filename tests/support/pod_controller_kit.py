@@ -8,12 +8,22 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import kueue_manager
-from bamboo_core.control.protocol import Hello, Message, Profile, Received, WorkerJoined, WorkerReady
+from bamboo_core.control.protocol import (
+    Hello,
+    Message,
+    PlanApplied,
+    Profile,
+    Received,
+    ReplicaSynced,
+    StepCommitted,
+    WorkerJoined,
+    WorkerReady,
+)
 from bamboo_core.coordinator.events import SpecChanged
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.kube.errors import ApiError, ClusterUnreachable
 from bamboo_core.names import TRAINER_CONTAINER
-from bamboo_core.planning.plan import Plan
+from bamboo_core.planning.plan import Cell, Plan
 from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.jobs.coordinator_runner import TICK_SECONDS, CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.reconcile_schedule import ReconcileTrigger
@@ -128,6 +138,13 @@ class Place:
         self.pods[name]["status"] = {"phase": "Running", "containerStatuses": [state]}
         pod_event(self.cluster, "MODIFIED", self.pods[name])
 
+    def end(self, name: str, code: int) -> None:
+        """End a worker's container."""
+        terminated = {"exitCode": code, "finishedAt": datetime.now(UTC).isoformat()}
+        state = {"name": TRAINER_CONTAINER, "state": {"terminated": terminated}}
+        self.pods[name]["status"] = {"phase": "Failed" if code else "Succeeded", "containerStatuses": [state]}
+        pod_event(self.cluster, "MODIFIED", self.pods[name])
+
     def find_no_node(self, name: str) -> None:
         """Let the scheduler report that no node fits the pod."""
         condition = {"type": "PodScheduled", "status": "False", "reason": UNSCHEDULABLE, "message": "0/3 nodes"}
@@ -230,6 +247,32 @@ class Job:
             self.hear(worker, WorkerReady())
         self.runner.handle(Received(self.runner.state.profile.asked or "", Profile(costs=(1.0,) * 4)))
         assert self.runner.state.phase == "Running"
+
+    def fill(self) -> None:
+        """Let every replica of the plan be in step."""
+        plan = self._plan()
+        for cell in plan.cells():
+            for replica in plan.at(cell).replicas:
+                self.runner.handle(Received(plan.at(cell).owner, ReplicaSynced(cell=cell, replica=replica)))
+
+    def commit(self) -> None:
+        """Let the workers apply the newest plan and commit a step."""
+        plan, state = self._plan(), self.runner.state
+        for worker in sorted(plan.worker_ids() & state.workers.keys()):
+            self.runner.handle(Received(worker, PlanApplied(epoch=plan.epoch)))
+        message = StepCommitted(
+            step=state.step,
+            generation=plan.target.generation,
+            loss=1.0,
+            gradient_norm=1.0,
+            microbatches=state.spec.training.microbatches,
+            seconds=0.1,
+        )
+        self.runner.handle(Received(plan.at(Cell(0, 0)).owner, message))
+
+    def _plan(self) -> Plan:
+        assert self.runner.state.plan is not None
+        return self.runner.state.plan
 
     def edit(self, spec: JobSpec) -> None:
         self.runner.tell(SpecChanged(spec))
