@@ -66,20 +66,10 @@ def test_the_budget_is_the_jobs_own_and_goes_with_it() -> None:
     }
 
 
-async def running(begin: Callable[..., Job], place: Place, **spec: Any) -> Job:
-    """All its workers train; nothing is held twice yet."""
-    started = begin(place, **spec)
-    await started.ticks(0.0)
-    await started.reconciles()
-    started.train()
-    for worker in sorted(place.pods):
-        place.run(worker, age=1.0)
-    return started
-
-
 async def test_it_follows_protection_and_the_pods_that_there_are(begin: Callable[..., Job]) -> None:
     place = Place()
-    started = await running(begin, place, **FOUR)
+    started = begin(place, **FOUR)
+    await started.start()
     assert place.budgets == [], "there is nothing to protect before the first plan"
     await started.reconciles()
     assert place.budgets == [4]
@@ -99,7 +89,8 @@ async def test_it_follows_protection_and_the_pods_that_there_are(begin: Callable
 async def test_without_the_right_to_make_one_everything_else_goes_on(begin: Callable[..., Job]) -> None:
     place = Place()
     place.no_budgets = True
-    started = await running(begin, place, **FOUR)
+    started = begin(place, **FOUR)
+    await started.start()
     await started.controller.reconcile()
     started.fill()
     await started.controller.reconcile()
@@ -110,7 +101,8 @@ async def test_without_the_right_to_make_one_everything_else_goes_on(begin: Call
 async def test_a_refusal_that_passes_does_not_end_the_care_for_it(begin: Callable[..., Job]) -> None:
     """An API server that has just started forbids everything for a moment."""
     place = Place()
-    started = await running(begin, place, **FOUR)
+    started = begin(place, **FOUR)
+    await started.start()
     await started.reconciles()
     assert place.budgets == [4]
     place.no_budgets = True

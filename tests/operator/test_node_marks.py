@@ -78,11 +78,7 @@ async def test_the_jobs_on_that_node_hear_of_it_and_of_its_end(tmp_path: Path, b
     own = marks(tmp_path, {"reason": "RackRepair", "label": {"key": KEY, "value": "planned"}, "noticeSeconds": 90})
     place = Place()
     job = begin(place, marks=own)
-    await job.ticks(0.0)
-    await job.reconciles()
-    job.train()
-    for worker in sorted(place.pods):
-        place.run(worker, age=1.0)
+    await job.start()
     worker = sorted(place.pods)[0]
     there: dict[str, Any] = {"metadata": {"name": f"node-of-{worker}", "uid": "n"}, "spec": {}, "status": {}}
     node_event(place.cluster, "ADDED", there)

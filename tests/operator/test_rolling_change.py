@@ -60,10 +60,7 @@ def arrive(running: Job, platform: Platform | None = None) -> None:
 
 async def training(begin: Callable[..., Job], place: Place, **spec: Any) -> Job:
     running = begin(place, **{"worker": FIRST, "training": LONG, **spec})
-    await running.reconciles()
-    for name in place.pods:
-        place.run(name, 0.0)
-    running.train()
+    await running.start()
     obey(running)
     await running.reconciles()
     return running

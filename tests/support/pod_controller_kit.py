@@ -248,6 +248,14 @@ class Job:
         self.runner.handle(Received(self.runner.state.profile.asked or "", Profile(costs=(1.0,) * 4)))
         assert self.runner.state.phase == "Running"
 
+    async def start(self) -> None:
+        """Create the job's pods and let their workers run and train; no replica is in step yet."""
+        await self.ticks(0.0)
+        await self.reconciles()
+        self.train()
+        for worker in self.place.pods:
+            self.place.run(worker, age=1.0)
+
     def fill(self) -> None:
         """Let every replica of the plan be in step."""
         plan = self._plan()
