@@ -15,9 +15,8 @@ from kubernetes.aio.config import incluster_config
 from kubernetes.aio.config.exec_provider import ExecProvider
 
 from bamboo_core.kube import api as module
-from bamboo_core.kube.api import JSON, Connection, KubeApi, in_cluster, log_in
+from bamboo_core.kube.api import JSON, Access, Connection, KubeApi, in_cluster, log_in, new_configuration
 from bamboo_core.kube.errors import ApiError, ClusterUnreachable, ConfigError, JobGone
-from kube_server_kit import ask, connected
 from remote_kit import Answer, Asked, job, kubeconfig, refusal, server
 
 V1 = "client.authentication.k8s.io/v1"
@@ -36,6 +35,31 @@ def plugin(folder: Path, body: str = PLUGIN, spoken: str = V1, **status: str) ->
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     env = [{"name": "STATUS", "value": json.dumps(status)}, {"name": "SPOKEN", "value": spoken}]
     return {"exec": {"apiVersion": V1, "command": str(path), "env": env}}
+
+
+def ask(kubeconfig: object, call: Callable[[KubeApi], Awaitable[Any]], context: str | None = None) -> Any:
+    """Return the result of a call that logs in as a command does."""
+
+    async def run() -> Any:
+        async with KubeApi(Connection(await log_in(str(kubeconfig), context))) as api:
+            return await call(api)
+
+    return asyncio.run(run())
+
+
+def connected(url: str, script: Callable[[Connection], Awaitable[Any]], **options: Any) -> Any:
+    """Return the result of a script that gets a connection to the server, without authentication."""
+
+    async def run() -> Any:
+        configuration = new_configuration()
+        configuration.host = url
+        connection = Connection(Access(context="c", namespace="team", configuration=configuration), **options)
+        try:
+            return await script(connection)
+        finally:
+            await connection.close()
+
+    return asyncio.run(run())
 
 
 async def story(api: KubeApi) -> Any:
