@@ -26,13 +26,7 @@ REASON = TextPattern(
 VALUE = TextPattern(description="a text of at most 253 characters", pattern=re.compile(r".*", re.DOTALL))
 
 
-class MarkField(StrEnum):
-    """The field of a node that carries the mark."""
-
-    TAINT = "taint"
-    LABEL = "label"
-    ANNOTATION = "annotation"
-    CONDITION = "condition"
+PLACES = ("taint", "label", "annotation", "condition")  # the fields of a node that can carry a mark
 
 
 class ConditionStatus(StrEnum):
@@ -56,7 +50,7 @@ class _Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeMark:
-    """A mark that announces the removal of a node: exactly one of the fields that `MarkField` names."""
+    """A mark that announces the removal of a node: exactly one of the fields in PLACES."""
 
     reason: Annotated[str, REASON]
     notice_seconds: Annotated[float | None, Number()] = None
@@ -69,7 +63,7 @@ class NodeMark:
     @property
     def mark(self) -> DisruptionMark:
         """The reason, a predicate about the node, and the seconds of notice; None if the node is gone."""
-        (place,) = (place for place in MarkField if getattr(self, place) is not None)
+        (place,) = (place for place in PLACES if getattr(self, place) is not None)
         key = self.condition.type if self.condition else getattr(self, place).key
         return DisruptionMark(self.reason, f"has the {place} {key}", None if self.gone else self.notice_seconds)
 
@@ -111,10 +105,10 @@ def read_marks(path: Path) -> tuple[NodeMark, ...]:
 
 def _mistakes(mark: ReadObject) -> Iterator[Problem]:
     """Yield contradictions between the fields of a mark."""
-    places = [place for place in MarkField if place in mark.given]
+    places = [place for place in PLACES if place in mark.given]
     if len(places) != 1:
         got = " and ".join(places) or "none"
-        yield Problem(mark.path, f"expected exactly one of {', '.join(MarkField)}, got {got}")
+        yield Problem(mark.path, f"expected exactly one of {', '.join(PLACES)}, got {got}")
     gone = mark.value.gone
     if ("noticeSeconds" in mark.given) == gone:
         yield Problem(mark.path, f"expected noticeSeconds or gone: true, got {'both' if gone else 'neither'}")
