@@ -22,8 +22,7 @@ from cluster.api import MERGE, STRATEGIC, Api, ApiError  # type: ignore[import-n
 from cluster.control_plane import ControlPlane, free_ports  # type: ignore[import-not-found]
 from cluster.handle import Cluster  # type: ignore[import-not-found]
 from cluster.nodes import CAPACITY, ZONE  # type: ignore[import-not-found]
-from operator_process import LEASE, SYSTEM, install  # type: ignore[import-not-found]
-from operator_web import stand_in  # type: ignore[import-not-found]
+from operator_process import LEASE, SYSTEM, install, stand_in  # type: ignore[import-not-found]
 
 __all__ = [
     "LEASE",

@@ -12,19 +12,11 @@ import pytest
 from cluster.client import Json
 from cluster.handle import Cluster
 from operator_jobs import small
-from operator_process import LEASE, PATIENCE, Job, Operator
+from operator_process import LEASE, PATIENCE, Job, Operator, stand_in
 from waiting import until
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
-
-
-def stand_in(cluster: Cluster, namespace: str, name: str) -> str:
-    """Create a pod of that name, which nothing runs, in place of the operator's pod, and return its path."""
-    container = {"name": "operator", "image": "x", "command": ["sleep", "1000"]}
-    spec = {"schedulerName": "nobody", "containers": [container]}
-    cluster.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}, namespace)
-    return f"/api/v1/namespaces/{namespace}/pods/{name}"
 
 
 def ask(operator: Operator, path: str) -> tuple[int, str]:

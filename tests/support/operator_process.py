@@ -63,6 +63,14 @@ def allow_lease(cluster: Cluster, namespace: str) -> None:
             cluster.api.create(manifest)
 
 
+def stand_in(cluster: Cluster, namespace: str, name: str) -> str:
+    """Create a pod of that name, which nothing runs, in place of the operator's pod, and return its path."""
+    container = {"name": "operator", "image": "x", "command": ["sleep", "1000"]}
+    spec = {"schedulerName": "nobody", "containers": [container]}
+    cluster.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}, namespace)
+    return f"/api/v1/namespaces/{namespace}/pods/{name}"
+
+
 class Operator:
     """An operator, which starts at once. kill() and start() act as a crash or an upgrade, with the same key and
     address.
