@@ -3,7 +3,6 @@
 import asyncio
 import base64
 
-import aiohttp
 import pytest
 
 from bamboo_core.control.server import Unauthorized
@@ -14,8 +13,7 @@ from bamboo_operator.auth.pod_tokens import (
     TokenReviewer,
     claimed_identity,
 )
-from bamboo_operator.auth.worker_gateway import workers_path
-from gateway_kit import JOB, ApiServer, _part, house, token
+from gateway_kit import ApiServer, _part, house, token
 
 
 @pytest.mark.parametrize(
@@ -47,11 +45,8 @@ async def test_what_the_api_server_does_not_vouch_for_stays_outside() -> None:
 
 
 async def test_a_pod_comes_in_as_itself_only() -> None:
-    async with house() as place, aiohttp.ClientSession() as session:
-        place.server.good[token()] = PodIdentity("team", "job-w0", "u0")
-        headers = {"Authorization": f"Bearer {token()}"}
-        async with session.ws_connect(place.url + workers_path(JOB), headers=headers) as socket:
-            await socket.send_str('{"type":"Hello","worker":"job-w1","host":"h","port":1}')
+    async with house() as place:
+        async with place.greeted("job-w1") as socket:
             assert "this is job-w0, not job-w1" in (await socket.receive()).data
         assert place.events == []
 

@@ -8,13 +8,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from bamboo_core.control.protocol import ChannelClosed, Message, Received, Refused, Stop, WorkerJoined
 from bamboo_core.serving.listener import ConnectionBounds
 from bamboo_operator.auth.pod_tokens import PodIdentity
-from bamboo_operator.auth.worker_gateway import ServingCertificate, workers_path
+from bamboo_operator.auth.worker_gateway import ServingCertificate
 from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.jobs.late_workers import DeletedJobs, stopping_late_workers
 from bamboo_operator.kube.objects import JobIdentity
@@ -32,11 +31,8 @@ async def test_a_worker_that_may_not_come_in_is_told_so_and_can_end() -> None:
 async def test_a_worker_that_floods_its_channel_is_heard_at_a_bounded_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bamboo_core.control.server.MESSAGES_AT_ONCE", 10)
     monkeypatch.setattr("bamboo_core.control.server.MESSAGES_A_SECOND", 100.0)
-    async with house() as place, aiohttp.ClientSession() as session:
-        place.server.good[token()] = PodIdentity("team", "job-w0", "u0")
-        headers = {"Authorization": f"Bearer {token()}"}
-        async with session.ws_connect(place.url + workers_path(JOB), headers=headers) as socket:
-            await socket.send_str('{"type":"Hello","worker":"job-w0","host":"h","port":1}')
+    async with house() as place:
+        async with place.greeted() as socket:
             began = time.monotonic()
             for _ in range(60):
                 await socket.send_str('{"type":"Heartbeat","step":1}')
@@ -57,15 +53,12 @@ async def test_workers_that_live_on_when_their_job_is_over_are_told_so() -> None
     """Only as long as the operator looks after the job."""
     cluster = ClusterIndices()
     pod_event(cluster, "ADDED", pod_of("u-job", "job-w0", "u0"))
-    async with house() as place, aiohttp.ClientSession() as session:
-        place.server.good[token()] = PodIdentity("team", "job-w0", "u0")
-        headers = {"Authorization": f"Bearer {token()}"}
+    async with house() as place:
         over = Stop(reason="JobOver", message="the job is over")
         async with (
             stopping_late_workers(JobIdentity(JOB, "u-job"), place.shared(cluster), over),
-            session.ws_connect(place.url + workers_path(JOB), headers=headers) as socket,
+            place.greeted() as socket,
         ):
-            await socket.send_str('{"type":"Hello","worker":"job-w0","host":"h","port":1}')
             assert json.loads((await socket.receive()).data) == {
                 "type": "Stop",
                 "reason": "JobOver",
@@ -79,16 +72,12 @@ async def test_more_workers_than_there_are_descriptors_for_come_again_later(capl
     port = await place.gateway.start("127.0.0.1", 0, bounds=ConnectionBounds(unauthenticated=8, known=1))
     place.url = f"ws://127.0.0.1:{port}"
     place.gateway.open(JOB, place.channels)
-    place.server.good[token()] = PodIdentity("team", "job-w0", "u0")
-    headers = {"Authorization": f"Bearer {token()}"}
-    async with aiohttp.ClientSession() as session:
-        async with session.ws_connect(place.url + workers_path(JOB), headers=headers) as socket:
-            await socket.send_str('{"type":"Hello","worker":"job-w0","host":"h","port":1}')
-            await until(lambda: place.of(WorkerJoined))
-            for _ in range(5):
-                assert await place.knock(f"Bearer {token()}") == (503, None)
-        await until(lambda: place.of(ChannelClosed))
-        assert await place.knock(f"Bearer {token()}") == (101, None)
+    async with place.greeted():
+        await until(lambda: place.of(WorkerJoined))
+        for _ in range(5):
+            assert await place.knock(f"Bearer {token()}") == (503, None)
+    await until(lambda: place.of(ChannelClosed))
+    assert await place.knock(f"Bearer {token()}") == (101, None)
     await place.gateway.stop()
     assert place.gateway.refusals["TooManyWorkers"] == 5
     assert caplog.text.count("1 workers are connected: no more are accepted") == 1, "callers cannot fill the log"

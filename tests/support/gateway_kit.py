@@ -91,6 +91,18 @@ class House:
             except aiohttp.WSServerHandshakeError as error:
                 return error.status, error.headers.get(REFUSED_HEADER) if error.headers else None
 
+    @contextlib.asynccontextmanager
+    async def greeted(self, name: str = "job-w0") -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """Yield a channel with the token of job-w0's pod, which the API server confirms, after a Hello of that name."""
+        self.server.good[token()] = PodIdentity("team", "job-w0", "u0")
+        headers = {"Authorization": f"Bearer {token()}"}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.ws_connect(self.url + workers_path(JOB), headers=headers) as socket,
+        ):
+            await socket.send_str(f'{{"type":"Hello","worker":"{name}","host":"h","port":1}}')
+            yield socket
+
 
 @contextlib.asynccontextmanager
 async def house(tls: ssl.SSLContext | None = None) -> AsyncIterator[House]:
