@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from bamboo_operator.jobs.controller import JobController
-from watched_api_kit import EARLY, LATE, Server, body, job_event, managed, uids, until
+from gateway_kit import until
+from watched_api_kit import EARLY, LATE, Server, body, job_event, managed, uids
 
 
 @pytest.mark.parametrize("made", [EARLY, LATE])
