@@ -84,7 +84,7 @@ def test_what_is_promised_is_what_the_manifest_simulates_to(small: tuple[World, 
     at, chosen = small[0], small[1].chosen
     assert chosen is not None
     document = edited(at.document, edits(chosen.candidate, at.spec))
-    run = at.run(chosen.candidate, 1, 24 * 3600.0)
+    run = replace(at, hours=24.0).run(chosen.candidate, 1)
     assert (run.spec, run.manifest) == (parse_manifest(document), document)
     result = simulate_job(run, model=model_of(run))
     assert result.outcome == "Complete"

@@ -15,6 +15,8 @@ from bamboo_core.job.spec import RedundancyMode
 from job_simulation_kit import manifest
 from sizing_kit import assessed, layered, outcome, world
 
+AT = world(manifest(2, 1, 6), layered(4))
+
 
 def test_bounds_choose_of_the_front() -> None:
     fast, middle, cheap = assessed(1, (1.0, 9.0)), assessed(2, (2.0, 4.0)), assessed(3, (8.0, 3.0))
@@ -36,15 +38,15 @@ def test_who_says_nothing_of_its_end_is_not_chosen() -> None:
 
 def test_three_sentences_say_what_by_which_rule_and_from_how_many_runs() -> None:
     middle = assessed(2, (2.0, 4.0))
-    said = reasons(middle, Bounds())
+    said = reasons(AT, middle, Bounds())
     assert len(said) == 3
     assert "the job takes 2.00 h and costs 4.00 USD" in said[0]
     assert "--deadline and --budget choose otherwise" in said[1]
     assert "That is from 1 run of 1.00 h on average, the rest of 2.00 h in proportion" in said[2]
-    assert reasons(middle, Bounds(budget=5))[1] == (
+    assert reasons(AT, middle, Bounds(budget=5))[1] == (
         "It is the fastest that costs at most 5.00 USD in the one run: at most 4.00 USD."
     )
-    assert reasons(middle, Bounds(budget=5, deadline=3))[1] == (
+    assert reasons(AT, middle, Bounds(budget=5, deadline=3))[1] == (
         "It is the cheapest that ends within 3.00 h and costs at most 5.00 USD in the one run: at most 2.00 h and"
         " 4.00 USD."
     )

@@ -57,15 +57,15 @@ def test_a_price_file_comes_before_profile_and_pools_and_a_recording_before_it()
     pools = [{"name": "spot", "capacity": "Spot", "pricePerHour": "9"}]
     at = world(manifest(2, 1, 6, nodePools=pools), layered(2))
     known = MachinePrice(spot=0.5)
-    machine = machine_of("m", layered(2), known)
+    machine = machine_of(layered(2), known)
     assert machine.profile.prices == Prices(spot=0.5, on_demand=3.0)
     at = replace(at, machines={"m": machine})
-    run = at.run(as_the_job_is("m", at.spec), 1, 60.0)
+    run = at.run(as_the_job_is("m", at.spec), 1)
     assert [pool.price_per_hour for pool in run.spec.node_pools] == [None]
     assert run.trace.prices == ()
     over_time = make_trace(nodes(2).changes, [PriceChange(at=0.0, zone="", usd_per_hour=7.0)], duration=HOUR)
     at = replace(at, machines={"m": machine}, market=Market(recording=over_time))
-    run = at.run(as_the_job_is("m", at.spec), 1, 60.0)
+    run = at.run(as_the_job_is("m", at.spec), 1)
     assert [p.usd_per_hour for p in run.trace.prices] == [7.0]
 
 
@@ -81,12 +81,12 @@ def test_a_node_costs_what_recorded_nodes_cost_on_average() -> None:
 
 
 def test_a_machine_without_any_price_is_known_as_such() -> None:
-    bare = machine_of("m", msgspec.structs.replace(layered(2), prices=None), None)
+    bare = machine_of(msgspec.structs.replace(layered(2), prices=None), None)
     plain = parse_manifest(manifest(2, 1, 6))
     priced = parse_manifest(manifest(2, 1, 6, nodePools=[{"name": "s", "capacity": "Spot", "pricePerHour": "1"}]))
     assert not has_price(bare, plain, MADE_UP)
     assert has_price(bare, priced, MADE_UP)
-    assert has_price(machine_of("m", layered(2), None), plain, MADE_UP)
+    assert has_price(machine_of(layered(2), None), plain, MADE_UP)
 
 
 def test_a_price_on_demand_is_the_files_the_profiles_or_the_jobs() -> None:
@@ -98,5 +98,5 @@ def test_a_price_on_demand_is_the_files_the_profiles_or_the_jobs() -> None:
     assert shared.on_demand_usd("m") == 5.0, "of a node with two workers"
     assert world(manifest(2, 1, 6), bare).on_demand_usd("m") is None
     assert world(manifest(2, 1, 6, nodePools=pools), layered(2)).on_demand_usd("m") == 3.0
-    none = replace(at, machines={"m": machine_of("m", layered(2), MachinePrice(spot=1.0))})
+    none = replace(at, machines={"m": machine_of(layered(2), MachinePrice(spot=1.0))})
     assert none.on_demand_usd("m") is None, "a price file without one: it is not to be had"

@@ -42,7 +42,7 @@ def world(document: dict[str, Any], profile: ModelProfile, *, rate: float = 0.5,
     return World(
         spec=parse_manifest(document),
         document=document,
-        machines={"m": MachineKind(name="m", profile=profile)},
+        machines={"m": MachineKind(profile=profile)},
         market=Market(generation=generation),
         hours=0.4,
         seeds=seeds,

@@ -1,7 +1,7 @@
 """Helpers that all commands share: jobs of files, targets, tables, usage errors. Slow imports happen late."""
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -49,14 +49,6 @@ def print_table(table: Callable[[int], "RenderableType"]) -> None:
 
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 1000)
     console.print(table(console.width))
-
-
-def refuse_beside(ctx: typer.Context, names: Iterable[str], beside: str) -> None:
-    """End the command if one of these options was given on the command line. beside: the flag that excludes them."""
-    for name in names:
-        source = ctx.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            usage(f"--{name.replace('_', '-')}: cannot be combined with {beside}")
 
 
 def check_job(job: "JobSource", *, load: bool, quiet: bool) -> None:

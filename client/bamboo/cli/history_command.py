@@ -145,9 +145,9 @@ async def _of_job(session: "Session", target: "Target", show: Callable[[str], in
 
 
 def _show(read: "Callable[[], list[Record]]", form: OutputFormat, every: bool, follow: bool, interval: float) -> int:
-    from bamboo.terminal.history_lines import first_json_line, json_line, line
+    from bamboo.terminal.history_lines import line
     from bamboo_core.history.merge import merged, newest
-    from bamboo_core.history.records import HistoryError
+    from bamboo_core.history.records import BEGINNING, HistoryError, to_line
     from bamboo_core.storage.bounded import StorageError
 
     shown: set[object] = set()
@@ -161,13 +161,15 @@ def _show(read: "Callable[[], list[Record]]", form: OutputFormat, every: bool, f
         if not every:
             records = newest(records)
         if not begun:
-            print(first_json_line(), flush=True)
+            print(BEGINNING.decode(), end="", flush=True)
             begun = True
         for record in records:
             key = _key(record)
             if key not in shown:
                 shown.add(key)
-                print(json_line(record) if form is OutputFormat.JSON else line(record), flush=True)
+                print(
+                    to_line(record).decode() if form is OutputFormat.JSON else f"{line(record)}\n", end="", flush=True
+                )
         if not follow:
             return EXIT_OK
         time.sleep(interval)

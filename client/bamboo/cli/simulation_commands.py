@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from bamboo.cli.dispatch import job_of, print_table, refuse_beside, usage
+from bamboo.cli.dispatch import job_of, print_table, usage
 from bamboo.cli.output_files import Written, check_output_file, check_plot
 from bamboo.jobs.options import PlanOptions, SimulateOptions
 from bamboo.terminal.output_format import Output, OutputFormat
@@ -18,9 +18,15 @@ from bamboo_core.option_groups import grouped
 from bamboo_core.storage.local_files import whole_file
 
 MADE_UP = ("preempt_rate", "seeds", "replace_rate", "pattern", "notice", "zones")  # flags of made-up nodes
-
-
 app = typer.Typer(rich_markup_mode=None)
+
+
+def _refuse_made_up(ctx: typer.Context) -> None:
+    """End the command if a flag of made-up nodes was given in addition to --trace."""
+    for name in MADE_UP:
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            usage(f"--{name.replace('_', '-')}: cannot be combined with --trace")
 
 
 @app.command()
@@ -48,7 +54,7 @@ def simulate(
     from bamboo.terminal.simulation_table import over_time_document, simulation_documents, simulation_table
 
     if options.trace:
-        refuse_beside(ctx, MADE_UP, "--trace")
+        _refuse_made_up(ctx)
     check_plot("--plot", plot)
     try:
         found = simulated(job_of(job), options, say=(lambda line: print(line, file=sys.stderr)) if events else None)
@@ -98,7 +104,7 @@ def plan(
     from bamboo.terminal.plan_table import document, plan_text
 
     if options.trace:
-        refuse_beside(ctx, MADE_UP, "--trace")
+        _refuse_made_up(ctx)
     try:
         report, warnings = planned(job_of(job), options)
     except InvalidRequest as error:

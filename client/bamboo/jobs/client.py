@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from bamboo import background
 from bamboo.job_source import JobSource
@@ -25,8 +25,6 @@ class Client:
 
     namespace, context, kubeconfig: as the flags of these names. Raises InvalidRequest, ClusterError.
     """
-
-    _closes_with_job: ClassVar[bool] = False  # the handle of a submitted job closes the connections
 
     def __init__(
         self, *, namespace: str | None = None, context: str | None = None, kubeconfig: str | None = None
@@ -91,7 +89,7 @@ class Client:
         with api_errors():
             api = self._opened()
             _, after = await operations.submit(api, job, self._given, apply=apply, force=force, dry_run=dry_run)
-        return JobHandle(ClusterJob(api, after, self._close if self._closes_with_job else None))
+        return JobHandle(ClusterJob(api, after))
 
     async def _job(self, name: str) -> JobHandle:
         with api_errors():
@@ -118,9 +116,3 @@ class Client:
     async def _views(self) -> list[JobView]:
         bodies = await self._opened().jobs(self._namespace)
         return sorted(map(view_of, bodies), key=lambda job: job.name)
-
-
-class OneJobClient(Client):
-    """A client for one submitted job, whose handle closes the connections."""
-
-    _closes_with_job = True

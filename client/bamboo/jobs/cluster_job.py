@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -48,9 +48,8 @@ def api_errors(name: str = "") -> Iterator[None]:
 class ClusterJob:
     """One job, identified by its uid. All methods are called in the loop."""
 
-    def __init__(self, api: KubeApi, job: JobView, close: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Create the handle. close: closes the connection, if it was opened for this job alone."""
-        self._api, self._job, self._close = api, job, close
+    def __init__(self, api: KubeApi, job: JobView) -> None:
+        self._api, self._job = api, job
         self._reader = JobReader(api, job.namespace, job.name, job.uid)
 
     @property
@@ -160,9 +159,7 @@ class ClusterJob:
         return self.checkpoint_place()
 
     async def close(self) -> None:
-        """Close a connection that was opened for this job alone; the job goes on."""
-        if self._close is not None:
-            await self._close()
+        """Do nothing: the job goes on, and its client has the connection."""
 
     async def _now(self) -> JobView:
         """Read the job. Raises JobInterrupted if it was deleted."""

@@ -220,9 +220,9 @@ class Job:
 
         The job goes on when this program ends. Raises ClusterError.
         """
-        from bamboo.jobs.client import OneJobClient  # slow to import
+        from bamboo.jobs.client import Client  # slow to import
 
-        client = OneJobClient(namespace=namespace, context=context, kubeconfig=kubeconfig)
+        client = Client(namespace=namespace, context=context, kubeconfig=kubeconfig)
         return client.submit(self, apply=apply, force=force)
 
     def __repr__(self) -> str:

@@ -14,13 +14,12 @@ from bamboo.profiles.files import shipped_names
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_zones import allowed_zones, wanted_zones
 from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE
-from bamboo.sizing.choice import Bounds, comparisons, odds, on_demand, reasons
+from bamboo.sizing.choice import Bounds, comparisons, no_plan, on_demand, reasons
 from bamboo.sizing.price_list import PriceError, PriceList, of_devices, read_prices, shipped_prices
-from bamboo.sizing.search import MOST_SIMULATED, SearchResult, search
+from bamboo.sizing.search import MOST_SIMULATED, search
 from bamboo.sizing.space import Limits
 from bamboo.sizing.trials.candidate import Candidate, as_the_job_is
 from bamboo.sizing.trials.world import MachineKind, Market, World, has_price, machine_of
-from bamboo.sizing.units import money_unit, time_unit
 from bamboo.terminal.plan_table import PlanReport
 from bamboo.terminal.run_progress import RunProgress
 from bamboo.terminal.time_flag import LONGEST_SECONDS
@@ -61,7 +60,7 @@ def planned(job: JobSource, wanted: PlanOptions) -> tuple[PlanReport, tuple[str,
     instead = comparisons(found.chosen, found.simulated) if found.chosen is not None else []
     if found.chosen is not None and (dear := on_demand(world, found.shortlist.estimated, found.chosen)) is not None:
         instead.append(dear)
-    why = _reasons(world, found, bounds)
+    why = no_plan(found.front, bounds) if found.chosen is None else reasons(world, found.chosen, bounds)
     return PlanReport(found=found, reasons=why, instead=tuple(instead), bounds=bounds, world=world), tuple(warnings)
 
 
@@ -83,11 +82,11 @@ def _world(job: JobSource, wanted: PlanOptions, warnings: list[str]) -> World:
         raise SimulationError("spec.training: only the data tell how many steps its epochs or tokens are; say --steps")
     machines = _machines(prices, wanted, job, warnings)
     market = _market(wanted, spec)
-    for machine in machines.values():
+    for name, machine in machines.items():
         if not has_price(machine, spec, market):
             listed_here = ", ".join(shipped_prices())
             raise SimulationError(
-                f"no price is known for {machine.name}; say it in a file for --prices ({listed_here} comes with Bamboo)"
+                f"no price is known for {name}; say it in a file for --prices ({listed_here} comes with Bamboo)"
             )
     return World(
         spec=spec,
@@ -118,7 +117,7 @@ def _machines(
         assert wanted.profile is not None
         profiles, doubts = read_profiles(job, [wanted.profile])
         warnings += doubts
-        return {one.name: machine_of(one.name, one, None) for one in profiles.values()}
+        return {one.name: machine_of(one, None) for one in profiles.values()}
     paths = {}
     for name, price in prices.machines.items():
         if (path := price.profile or wanted.profile) is None:
@@ -127,7 +126,7 @@ def _machines(
         paths[name] = path
     profiles, doubts = read_profiles(job, dict.fromkeys(paths.values()))
     warnings += doubts
-    return {name: machine_of(name, profiles[path], prices.machines[name]) for name, path in paths.items()}
+    return {name: machine_of(profiles[path], prices.machines[name]) for name, path in paths.items()}
 
 
 def _market(wanted: PlanOptions, spec: JobSpec) -> Market:
@@ -187,28 +186,6 @@ def _like(limits: Limits, job: Candidate) -> Candidate:
     if limits.standby and job.standby not in limits.standby:
         return replace(job, standby=limits.standby[0])
     return job
-
-
-def _reasons(world: World, found: SearchResult, bounds: Bounds) -> tuple[str, ...]:
-    """Return sentences on why the plan is recommended; or why none is."""
-    chosen, front = found.chosen, found.front
-    if chosen is not None:
-        several = len(world.market.zones) > 1
-        why = [*reasons(chosen, bounds, several_zones=several, spread=world.spec.spread)]
-        made_up = world.market.generation
-        if made_up and made_up.pattern is not Pattern.ZONES and chosen.candidate.spread.packs:
-            why.append("With these made-up nodes no zone is ever lost as a whole; see what --pattern zones says.")
-        return tuple(why)
-    if not any(one.hours < float("inf") for one in front):
-        failed = next((outcome.failed for one in front for outcome in one.outcomes if outcome.failed), "")
-        return (f"no plan brings the job to its end in every run: {failed or 'there were too few nodes'}",)
-    fastest, cheapest = front[0], min(front, key=lambda one: one.sure("usd"))
-    hours, usd, least = fastest.sure("hours"), fastest.sure("usd"), cheapest.sure("usd")
-    return (
-        f"no plan keeps the bounds {odds(len(fastest.outcomes))}: the fastest takes up to"
-        f" {time_unit((hours,)).say(hours)} for {money_unit((usd,)).say(usd)}, the cheapest costs up to"
-        f" {money_unit((least,)).say(least)}",
-    )
 
 
 def _check(options: PlanOptions) -> None:

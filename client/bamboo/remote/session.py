@@ -74,11 +74,7 @@ class WaitTimedOut(RemoteError):
 
 
 async def until(
-    look: Callable[[], Awaitable[T]],
-    met: Callable[[T], object],
-    otherwise: Callable[[T], str],
-    seconds: float | None,
-    interval: float = LOOK_SECONDS,
+    look: Callable[[], Awaitable[T]], met: Callable[[T], object], otherwise: Callable[[T], str], seconds: float | None
 ) -> T:
     """Call `look` until its result meets a condition, and return it. seconds: None waits forever.
 
@@ -88,7 +84,7 @@ async def until(
     while not met(seen := await patiently(look)):
         if time.monotonic() > end:
             raise WaitTimedOut(otherwise(seen))
-        await asyncio.sleep(interval)
+        await asyncio.sleep(LOOK_SECONDS)
     return seen
 
 

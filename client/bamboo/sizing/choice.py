@@ -9,11 +9,15 @@ from bamboo.sizing.trials.candidate import Candidate
 from bamboo.sizing.trials.trial import Assessment
 from bamboo.sizing.trials.world import HOUR, World
 from bamboo.sizing.units import ReadableUnit, money_unit, time_unit
+from bamboo.traces.generate import Pattern
 from bamboo_core.job.placement_spec import SpreadPolicy, SpreadSpec
 from bamboo_core.text import count
 
 HUNDRED = 100  # runs, from which on a share of them may be claimed
-ONE_EACH = SpreadSpec()  # a worker on each node
+ALONE = (
+    "This is a job for one node: no other one has a copy of its state, so a loss takes it back to its newest"
+    " checkpoint, or to its beginning if it keeps none."
+)
 PLACES = {
     SpreadPolicy.INTERLEAVE: "neighbours in different zones",
     SpreadPolicy.ZONE_PER_PIPELINE: "each pipeline in one zone",
@@ -67,7 +71,7 @@ def choose(front: Sequence[Assessment], bounds: Bounds) -> Assessment | None:
     return min(kept, key=lambda one: bounds.rank(*one.point), default=None)
 
 
-def in_words(one: Candidate, several_zones: bool = True) -> str:
+def _in_words(one: Candidate, several_zones: bool) -> str:
     """Describe the candidate in one line, without its zones if there is only one."""
     grid = f"{count(one.stages, 'stage')} x {count(one.pipelines, 'pipeline')}"
     parts = [grid, f"microbatches of {one.micro_batch}"]
@@ -122,15 +126,29 @@ def _comparison(one: Assessment, label: str) -> Alternative:
     )
 
 
-def reasons(
-    chosen: Assessment, bounds: Bounds, *, several_zones: bool = True, spread: SpreadSpec = ONE_EACH
-) -> tuple[str, ...]:
-    """Return sentences on the recommendation: what it is, by which rule, from how many runs; a warning for one node.
+def reasons(world: World, chosen: Assessment, bounds: Bounds) -> tuple[str, ...]:
+    """Return sentences on the recommendation: what it is, by which rule, from how many runs; then warnings."""
+    made_up, candidate, spread = world.market.generation, chosen.candidate, world.spec.spread
+    sentences = [_what(chosen, len(world.market.zones) > 1, spread), _rule(chosen, bounds), _sure(chosen)]
+    if spread.nodes(candidate.workers) == 1:
+        sentences.append(ALONE)
+    if made_up and made_up.pattern is not Pattern.ZONES and candidate.spread.packs:
+        sentences.append("With these made-up nodes no zone is ever lost as a whole; see what --pattern zones says.")
+    return tuple(sentences)
 
-    several_zones: whether to mention zones. spread: of the job, with the workers of a node.
-    """
-    sentences = (_what(chosen, several_zones, spread), _rule(chosen, bounds), _sure(chosen), _alone(chosen, spread))
-    return tuple(part for part in sentences if part)
+
+def no_plan(front: Sequence[Assessment], bounds: Bounds) -> tuple[str, ...]:
+    """Return a sentence on why no plan is recommended."""
+    if not any(one.hours < math.inf for one in front):
+        failed = next((outcome.failed for one in front for outcome in one.outcomes if outcome.failed), "")
+        return (f"no plan brings the job to its end in every run: {failed or 'there were too few nodes'}",)
+    fastest, cheapest = front[0], min(front, key=lambda one: one.sure("usd"))
+    hours, usd, least = fastest.sure("hours"), fastest.sure("usd"), cheapest.sure("usd")
+    return (
+        f"no plan keeps the bounds {odds(len(fastest.outcomes))}: the fastest takes up to"
+        f" {time_unit((hours,)).say(hours)} for {money_unit((usd,)).say(usd)}, the cheapest costs up to"
+        f" {money_unit((least,)).say(least)}",
+    )
 
 
 def amount(one: Assessment, name: str, unit: ReadableUnit) -> str:
@@ -154,7 +172,7 @@ def _what(chosen: Assessment, several_zones: bool, spread: SpreadSpec) -> str:
     one = chosen.candidate
     number = spread.nodes(one.workers)
     verb = "is" if number == 1 else "are"
-    nodes = f"{count(number, 'node')} of {one.machine} ({in_words(one, several_zones)})"
+    nodes = f"{count(number, 'node')} of {one.machine} ({_in_words(one, several_zones)})"
     return f"Recommended {verb} {nodes}: the job takes {_figure(chosen, 'hours')} and costs {_figure(chosen, 'usd')}."
 
 
@@ -169,16 +187,6 @@ def _rule(chosen: Assessment, bounds: Bounds) -> str:
         most = money_unit((bounds.budget,)).say(bounds.budget)
         return f"It is the fastest that costs at most {most} {sure}: at most {money}."
     return "Nothing else has a smaller product of time and cost; --deadline and --budget choose otherwise."
-
-
-def _alone(chosen: Assessment, spread: SpreadSpec) -> str:
-    """Return a warning for a job on a single node, where no other node can take over; else ""."""
-    if spread.nodes(chosen.candidate.workers) > 1:
-        return ""
-    return (
-        "This is a job for one node: no other one has a copy of its state, so a loss takes it back to its newest"
-        " checkpoint, or to its beginning if it keeps none."
-    )
 
 
 def _only_differs(one: Candidate, other: Candidate, name: str) -> bool:

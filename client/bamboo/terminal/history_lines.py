@@ -3,7 +3,7 @@
 import json
 from datetime import datetime
 
-from bamboo_core.history.records import BEGINNING, EvaluationRecord, Record, StepRecord, to_line
+from bamboo_core.history.records import EvaluationRecord, Record, StepRecord
 from bamboo_core.text import printable
 
 
@@ -35,15 +35,6 @@ def _step(record: StepRecord) -> str:
 def _evaluated(record: EvaluationRecord) -> str:
     text = ", ".join(f"evaluation {name} {_number(value)}" for name, value in sorted(record.metrics.items()))
     return f"{text}, attempt {record.attempt}" if record.attempt > 1 else text
-
-
-def first_json_line() -> str:
-    """Return the first line, which has the version of the format."""
-    return BEGINNING.decode().rstrip("\n")
-
-
-def json_line(record: Record) -> str:
-    return to_line(record).decode().rstrip("\n")
 
 
 def _number(value: float | None) -> str:

@@ -32,7 +32,6 @@ LEAST_SHARE: Final = 1e-6  # of time, that counts
 class MachineKind:
     """A kind of machine."""
 
-    name: str
     profile: ModelProfile  # with its prices in it
     # None if no price file names it; then those of the trace, the job's pools and the profile count
     price: MachinePrice | None = None
@@ -59,16 +58,11 @@ class Market:
         """Return the figures of the recording; None for generated nodes."""
         return summarize(self.recording) if self.recording is not None else None
 
-    @property
-    def _loss_rate(self) -> float:
-        """Return the losses of a node in an hour."""
-        if self.figures is not None:
-            return self.figures.removals_per_node_hour
-        return self.generation.removal if self.generation else 0.0
-
     def losses_per_hour(self, workers: int) -> float:
         """Return the approximate number of nodes lost in an hour by a job with `workers` nodes."""
-        return workers * self._loss_rate
+        if self.figures is not None:
+            return workers * self.figures.removals_per_node_hour
+        return workers * self.generation.removal if self.generation else 0.0
 
     def availability(self, workers: int, hours: float) -> tuple[tuple[float, int], ...]:
         """Return pairs of (share of the job's time, available nodes) for a job that wants `workers` nodes.
@@ -122,7 +116,7 @@ class World:
 
     spec: JobSpec
     document: Mapping[str, Any]
-    machines: Mapping[str, MachineKind]
+    machines: Mapping[str, MachineKind]  # by name
     market: Market
     hours: float  # after which runs are cut
     seeds: int  # at most, of one candidate
@@ -152,14 +146,10 @@ class World:
             return kind.profile.prices.on_demand
         return self.spec.spread.node_price(pool_price(self.spec.node_pools, Capacity.ON_DEMAND))
 
-    def seconds(self, candidate: Candidate) -> float:
-        """Return the virtual seconds of a candidate's runs: until its figures no longer depend on the start."""
+    def run(self, candidate: Candidate, seed: int) -> JobRun:
+        """Return the run of a candidate that the manifest's rules allow, until figures no longer depend on the start."""
         rate = self.market.losses_per_hour(candidate.workers)
-        return HOUR * min(self.hours, self.market.settled_hours + LOSSES / rate if rate else math.inf)
-
-    def run(self, candidate: Candidate, seed: int, seconds: float | None = None) -> JobRun:
-        """Return the run of a candidate that the manifest's rules allow. seconds: its length, if not the usual one."""
-        seconds = self.seconds(candidate) if seconds is None else seconds
+        seconds = HOUR * min(self.hours, self.market.settled_hours + LOSSES / rate if rate else math.inf)
         made = job_of(candidate, self.spec, self.document)
         assert made is not None
         spec, document = made
@@ -176,13 +166,13 @@ class World:
         )
 
 
-def machine_of(name: str, profile: ModelProfile, price: MachinePrice | None) -> MachineKind:
+def machine_of(profile: ModelProfile, price: MachinePrice | None) -> MachineKind:
     """Return the machine with the price file's prices in place of the profile's."""
     if price is not None:
         usual = profile.prices.on_demand if profile.prices else price.spot
         known = ProfilePrices(spot=price.spot, on_demand=usual if price.on_demand is None else price.on_demand)
         profile = msgspec.structs.replace(profile, prices=known)
-    return MachineKind(name=name, profile=profile, price=price)
+    return MachineKind(profile=profile, price=price)
 
 
 def has_price(machine: MachineKind, spec: JobSpec, market: Market) -> bool:
