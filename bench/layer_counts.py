@@ -14,7 +14,7 @@ import typer
 
 from _common import say, show
 from bamboo.local.trainer_calls.task_profile import counts_of
-from bamboo.profiles.analytic import TaskCounts, folded
+from bamboo.profiles.analytic import LayerCount, TaskCounts
 from bamboo.profiles.files import COUNTS
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.profile import ProfiledTask
@@ -45,7 +45,7 @@ def run(only: Annotated[str | None, typer.Option(help=f"One of {', '.join(CONFIG
 
 
 def counted(name: str, called: str, precision: str) -> TaskCounts:
-    """Return the counts of a model. Equal blocks are counted once."""
+    """Return the counts of a model. Equal blocks are counted once, and equal neighbouring layers become one."""
     model, config = CONFIGS[name]
     blocks = BLOCKS.get(name)
     samples = microbatch(WORKLOADS[name])
@@ -56,7 +56,13 @@ def counted(name: str, called: str, precision: str) -> TaskCounts:
     if blocks is not None:
         layers[1] = replace(layers[1], times=blocks)
     task = ProfiledTask(entrypoint=f"bamboo_trainer.models.{model}:build", config=config, precision=precision)
-    return replace(found, name=called, layers=folded(tuple(layers)), task=task)
+    kept: list[LayerCount] = []
+    for layer in layers:
+        if kept and replace(kept[-1], times=layer.times) == layer:
+            kept[-1] = replace(layer, times=kept[-1].times + layer.times)
+        else:
+            kept.append(layer)
+    return replace(found, name=called, layers=tuple(kept), task=task)
 
 
 def _manifest(model: str, config: dict[str, Any], samples: int, precision: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from bamboo.profiles.analytic import LayerCount, TaskCounts, analytic_profile, folded, operation_seconds
+from bamboo.profiles.analytic import LayerCount, TaskCounts, analytic_profile, operation_seconds
 from bamboo.profiles.devices import device_table
 from bamboo.profiles.files import counted_names, read_profile, shipped_names
 from bamboo_core.planning.profile import ModelProfile, ProfiledTask, ProfileError, parse_profile, to_json
@@ -52,11 +52,6 @@ def test_layers_have_the_counted_bytes_and_computed_seconds() -> None:
     assert parse_profile("x", to_json(found)) == found, "it is a profile like any other"
     assert "layers.seconds" in found.estimated
     assert "arXiv 2402.13499" in found.sources["layers.seconds"].text
-
-
-def test_equal_layers_behind_each_other_are_one() -> None:
-    other = msgspec.structs.replace(LAYER, boundary=8)
-    assert [one.times for one in folded((LAYER, LAYER, other, LAYER))] == [2, 1, 1]
 
 
 @pytest.mark.parametrize("model", counted_names())

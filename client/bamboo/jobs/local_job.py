@@ -200,16 +200,9 @@ class LocalJob:
         if self._progress.state != SUSPENDED:
             raise InvalidRequest(f"{self.name} is not suspended ({self._progress.state})")
         self._options = replace(self._options, preempt=Schedule(), trace=None, profile=None)
-        before = self._before = self._progress
-        self._known = JobProgress(
-            name=self.name,
-            state=STARTING,
-            step=before.step,
-            steps=before.steps,
-            preemptions=before.preemptions,
-            takeovers=before.takeovers,
-            lost_samples=before.lost_samples,
-        )
+        self._before = self._progress
+        idle = {"grid": (), "workers": 0, "samples_per_second": None, "eta_seconds": None}
+        self._known = replace(self._before, state=STARTING, message="", **idle)
         self.start()
 
     def history_place(self) -> str:

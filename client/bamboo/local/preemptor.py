@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from bamboo.local.scheduling import Preemption, Schedule, due, leaves_none, room_at, steps_of, victim
+from bamboo.local.scheduling import Preemption, Schedule, due, room_at, steps_of, victim
 from bamboo_core.coordinator.events import Status
 from bamboo_core.planning.plan import WorkerId
 
@@ -65,7 +65,8 @@ class Preemptor:
 
     def leaves_none(self, recorded: float) -> bool:
         """Return whether the recording has no node left at this second and for ever after."""
-        return leaves_none(self._schedule, recorded)
+        last = self._schedule.rooms[-1:]
+        return any(room.at <= recorded and not room.nodes for room in last)
 
     def begins(self, worker: WorkerId, step: int) -> None:
         """Record that the worker is about to begin its next forward or backward of a step."""

@@ -249,11 +249,6 @@ def room_at(schedule: Schedule, now: float) -> Room | None:
     return next((room for room in reversed(schedule.rooms) if room.at <= now), None)
 
 
-def leaves_none(schedule: Schedule, now: float) -> bool:
-    """Return whether the recording is over at this second, with no node left."""
-    return bool(schedule.rooms) and schedule.rooms[-1].at <= now and not schedule.rooms[-1].nodes
-
-
 def _recorded(text: str) -> tuple[Trace, float]:
     """Parse FILE[:SPEEDUP]: return the recording and its speed of playing."""
     path, speedup = text, 1.0

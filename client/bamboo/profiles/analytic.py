@@ -46,17 +46,6 @@ class TaskCounts(msgspec.Struct, frozen=True, kw_only=True):
     source: str  # who counted, and what
 
 
-def folded(layers: tuple[LayerCount, ...]) -> tuple[LayerCount, ...]:
-    """Return the counts with equal neighbouring layers combined into one."""
-    found: list[LayerCount] = []
-    for layer in layers:
-        if found and msgspec.structs.replace(found[-1], times=layer.times) == layer:
-            found[-1] = msgspec.structs.replace(layer, times=found[-1].times + layer.times)
-        else:
-            found.append(layer)
-    return tuple(found)
-
-
 def analytic_profile(counts: TaskCounts, name: str) -> ModelProfile:
     """Return the profile of counted layers on a device. name: of the device. Raises ProfileError for an unknown one."""
     table = device_table()

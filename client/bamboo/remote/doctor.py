@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from typing import Final, TypeVar
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from bamboo.remote.checks import ClusterFacts, Finding, Object, Severity, Unreadable, installation, job
 from bamboo.remote.operator_pods import arguments, operator_for, operator_pods
 from bamboo.remote.session import Session, Target, names_file
 from bamboo.terminal.output_format import OutputFormat
+from bamboo.terminal.tables import plain_table
 from bamboo_core.job.fields import ManifestError
 from bamboo_core.job.manifest import parse_manifest, parse_source
 from bamboo_core.job.spec import JobSpec
@@ -129,9 +129,7 @@ def diagnosis(facts: ClusterFacts, now: datetime) -> tuple[Finding, ...]:
 
 def rendered(findings: Sequence[Finding]) -> RenderableType:
     """Return a table of the findings, each with its advice below it, and the number of problems and warnings."""
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
+    table = plain_table("", "", header=False)
     table.add_column(overflow="fold")
     for one in findings:
         text = Text(one.message)

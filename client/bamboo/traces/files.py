@@ -231,14 +231,5 @@ def _decoded(decoder: msgspec.json.Decoder[T], path: str, number: int, line: str
 
 
 def _numbered_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (number from 1, line without its end). A carriage return ends a line only in a text without newlines."""
-    if "\n" not in text:
-        yield from enumerate(text.splitlines(), start=1)
-        return
-    number, start = 0, 0
-    while start < len(text):
-        end = text.find("\n", start)
-        end = len(text) if end < 0 else end
-        number += 1
-        yield number, text[start:end].rstrip("\r")
-        start = end + 1
+    """Return (number from 1, line without its end) of each line, for the line ends of any system."""
+    return enumerate((line.rstrip("\n") for line in io.StringIO(text, newline=None)), start=1)

@@ -8,7 +8,7 @@ import msgspec
 
 from bamboo.job_source import JobSource
 from bamboo.local.trainer_calls.trainer_process import TrainerError, ask_trainer
-from bamboo.profiles.analytic import LayerCount, TaskCounts, folded
+from bamboo.profiles.analytic import LayerCount, TaskCounts
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import HEARTBEAT_TIMEOUT_SECONDS
 from bamboo_core.planning.profile import (
@@ -37,21 +37,21 @@ def measure_task(job: JobSource, repeats: int, seconds: float) -> ModelProfile:
     repeats: microbatches whose median counts, and as many again while that is not steady; seconds: limit for that.
     Raises ProfileError.
     """
-    arguments = {"manifest": job.document, "repeats": repeats, "seconds": seconds}
-    try:
-        answer = ask_trainer(PROFILE, arguments, job.folders, failed="the task could not be measured")
-    except TrainerError as error:
-        raise ProfileError(str(error)) from None
+    answer = _answer(PROFILE, job, "the task could not be measured", repeats=repeats, seconds=seconds)
     return profile_of(job.spec, answer, repeats)
 
 
 def count_task(job: JobSource) -> TaskCounts:
     """Return the counts of a task's layers. Raises ProfileError."""
+    return counts_of(job.spec, _answer(COUNT, job, "the layers could not be counted"))
+
+
+def _answer(function: str, job: JobSource, failed: str, **arguments: float) -> dict[str, Any]:
+    """Return the trainer's answer about a job's task. Raises ProfileError."""
     try:
-        answer = ask_trainer(COUNT, {"manifest": job.document}, job.folders, failed="the layers could not be counted")
+        return ask_trainer(function, {"manifest": job.document, **arguments}, job.folders, failed=failed)
     except TrainerError as error:
         raise ProfileError(str(error)) from None
-    return counts_of(job.spec, answer)
 
 
 def task_of(spec: JobSpec) -> ProfiledTask:
@@ -72,7 +72,7 @@ def counts_of(spec: JobSpec, answer: dict[str, Any]) -> TaskCounts:
     return TaskCounts(
         name=spec.name,
         samples=spec.training.micro_batch_size,
-        layers=folded(msgspec.convert(answer["layers"], tuple[LayerCount, ...])),
+        layers=msgspec.convert(answer["layers"], tuple[LayerCount, ...]),
         task=task_of(spec),
         source="counted from the layers with torch's counter, on tensors without data where that is possible",
     )

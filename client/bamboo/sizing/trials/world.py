@@ -147,7 +147,7 @@ class World:
         return self.spec.spread.node_price(pool_price(self.spec.node_pools, Capacity.ON_DEMAND))
 
     def run(self, candidate: Candidate, seed: int) -> JobRun:
-        """Return the run of a candidate that the manifest's rules allow, until figures no longer depend on the start."""
+        """Return the run of a candidate that the rules allow, until its figures no longer depend on the start."""
         rate = self.market.losses_per_hour(candidate.workers)
         seconds = HOUR * min(self.hours, self.market.settled_hours + LOSSES / rate if rate else math.inf)
         made = job_of(candidate, self.spec, self.document)
