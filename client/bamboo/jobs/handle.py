@@ -1,7 +1,6 @@
 """The handle of a started job, here or on a cluster: its progress, history, checkpoints and weights."""
 
 import importlib
-import json
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,7 +12,7 @@ from bamboo import background
 from bamboo.jobs.errors import BambooError, InvalidRequest, NotInTime
 from bamboo.jobs.notebook import handle_html
 from bamboo.jobs.results import HistoryRows, JobProgress, Occurrence
-from bamboo.local.trainer_calls.trainer_process import TrainerError, arguments_of, missing_packages, run_silently
+from bamboo.local.trainer_calls.trainer_process import TrainerError, ask_trainer, missing_packages
 from bamboo_core.checkpoint.selection import ListedState, newest_first
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.history.files import find
@@ -40,7 +39,7 @@ class StoredCheckpoint:
     reason: str = ""
 
 
-EXPORTER: Final = "bamboo_trainer.checkpoint"
+EXPORT: Final = "bamboo_trainer.checkpoint.export:export_state"
 ExportFormat = Literal["safetensors", "huggingface", "peft"]
 PRINT_SECONDS = 2.0  # at least, between lines of progress
 NewEvents = Callable[[], Coroutine[Any, Any, list[Occurrence]]]
@@ -175,10 +174,9 @@ class JobHandle:
         """Write the trained weights, or with step that step's checkpoint, as one state dict: `bamboo export`."""
         job, output = self._job, Path(path)
         url = job.checkpoint_place() if step is not None else job.weights_place()  # only a checkpoint has that step
-        config = json.dumps(job.task_config())
-        options = arguments_of(format=format, output=output, task_config=config, quiet=True, step=step, force=force)
+        wanted = {"url": url, "step": step, "form": format, "output": str(output.absolute()), "force": force}
         try:
-            run_silently(EXPORTER, [*options, "--", url], "an export")
+            ask_trainer(EXPORT, {**wanted, "task_config": job.task_config()}, (), failed="nothing was exported")
         except TrainerError as error:
             raise BambooError(str(error)) from None
         return output
