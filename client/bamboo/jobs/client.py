@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from bamboo import background
 from bamboo.job_source import JobSource
-from bamboo.jobs.cluster_job import ClusterJob, api_errors
-from bamboo.jobs.handle import JobHandle
+from bamboo.jobs.cluster_job import ClusterJob
+from bamboo.jobs.handle import JobHandle, call
 from bamboo.jobs.results import JobProgress, progress_of
 from bamboo.remote import operations
 from bamboo.remote.session import patiently, way_to
@@ -29,8 +29,7 @@ class Client:
     def __init__(
         self, *, namespace: str | None = None, context: str | None = None, kubeconfig: str | None = None
     ) -> None:
-        with api_errors():
-            self._access = background.call(way_to(namespace, context, kubeconfig))
+        self._access = call(way_to(namespace, context, kubeconfig))
         self._given, self._namespace = namespace, namespace or self._access.namespace
         self._api: KubeApi | None = None  # made in the background loop, at the first request
 
@@ -42,19 +41,19 @@ class Client:
         """Create the job on the cluster; with apply, or merge it into the existing one, with force also over other
         owners' fields. dry_run: only have the API server check it.
         """
-        return background.call(self._submit(job.source, apply=apply, force=force, dry_run=dry_run))
+        return call(self._submit(job.source, apply=apply, force=force, dry_run=dry_run))
 
     def job(self, name: str) -> JobHandle:
         """Return the job of that name. Raises ClusterError if there is none."""
-        return background.call(self._job(name))
+        return call(self._job(name))
 
     def jobs(self) -> list[JobHandle]:
         """Return all jobs of the namespace, by name."""
-        return background.call(self._jobs())
+        return call(self._jobs())
 
     def close(self) -> None:
         """Close the connections; jobs go on."""
-        background.call(self._close())
+        call(self._close())
 
     def __enter__(self) -> "Client":
         return self
@@ -68,7 +67,7 @@ class Client:
         """Yield the progress of each job, now and at each change, forever."""
         shown: dict[str, JobProgress] = {}
         while True:
-            yield from background.call(self._changes(shown))
+            yield from call(self._changes(shown))
 
     # in the background loop
 
@@ -86,26 +85,22 @@ class Client:
             await api.close()
 
     async def _submit(self, job: JobSource, *, apply: bool, force: bool, dry_run: bool) -> JobHandle:
-        with api_errors():
-            api = self._opened()
-            _, after = await operations.submit(api, job, self._given, apply=apply, force=force, dry_run=dry_run)
+        api = self._opened()
+        _, after = await operations.submit(api, job, self._given, apply=apply, force=force, dry_run=dry_run)
         return JobHandle(ClusterJob(api, after))
 
     async def _job(self, name: str) -> JobHandle:
-        with api_errors():
-            api = self._opened()
-            return JobHandle(ClusterJob(api, view_of(await api.job(self._namespace, name))))
+        api = self._opened()
+        return JobHandle(ClusterJob(api, view_of(await api.job(self._namespace, name))))
 
     async def _jobs(self) -> list[JobHandle]:
-        with api_errors():
-            api = self._opened()
-            return [JobHandle(ClusterJob(api, job)) for job in await self._views()]
+        api = self._opened()
+        return [JobHandle(ClusterJob(api, job)) for job in await self._views()]
 
     async def _changes(self, shown: dict[str, JobProgress]) -> list[JobProgress]:
         """Wait until a job's progress differs from `shown`; return what differs. shown: by uid; it is updated."""
         while True:
-            with api_errors():
-                now = {job.uid: progress_of(job) for job in await patiently(self._views)}
+            now = {job.uid: progress_of(job) for job in await patiently(self._views)}
             new = [progress for uid, progress in now.items() if shown.get(uid) != progress]
             shown.clear()
             shown |= now

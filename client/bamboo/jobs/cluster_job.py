@@ -2,51 +2,29 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
-from bamboo.jobs.errors import (
-    ClusterError,
-    InvalidRequest,
-    JobError,
-    JobFailed,
-    JobInterrupted,
-    JobUnrecoverable,
-    NotInTime,
-)
+from bamboo.jobs.errors import InvalidRequest, JobError, JobFailed, JobUnrecoverable
 from bamboo.jobs.results import JobProgress, Occurrence, progress_of
 from bamboo.remote import operations
-from bamboo.remote.job_reader import JobDeleted, JobReader
-from bamboo.remote.session import WaitTimedOut, patiently
+from bamboo.remote.job_reader import JobReader
+from bamboo.remote.session import patiently
 from bamboo.remote.victims import VictimChoice, victim
 from bamboo.remote.watch import INTERVAL_SECONDS
 from bamboo.terminal.snapshot import JobSnapshot, UnseenEvents
 from bamboo_core.kube.api import KubeApi
-from bamboo_core.kube.errors import RemoteError, UsageError
 from bamboo_core.names import EXIT_OK, EXIT_UNRECOVERABLE
 from bamboo_core.view.job_view import JobView
 
 GONE_SECONDS: Final = 600.0  # for workers to end, after a checkpoint
 
 
-@contextmanager
-def api_errors(name: str = "") -> Iterator[None]:
-    """Convert errors of API server, kubeconfig and connection into those of the Python API. name: of the job."""
-    try:
-        yield
-    except JobDeleted:
-        raise JobInterrupted(name, "Deleted", "the job was deleted") from None
-    except WaitTimedOut as error:
-        raise NotInTime(str(error)) from None
-    except UsageError as error:
-        raise InvalidRequest(str(error)) from None
-    except RemoteError as error:
-        raise ClusterError(str(error)) from None
-
-
 class ClusterJob:
-    """One job, identified by its uid. All methods are called in the loop."""
+    """One job, identified by its uid. All methods are called in the loop.
+
+    They raise RemoteError for errors of API server and connection, which `call` converts.
+    """
 
     def __init__(self, api: KubeApi, job: JobView) -> None:
         self._api, self._job = api, job
@@ -82,9 +60,8 @@ class ClusterJob:
         await asyncio.sleep(INTERVAL_SECONDS)
 
     async def snapshot(self, *, pod_events: bool = False) -> JobSnapshot:
-        """Return the job with its workers and events. Raises JobInterrupted if it was deleted."""
-        with api_errors(self.name):
-            return await patiently(lambda: self._reader.snapshot(pod_events=pod_events))
+        """Return the job with its workers and events. Raises JobDeleted."""
+        return await patiently(lambda: self._reader.snapshot(pod_events=pod_events))
 
     async def wait(self, seconds: float | None) -> JobProgress:
         """Wait until the job is complete, even if it is suspended meanwhile."""
@@ -103,28 +80,24 @@ class ClusterJob:
         """Delete the pod of a worker, or of one that trains, with or without a grace period."""
         choice = VictimChoice(worker=worker, random=worker is None)
         snapshot = await self.snapshot()
-        with api_errors():
-            chosen = victim(snapshot.job, snapshot.workers, choice, random.SystemRandom().choice)
-            await operations.take_away(self._api, snapshot.job, chosen, notice=notice)
+        chosen = victim(snapshot.job, snapshot.workers, choice, random.SystemRandom().choice)
+        await operations.take_away(self._api, snapshot.job, chosen, notice=notice)
 
     async def scale(self, workers: int) -> None:
         """Change the number of workers. Raises InvalidRequest if the job's grid is fixed."""
         if self._job.spec.elastic is None:
             raise InvalidRequest(f"{self._job.name} cannot be scaled: without spec.elastic its grid is fixed")
-        with api_errors():
-            await operations.change_spec(self._api, self._job, {"elastic": {"maxWorkers": workers}})
+        await operations.change_spec(self._api, self._job, {"elastic": {"maxWorkers": workers}})
 
     async def suspend(self) -> None:
         """Suspend the job and wait until its workers are gone. Raises InvalidRequest if it is over, or ends first."""
         self._check_not_over(await self._now(), "suspended")
-        with api_errors():
-            await operations.change_spec(self._api, self._job, {"suspend": True})
+        await operations.change_spec(self._api, self._job, {"suspend": True})
         job = await self._until(
             lambda job: job.status.holds("Suspended") or job.status.ended is not None, "was not suspended", GONE_SECONDS
         )
         self._check_not_over(job, "suspended")
-        with api_errors():
-            await operations.until_no_pods(self._api, job, GONE_SECONDS)
+        await operations.until_no_pods(self._api, job, GONE_SECONDS)
 
     async def resume(self) -> None:
         """Resume the job. Raises InvalidRequest if it is over, or the operator keeps it suspended."""
@@ -132,18 +105,15 @@ class ClusterJob:
         self._check_not_over(job, "resumed")
         if job.held_back:
             raise InvalidRequest(f"{job.name} cannot be resumed: {job.held_back}")
-        with api_errors():
-            await operations.change_spec(self._api, self._job, {"suspend": False})
+        await operations.change_spec(self._api, self._job, {"suspend": False})
 
     async def stop(self) -> None:
         """Delete the job, and wait until its workers are gone."""
-        with api_errors():
-            await self._api.delete_job(self._job.namespace, self._job.name, self._job.uid)
-            await operations.until_no_pods(self._api, self._job, GONE_SECONDS)
+        await self._api.delete_job(self._job.namespace, self._job.name, self._job.uid)
+        await operations.until_no_pods(self._api, self._job, GONE_SECONDS)
 
     def history_place(self) -> str:
-        with api_errors():
-            return operations.history_place(self._job)
+        return operations.history_place(self._job)
 
     def checkpoint_place(self) -> str:
         checkpoint = self._job.spec.checkpoint
@@ -162,9 +132,8 @@ class ClusterJob:
         """Do nothing: the job goes on, and its client has the connection."""
 
     async def _now(self) -> JobView:
-        """Read the job. Raises JobInterrupted if it was deleted."""
-        with api_errors(self.name):
-            self._job = await patiently(self._reader.job)
+        """Read the job. Raises JobDeleted."""
+        self._job = await patiently(self._reader.job)
         return self._job
 
     def _check_not_over(self, job: JobView, what: str) -> None:
@@ -172,7 +141,6 @@ class ClusterJob:
             raise InvalidRequest(f"{job.name} is over ({job.status.state}); it cannot be {what}")
 
     async def _until(self, met: Callable[[JobView], object], what: str, seconds: float | None) -> JobView:
-        """Wait until the job meets a condition, and return it. Raises NotInTime."""
-        with api_errors(self.name):
-            self._job = await operations.until_so(self._reader, met, what, seconds)
+        """Wait until the job meets a condition, and return it. Raises WaitTimedOut, JobDeleted."""
+        self._job = await operations.until_so(self._reader, met, what, seconds)
         return self._job

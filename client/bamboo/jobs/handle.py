@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from bamboo import background
-from bamboo.jobs.errors import BambooError, InvalidRequest, NotInTime
+from bamboo.jobs.errors import BambooError, ClusterError, InvalidRequest, JobInterrupted, NotInTime
 from bamboo.jobs.notebook import handle_html
 from bamboo.jobs.results import HistoryRows, JobProgress, Occurrence
 from bamboo.local.trainer_calls.trainer_process import TrainerError, ask_trainer, missing_packages
@@ -17,6 +17,7 @@ from bamboo_core.checkpoint.selection import ListedState, newest_first
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.history.files import find
 from bamboo_core.history.records import HistoryError
+from bamboo_core.kube.errors import RemoteError, UsageError
 from bamboo_core.storage.bounded import StorageError
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class StoredCheckpoint:
 EXPORT: Final = "bamboo_trainer.checkpoint.export:export_state"
 ExportFormat = Literal["safetensors", "huggingface", "peft"]
 PRINT_SECONDS = 2.0  # at least, between lines of progress
+T = TypeVar("T")
 NewEvents = Callable[[], Coroutine[Any, Any, list[Occurrence]]]
 
 
@@ -53,6 +55,24 @@ async def _news(job: "ClusterJob | LocalJob", new: NewEvents, *, follow: bool) -
         if over or events:
             return over, events
         await job.moment()
+
+
+def call(work: Coroutine[Any, Any, T], job: str = "") -> T:
+    """Run work in the background loop; return its result. job: its name.
+
+    Raises the work's BambooError, or one for an error of API server, kubeconfig or connection.
+    """
+    try:
+        return background.call(work)
+    except UsageError as error:
+        raise InvalidRequest(str(error)) from None
+    except RemoteError as error:
+        from bamboo.remote.job_reader import JobDeleted  # slow to import, and imported already where it is raised
+        from bamboo.remote.session import WaitTimedOut
+
+        if isinstance(error, JobDeleted):
+            raise JobInterrupted(job, "Deleted", "the job was deleted") from None
+        raise (NotInTime if isinstance(error, WaitTimedOut) else ClusterError)(str(error)) from None
 
 
 class JobHandle:
@@ -68,23 +88,27 @@ class JobHandle:
     def name(self) -> str:
         return self._job.name
 
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        return call(work, self.name)
+
     @property
     def progress(self) -> JobProgress:
         """The job's present progress."""
-        return background.call(self._job.progress())
+        return self._do(self._job.progress())
 
     def events(self, *, follow: bool = False) -> Iterator[Occurrence]:
         """Yield the job's events, oldest first; with follow also new ones until it is over."""
         new, over = self._job.feed(), False
         while not over:
-            over, events = background.call(_news(self._job, new, follow=follow))
+            over, events = self._do(_news(self._job, new, follow=follow))
             yield from events
 
     def history(self) -> HistoryRows:
         """Return the losses, evaluations and events of all steps. Raises InvalidRequest if there are none yet."""
-        place = self._job.history_place()
         try:
-            return HistoryRows(find(place).read_all())
+            return HistoryRows(find(self._job.history_place()).read_all())
+        except UsageError as error:
+            raise InvalidRequest(str(error)) from None
         except (HistoryError, StorageError, ValueError) as error:
             raise InvalidRequest(f"{self.name}: {error}") from None
 
@@ -95,9 +119,9 @@ class JobHandle:
         Ctrl-C ends a local job, after its state is saved; for a job on a cluster it ends only the wait.
         """
         try:
-            return background.call(self._job.wait(timeout))
+            return self._do(self._job.wait(timeout))
         except KeyboardInterrupt:
-            background.call(self._job.interrupted())
+            self._do(self._job.interrupted())
             raise
 
     def watch(self) -> JobProgress:
@@ -112,7 +136,7 @@ class JobHandle:
             except BambooError as error:
                 failure = error
             try:
-                for event in background.call(new()):
+                for event in self._do(new()):
                     print(event, flush=True)
             except BambooError:
                 if failure is None:
@@ -128,23 +152,23 @@ class JobHandle:
 
     def preempt(self, worker: str | None = None, *, notice: bool = False) -> None:
         """Take a worker away, as a cloud would, to see the job survive. worker: None for one that trains."""
-        background.call(self._job.preempt(worker, notice=notice))
+        self._do(self._job.preempt(worker, notice=notice))
 
     def scale(self, workers: int) -> None:
         """Change how many workers may run stages (elastic.maxWorkers)."""
-        background.call(self._job.scale(workers))
+        self._do(self._job.scale(workers))
 
     def suspend(self) -> None:
         """Save the job's state in a checkpoint, stop its workers, and wait until they are gone."""
-        background.call(self._job.suspend())
+        self._do(self._job.suspend())
 
     def resume(self) -> None:
         """Resume a suspended job."""
-        background.call(self._job.resume())
+        self._do(self._job.resume())
 
     def stop(self) -> None:
         """End the job and wait for its end; a job with checkpoints writes a last one."""
-        background.call(self._job.stop())
+        self._do(self._job.stop())
 
     def checkpoints(self) -> list[StoredCheckpoint]:
         """Return the job's checkpoints, newest first. Raises InvalidRequest if their store cannot be read."""
@@ -187,7 +211,7 @@ class JobHandle:
 
     def close(self) -> None:
         """Stop a local job and remove its temporary output; a job on a cluster goes on."""
-        background.call(self._job.close())
+        self._do(self._job.close())
 
     def __enter__(self) -> "JobHandle":
         return self

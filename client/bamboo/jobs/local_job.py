@@ -201,8 +201,9 @@ class LocalJob:
             raise InvalidRequest(f"{self.name} is not suspended ({self._progress.state})")
         self._options = replace(self._options, preempt=Schedule(), trace=None, profile=None)
         self._before = self._progress
-        idle = {"grid": (), "workers": 0, "samples_per_second": None, "eta_seconds": None}
-        self._known = replace(self._before, state=STARTING, message="", **idle)
+        self._known = replace(
+            self._before, state=STARTING, message="", grid=(), workers=0, samples_per_second=None, eta_seconds=None
+        )
         self.start()
 
     def history_place(self) -> str:
