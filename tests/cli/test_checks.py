@@ -1,6 +1,7 @@
 """Findings about the CRD, the operator, the caller's rights, quotas, a job's queue, and nodes."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,17 +25,10 @@ NONE_FITS = ["warning pool spot: no node that is ready now fits a worker"]
 DENIED = Unreadable("permission denied: nodes is forbidden")
 
 
-def crd_without(field: str) -> dict[str, Any]:
+def crd(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """Return the CRD with changed fields of the spec."""
     changed = copy.deepcopy(dict(WELL.crd or {}))  # type: ignore[arg-type]
-    properties = changed["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
-    del properties["topology"]["properties"][field]
-    return changed
-
-
-def crd_with(field: str) -> dict[str, Any]:
-    changed = copy.deepcopy(dict(WELL.crd or {}))  # type: ignore[arg-type]
-    schema = changed["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    schema["properties"]["spec"]["properties"][field] = {"type": "string"}
+    change(changed["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"])
     return changed
 
 
@@ -49,10 +43,13 @@ def test_nothing_is_said_against_a_cluster_on_which_all_is_well() -> None:
     [
         ({"crd": None}, "problem CRD: the cluster has no bamboojobs.bamboo.dev"),
         (
-            {"crd": crd_without("stages")},
+            {"crd": crd(lambda spec: spec["topology"]["properties"].pop("stages"))},
             "problem CRD: it is older than this bamboo and would drop spec.topology.stages",
         ),
-        ({"crd": crd_with("later")}, "warning CRD: it is newer than this bamboo, which does not know spec.later"),
+        (
+            {"crd": crd(lambda spec: spec.update(later={"type": "string"}))},
+            "warning CRD: it is newer than this bamboo, which does not know spec.later",
+        ),
         ({"operators": []}, "problem operator: no bamboo-operator was found"),
         (
             {"operators": [operator_pod(phase="Pending")]},

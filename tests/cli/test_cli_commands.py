@@ -103,6 +103,9 @@ def processes_with(setting: str) -> list[str]:
             "--trace: cannot write /no/such/file: there is no folder /no/such",
         ),
         (["run", "JOB", "--heartbeat-timeout", "0"], 2, "1.5"),
+        (["run", "JOB", "--no-page", "--page-port", "80"], 2, "--page-port and --no-page: expected at most one"),
+        (["profile", "JOB", "--output", "no/p.json"], 2, "--output: cannot write no/p.json: there is no folder no\n"),
+        (["history", "/no/such"], 2, "/no/such: there is nothing; expected the name of a job on the cluster, a manif"),
     ],
 )
 def test_the_command_line_says_what_is_wrong(tmp_path: Path, arguments: list[str], code: int, said: str) -> None:

@@ -3,12 +3,11 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from remote_command_kit import Fake, type_in
-from remote_kit import Asked, Json, condition, job, kubeconfig, server
+from remote_kit import Json, condition, job, kubeconfig, server
 
 BIN = Path(sys.executable).parent
 
@@ -54,15 +53,7 @@ PENDING = job(conditions=[condition("Running", False)], plan=None)
     ],
 )
 def test_what_is_refused_and_how(tmp_path: Path, body: Json, arguments: list[str], code: int, said: str) -> None:
-    fake = Fake(body)
-    if arguments[0] == "page":
-        fake.body["metadata"]["name"] = "story"
-
-        def none_running(asked: Asked, inner: Any = fake.__call__) -> tuple[int, Any]:
-            return (200, {"items": []}) if asked.path == "/api/v1/pods" else inner(asked)
-
-        fake = none_running  # type: ignore[assignment]
-    found, _, complained, asked = type_in(tmp_path, fake, *arguments)
+    found, _, complained, asked = type_in(tmp_path, Fake(body), *arguments)
     assert (found, said in complained) == (code, True), complained
     assert all(one.method == "GET" for one in asked), "something was changed"
 

@@ -33,10 +33,3 @@ def test_what_is_no_text_is_never_written_to_a_file_called_dash(words: list[str]
     done = CliRunner().invoke(app, words)
     assert (done.exit_code, done.stderr) == (2, f"bamboo: {flag} -: expected {expected}, not standard output\n")
     assert [path.name for path in Path().iterdir()] == [JOB]
-
-
-def test_what_cannot_be_written_is_said_before_a_job_is_measured() -> None:
-    Path(JOB).write_text(MINIMAL)
-    done = CliRunner().invoke(app, ["profile", JOB, "--output", "nowhere/profile.json"])
-    told = "bamboo: --output: cannot write nowhere/profile.json: there is no folder nowhere\n"
-    assert (done.exit_code, done.stderr) == (2, told)

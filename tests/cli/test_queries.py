@@ -49,13 +49,3 @@ def test_objects_come_as_the_server_has_them(tmp_path: Path) -> None:
     assert found["status"] == job()["status"]
     _, printed, _, _ = type_in(tmp_path, Fake(body), "list", "-o", "json")
     assert [item["metadata"]["name"] for item in json.loads(printed)["items"]] == ["story"]
-
-
-def test_who_may_not_look_at_pods_still_sees_the_job(tmp_path: Path) -> None:
-    fake = Fake(job(), forbidden=("/pods", "/events"))
-    code, printed, _, _ = type_in(tmp_path, fake, "status", "story")
-    assert code == 0
-    assert "step 100/1000" in printed
-    assert 'not shown: workers: permission denied: pods is forbidden: User "u" cannot list resource "pods"' in printed
-    code, _, complained, _ = type_in(tmp_path, fake, "logs", "story")
-    assert (code, 'cannot list resource "pods"' in complained) == (1, True)

@@ -2,8 +2,7 @@
 
 import asyncio
 import json
-import os
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -27,35 +26,6 @@ TINY = bamboojob(
 )
 
 
-async def test_what_goes_wrong_keeps_nothing_else_from_being_done(capsys: pytest.CaptureFixture[str]) -> None:
-    done: list[str] = []
-
-    async def fails() -> None:
-        raise ProcessLookupError
-
-    async def waits() -> None:
-        await asyncio.sleep(LONG)
-
-    async def gives() -> str:
-        return "text"
-
-    ending = Closing()
-    assert await ending.wait("while one failed", fails()) is None
-    assert await ending.wait("while one waited", waits(), 0.01) is None
-    assert await ending.wait("while one worked", gives()) == "text"
-    ending.do("while one was written", lambda: os.stat("/no/such/file"))
-    ending.do("while one was done", lambda: done.append("it"))
-    ending.tell()
-    ending.tell()
-    assert done == ["it"]
-    after = "; how the job ended does not depend on it"
-    assert capsys.readouterr().err.splitlines() == [
-        f"bamboo: while one failed: ProcessLookupError{after}",
-        f"bamboo: while one waited: no end within 0.01 s{after}",
-        f"bamboo: while one was written: [Errno 2] No such file or directory: '/no/such/file'{after}",
-    ]
-
-
 async def test_who_cancels_is_not_held_up() -> None:
     ending = Closing()
     waiting = asyncio.create_task(ending.wait("while one waited", asyncio.sleep(LONG)))
@@ -65,23 +35,14 @@ async def test_who_cancels_is_not_held_up() -> None:
         await waiting
 
 
-Method = Callable[..., Awaitable[Any]]
+async def then_fails(work: Coroutine[Any, Any, Any]) -> None:
+    await work
+    raise ProcessLookupError  # it has no text
 
 
-def then_fails(method: Method) -> Method:
-    async def failing(*arguments: Any) -> None:
-        await method(*arguments)
-        raise ProcessLookupError  # it has no text
-
-    return failing
-
-
-def then_hangs(method: Method) -> Method:
-    async def hanging(*arguments: Any) -> None:
-        await method(*arguments)
-        await asyncio.sleep(LONG)
-
-    return hanging
+async def then_hangs(work: Coroutine[Any, Any, Any]) -> None:
+    await work
+    await asyncio.sleep(LONG)
 
 
 def test_weights_that_cannot_be_written_fail_the_job_and_its_last_state_stays(
@@ -104,7 +65,7 @@ def test_a_complete_job_stays_complete_whatever_happens_while_it_closes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-    disturbed: Callable[[Method], Method],
+    disturbed: Callable[[Coroutine[Any, Any, Any]], Coroutine[Any, Any, None]],
     what: str,
 ) -> None:
     """All waits after the last step are disturbed in one run."""
@@ -114,7 +75,7 @@ def test_a_complete_job_stays_complete_whatever_happens_while_it_closes(
     wait = closing.Closing.wait
 
     async def wait_disturbed(ending: Closing, doing: str, work: Coroutine[Any, Any, Any], *seconds: float) -> Any:
-        return await wait(ending, doing, disturbed(lambda: work)(), *seconds)
+        return await wait(ending, doing, disturbed(work), *seconds)
 
     monkeypatch.setattr(closing.Closing, "wait", wait_disturbed)
 

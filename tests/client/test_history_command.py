@@ -1,8 +1,5 @@
 """`bamboo history`: output and refusals."""
 
-from typer.testing import CliRunner
-
-from bamboo.cli.commands import app
 from bamboo_core.history.files import HistoryFile, HistoryFiles
 from bamboo_core.history.records import to_lines
 from history_kit import evaluated, shown, step
@@ -34,12 +31,3 @@ def test_the_output_of_a_run_tells_its_history_wherever_its_checkpoints_are(kept
     assert len(shown(output).splitlines()) == 2
     (kept / "history.jsonl").write_bytes(to_lines([step(1)]))
     assert len(shown(kept).splitlines()) > 2, "a run that goes on writes into the folder"
-
-
-def test_what_is_not_there_is_told_with_all_that_could_be() -> None:
-    result = CliRunner().invoke(app, ["history", "/no/such/place"])
-    assert result.exit_code == 2
-    assert (
-        "/no/such/place: there is nothing; expected the name of a job on the cluster, a manifest, the folder"
-        in result.output
-    )

@@ -129,14 +129,6 @@ def test_the_status_page_fits_80_columns_and_says_everything() -> None:
         assert part in text, text
 
 
-def test_wide_grids_are_continued_below() -> None:
-    row = [f"story-w{n}" for n in range(30)]
-    text = on_a_terminal(picture.status(snapshot(job(plan=plan(row, row[::-1]))), THEN, 80))
-    for stage in (0, 7, 15, 29):
-        assert text.count(f"stage {stage} ") + text.count(f"stage {stage}\n") == 1
-    assert text.count("pipeline ┃") > 2
-
-
 @pytest.mark.parametrize("height", [10, 15, 20, 24, 40, 60])
 @pytest.mark.parametrize("count", [0, 5, 40])
 def test_the_live_picture_fits_the_terminal_as_far_as_it_can(height: int, count: int) -> None:

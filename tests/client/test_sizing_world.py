@@ -11,7 +11,6 @@ from bamboo.sizing.trials.world import Market, has_price, machine_of
 from bamboo.traces.generate import Generation
 from bamboo.traces.trace import Change, NodeChange, PriceChange, make_trace
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.job.spec import wanted_workers
 from bamboo_core.planning.profile import Prices
 from job_simulation_kit import HOUR, manifest, nodes
 from sizing_kit import layered, world
@@ -44,13 +43,6 @@ def test_recorded_nodes_are_as_many_as_there_were() -> None:
     recorded = nodes(2, (900.0, "remove", "n0"), duration=HOUR)
     assert sorted(Market(recording=recorded).availability(5, 1.0)) == [(0.25, 2), (0.75, 1)]
     assert sorted(Market(recording=recorded).availability(1, 1.0)) == [(0.25, 1), (0.75, 1)]
-
-
-def test_nodes_are_made_up_for_as_many_workers_as_the_job_wants_and_where_it_may_be() -> None:
-    spread = parse_manifest(manifest(2, 3, 6, standby={"workers": 1}))
-    assert len({c.node for c in MADE_UP.trace(spread, 1, 2, 10.0).changes if c.at == 0}) == wanted_workers(spread)
-    one = parse_manifest(manifest(2, 3, 6, spread={"policy": "SingleZone"}))
-    assert {c.zone for c in MADE_UP.trace(one, 1, 2, HOUR).changes} == {"a"}
 
 
 def test_a_price_file_comes_before_profile_and_pools_and_a_recording_before_it() -> None:

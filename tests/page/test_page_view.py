@@ -1,11 +1,7 @@
 """The page of a local run, from its start to its end."""
 
-from typing import Any
-
 import pytest
-from typer.testing import CliRunner
 
-from bamboo.cli.commands import app as command_line
 from bamboo.local.views.page_view import PageView
 from bamboo_core.coordinator.events import Emit, Outcome
 from bamboo_core.view.job_view import ShownState
@@ -33,14 +29,3 @@ async def test_the_view_of_a_run_from_its_start_to_its_end() -> None:
 @pytest.mark.parametrize("page", ["", "http://127.0.0.1:40429/#token=abc"])
 def test_the_live_view_names_the_page(page: str) -> None:
     assert (f"page: {page}" in drawn(said(), page=page, width=80)) is bool(page)
-
-
-def test_a_port_without_a_page_is_refused(tmp_path: Any) -> None:
-    path = tmp_path / "job.yaml"
-    path.write_text(
-        "{apiVersion: bamboo.dev/v1alpha1, kind: BambooJob, metadata: {name: t}, spec: {task: {entrypoint: 'm:b'},"
-        " topology: {stages: 2}, training: {steps: 1, globalBatchSize: 2, microBatchSize: 1}}}"
-    )
-    result = CliRunner().invoke(command_line, ["run", str(path), "--no-page", "--page-port", "80"])
-    assert result.exit_code == 2
-    assert "--page-port and --no-page: expected at most one of them" in result.output
