@@ -141,19 +141,6 @@ async def test_a_signal_reaches_a_worker_that_is_being_started(pool: Any) -> Non
     assert await asyncio.wait_for(exits.get(), SECONDS) == ("w0", -signal.SIGTERM)
 
 
-async def test_a_launcher_whose_owner_is_gone_ends_its_workers(tmp_path: Path, launchers: list[Process]) -> None:
-    exits: list[str] = []
-    pool = ForkServer(lambda worker, code: exits.append(worker), tmp_path / "log", imports=[__name__])
-    await pool.open("--bare")
-    start(pool, "w0", LONG)
-    await until(lambda: pool.pid("w0"))
-    assert launchers[0].stdin is not None
-    launchers[0].stdin.close()
-    await launchers[0].wait()
-    await pool.close()
-    assert exits == ["w0"]
-
-
 async def test_a_call_returns_its_value_or_its_error(pool: Any) -> None:
     pool, _ = pool
     long = "x" * 1_000_000

@@ -10,7 +10,7 @@ from bamboo.sizing.choice import Bounds
 from bamboo.sizing.estimate import memory_needed
 from bamboo.sizing.search import MOST_SIMULATED, SearchResult, Shortlist, search, shortlist
 from bamboo.sizing.space import Limits, grids
-from bamboo.sizing.trials.candidate import as_the_job_is, edited, edits, job_of
+from bamboo.sizing.trials.candidate import edited, edits, job_of
 from bamboo.sizing.trials.world import World
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import RedundancyMode
@@ -19,13 +19,13 @@ from sizing_kit import layered, world
 
 
 def listed(at: World, limits: Limits, bounds: Bounds | None = None) -> Shortlist:
-    return shortlist(at, limits, as_the_job_is("m", at.spec), bounds or Bounds())
+    return shortlist(at, limits, bounds or Bounds())
 
 
 def test_a_grid_that_fits_only_in_another_mode_is_no_grid_that_does_not_fit() -> None:
     document = manifest(2, 1, 6, redundancy={"mode": "Replicas"})
     limits, roomy = Limits(nodes=4, stages=(4,), pipelines=(1,), micro_batches=(4,)), world(document, layered(4))
-    double = next(grids(roomy, limits, as_the_job_is("m", roomy.spec)))
+    double = next(grids(roomy, limits))
     bare = replace(double, mode=RedundancyMode.NONE)
     between = (memory_needed(roomy, double) + memory_needed(roomy, bare)) // 2
     assert memory_needed(roomy, bare) < between < memory_needed(roomy, double)
@@ -47,7 +47,7 @@ def test_what_does_not_fit_into_memory_is_left_out_and_why_is_said() -> None:
 
 def test_the_global_batch_is_the_same_in_all_candidates() -> None:
     at = world(manifest(2, 2, 8), layered(4))
-    for one in grids(at, Limits(nodes=16), as_the_job_is("m", at.spec)):
+    for one in grids(at, Limits(nodes=16)):
         made = job_of(one, at.spec, at.document)
         if made is not None:
             training = made[0].training
@@ -72,8 +72,7 @@ def small() -> tuple[World, SearchResult]:
     document["spec"]["training"]["steps"] = 2000
     document["spec"]["checkpoint"] = {"storage": "file:///tmp/x", "everySteps": 100}
     at, done = world(document, layered(3)), list[int]()
-    limits, like = Limits(nodes=4, micro_batches=(4,)), as_the_job_is("m", at.spec)
-    found = search(at, limits, like, Bounds(), jobs=1, done=done.append)
+    found = search(at, Limits(nodes=4, micro_batches=(4,)), Bounds(), jobs=1, done=done.append)
     assert sum(done) == found.runs == 2 * len(found.shortlist.candidates)
     assert all(one.hours < other.hours and one.usd > other.usd for one, other in pairwise(found.front))
     assert found.chosen in found.front

@@ -1,4 +1,4 @@
-"""The processes of `bamboo simulate` and `bamboo plan` end with signals and with the program."""
+"""The processes of `bamboo simulate` and `bamboo plan`, which share them, end with signals and with the program."""
 
 import contextlib
 import os
@@ -18,11 +18,7 @@ from bamboo_core.names import EXIT_INTERRUPTED, EXIT_USAGE
 from job_simulation_kit import manifest
 
 PATIENCE = 120.0  # seconds, of a very slow machine
-SIMULATE = ["simulate", "JOB", "--profile", "bert-v100", "--preempt-rate", "0.5", "--hours", "5000", "--seeds", "8"]
-PLAN = [
-    *("plan", "JOB", "--profile", "bert-v100", "--preempt-rate", "0.5", "--hours", "5000", "--seeds", "50"),
-    *("--stages", "12", "--pipelines", "2,3,4", "--micro-batch", "1", "--nodes", "48"),
-]
+SIMULATE = ["--profile", "bert-v100", "--preempt-rate", "0.5", "--hours", "5000", "--seeds", "8"]
 
 
 def members(group: int) -> list[int]:
@@ -44,14 +40,13 @@ def until_there_are(group: int, least: int, most: int) -> None:
 
 
 @contextlib.contextmanager
-def running(arguments: list[str], folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a command with two processes of its own, all in one process group."""
+def running(folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run `bamboo simulate` with two processes of its own, all in one process group."""
     document = manifest(12, 4, 48)
     document["spec"]["training"]["steps"] = 100_000_000
     (folder / "job.yaml").write_text(yaml.safe_dump(document))
-    words = [str(folder / "job.yaml") if word == "JOB" else word for word in arguments]
     process = subprocess.Popen(
-        [sys.executable, "-m", "bamboo", *words, "--jobs", "2"],
+        [sys.executable, "-m", "bamboo", "simulate", "job.yaml", *SIMULATE, "--jobs", "2"],
         start_new_session=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -67,17 +62,10 @@ def running(arguments: list[str], folder: Path) -> Iterator["subprocess.Popen[by
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one processor there is one process")
-@pytest.mark.parametrize(
-    ("arguments", "number"),
-    [
-        pytest.param(SIMULATE, signal.SIGINT, id="simulate"),
-        pytest.param(PLAN, signal.SIGTERM, id="plan", marks=pytest.mark.slow),
-    ],
-)
-def test_a_signal_ends_all_processes(arguments: list[str], number: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_ends_all_processes(tmp_path: Path) -> None:
     """A terminal sends a signal to the whole group."""
-    with running(arguments, tmp_path) as process:
-        os.killpg(process.pid, number)
+    with running(tmp_path) as process:
+        os.killpg(process.pid, signal.SIGINT)
         output, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == EXIT_INTERRUPTED
         assert b"Traceback" not in output + errors
@@ -108,7 +96,7 @@ def test_an_exception_of_the_work_is_raised_at_its_item() -> None:
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one processor there is one process")
 def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     """Also if that process is killed."""
-    with running(SIMULATE, tmp_path) as process:
+    with running(tmp_path) as process:
         process.kill()
         until_there_are(process.pid, 0, 0)
 
@@ -116,7 +104,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one processor there is one process")
 def test_a_process_that_is_killed_gets_one_sentence(tmp_path: Path) -> None:
     """As by the kernel, when memory runs out."""
-    with running(SIMULATE, tmp_path) as process:
+    with running(tmp_path) as process:
         os.kill(next(pid for pid in members(process.pid) if pid != process.pid), signal.SIGKILL)
         _, errors = process.communicate(timeout=PATIENCE)
         told = errors.splitlines()[-1]  # after a warning about the machine's memory

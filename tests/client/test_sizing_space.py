@@ -21,7 +21,7 @@ def at(layers: int = 4, microbatches: int = 6, **more: Any) -> tuple[World, Cand
 
 
 def shapes(found: tuple[World, Candidate], limits: Limits) -> set[tuple[int, int]]:
-    return {(one.stages, one.pipelines) for one in grids(found[0], limits, found[1])}
+    return {(one.stages, one.pipelines) for one in grids(found[0], limits)}
 
 
 def test_no_grid_is_larger_than_the_nodes_the_layers_or_the_microbatches_allow() -> None:
@@ -66,10 +66,10 @@ def test_of_a_grid_that_is_chosen_those_are_tried_that_the_coordinator_may_choos
 
 
 def test_standbys_are_tried_as_far_as_there_are_nodes() -> None:
-    _, like = at()
-    one, wanted = replace(like, pipelines=2, stages=3), replace(like, standby=1)
-    assert {way.standby for way in standbys(Limits(nodes=8), one, wanted)} == {0, 1, 2}
-    assert {way.standby for way in standbys(Limits(nodes=8, standby=(2, 5)), one, wanted)} == {2}
+    found, like = at(standby={"workers": 1})
+    one = replace(like, pipelines=2, stages=3)
+    assert {way.standby for way in standbys(found, Limits(nodes=8), one)} == {0, 1, 2}
+    assert {way.standby for way in standbys(found, Limits(nodes=8, standby=(2, 5)), one)} == {2}
 
 
 def test_one_pipeline_is_in_one_zone_or_in_all() -> None:

@@ -18,7 +18,6 @@ from bamboo.sizing.choice import Bounds, comparisons, no_plan, on_demand, reason
 from bamboo.sizing.price_list import PriceError, PriceList, of_devices, read_prices, shipped_prices
 from bamboo.sizing.search import MOST_SIMULATED, search
 from bamboo.sizing.space import Limits
-from bamboo.sizing.trials.candidate import Candidate, as_the_job_is
 from bamboo.sizing.trials.world import MachineKind, Market, World, has_price, machine_of
 from bamboo.terminal.plan_table import PlanReport
 from bamboo.terminal.run_progress import RunProgress
@@ -47,10 +46,9 @@ def planned(job: JobSource, wanted: PlanOptions) -> tuple[PlanReport, tuple[str,
     try:
         world = _world(job, wanted, warnings)
         limits = _limits(wanted, spec, world.market)
-        like = _like(limits, as_the_job_is(next(iter(world.machines)), world.spec))
         jobs = wanted.jobs or os.cpu_count() or 1
         with RunProgress(MOST_SIMULATED * world.seeds, shown=not wanted.quiet) as bar:
-            found = search(world, limits, like, bounds, jobs=jobs, done=bar.done)
+            found = search(world, limits, bounds, jobs=jobs, done=bar.done)
     except InvalidRequest:
         raise
     except (SimulationError, NodeTraceError, ProfileError, PriceError) as error:
@@ -179,13 +177,6 @@ def _limits(wanted: PlanOptions, spec: JobSpec, market: Market) -> Limits:
         micro_batches=micro_batches,
         standby=_numbers(wanted.standby, "--standby", least=0),
     )
-
-
-def _like(limits: Limits, job: Candidate) -> Candidate:
-    """Return the candidate at which the search starts: the job as it is, within the limits."""
-    if limits.standby and job.standby not in limits.standby:
-        return replace(job, standby=limits.standby[0])
-    return job
 
 
 def _check(options: PlanOptions) -> None:

@@ -52,16 +52,14 @@ class SearchResult:
         return sum(len(one.outcomes) for one in self.simulated)
 
 
-def search(
-    world: World, limits: Limits, like: Candidate, bounds: Bounds, *, jobs: int, done: Callable[[int], None]
-) -> SearchResult:
+def search(world: World, limits: Limits, bounds: Bounds, *, jobs: int, done: Callable[[int], None]) -> SearchResult:
     """Search for Pareto-optimal candidates, and choose one.
 
-    like: the job as it is. jobs: processes. done: called with the number of runs that have just finished.
+    jobs: processes. done: called with the number of runs that have just finished.
 
     Raises ValueError if no grid fits, and SimulationError if a candidate cannot be simulated.
     """
-    listed = shortlist(world, limits, like, bounds)
+    listed = shortlist(world, limits, bounds)
     simulated = []
     for assessment in in_processes(partial(simulate_trial, world), [one.candidate for one in listed.candidates], jobs):
         simulated.append(assessment)
@@ -72,12 +70,12 @@ def search(
     )
 
 
-def shortlist(world: World, limits: Limits, like: Candidate, bounds: Bounds) -> Shortlist:
+def shortlist(world: World, limits: Limits, bounds: Bounds) -> Shortlist:
     """Return the candidates to simulate: those whose estimates are best by the bounds, and some along the front.
 
-    like: the job as it is. Raises ValueError if no grid fits.
+    Raises ValueError if no grid fits.
     """
-    every = list(grids(world, limits, like))
+    every = list(grids(world, limits))
     fitting, smallest = [], list[int]()
     for one in every:
         ways = [(memory_needed(world, way), way) for way in redundancies(one)]
@@ -91,7 +89,7 @@ def shortlist(world: World, limits: Limits, like: Candidate, bounds: Bounds) -> 
     for one, seconds in _fast(world, fitting):
         for placed in spreads(world, one):
             traffic = traffic_of_step(world, placed)
-            estimated += [estimate(world, way, seconds, traffic) for way in standbys(limits, placed, like)]
+            estimated += [estimate(world, way, seconds, traffic) for way in standbys(world, limits, placed)]
     return Shortlist(
         candidates=tuple(_nearest(world, estimated, bounds)),
         estimated=tuple(estimated),

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from bamboo.sizing.trials.candidate import Candidate
+from bamboo.sizing.trials.candidate import Candidate, as_the_job_is
 from bamboo.sizing.trials.world import World
 from bamboo_core.job.placement_spec import SpreadPolicy
 from bamboo_core.job.spec import MOST_STAGES, JobSpec, RedundancyMode, fewest_stages
@@ -27,23 +27,21 @@ class Limits:
     standby: tuple[int, ...] = ()
 
 
-def grids(world: World, limits: Limits, like: Candidate) -> Iterator[Candidate]:
-    """Yield a candidate for each machine, grid and microbatch, without standbys and with the other fields of `like`.
+def grids(world: World, limits: Limits) -> Iterator[Candidate]:
+    """Yield a candidate for each machine, grid and microbatch, without standbys and otherwise as the job is.
 
     Of the numbers of pipelines with the same largest share of a step only the least counts: more are not faster. Where
     the coordinator chooses the grid, only grids that it may choose.
     """
     stage_bounds, pipeline_bounds = _grid_bounds(world.spec)
     for name, machine in world.machines.items():
-        layers = len(machine.profile.layers)
+        like, layers = as_the_job_is(name, world.spec), len(machine.profile.layers)
         for micro_batch in _micro_batches(world.spec, machine.profile.samples, limits):
             training = replace(world.spec.training, micro_batch_size=micro_batch)
             for stages in _stages(world.spec, layers // world.spec.worker.devices, limits, stage_bounds):
                 for pipelines in _pipelines(training.microbatches, training.groups, limits, stages, pipeline_bounds):
                     if stages * pipelines + min(limits.standby, default=0) <= limits.nodes:
-                        yield replace(
-                            like, machine=name, stages=stages, pipelines=pipelines, micro_batch=micro_batch, standby=0
-                        )
+                        yield replace(like, stages=stages, pipelines=pipelines, micro_batch=micro_batch, standby=0)
 
 
 def _grid_bounds(spec: JobSpec) -> tuple[range, range]:
@@ -75,10 +73,10 @@ def spreads(world: World, one: Candidate) -> Iterator[Candidate]:
         yield replace(one, spread=spread)
 
 
-def standbys(limits: Limits, one: Candidate, like: Candidate) -> Iterator[Candidate]:
-    """Yield the candidate with each number of standbys that there are nodes for, that of `like` among them."""
-    cells = one.stages * one.pipelines
-    for standby in limits.standby or sorted({like.standby, *(round(share * cells) for share in STANDBYS)}):
+def standbys(world: World, limits: Limits, one: Candidate) -> Iterator[Candidate]:
+    """Yield the candidate with each number of standbys that there are nodes for, the job's among them."""
+    cells, wanted = one.stages * one.pipelines, world.spec.standby.workers
+    for standby in limits.standby or sorted({wanted, *(round(share * cells) for share in STANDBYS)}):
         if cells + standby <= limits.nodes:
             yield replace(one, standby=standby)
 
