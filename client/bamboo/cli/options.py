@@ -39,35 +39,26 @@ INTERVAL = 2.0
 WAIT = 120.0
 
 
-# On which cluster
-
-
-_Namespace = Annotated[
-    str | None,
-    typer.Option("--namespace", "-n", metavar="NAME", help="Namespace of the job.", show_default="the context's"),
-]
-_Context = Annotated[
-    str | None,
-    typer.Option("--context", metavar="NAME", help="Context of the kubeconfig.", show_default="the current one"),
-]
-_Kubeconfig = Annotated[
-    str | None,
-    typer.Option("--kubeconfig", metavar="FILE", help="Kubeconfig to use.", show_default="$KUBECONFIG"),
-]
-_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPlace:
     """The cluster and namespace of a command."""
 
-    namespace: _Namespace = None
-    context: _Context = None
-    kubeconfig: _Kubeconfig = None
+    namespace: Annotated[
+        str | None,
+        typer.Option("--namespace", "-n", metavar="NAME", help="Namespace of the job.", show_default="the context's"),
+    ] = None
+    context: Annotated[
+        str | None,
+        typer.Option("--context", metavar="NAME", help="Context of the kubeconfig.", show_default="the current one"),
+    ] = None
+    kubeconfig: Annotated[
+        str | None,
+        typer.Option("--kubeconfig", metavar="FILE", help="Kubeconfig to use.", show_default="$KUBECONFIG"),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions(ClusterPlace):
     """The cluster and namespace of a command, and how much it prints."""
 
-    quiet: _Quiet = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")] = False
