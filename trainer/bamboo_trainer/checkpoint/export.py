@@ -240,8 +240,9 @@ def export_state(
     """
     try:
         source, _ = sources.open_source(url, step)
-        wanted = {"force": force, "progress": lambda *_: None, "task_config": task_config}
-        export(source, ExportForm(form), Path(output), **wanted)
+        export(
+            source, ExportForm(form), Path(output), force=force, progress=lambda *_: None, task_config=task_config
+        )
     except (StorageError, ExportError) as error:
         return {"problem": str(error)}
     return {}
