@@ -19,7 +19,6 @@ from bamboo_core.job.spec import InitialSpec
 from bamboo_trainer.checkpoint.initial import (
     FirstTask,
     Matching,
-    OfferedTensor,
     WantedTensor,
     begin_with,
     match,
@@ -43,12 +42,11 @@ from training_job import Job, MemoryStore
 THERE = {"embed.weight": (5, 2), "h.0.weight": (2, 2), "h.1.weight": (2, 2), "head.weight": (5, 2)}
 
 
-def offered(shapes: dict[str, tuple[int, ...]], dtype: str = "F32") -> list[OfferedTensor]:
-    entries = (
+def offered(shapes: dict[str, tuple[int, ...]], dtype: str = "F32") -> list[StateEntry]:
+    return [
         StateEntry(name=name, layer=0, tensor=name, dtype=dtype, shape=shape, complex=False, bytes=0)
         for name, shape in shapes.items()
-    )
-    return [OfferedTensor(name=entry.name, entries=(entry,)) for entry in entries]
+    ]
 
 
 def wanted(shapes: dict[str, tuple[int, ...]]) -> list[WantedTensor]:
@@ -139,8 +137,8 @@ ONE, TWO = {"layers.0.module.a": torch.ones(2)}, {"layers.1.module.b": torch.one
 
 
 def names(url: object, *, of_module: bool = True, **fields: Any) -> list[str]:
-    opened = open_weights(InitialSpec(url=str(url), **fields))
-    return [offer.name for offer in opened.offered(of_module=of_module)]
+    opened = open_weights(InitialSpec(url=str(url), **fields), of_module=of_module)
+    return [entry.name for entry in opened.entries]
 
 
 def test_the_weights_of_a_run(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from bamboo_core.storage.url import parse_url
 from bamboo_core.text import count
 from bamboo_trainer.checkpoint.layer_file import ExportError, StateEntry
 from bamboo_trainer.checkpoint.sources import (
-    OF_MODULE,
     MergedSource,
     StateSource,
     TensorFiles,
@@ -27,6 +26,7 @@ from bamboo_trainer.checkpoint.sources import (
     open_source,
     read_tensors,
     tensor_files,
+    under_module_names,
 )
 from bamboo_trainer.frames import DTYPES
 from bamboo_trainer.lora import ADAPTER
@@ -55,31 +55,13 @@ class WantedTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OfferedTensor:
-    """A tensor of the other weights. entries: several where it is stored several times."""
-
-    name: str
-    entries: tuple[StateEntry, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        first = self.entries[0]
-        return first.shape[:-1] if first.complex else first.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        first = self.entries[0]
-        return DTYPES[first.dtype].to_complex() if first.complex else DTYPES[first.dtype]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Take:
     """A match of a tensor of the model with the weights that give its first value. offers: equal ones, where the model
     has one tensor for them.
     """
 
     wanted: WantedTensor
-    offers: tuple[OfferedTensor, ...]
+    offers: tuple[StateEntry, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +84,7 @@ class Matching:
         return [*lines, f"begun anew: {_named(self.anew)}"] if self.anew else lines
 
 
-def match(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTensor], spec: InitialSpec, shown: str) -> Matching:
+def match(wanted: Sequence[WantedTensor], offered: Sequence[StateEntry], spec: InitialSpec, shown: str) -> Matching:
     """Match the model's tensors with the weights. Adapters keep their own first values where the weights have none.
 
     Raises TaskError if a tensor has no counterpart and is not dropped, if shapes or types differ, or if a pattern fits
@@ -113,7 +95,7 @@ def match(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTensor], spec
         return any(_fits(pattern, name) for pattern in spec.drop)
 
     beside = _beside_adapters(wanted, offered)
-    left, by_name = list[str](), dict[str, OfferedTensor]()
+    left, by_name = list[str](), dict[str, StateEntry]()
     for offer in offered:
         if is_dropped(offer.name):
             left.append(offer.name)
@@ -159,7 +141,7 @@ def is_adapters(name: str) -> bool:
     return name.rpartition(".")[2] in ADAPTER
 
 
-def _beside_adapters(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTensor]) -> dict[str, str]:
+def _beside_adapters(wanted: Sequence[WantedTensor], offered: Sequence[StateEntry]) -> dict[str, str]:
     """Return the model's names of weights with adapters, by their names without adapters; empty if the weights have
     adapters, too.
     """
@@ -175,15 +157,16 @@ def _fits(pattern: str, name: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None
 
 
-def _check_form(wanted: WantedTensor, offers: Sequence[OfferedTensor]) -> None:
+def _check_form(wanted: WantedTensor, offers: Sequence[StateEntry]) -> None:
     """Raise TaskError if an offer has another shape, or another kind of numbers."""
     for offer in offers:
-        both_floats = offer.dtype.is_floating_point and wanted.dtype.is_floating_point
-        if offer.dtype != wanted.dtype and not both_floats:
-            raise TaskError(f"{FIELD}: {offer.name} is of {offer.dtype} there, expected {wanted.dtype}")
-        if offer.shape != wanted.shape:
+        shape = offer.shape[:-1] if offer.complex else offer.shape
+        dtype = DTYPES[offer.dtype].to_complex() if offer.complex else DTYPES[offer.dtype]
+        if dtype != wanted.dtype and not (dtype.is_floating_point and wanted.dtype.is_floating_point):
+            raise TaskError(f"{FIELD}: {offer.name} is of {dtype} there, expected {wanted.dtype}")
+        if shape != wanted.shape:
             raise TaskError(
-                f"{FIELD}: {offer.name} is {list(offer.shape)} there and {wanted.names[0]} {list(wanted.shape)} in the "
+                f"{FIELD}: {offer.name} is {list(shape)} there and {wanted.names[0]} {list(wanted.shape)} in the "
                 f"model: drop: [{offer.name}] lets it begin anew"
             )
 
@@ -195,54 +178,36 @@ def _named(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """The opened weights. shown: their place, for messages. adapters: the number of adapters merged into them."""
+    """The opened weights. entries: their tensors. shown: their place, for messages."""
 
     source: StateSource
+    entries: Sequence[StateEntry]
     shown: str
-    adapters: int = 0
-
-    def with_merged_adapters(self) -> "Opened":
-        """Return the weights with adapters of `bamboo_trainer.lora` merged into them. Raises TaskError."""
-        try:
-            merged = MergedSource(self.source)
-        except (StorageError, ExportError) as error:
-            raise TaskError(f"{FIELD}: {error}") from None
-        return replace(self, source=merged, adapters=merged.count)
-
-    def offered(self, *, of_module: bool) -> list[OfferedTensor]:
-        """Return the tensors of the weights. of_module: by their names in the whole module, where one was split."""
-        try:
-            entries = self.source.entries()
-        except (StorageError, ExportError) as error:
-            raise TaskError(f"{FIELD}: {error}") from None
-        inner = [OF_MODULE.fullmatch(entry.name) for entry in entries]
-        by_name: dict[str, list[StateEntry]] = {}
-        for entry, match in zip(entries, inner, strict=True):
-            name = match[1] if match and of_module and all(inner) else entry.name
-            by_name.setdefault(name, []).append(entry)
-        return [_offered(name, found) for name, found in by_name.items()]
 
 
-def open_weights(spec: InitialSpec) -> Opened:
-    """Open the weights. Raises TaskError, in a sentence, if nothing is there or it cannot be read."""
+def open_weights(spec: InitialSpec, *, of_module: bool = True, merge: bool = False) -> Opened:
+    """Open the weights. Raises TaskError, in a sentence, if nothing is there or it cannot be read.
+
+    of_module: use the names in the whole module, if one was split. merge: merge adapters of `bamboo_trainer.lora`.
+    """
     try:
         url = parse_url(spec.url, f"{FIELD}.url")
         files = _files(Path(url.path)) if url.protocol == "file" else None
     except ValueError as error:
         raise TaskError(f"{FIELD}.url: {error}" if FIELD not in str(error) else str(error)) from None
-    if files is not None:
-        if spec.step is not None:
-            raise TaskError(f"{FIELD}.step: expected only with checkpoints, and {url.shown} has weights")
-        return Opened(source=files, shown=url.shown)
+    if files is not None and spec.step is not None:
+        raise TaskError(f"{FIELD}.step: expected only with checkpoints, and {url.shown} has weights")
     try:
-        if spec.step is None:
-            source, _ = open_source(spec.url, None)
+        source = files or open_source(spec.url, spec.step)[0]
+        if files is None and spec.step is None:
             newest = f"the newest one in {url.shown} is of step {source.step}"
             raise TaskError(f"{FIELD}.step: expected the step of a checkpoint; {newest}")
-        source, _ = open_source(spec.url, spec.step)
+        source = MergedSource(source) if merge else source
+        entries = under_module_names(source, source.entries()) if of_module else source.entries()
     except (StorageError, ExportError) as error:
         raise TaskError(f"{FIELD}: {error}") from None
-    return Opened(source=source, shown=f"the checkpoint of step {spec.step} in {url.shown}")
+    shown = url.shown if files else f"the checkpoint of step {spec.step} in {url.shown}"
+    return Opened(source=source, entries=entries, shown=shown)
 
 
 def _files(path: Path) -> TensorFiles | None:
@@ -253,13 +218,6 @@ def _files(path: Path) -> TensorFiles | None:
     if found is None and has_tensors(path / "weights"):
         raise ValueError(f"expected a folder of weights, such as {path / 'weights'}, got {path}")
     return found
-
-
-def _offered(name: str, entries: Sequence[StateEntry]) -> OfferedTensor:
-    """Return the entries as one tensor. Raises TaskError if their forms differ."""
-    if len({(entry.shape, entry.dtype, entry.complex) for entry in entries}) > 1:
-        raise TaskError(f"{FIELD}: {' and '.join(entry.name for entry in entries[:2])} would both be {name}")
-    return OfferedTensor(name=name, entries=tuple(entries))
 
 
 logger = logging.getLogger(__name__)
@@ -292,16 +250,17 @@ def begin_with(spec: InitialSpec, task: Task) -> tuple[Task, list[str]]:
     """
     layers = look(task, (), _tensors_of)
     split = all(is_split for is_split, _ in layers)
-    wanted, opened = _wanted(task, [tensors for _, tensors in layers], split), open_weights(spec)
-    if not any(is_adapters(name) for one in wanted for name in one.names):
-        opened = opened.with_merged_adapters()
-    matching = match(wanted, opened.offered(of_module=split), spec, opened.shown)
+    wanted = _wanted(task, [tensors for _, tensors in layers], split)
+    merge = not any(is_adapters(name) for one in wanted for name in one.names)
+    opened = open_weights(spec, of_module=split, merge=merge)
+    matching = match(wanted, opened.entries, spec, opened.shown)
     takes = _by_layer(matching)
     factories = [
         partial(_begun, factory, takes[index], opened.source) if index in takes else factory
         for index, factory in enumerate(task.layers)
     ]
-    return replace(task, layers=factories), matching.in_words(opened.shown, opened.adapters)
+    adapters = opened.source.count if isinstance(opened.source, MergedSource) else 0
+    return replace(task, layers=factories), matching.in_words(opened.shown, adapters)
 
 
 # The model's tensors
@@ -362,7 +321,7 @@ def _begun(factory: Callable[[], nn.Module], takes: Sequence[tuple[str, Take]], 
         return layer
     own = layer.state_dict(keep_vars=True)
     try:
-        found = read_tensors(source, [entry for _, take in takes for offer in take.offers for entry in offer.entries])
+        found = read_tensors(source, [offer for _, take in takes for offer in take.offers])
     except StorageError as error:
         raise TaskError(f"{FIELD}: {error}") from None
     with torch.no_grad():
@@ -376,7 +335,7 @@ def _begun(factory: Callable[[], nn.Module], takes: Sequence[tuple[str, Take]], 
 
 def _value(take: Take, found: Mapping[str, Tensor]) -> Tensor:
     """Return the value of a tensor. Raises TaskError if it is stored several times with different values."""
-    first, *others = [entry for offer in take.offers for entry in offer.entries]
+    first, *others = take.offers
     for entry in others:
         if not same_bits(found[entry.name], found[first.name]):
             raise TaskError(
