@@ -7,7 +7,6 @@ All else is frozen, so only the adapters have gradients, optimizer state and rep
 adapters that PEFT has saved, and `bamboo export --format peft` writes its files.
 """
 
-import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,16 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bamboo_trainer.models.huggingface_files import PeftAdapter
 from bamboo_trainer.split.layers import SplitLayer
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.inspection import values_wanted
-
-logger = logging.getLogger(__name__)
+from bamboo_trainer.tasks.inspection import Walk, look, values_wanted
 
 ADAPTER: Final = ("lora_a", "lora_b", "lora_scale")  # its tensors, in addition to the modules of its base
 _A, _B, _SCALE = ADAPTER
@@ -108,30 +104,29 @@ class Fitting:
         """Return the first value of that parameter of a layer; None keeps its own."""
         return None
 
-    def check(self, linears: Collection[str] | None) -> None:
-        """Raise ValueError for an adapter at none of the task's linear layers. linears: all their names; None if
-        unknown in advance.
-        """
-        if linears is None or any(map(self.at, linears)):
+    def check(self, linears: Collection[str]) -> None:
+        """Raise ValueError for an adapter at none of the task's linear layers. linears: all their names."""
+        if any(map(self.at, linears)):
             return
         names = ", ".join(map(repr, list(linears)[:8])) or "none"
         raise ValueError(f"lora: no nn.Linear fits the targets {list(self.targets)}; there are {names}")
 
 
 Adapters = Fitting | PeftAdapter
+_Names = tuple[tuple[str, ...], bool]  # the names of a layer's linear layers; whether it is of a split module
 
 
 def with_adapters(task: Task, adapters: Adapters) -> Task:
     """Return the task with these adapters, and all else frozen. Raises ValueError for an adapter at no nn.Linear."""
-    linears = [_Linears.of(factory) for factory in task.layers]
-    names = tuple(dict.fromkeys(name for one in linears for name in one.names))
-    adapters.check(names if all(one.known for one in linears) else None)
+    linears = look(task, (), _linears_of)
+    adapters.check(tuple(dict.fromkeys(name for names, _ in linears for name in names)))
     again = [_again(index, linears) for index in range(len(linears))]
     layers = tuple(
         partial(_adapted, factory, adapters, skipped) for factory, skipped in zip(task.layers, again, strict=True)
     )
     adapted = [
-        {name for name in one.names if adapters.at(name)} - skipped for one, skipped in zip(linears, again, strict=True)
+        {name for name in names if adapters.at(name)} - skipped
+        for (names, _), skipped in zip(linears, again, strict=True)
     ]
     return replace(task, layers=layers, tied=_renamed(task, adapted))
 
@@ -208,35 +203,15 @@ def _renamed(task: Task, adapted: Sequence[Collection[str]]) -> tuple[tuple[str,
     return tuple(tuple(map(renamed, group)) for group in task.tied)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Linears:
-    """The names of a layer's linear layers. known: it can be made without values. split: it is of a split module."""
-
-    names: tuple[str, ...] = ()
-    known: bool = True
-    split: bool = False
-
-    @classmethod
-    def of(cls, factory: Callable[[], nn.Module]) -> "_Linears":
-        layer = _without_values(factory)
-        if layer is None:
-            return cls(known=False)
-        return cls(names=tuple(name for name, _ in _linears(layer)), split=isinstance(layer, SplitLayer))
+def _linears_of(walk: Walk, index: int, _: object) -> tuple[_Names, object]:
+    layer = walk.layer(index)
+    return (tuple(name for name, _ in _linears(layer)), isinstance(layer, SplitLayer)), ()
 
 
-def _again(index: int, linears: Sequence[_Linears]) -> set[str]:
+def _again(index: int, linears: Sequence[_Names]) -> set[str]:
     """Return the linear layers of a split module that appear again in a later layer: a head whose weight is the
     embedding's is in the embedding's layer, too, and runs in the last one.
     """
-    later = {name for one in linears[index + 1 :] for name in one.names}
-    return {name for name in linears[index].names if linears[index].split and name in later}
-
-
-def _without_values(factory: Callable[[], nn.Module]) -> nn.Module | None:
-    """Return a layer on the meta device; None if the factory cannot make one that way."""
-    try:
-        with torch.device("meta"):
-            return factory()
-    except Exception as error:  # whatever a factory raises that needs values
-        logger.info("lora: a layer's names are not looked at in advance: %s", error)
-        return None
+    names, is_split = linears[index]
+    later = {name for others, _ in linears[index + 1 :] for name in others}
+    return later.intersection(names) if is_split else set()

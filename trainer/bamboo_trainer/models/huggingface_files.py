@@ -216,10 +216,10 @@ class PeftAdapter:
             found: Tensor = file.get_tensor(key)
         return found
 
-    def check(self, linears: Collection[str] | None) -> None:
-        known = {name.removeprefix(MODULE) for name in linears or ()}
+    def check(self, linears: Collection[str]) -> None:
+        known = {name.removeprefix(MODULE) for name in linears}
         strange = next((at for at in self.updates if at not in known), None)
-        if linears is not None and strange is not None:
+        if strange is not None:
             raise ValueError(f"adapter: {self.folder} has one of {strange}, which is no nn.Linear of the model")
 
 
