@@ -112,12 +112,15 @@ def resolve(name: str) -> Callable[..., Any]:
     return named  # type: ignore[no-any-return]
 
 
-class _Call(NamedTuple):
-    """A call in progress. answer: a file for the child's answer. crash: see `Launcher._fork`."""
+class _Child(NamedTuple):
+    """A forked child: a worker, or a call in progress.
 
-    id: Any
-    answer: int
+    name: the worker, or the call's id. crash: a file for faulthandler's dump. answer: a file for a call's answer.
+    """
+
+    name: Any
     crash: int
+    answer: int | None = None
 
 
 class Gates:
@@ -172,9 +175,7 @@ class Launcher:
         self._commands = commands
         self._events = events
         self._partial = b""
-        self._workers: dict[int, str] = {}
-        self._calls: dict[int, _Call] = {}
-        self._crashes: dict[int, int] = {}  # files of the workers, by process
+        self._children: dict[int, _Child] = {}  # by process
         self._stopping = False
         self._orphans = Orphans()
         self._selector = selectors.DefaultSelector()
@@ -243,14 +244,13 @@ class Launcher:
             with theirs or contextlib.nullcontext():
                 if theirs:
                     arguments |= {"gate": theirs.fileno(), "steps": steps}
-                pid, crash = self._fork(lambda: int(resolve(main)(**arguments)))
+                pid = self._fork(lambda: int(resolve(main)(**arguments)), worker)
         except OSError as error:
             self._gates.close(worker)
             print(f"launcher: cannot start {worker}: {system_reason(error)}", file=sys.stderr)
             self._tell(event="exited", worker=worker, code=1)
-            return
-        self._workers[pid], self._crashes[pid] = worker, crash
-        self._tell(event="started", worker=worker, pid=pid)
+        else:
+            self._tell(event="started", worker=worker, pid=pid)
 
     def _call(self, id: Any, function: str, arguments: dict[str, Any]) -> None:
         file = os.memfd_create("answer")
@@ -268,24 +268,10 @@ class Launcher:
                 stream.write(text)
             return 0
 
-        pid, crash = self._fork(answer)
-        self._calls[pid] = _Call(id, file, crash)
+        self._fork(answer, id, file)
 
-    def _answer(self, call: _Call) -> None:
-        """Send the result of a call whose process has ended."""
-        where = self._crashed_at(call.crash, "the function's process")
-        with open(call.answer) as stream:
-            stream.seek(0)
-            try:
-                result = json.load(stream)
-            except ValueError:
-                result = {"error": f"the function's process ended without an answer{where and f': {where}'}"}
-        self._tell(event="result", id=call.id, **result)
-
-    def _fork(self, body: Callable[[], int]) -> tuple[int, int]:
-        """Fork; return the child's process id, and an unnamed file for its crash, which the caller closes. Raises
-        OSError.
-        """
+    def _fork(self, body: Callable[[], int], name: Any, answer: int | None = None) -> int:
+        """Fork a child; return its process id. name, answer: see `_Child`. Raises OSError."""
         sys.stdout.flush()
         sys.stderr.flush()
         launcher, crash = os.getpid(), os.memfd_create("crash")
@@ -298,7 +284,8 @@ class Launcher:
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        return pid, crash
+        self._children[pid] = _Child(name, crash, answer)
+        return pid
 
     def _become_child(self, launcher: int, body: Callable[[], int], crash: int) -> NoReturn:
         code = 1
@@ -312,12 +299,11 @@ class Launcher:
             self._selector.close()
             for pipe in (self._commands, self._events, self._woken, self._waker):
                 os.close(pipe)
-            for call in self._calls.values():
-                os.close(call.answer)
-                os.close(call.crash)
+            for child in self._children.values():
+                os.close(child.crash)
+                if child.answer is not None:
+                    os.close(child.answer)
             self._gates.leave()
-            for others in self._crashes.values():
-                os.close(others)
             faulthandler.enable(crash, all_threads=False)
             code = body()
         except SystemExit as error:
@@ -340,42 +326,46 @@ class Launcher:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     break
-                if (call := self._calls.pop(pid, None)) is not None:
-                    self._answer(call)
-                if (worker := self._workers.pop(pid, None)) is not None:
-                    self._gates.close(worker)
-                    where = self._crashed_at(self._crashes.pop(pid), worker)
-                    self._tell(event="exited", worker=worker, code=os.waitstatus_to_exitcode(status), where=where)
+                if (child := self._children.pop(pid, None)) is not None:
+                    self._report_end(child, os.waitstatus_to_exitcode(status))
         self._end_orphans()
 
-    def _crashed_at(self, file: int, who: str) -> str:
-        """Return where an ended child crashed, in words; "" if it did not. Write faulthandler's dump to the log, and
-        close the file.
-        """
-        dump = os.pread(file, MOST_BYTES, 0).decode(errors="replace")
-        os.close(file)
+    def _report_end(self, child: _Child, code: int) -> None:
+        """Report a worker's exit, or a call's result. Write the dump of a crash to the log."""
+        who = "the function's process" if child.answer is not None else child.name
+        dump = os.pread(child.crash, MOST_BYTES, 0).decode(errors="replace")
+        os.close(child.crash)
         if where := crash_place(dump):
             print(f"{who} crashed: {dump}", file=sys.stderr, flush=True)
-        return where
+        if child.answer is None:
+            self._gates.close(child.name)
+            self._tell(event="exited", worker=child.name, code=code, where=where)
+            return
+        with open(child.answer) as stream:
+            stream.seek(0)
+            try:
+                result = json.load(stream)
+            except ValueError:
+                result = {"error": f"{who} ended without an answer{where and f': {where}'}"}
+        self._tell(event="result", id=child.name, **result)
 
     def _end_orphans(self) -> None:
         """End processes that ended children have started. A living child adopts its own orphans, so these have no
         parent.
         """
-        left = children().keys() - self._workers.keys() - self._calls.keys()
+        left = children().keys() - self._children.keys()
         self._orphans.end(left, time.monotonic())
 
     def _kill_all(self) -> None:
         """Kill children at once, and end their orphans as usual; leave what cannot be killed."""
-        for pid in (*self._workers, *self._calls):
+        for pid in self._children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         late = time.monotonic() + END_SECONDS
         with contextlib.suppress(ChildProcessError):
             while time.monotonic() < late:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
-                self._workers.pop(pid, None)
-                self._calls.pop(pid, None)
+                self._children.pop(pid, None)
                 if pid == 0:
                     self._end_orphans()
                     time.sleep(WAIT_SECONDS)
