@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 
 from bamboo_trainer.split.recording import (
     RESULTS,
+    BlockCall,
     CannotSplit,
     Key,
     Recording,
@@ -178,8 +179,11 @@ class SplitLayer(nn.Module):
             run = ModelRun(self, recording, values, shapes or ())
             result = run.to_its_end()
         else:
-            self._run_block(recording, values)
-            result = None
+            call, result = recording.calls[position - 1], None
+            args, kwargs = call.arguments(values)
+            with around(route.base.calls[position - 1].settings):
+                returned = self.module.get_submodule(call.name)(*args, **kwargs)
+            call.keep(returned, values)
         if position == route.positions[-1]:
             leaves = result if result is not None else [values[key] for key in recording.result_keys]
             return tuple(leaves)
@@ -206,26 +210,6 @@ class SplitLayer(nn.Module):
         """Return a value as a layer passes it on: contiguous, since the bits of a product may depend on the layout."""
         passed = value if key in recording.gradients else value.detach()
         return (torch.view_as_real(passed.resolve_conj()) if key in recording.complex else passed).contiguous()
-
-    def _run_block(self, recording: Recording, values: dict[Key, Tensor]) -> None:
-        i = self._position - 1
-        block = self.module.get_submodule(self._route.blocks[i])
-        args, kwargs = put_together(recording.calls[i], [values[key] for key in recording.call_keys[i]])
-        with around(self._route.base.settings[i]):
-            result = block(*args, **kwargs)
-        note_outs(recording, i, result, self._route.blocks[i], values)
-
-
-def note_outs(recording: Recording, i: int, result: Any, name: str, values: dict[Key, Tensor]) -> None:
-    tensors, form = take_apart(result, f"{name} returns something that")
-    if form != recording.outs[i]:
-        raise CannotSplit(
-            f"{name} returned something else than when the model was split: what it returns depends on values"
-        )
-    for key, tensor in zip(recording.out_keys[i], tensors, strict=True):
-        values.setdefault(key, tensor)
-        if key[0] == "out" and key[1] == i:
-            values[key] = tensor
 
 
 @contextmanager
@@ -346,43 +330,41 @@ class ModelRun(TorchFunctionMode):
     def _block(self, forward: Any, *args: Any, **kwargs: Any) -> Any:
         """Handle the call of a block, in place of its forward."""
         i, self._next = self._next, self._next + 1
-        name = self._route.blocks[i]
-        given, form = take_apart((args, kwargs), f"{name} gets something that")
-        if form != self._recording.calls[i] and self._real:
+        call = self._recording.calls[i]
+        given, form = take_apart((args, kwargs), f"{call.name} gets something that")
+        if form != call.form and self._real:
             raise CannotSplit(
-                f"{name} is called with something else than when the model was split: it depends on values"
+                f"{call.name} is called with something else than when the model was split: it depends on values"
             )
         if self._real:  # the position ends here
-            for key, tensor in zip(self._recording.call_keys[i], given, strict=True):
+            for key, tensor in zip(call.keys, given, strict=True):
                 if key not in self._values:
                     self._values[key] = self._in_reality(tensor)
             raise _Enough
-        for key, tensor in zip(self._recording.call_keys[i], given, strict=True):
+        for key, tensor in zip(call.keys, given, strict=True):
             self._imagine(tensor, key)
         self._now, self._count = (i + 1 if i + 1 < self._blocks else i + 2), 0
         if i == min(self._begin, self._blocks - 1):
-            return self._begins(i, forward)
-        keys, shapes = self._recording.out_keys[i], self._recording.out_shapes[i]
+            return self._begins(call, forward)
         self._paused = True
-        outs = [torch.empty_like(given[s]) if isinstance(s, int) else torch.empty(s) for s in shapes]
+        outs = [torch.empty_like(given[s]) if isinstance(s, int) else torch.empty(s) for s in call.out_shapes]
         self._paused = False
-        for key, tensor in zip(keys, outs, strict=True):
+        for key, tensor in zip(call.out_keys, outs, strict=True):
             self._imagine(tensor, key)
-        return put_together(self._recording.outs[i], outs)
+        return put_together(call.out, outs)
 
-    def _begins(self, i: int, forward: Any) -> Any:
-        """Begin the position at block number `i`: from here on the forward runs with data."""
+    def _begins(self, call: BlockCall, forward: Any) -> Any:
+        """Begin the position at this block: from here on the forward runs with data."""
         self._stack.close()
         self._real = True
-        recording, values = self._recording, self._values
         if self._position <= self._blocks:  # the block belongs to the position
-            args, kwargs = put_together(recording.calls[i], [values[key] for key in recording.call_keys[i]])
+            args, kwargs = call.arguments(self._values)
             self._paused = True
             result = forward(*args, **kwargs)
             self._paused = False
-            note_outs(recording, i, result, self._route.blocks[i], values)
+            call.keep(result, self._values)
             return result
-        return put_together(recording.outs[i], [values[key] for key in recording.out_keys[i]])
+        return put_together(call.out, [self._values[key] for key in call.out_keys])
 
     def _imagine(self, tensor: Tensor, key: Key) -> None:
         self._imagined[id(tensor)] = key, tensor

@@ -184,20 +184,45 @@ def born(key: Key) -> int:
     return -1 if kind == "input" else number + (kind == "out")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
-    """The recording of a model's forward.
+@dataclass(frozen=True, slots=True)
+class BlockCall:
+    """The recorded call of a block.
 
-    By block: the forms and tensors of its call and its result, the shapes of the result's tensors (each as a number,
-    the call's tensor with that shape, or as sizes), and the settings around the call.
+    settings: around the call. form, keys: of its arguments and their tensors. out, out_keys: of its result.
+    out_shapes: of the result's tensors, each as the number of the argument with that shape, or as sizes.
     """
 
-    calls: tuple[Form, ...]
-    call_keys: tuple[tuple[Key, ...], ...]
-    outs: tuple[Form, ...]
-    out_keys: tuple[tuple[Key, ...], ...]
-    out_shapes: tuple[tuple[int | Shape, ...], ...]
-    settings: tuple[CallSettings, ...]
+    number: int
+    name: str
+    settings: CallSettings
+    form: Form
+    keys: tuple[Key, ...]
+    out: Form
+    out_keys: tuple[Key, ...]
+    out_shapes: tuple[int | Shape, ...]
+
+    def arguments(self, values: Mapping[Key, Tensor]) -> Any:
+        """Return the block's arguments, (args, kwargs), with these values."""
+        return put_together(self.form, [values[key] for key in self.keys])
+
+    def keep(self, result: Any, values: dict[Key, Tensor]) -> None:
+        """Add the tensors of the block's result to the values. Raises CannotSplit for a result of another form."""
+        tensors, form = take_apart(result, f"{self.name} returns something that")
+        if form != self.out:
+            raise CannotSplit(
+                f"{self.name} returned something else than when the model was split: what it returns depends on values"
+            )
+        for key, tensor in zip(self.out_keys, tensors, strict=True):
+            values.setdefault(key, tensor)
+            if key[:2] == ("out", self.number):
+                values[key] = tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """The recording of a model's forward. calls: of the blocks, in order."""
+
+    calls: tuple[BlockCall, ...]
     # result, result_keys: what the model returns
     result: Form
     result_keys: tuple[Key, ...]
@@ -212,8 +237,8 @@ class Recording:
     @property
     def by_shape(self) -> bool:
         """Whether the recording holds only for inputs of the recorded shapes."""
-        exact = any(isinstance(shape, tuple) for shapes in self.out_shapes for shape in shapes)
-        return exact or any(form.sizes for form in (*self.calls, *self.outs))
+        exact = any(isinstance(shape, tuple) for call in self.calls for shape in call.out_shapes)
+        return exact or any(call.form.sizes or call.out.sizes for call in self.calls)
 
 
 Really = Callable[[int, Form, Sequence[Tensor]], Any]
@@ -278,9 +303,8 @@ class _Recorder(TorchFunctionMode):
         self._written: set[tuple[int, Key]] = set()
         self._made: dict[Key, str] = {}
         self._used: dict[int, set[int]] = {}
-        self._calls: list[tuple[Form, tuple[Key, ...]]] = []
-        self._outs: list[tuple[Form, tuple[Key, ...], tuple[int | Shape, ...]]] = []
-        self._outside, self._settings = surroundings(), list[CallSettings]()
+        self._calls: list[BlockCall] = []
+        self._outside = surroundings()
         self._lost: dict[int, str] = {}  # by id of a tensor that must not be used any more: why
         self._changing: set[int] = set()  # positions that write to what has another key, too
         self._ran: set[int] = set()
@@ -321,7 +345,7 @@ class _Recorder(TorchFunctionMode):
         if not tensors:
             raise CannotSplit("the model returns no tensor")
         keys = tuple(self._use(tensor) or _UNKNOWN for tensor in tensors)
-        for key in self._outs[-1][1]:  # the code after the last block gets all that it returns
+        for key in self._calls[-1].out_keys:  # the code after the last block gets all that it returns
             self._last_use[key] = count + 1
         boundaries = tuple(
             tuple(k for k in self._order if born(k) <= p < self._last_use.get(k, -1)) for p in range(count + 1)
@@ -331,12 +355,7 @@ class _Recorder(TorchFunctionMode):
             own.add(count + 1)
         own |= self._changing
         return Recording(
-            calls=tuple(form for form, _ in self._calls),
-            call_keys=tuple(keys for _, keys in self._calls),
-            outs=tuple(form for form, _, _ in self._outs),
-            out_keys=tuple(keys for _, keys, _ in self._outs),
-            out_shapes=tuple(shapes for _, _, shapes in self._outs),
-            settings=tuple(self._settings),
+            calls=tuple(self._calls),
             result=form,
             result_keys=keys,
             boundaries=boundaries,
@@ -361,7 +380,7 @@ class _Recorder(TorchFunctionMode):
             )
         name, self._next = self._names[i], i + 1
         try:
-            self._settings.append(settings_of(name, self._outside, surroundings()))
+            settings = settings_of(name, self._outside, surroundings())
         except CannotSplit as error:
             raise self._refuse(str(error)) from None
         given, form = take_apart((args, kwargs), f"{name} gets something that")
@@ -371,7 +390,6 @@ class _Recorder(TorchFunctionMode):
                 self._know(tensor, ("call", i, n))
         self._position = i + 1
         keys = tuple(self._use(tensor) or self._unkept(name) for tensor in given)
-        self._calls.append((form, keys))
         versions = [t._version for t in given]
         self._body = frozenset(map(id, given)) | self._block_owned[i]
         try:
@@ -383,11 +401,16 @@ class _Recorder(TorchFunctionMode):
             result = self._really(i, form, given)
         self._body = None
         self._count = 0
-        self._returned(i, name, result, given, [t._version != v for t, v in zip(given, versions, strict=True)])
+        written = [t._version != v for t, v in zip(given, versions, strict=True)]
+        out, out_keys, shapes = self._returned(i, name, result, given, written)
+        self._calls.append(BlockCall(i, name, settings, form, keys, out, out_keys, shapes))
         self._position = i + 1 if i + 1 < len(self._blocks) else i + 2
         return result
 
-    def _returned(self, i: int, name: str, result: Any, given: Sequence[Tensor], written: Sequence[bool]) -> None:
+    def _returned(
+        self, i: int, name: str, result: Any, given: Sequence[Tensor], written: Sequence[bool]
+    ) -> tuple[Form, tuple[Key, ...], tuple[int | Shape, ...]]:
+        """Return the form of a block's result, its tensors' keys, and their shapes as in `BlockCall`."""
         for tensor, changed in zip(given, written, strict=True):
             if changed:
                 self._written.add((i + 1, self._key(tensor)))
@@ -401,7 +424,7 @@ class _Recorder(TorchFunctionMode):
             next((m for m, g in enumerate(given) if (g.shape, g.dtype) == (t.shape, t.dtype)), tuple(t.shape))
             for t in made
         )
-        self._outs.append((form, tuple(self._key(t) for t in made), shapes))
+        return form, tuple(self._key(t) for t in made), shapes
 
     def _within_block(self, given: Iterable[Tensor]) -> None:
         assert self._body is not None
