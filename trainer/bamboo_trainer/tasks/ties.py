@@ -10,12 +10,12 @@ needs the values, layers are built with them.
 import logging
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -145,14 +145,21 @@ logger = logging.getLogger(__name__)
 Names = tuple[str, ...]
 
 
-class Shared(NamedTuple):
-    """The parameters that layers share."""
+@dataclass(slots=True)
+class Shared:
+    """The parameters that layers share.
 
-    groups: tuple[Names, ...]  # names of the same parameter, one of each layer
-    aliases: dict[str, str]  # further names of a parameter in a layer, with its first name
-    handed_out: tuple[int, ...]  # layers whose factories do not create all parameters anew at each call
-    overlaps: tuple[Names, ...]  # names of two different tensors in the same memory
-    running: tuple[Names, ...]  # names of one buffer that the forwards of two layers update
+    groups: by first name, the names of a parameter, one of each layer. aliases: further names of a parameter in a
+    layer, with its first name. handed_out: layers whose factories do not create all parameters anew at each call.
+    overlaps: names of two different tensors in the same memory. running: names of one buffer that the forwards of two
+    layers update.
+    """
+
+    groups: dict[str, list[str]] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    handed_out: set[int] = field(default_factory=set)
+    overlaps: list[Names] = field(default_factory=list)
+    running: list[Names] = field(default_factory=list)
 
 
 def settled(task: Task, seed: int) -> Task:
@@ -171,17 +178,17 @@ def settled(task: Task, seed: int) -> Task:
         raise shared_buffer(*shared.running[0])
     if not shared.handed_out:
         return task
-    for group in shared.groups:
+    for group in shared.groups.values():
         logger.info("%s are one parameter, and are tied", " and ".join(group))
     # Layers whose factories return objects that they, or others, have returned before are built once, at once and in
     # order, and stay unchanged: each stage of a worker gets copies. So their initial values depend neither on which of
     # them a worker builds first nor on what it has trained meanwhile.
-    built = {i: build_layer(task, seed, i) for i in shared.handed_out}
+    built = {i: build_layer(task, seed, i) for i in sorted(shared.handed_out)}
     for index, layer in built.items():
         forbid_training(layer, index)
     layers = [partial(_copy, built[i]) if i in built else factory for i, factory in enumerate(task.layers)]
     tied = [tuple(shared.aliases.get(name, name) for name in names) for names in task.tied]
-    return replace(task, layers=layers, tied=joined_groups(tied, shared.groups))
+    return replace(task, layers=layers, tied=joined_groups(tied, shared.groups.values()))
 
 
 def _copy(layer: nn.Module) -> nn.Module:
@@ -193,7 +200,7 @@ def _copy(layer: nn.Module) -> nn.Module:
         ) from error
 
 
-def joined_groups(tied: Iterable[Names], shared: Iterable[Names]) -> tuple[Names, ...]:
+def joined_groups(tied: Iterable[Names], shared: Iterable[Sequence[str]]) -> tuple[Names, ...]:
     """Merge groups with a name in common; the first name of the first one stays first."""
     groups: list[list[str]] = [list(names) for names in tied]
     for names in shared:
@@ -261,11 +268,7 @@ class Search:
         self._task, self._seed, self._within = task, seed, within
         self._first: dict[int, tuple[weakref.ref[Tensor], int, str]] = {}  # by id: a tensor, its layer and name
         self._places: dict[int, list[_Place]] = {}  # by storage
-        self._groups: dict[str, list[str]] = {}  # by first name
-        self._aliases: dict[str, str] = {}
-        self._handed_out: set[int] = set()
-        self._overlaps: list[Names] = []
-        self._running: list[Names] = []
+        self._found = Shared()
 
     def layers(self) -> Iterator[Shared]:
         """Yield the findings so far after each layer."""
@@ -282,26 +285,17 @@ class Search:
                         place = f"{layer}.{one.place(name)}"
                         known = self._before(layer, place, buffer, again)
                         if known and not again and known[1] != place:
-                            self._running.append((known[1], place))
+                            self._found.running.append((known[1], place))
                 if not again:
                     self._name(layer, module)
                     self._lay(layer, module)
-                yield self._found()
-
-    def _found(self) -> Shared:
-        return Shared(
-            groups=tuple(map(tuple, self._groups.values())),
-            aliases=self._aliases,
-            handed_out=tuple(sorted(self._handed_out)),
-            overlaps=tuple(self._overlaps),
-            running=tuple(self._running),
-        )
+                yield self._found
 
     def _see(self, layer: int, name: str, parameter: nn.Parameter, again: bool) -> None:
         known = self._before(layer, name, parameter, again)
         if known and not again and known[0] != layer:
-            self._groups.setdefault(known[1], [known[1]]).append(name)
-            self._handed_out |= {known[0], layer}
+            self._found.groups.setdefault(known[1], [known[1]]).append(name)
+            self._found.handed_out |= {known[0], layer}
 
     def _before(self, layer: int, name: str, tensor: Tensor, again: bool) -> tuple[int, str] | None:
         """Return the layer and name under which this very tensor was seen before, or None."""
@@ -311,14 +305,14 @@ class Search:
                 self._first[id(tensor)] = (weakref.ref(tensor), layer, name)
             return None
         if again:
-            self._handed_out.add(layer)
+            self._found.handed_out.add(layer)
         return known[1], known[2]
 
     def _name(self, layer: int, module: nn.Module) -> None:
         names = {id(parameter): name for name, parameter in module.named_parameters()}
         for name, parameter in module.named_parameters(remove_duplicate=False):
             if name != names[id(parameter)]:
-                self._aliases[f"{layer}.{name}"] = f"{layer}.{names[id(parameter)]}"
+                self._found.aliases[f"{layer}.{name}"] = f"{layer}.{names[id(parameter)]}"
 
     def _lay(self, layer: int, module: nn.Module) -> None:
         """Record where the layer's tensors lie, and overlaps with other tensors if one of the two is trained."""
@@ -341,7 +335,7 @@ class Search:
             others = [p for p in self._places.get(storage.cdata, ()) if not p.gone]
             for other in others:
                 if other.tensor() is not tensor and (trained or other.trained) and _overlap(place, other):
-                    self._overlaps.append((other.name, place.name))
+                    self._found.overlaps.append((other.name, place.name))
             self._places[storage.cdata] = [*others, place]
 
 
