@@ -46,10 +46,9 @@ def main() -> None:
 def row(family: str) -> str:
     print(family, flush=True)
     config = config_of(family)
-    published = huggingface.published_config(huggingface.read_settings(config))
-    objective = huggingface.objective_of(published)
-    largest = max(compared(config_of(family, data={"padding": padding}), objective) for padding in (False, True))
-    heads = [head for head in HEADS if _has(published, head)]
+    model = huggingface.NamedModel.read(config)
+    largest = max(compared(config_of(family, data={"padding": padding}), model.objective) for padding in (False, True))
+    heads = [head for head in HEADS if _has(model.config, head)]
     for head in heads:
         headed = config_of(family, objective=head, data={"padding": True})
         headed["architecture"]["pad_token_id"] = 0
@@ -57,13 +56,13 @@ def row(family: str) -> str:
     packs = YES if family in huggingface.PACKS and apart(config) else NO
     trip = YES if goes_round(config) else NO
     said = ", ".join(f"`{head}`" for head in heads)
-    return f"| `{family}` | `{objective}` | {f'{largest:.0e}' if largest else '0'} | {packs} | {said} | {trip} |"
+    return f"| `{family}` | `{model.objective}` | {f'{largest:.0e}' if largest else '0'} | {packs} | {said} | {trip} |"
 
 
 def compared(config: dict[str, Any], objective: huggingface.Objective) -> float:
     """The largest difference of two gradients. The logits and which parameters have gradients must be the same."""
     task = huggingface.build(config)
-    layers, model = both(task, config, objective)
+    layers, model = both(task, config)
     inputs, (target,) = task.dataset.batch([1, 5, 7])
     mask = inputs[1] if len(inputs) > 1 else None
     labels = {"labels": target} | ({"shift_labels": target} if objective == "causal" else {})
@@ -90,8 +89,7 @@ def own(gradient: Tensor | None) -> Tensor:
 
 def apart(config: dict[str, Any]) -> bool:
     """Are the logits of each document those of it alone?"""
-    published = huggingface.published_config(huggingface.read_settings(config))
-    model = huggingface.make_model(published, "causal").eval()
+    model = huggingface.NamedModel.read(config).make().eval()
     ids = torch.randint(1, WORDS, DOCUMENTS.shape, generator=torch.Generator().manual_seed(1))
     logits = model(input_ids=ids, position_ids=positions_in(DOCUMENTS), use_cache=False).logits
     alone = model(input_ids=ids[:1, 5:], use_cache=False).logits
@@ -103,8 +101,7 @@ def goes_round(config: dict[str, Any]) -> bool:
     task = huggingface.build(config)
     layers = layers_of(task)
     inputs, _ = task.dataset.batch([3, 4])
-    published = huggingface.published_config(huggingface.read_settings(config))
-    auto = getattr(transformers, huggingface.AUTO[huggingface.objective_of(published)][0])
+    auto = getattr(transformers, huggingface.AUTO[huggingface.NamedModel.read(config).objective][0])
     with tempfile.TemporaryDirectory() as name:
         kept, output = Path(name) / "weights", Path(name) / "model"
         kept.mkdir()
@@ -118,10 +115,10 @@ def goes_round(config: dict[str, Any]) -> bool:
     return torch.equal(run(layers, inputs)[0], model(input_ids=inputs[0]).logits)
 
 
-def both(task: Task, config: dict[str, Any], objective: huggingface.Objective) -> tuple[list[nn.Module], nn.Module]:
+def both(task: Task, config: dict[str, Any]) -> tuple[list[nn.Module], nn.Module]:
     """The layers and the whole model, with the same values, in eval mode."""
     layers = layers_of(task)
-    model = huggingface.make_model(huggingface.published_config(huggingface.read_settings(config)), objective)
+    model = huggingface.NamedModel.read(config).make()
     assert not model.load_state_dict(state_of(layers), strict=False).missing_keys
     for module in (*layers, model):
         module.eval()

@@ -86,28 +86,23 @@ def refused(config: dict[str, Any]) -> str:
 
 
 def objective_of(config: dict[str, Any]) -> str:
-    return str(huggingface.objective_of(huggingface.published_config(huggingface.read_settings(config))))
+    return str(huggingface.NamedModel.read(config).objective)
 
 
-def pair_of(
-    config: dict[str, Any], objective: Any = "causal", attention: str | None = None
-) -> tuple[Task, list[nn.Module], Any]:
+def pair_of(config: dict[str, Any]) -> tuple[Task, list[nn.Module], Any]:
     """Return the task, its layers, and the model of transformers with their values, both in eval mode."""
     task = huggingface.build(config)
-    published = huggingface.published_config(huggingface.read_settings(config))
-    layers, model = layers_of(task), huggingface.make_model(published, objective, attention)
+    layers, model = layers_of(task), huggingface.NamedModel.read(config).make()
     assert not model.load_state_dict(state_of(layers), strict=False).missing_keys
     for module in (*layers, model):
         module.eval()
     return task, layers, model
 
 
-def check_as_transformers(config: dict[str, Any], head: Any = None, attention: str | None = None) -> None:
-    """Check that logits, loss and gradients equal those of transformers. head: the objective, if it is no language
-    model.
-    """
-    objective = head or objective_of(config)
-    task, layers, model = pair_of(config, objective, attention)
+def check_as_transformers(config: dict[str, Any]) -> None:
+    """Check that logits, loss and gradients equal those of transformers."""
+    objective = objective_of(config)
+    task, layers, model = pair_of(config)
     inputs, (labels,) = task.dataset.batch([1, 5, 7])
     mask = inputs[1] if len(inputs) > 1 else None
     shifted = {"shift_labels": labels} if objective == "causal" else {}

@@ -40,7 +40,7 @@ LOGITS = [
 
 @pytest.mark.parametrize(("family", "attention", "padding"), LOGITS)
 def test_logits_losses_and_gradients_are_those_of_transformers(family: str, attention: str, padding: bool) -> None:
-    check_as_transformers(config_of(family, attention=attention, data={"padding": padding}), attention=attention)
+    check_as_transformers(config_of(family, attention=attention, data={"padding": padding}))
 
 
 def test_the_page_has_what_each_family_was_compared_in() -> None:

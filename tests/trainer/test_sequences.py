@@ -45,7 +45,7 @@ def config(family: str, data: dict[str, Any], **more: Any) -> dict[str, Any]:
 def test_a_document_knows_nothing_of_those_beside_it(family: str, attention: str, tmp_path: Path) -> None:
     """Logits and gradients equal transformers' with these positions, and those of each document alone."""
     settings = config(family, packed(tmp_path), attention=attention)
-    task, layers, model = pair_of(settings, attention=attention)
+    task, layers, model = pair_of(settings)
     (ids, positions), (labels,) = task.dataset.batch([0, 1, 2, 3])
     (logits,) = run(layers, (ids, positions))
     theirs = model(input_ids=ids, position_ids=positions, labels=labels, shift_labels=labels, use_cache=False)

@@ -57,7 +57,7 @@ def npz(path: Path, **arrays: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(("family", "objective", "padding"), HEADS)
 def test_logits_losses_and_gradients_are_those_of_transformers(family: str, objective: str, padding: bool) -> None:
     labels = {} if objective == "choice" else {"labels": 5}
-    check_as_transformers(headed(family, objective, data={"padding": padding}, **labels), objective)
+    check_as_transformers(headed(family, objective, data={"padding": padding}, **labels))
 
 
 @pytest.mark.parametrize("labels", [1, 3])
@@ -68,7 +68,7 @@ def test_values_and_labels_that_hold_or_not_are_learned_as_transformers_does(lab
     kinds = torch.arange(LENGTH).expand(6, -1) // 7
     data = npz(tmp_path / "x.npz", ids=ids, mask=torch.ones_like(ids), kinds=kinds, labels=target)
     config = headed("bert", "sequence", labels=labels) | {"data": data}
-    task, layers, model = pair_of(config, "sequence")
+    task, layers, model = pair_of(config)
     inputs, (wanted,) = task.dataset.batch(range(6))
     (logits,) = run(layers, inputs)
     output = model(ids, torch.ones_like(ids), kinds, labels=target)

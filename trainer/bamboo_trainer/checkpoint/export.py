@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.store import CheckpointStore
@@ -28,17 +28,7 @@ from bamboo_trainer.checkpoint.layer_file import ExportError, StateEntry, by_fil
 from bamboo_trainer.checkpoint.sources import OF_MODULE, Checkpoint, StateSource, under_module_names
 from bamboo_trainer.frames import DTYPES, byte_view
 from bamboo_trainer.models import huggingface_files
-from bamboo_trainer.models.huggingface import (
-    AUTO,
-    HuggingFaceSettings,
-    Objective,
-    lora_settings,
-    objective_of,
-    published_config,
-    read_settings,
-    trained_beside,
-    transformers,
-)
+from bamboo_trainer.models.huggingface import AUTO, NamedModel, lora_settings, transformers
 from bamboo_trainer.models.huggingface_files import COMPANIONS, GENERATION, MODULE, SINGLE, TEMPLATES, PeftAdapter
 
 
@@ -80,24 +70,16 @@ def task_config(job: Path | None, model: Path | None) -> Mapping[str, Any]:
     return config
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelToExport:
-    """The model that an export describes. config: transformers' config."""
-
-    settings: HuggingFaceSettings
-    config: Any
-    objective: Objective
+class ModelToExport(NamedModel):
+    """The model that an export describes."""
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> "ModelToExport":
+    def read(cls, config: Mapping[str, Any]) -> Self:
         """Read the model. config: the job's task.config. Raises ExportError."""
         try:
-            settings = read_settings(config)
-            published = published_config(settings)
-            objective = settings.objective or objective_of(published)
+            return super().read(config)
         except ValueError as error:
             raise ExportError(f"task.config: {error}") from None
-        return cls(settings=settings, config=published, objective=objective)
 
     def describe(self, folder: Path) -> None:
         """Write all files of the folder except the weights."""
@@ -118,8 +100,7 @@ class ModelToExport:
     def trained(self, entries: Sequence[StateEntry]) -> set[str]:
         """Return the names of trained parameters that are no adapters. entries: under the model's own names."""
         names = [entry.name for entry in entries if not re.search(r"\.lora_|\.base\.", entry.name)]
-        beside = trained_beside(self.settings, self.objective, self.config, names)
-        return {name.removeprefix(MODULE) for name in beside}
+        return {name.removeprefix(MODULE) for name in self.trained_beside(names)}
 
     @property
     def adapter_facts(self) -> Mapping[str, Any]:

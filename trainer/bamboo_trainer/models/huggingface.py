@@ -21,7 +21,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -204,17 +204,74 @@ class LoraSettings:
     trained: Sequence[str] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedModel:
+    """The model that a task's config names. config: of transformers."""
+
+    settings: HuggingFaceSettings
+    config: Any
+    objective: Objective
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> Self:
+        """Parse a task's config, and read the model's. Raises ValueError."""
+        settings = read_settings(config)
+        published = published_config(settings)
+        return cls(settings=settings, config=published, objective=settings.objective or objective_of(published))
+
+    def make(self) -> nn.Module:
+        """Return the whole model, in fp32; training.precision decides what is computed in bf16."""
+        auto = getattr(transformers(), AUTO[self.objective][0])
+        attention = self.settings.attention
+        model: nn.Module = auto.from_config(self.config, dtype=torch.float32, attn_implementation=attention)
+        return model
+
+    def is_head(self, name: str) -> bool:
+        """Return whether a parameter is of a head for labels, which a published folder may lack."""
+        if self.objective not in HEADS:
+            return False
+        prefix = getattr(transformers(), AUTO[self.objective][1])[type(self.config)].base_model_prefix
+        return bool(prefix) and (not name.startswith(f"{prefix}.") or ".pooler." in name)
+
+    def trained_beside(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the parameters trained in addition to adapters, by their names in layers.
+
+        They are all parameters of a head for labels, the parameters that lora.trained names, and the ones that PEFT has
+        saved as a whole.
+        """
+        lora = lora_settings(self.settings.lora or {})
+        saved = PeftAdapter.read(Path(lora.adapter)).keys if lora.adapter else {}
+
+        def wanted(name: str) -> bool:
+            return name in saved or self.is_head(name) or any(fnmatchcase(name, pattern) for pattern in lora.trained)
+
+        return tuple(f"{MODULE}{name}" for name in names if wanted(name))
+
+    def opened(self, data: Mapping[str, Any], where: str = "data") -> Sequences | Labelled:
+        """Open the data that a config describes. where: the config's key."""
+        objective, config, words, model = self.objective, self.config, vocabulary_of(self.config), self.settings.model
+        if objective != "causal" and objective != "masked":
+            return open_labelled(data, objective, words, int(config.num_labels), where)
+        token = mask_token(config) if objective == "masked" else 0
+        packs = objective == "causal" and config.model_type in PACKS
+        kinds: dict[str, Opener] = {texts.TEXT: partial(texts.open_text, model, words)}
+        if model is not None and not self.settings.random:
+            kinds[texts.TOKENS] = partial(texts.open_tokens, model)
+        if objective == "causal":
+            kinds[texts.KIND] = partial(texts.open_chats, model, words)
+        return open_sequences(data, objective, (words, token), where, packs=packs, kinds=kinds)
+
+
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
     """Return the task. Raises ValueError, naming the key and what was expected, for invalid input."""
-    settings = read_settings(config)
-    model_config = published_config(settings)
-    objective = settings.objective or objective_of(model_config)
-    check_objective(model_config, objective)
+    named = NamedModel.read(config)
+    settings = named.settings
+    check_objective(named.config, named.objective)
     data = settings.data or {}
-    dataset = _opened(data, objective, model_config, settings)
+    dataset = named.opened(data)
 
     def held_out(given: Mapping[str, Any]) -> Dataset:
-        opened = _opened(_with_keys_of(data, given), objective, model_config, settings, "evaluation")
+        opened = named.opened(_with_keys_of(data, given), "evaluation")
         expect(opened.names == dataset.names, "evaluation: expected a mask of those that count just if data has one")
         return opened
 
@@ -225,14 +282,14 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     lengths = {"data": dataset} if measured is None else {"data": dataset, "evaluation": measured.dataset}
 
     def make() -> nn.Module:
-        model = make_model(model_config, objective, settings.attention)
-        check_positions(model, model_config, lengths)
+        model = named.make()
+        check_positions(model, named.config, lengths)
         return model
 
     call, read = partial(_logits, dataset.names), weights.read if weights else None
     balance = partial(balanced_experts, coefficient=settings.router_aux_loss_coef, masked=dataset.masked)
     split = SplitModule(make, settings.blocks, example_of(dataset), call, read, balance)
-    if weights and (anew := weights.check(split.forms, partial(_is_head, objective, model_config))):
+    if weights and (anew := weights.check(split.forms, named.is_head)):
         logger.info("begun anew, as %s has no such tensors: %s", settings.model, ", ".join(anew))
     task = task_of_split(
         split,
@@ -244,7 +301,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
         learning_rate=rate(settings, training.steps_with(dataset, dataset.tokens_per_sample) if training else None),
         checkpoint=settings.checkpoint,
     )
-    return with_lora_of(task, settings.lora, trained_beside(settings, objective, model_config, split.forms))
+    return with_lora_of(task, settings.lora, named.trained_beside(split.forms))
 
 
 def with_lora_of(task: Task, config: Mapping[str, Any] | None, trained: Collection[str]) -> Task:
@@ -268,27 +325,6 @@ def lora_settings(config: Mapping[str, Any]) -> LoraSettings:
         return LoraSettings(**arguments(LoraSettings, config))
     except ValueError as error:
         raise ValueError(f"lora: {error}") from None
-
-
-def trained_beside(
-    settings: HuggingFaceSettings, objective: Objective, config: Any, names: Iterable[str]
-) -> tuple[str, ...]:
-    """Return the parameters trained in addition to adapters, by their names in layers.
-
-    They are all parameters of a head for labels, the parameters that lora.trained names, and the ones that PEFT has
-    saved as a whole.
-    """
-    lora = lora_settings(settings.lora or {})
-    saved = PeftAdapter.read(Path(lora.adapter)).keys if lora.adapter else {}
-
-    def wanted(name: str) -> bool:
-        return (
-            name in saved
-            or _is_head(objective, config, name)
-            or any(fnmatchcase(name, pattern) for pattern in lora.trained)
-        )
-
-    return tuple(f"{MODULE}{name}" for name in names if wanted(name))
 
 
 def read_settings(config: Mapping[str, Any]) -> HuggingFaceSettings:
@@ -388,31 +424,6 @@ def _with_keys_of(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str
     return found
 
 
-def _opened(
-    data: Mapping[str, Any], objective: Objective, config: Any, settings: HuggingFaceSettings, where: str = "data"
-) -> Sequences | Labelled:
-    words, model = vocabulary_of(config), settings.model
-    if objective == "causal" or objective == "masked":
-        token = mask_token(config) if objective == "masked" else 0
-        packs = objective == "causal" and config.model_type in PACKS
-        kinds: dict[str, Opener] = {
-            texts.TEXT: partial(texts.open_text, model, words),
-        }
-        if model is not None and not settings.random:
-            kinds[texts.TOKENS] = partial(texts.open_tokens, model)
-        if objective == "causal":
-            kinds[texts.KIND] = partial(texts.open_chats, model, words)
-        return open_sequences(data, objective, (words, token), where, packs=packs, kinds=kinds)
-    return open_labelled(data, objective, words, int(config.num_labels), where)
-
-
-def _is_head(objective: Objective, config: Any, name: str) -> bool:
-    """Return whether a parameter is of a head for labels, which a published folder may lack."""
-    library = transformers()
-    prefix = getattr(library, AUTO[objective][1])[type(config)].base_model_prefix if objective in HEADS else ""
-    return bool(prefix) and (not name.startswith(f"{prefix}.") or ".pooler." in name)
-
-
 def objective_of(config: Any) -> Objective:
     """Return the objective that the published architecture names; else causal for a model that can only be that, masked
     for one that can be that and is no decoder. Raises ValueError for other models, such as encoders with a decoder.
@@ -432,13 +443,6 @@ def objective_of(config: Any) -> Objective:
     if masked and ("MaskedLM" in named or "PreTraining" in named):
         return "masked"
     return "masked" if masked and not (causal and (getattr(config, "is_decoder", False) or named)) else "causal"
-
-
-def make_model(config: Any, objective: Objective, attention: str | None = None) -> nn.Module:
-    """Return the whole model, in fp32; training.precision decides what is computed in bf16."""
-    auto = getattr(transformers(), AUTO[objective][0])
-    model: nn.Module = auto.from_config(config, dtype=torch.float32, attn_implementation=attention)
-    return model
 
 
 def check_positions(model: nn.Module, config: Any, datasets: Mapping[str, Any]) -> None:
