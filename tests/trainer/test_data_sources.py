@@ -208,7 +208,7 @@ def test_tokens_in_a_store_are_a_dataset(store, tmp_path):
 def test_the_default_folder_for_blocks_is_the_users_own(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.delenv("BAMBOO_DATA_CACHE", raising=False)
-    (folder := CacheConfig.default().folder).mkdir(mode=0o755)
+    (folder := CacheConfig().path).mkdir(mode=0o755)
     assert folder == tmp_path / f"bamboo-data-{os.geteuid()}"
     files = fsspec.filesystem("memory")
     files.pipe_file("/claimed/a.bin", b"x")

@@ -17,7 +17,6 @@ from bamboo_trainer.checkpoint.initial import begin_with
 from bamboo_trainer.loading import settled_task, task_of
 from bamboo_trainer.memory.estimate import MemoryByKind, measure, worker_memory
 from bamboo_trainer.stage.compilation import require_toolchain
-from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.evaluation import evaluation_schedule, try_measurements
 from bamboo_trainer.tasks.inspection import split_costs
 from bamboo_trainer.worker.loggers import loggers_of
@@ -51,16 +50,11 @@ def result_or_problem(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"problem": one_line(f"the task could not be tried: {type(error).__name__}: {error}")}
 
 
-def _first_values(spec: JobSpec, task: Task) -> list[str]:
-    """Return sentences about the tensors taken from other weights."""
-    initial = spec.task.initial_from
-    return [] if initial is None else begin_with(initial, task)[1]
-
-
 def _check(spec: JobSpec) -> dict[str, Any]:
     require_toolchain(spec.training, gpu=torch.cuda.is_available())
     task, spec = settled_task(spec)
-    initial = _first_values(spec, task)
+    initial = spec.task.initial_from
+    taken = [] if initial is None else begin_with(initial, task)[1]
     evaluation_schedule(task, spec.training)
     loggers_of(task, spec.training)
     costs = split_costs(task, spec)
@@ -72,7 +66,7 @@ def _check(spec: JobSpec) -> dict[str, Any]:
     sizes = measure(task, spec)
     try_measurements(task, spec)
     return {
-        "initial": initial,
+        "initial": taken,
         "layers": len(sizes),
         "parameters": sum(size.parameters - size.tied for size in sizes),
         "stages": [[first, end - 1, sum(size.parameters for size in sizes[first:end])] for first, end in stages],

@@ -3,7 +3,6 @@
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -78,17 +77,9 @@ def _mixture(*, sources: list[tuple[float, Dataset]]) -> Dataset:
     return Mixture(sources)
 
 
-def _cache(*, folder: str | None = None, gigabytes: float | None = None) -> CacheConfig:
-    default = CacheConfig.default()
-    if gigabytes is not None and gigabytes < 0:
-        raise ValueError(f"gigabytes must be at least 0, got {gigabytes:g}")
-    size = default.bytes if gigabytes is None else int(gigabytes * 1e9)
-    return CacheConfig(folder=Path(folder) if folder else default.folder, bytes=size)
-
-
 def _cache_of(given: Mapping[str, Any]) -> CacheConfig:
     try:
-        return _cache(**arguments(_cache, given))
+        return CacheConfig(**arguments(CacheConfig, given))
     except ValueError as error:
         raise ValueError(f"cache: {error}") from None
 

@@ -226,21 +226,29 @@ def _digest(block: bytes) -> bytes:
     return hashlib.blake2b(block, digest_size=_DIGEST).digest()
 
 
-DEFAULT_GIGABYTES: Final = 8.0
 FOLDER_VARIABLE: Final = "BAMBOO_DATA_CACHE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """The folder for blocks of remote files, and its size: `bytes` for all its users together."""
+    """The cache for blocks of remote files. gigabytes: for all its users together."""
 
-    folder: Path
-    bytes: int
+    folder: str | None = None
+    gigabytes: float = 8.0
 
-    @classmethod
-    def default(cls) -> "CacheConfig":
-        folder = os.environ.get(FOLDER_VARIABLE)
-        return cls(folder=Path(folder) if folder else _private_folder(), bytes=int(DEFAULT_GIGABYTES * 1e9))
+    def __post_init__(self) -> None:
+        if self.gigabytes < 0:
+            raise ValueError(f"gigabytes must be at least 0, got {self.gigabytes:g}")
+
+    @property
+    def path(self) -> Path:
+        """The folder: by default the one that the environment names, or a private one."""
+        named = self.folder or os.environ.get(FOLDER_VARIABLE)
+        return Path(named) if named else _private_folder()
+
+    @property
+    def bytes(self) -> int:
+        return int(self.gigabytes * 1e9)
 
 
 class LocalFile:
@@ -295,12 +303,13 @@ def open_sources(path: str, suffixes: Sequence[str], cache: CacheConfig | None =
     entries = [entry for entry in remote.list() if _has(entry.name, suffixes)]
     if not entries:
         raise ValueError(f"{remote.shown} has no file {_named(suffixes)}")
-    settings = cache or CacheConfig.default()
-    if settings.folder == _private_folder():
-        _claim(settings.folder)
+    settings = cache or CacheConfig()
+    folder = settings.path
+    if folder == _private_folder():
+        _claim(folder)
     all_fits = sum(entry.size for entry in entries) <= settings.bytes * LEFT_AFTER_EVICTION
     block = LARGE_BLOCK if all_fits else SMALL_BLOCK  # a small one is little more than a sample needs
-    blocks = BlockCache(settings.folder, settings.bytes, block)
+    blocks = BlockCache(folder, settings.bytes, block)
     return Sources(root=remote.shown, files=[CachedFile(remote, entry, blocks, block) for entry in entries])
 
 

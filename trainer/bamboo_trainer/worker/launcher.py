@@ -34,6 +34,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn
 
 from bamboo_core.complaints import system_reason
@@ -174,6 +175,7 @@ class Launcher:
     def __init__(self, commands: int, events: int) -> None:
         self._commands = commands
         self._events = events
+        self._tell = partial(_tell, events)
         self._partial = b""
         self._children: dict[int, _Child] = {}  # by process
         self._stopping = False
@@ -207,9 +209,6 @@ class Launcher:
 
     def _on_term(self, *_: object) -> None:
         self._stopping = True
-
-    def _tell(self, **event: Any) -> None:
-        _tell(self._events, **event)
 
     def _read_commands(self) -> None:
         data = os.read(self._commands, CHUNK)
