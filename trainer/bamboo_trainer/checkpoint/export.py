@@ -7,15 +7,20 @@ The export works layer by layer, so the largest layer's file bounds memory, what
 appears under its name as a whole or not at all.
 """
 
+import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Final, Self
+
+import torch
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.store import CheckpointStore
@@ -27,9 +32,19 @@ from bamboo_trainer.checkpoint import sources
 from bamboo_trainer.checkpoint.layer_file import ExportError, StateEntry, by_file, header_bytes
 from bamboo_trainer.checkpoint.sources import OF_MODULE, Checkpoint, StateSource, under_module_names
 from bamboo_trainer.frames import DTYPES, byte_view
-from bamboo_trainer.models import huggingface_files
 from bamboo_trainer.models.huggingface import AUTO, NamedModel, lora_settings, transformers
-from bamboo_trainer.models.huggingface_files import COMPANIONS, GENERATION, MODULE, SINGLE, TEMPLATES, PeftAdapter
+from bamboo_trainer.models.huggingface_files import (
+    COMPANIONS,
+    CONFIG,
+    GENERATION,
+    MODULE,
+    SINGLE,
+    TEMPLATES,
+    WEIGHTS,
+    PeftAdapter,
+)
+
+_TASK_TYPES: Final = {"causal": "CAUSAL_LM", "sequence": "SEQ_CLS", "token": "TOKEN_CLS"}  # of PEFT, by objective
 
 
 def inner_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
@@ -102,15 +117,51 @@ class ModelToExport(NamedModel):
         names = [entry.name for entry in entries if not re.search(r"\.lora_|\.base\.", entry.name)]
         return {name.removeprefix(MODULE) for name in self.trained_beside(names)}
 
-    @property
-    def adapter_facts(self) -> Mapping[str, Any]:
-        """The facts about adapters that adapter_config.json has in addition to their tensors."""
-        given = lora_settings(self.settings.lora or {})
-        dropout = given.dropout
-        if dropout is None and given.adapter:
-            dropout = PeftAdapter.read(Path(given.adapter)).dropout
-        published = {"base": self.settings.published_as, "revision": self.settings.revision}
-        return {"objective": self.objective, "dropout": dropout or 0.0, **published}
+    def describe_adapters(self, source: StateSource, entries: Sequence[StateEntry], folder: Path) -> None:
+        """Write adapter_config.json. entries: under the model's own names."""
+        adapters = sources.adapters_in(entries)
+        scales: dict[str, float] = {}
+        for file, found in by_file([one.scale for one in adapters]).items():
+            tensors = source.tensors(file, found)
+            scales |= {entry.name: float(tensors[entry.tensor]) for entry in found}
+        ranks = {one.name: one.a.shape[0] for one in adapters}
+        alphas = {one.name: _alpha(scales[one.scale.name], ranks[one.name]) for one in adapters}
+        (rank, _), (alpha, _) = Counter(ranks.values()).most_common(1)[0], Counter(alphas.values()).most_common(1)[0]
+        lora = lora_settings(self.settings.lora or {})
+        dropout = PeftAdapter.read(Path(lora.adapter), lora.dropout).dropout if lora.adapter else lora.dropout
+        config = {
+            "peft_type": "LORA",
+            "task_type": _TASK_TYPES.get(self.objective),
+            "base_model_name_or_path": self.settings.published_as,
+            "revision": self.settings.revision,
+            "inference_mode": True,
+            "r": rank,
+            "lora_alpha": alpha,
+            "lora_dropout": dropout or 0.0,
+            "target_modules": _targets(ranks, entries),
+            "modules_to_save": sorted({name.rpartition(".")[0] for name in self.trained(entries)}) or None,
+            "rank_pattern": {name: own for name, own in ranks.items() if own != rank},
+            "alpha_pattern": {name: own for name, own in alphas.items() if own != alpha},
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "use_rslora": False,
+        }
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _alpha(scale: float, rank: int) -> float:
+    """Return lora_alpha for a scale in fp32: a short number, if there is one."""
+    short = float(f"{scale * rank:.6g}")
+    found = short if float(torch.tensor(short / rank, dtype=torch.float32)) == scale else scale * rank
+    return int(found) if math.isfinite(found) and found == int(found) else found
+
+
+def _targets(adapted: Collection[str], entries: Sequence[StateEntry]) -> list[str]:
+    """Return target_modules: the last part of a name if all modules of that name have adapters, else the whole name."""
+    weights = {entry.name for entry in entries if entry.name.endswith(".weight")}
+    others = {n.removesuffix(".weight").rpartition(".")[2] for n in weights if not n.endswith(".base.weight")}
+    leaves = {name: name.rpartition(".")[2] for name in adapted}
+    return sorted({name if leaf in others else leaf for name, leaf in leaves.items()})
 
 
 def _write_generation(source: Path | None, published: Any, folder: Path) -> None:
@@ -174,9 +225,8 @@ def export(
         entries, weights, describe = published_entries(source.entries()), SINGLE, model.describe
     else:
         known = inner_entries(source.entries())
-        trained = model.trained(known)
-        entries, weights = sources.peft_entries(known, trained), huggingface_files.WEIGHTS
-        describe = partial(sources.describe, source, known, trained, model.adapter_facts)
+        entries, weights = sources.peft_entries(known, model.trained(known)), WEIGHTS
+        describe = partial(model.describe_adapters, source, known)
     layout = _Layout.of(entries)
     free = shutil.disk_usage(output.absolute().parent).free
     if layout.size > free:

@@ -1,7 +1,5 @@
 """Sources of an export: a checkpoint, or weights in files. Both have a state dict's tensors."""
 
-import json
-import math
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -22,7 +20,7 @@ from bamboo_core.storage.url import parse_url
 from bamboo_trainer.checkpoint.layer_file import ExportError, StateEntry, as_stored, by_file, read_entries, read_layer
 from bamboo_trainer.frames import DTYPES
 from bamboo_trainer.lora import ADAPTER
-from bamboo_trainer.models.huggingface_files import CONFIG, INDEX, SINGLE, peft_name, published_files
+from bamboo_trainer.models.huggingface_files import INDEX, SINGLE, peft_name, published_files
 from bamboo_trainer.tasks.user_code import same_bits
 
 OF_MODULE: Final = re.compile(r"layers\.\d+\.module\.(.+)")  # the names that `from_module` gives its layers' tensors
@@ -173,9 +171,6 @@ def open_source(url: str, step: int | None) -> tuple[StateSource, list[str]]:
     return Checkpoint(store, manifest), list(passed)
 
 
-_TASK_TYPES: Final = {"causal": "CAUSAL_LM", "sequence": "SEQ_CLS", "token": "TOKEN_CLS"}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterEntries:
     """The tensors of an adapter, and the weight that it adapts. name: of the linear layer."""
@@ -252,53 +247,6 @@ def peft_entries(entries: Sequence[StateEntry], trained: Collection[str]) -> tup
     parts = [part for one in adapters for part in (one.a, one.b)]
     parts += [entry for entry in entries if entry.name in trained]
     return tuple(replace(part, name=peft_name(part.name)) for part in parts)
-
-
-def describe(
-    source: StateSource, entries: Sequence[StateEntry], trained: Collection[str], facts: Mapping[str, Any], folder: Path
-) -> None:
-    """Write adapter_config.json. entries: under the model's own names. facts: objective, base, revision, dropout."""
-    adapters = adapters_in(entries)
-    scales: dict[str, float] = {}
-    for file, found in by_file([one.scale for one in adapters]).items():
-        tensors = source.tensors(file, found)
-        scales |= {entry.name: float(tensors[entry.tensor]) for entry in found}
-    ranks = {one.name: one.a.shape[0] for one in adapters}
-    alphas = {one.name: _alpha(scales[one.scale.name], ranks[one.name]) for one in adapters}
-    (rank, _), (alpha, _) = Counter(ranks.values()).most_common(1)[0], Counter(alphas.values()).most_common(1)[0]
-    config = {
-        "peft_type": "LORA",
-        "task_type": _TASK_TYPES.get(facts["objective"]),
-        "base_model_name_or_path": facts["base"],
-        "revision": facts["revision"],
-        "inference_mode": True,
-        "r": rank,
-        "lora_alpha": alpha,
-        "lora_dropout": facts["dropout"],
-        "target_modules": _targets(ranks, entries),
-        "modules_to_save": sorted({name.rpartition(".")[0] for name in trained}) or None,
-        "rank_pattern": {name: own for name, own in ranks.items() if own != rank},
-        "alpha_pattern": {name: own for name, own in alphas.items() if own != alpha},
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "use_rslora": False,
-    }
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def _alpha(scale: float, rank: int) -> float:
-    """Return lora_alpha for a scale in fp32: a short number, if there is one."""
-    short = float(f"{scale * rank:.6g}")
-    found = short if float(torch.tensor(short / rank, dtype=torch.float32)) == scale else scale * rank
-    return int(found) if math.isfinite(found) and found == int(found) else found
-
-
-def _targets(adapted: Collection[str], entries: Sequence[StateEntry]) -> list[str]:
-    """Return target_modules: the last part of a name if all modules of that name have adapters, else the whole name."""
-    weights = {entry.name for entry in entries if entry.name.endswith(".weight")}
-    others = {n.removesuffix(".weight").rpartition(".")[2] for n in weights if not n.endswith(".base.weight")}
-    leaves = {name: name.rpartition(".")[2] for name in adapted}
-    return sorted({name if leaf in others else leaf for name, leaf in leaves.items()})
 
 
 def load(url: str | Path, *, step: int | None = None) -> dict[str, Tensor]:
