@@ -76,17 +76,17 @@ class Worker:
                 told = self.hear()
                 assert isinstance(told, protocol.PartsWritten)
                 parts, common = [*parts, *told.parts], told.common
-        self.part.commit(protocol.CommitCheckpoint(checkpoint=checkpoint, parts=tuple(parts), common=common))
+        self.part.obey(protocol.CommitCheckpoint(checkpoint=checkpoint, parts=tuple(parts), common=common))
         assert self.hear() == protocol.CheckpointCommitted(checkpoint=checkpoint)
         assert self.hear() == protocol.CheckpointCommitted(checkpoint=checkpoint, tidied=True)
 
     def find(self, *bad: CheckpointId) -> Any:
-        self.part.find(protocol.FindCheckpoint(number=1, bad=bad))
+        self.part.obey(protocol.FindCheckpoint(number=1, bad=bad))
         return self.hear()
 
     def settle(self) -> None:
         """Wait until the worker has done all requested work: it probes the store after its first answer."""
-        self.part.find(protocol.FindCheckpoint(number=2))
+        self.part.obey(protocol.FindCheckpoint(number=2))
         while not isinstance(self.hear(), protocol.CheckpointFound):
             pass
 
@@ -207,7 +207,7 @@ def test_a_store_that_cannot_be_written_fails_the_checkpoint_only(tmp_path: Path
     assert isinstance(told, protocol.CheckpointFailed)
     assert told.checkpoint == at(1)
     assert told.message
-    worker.part.commit(protocol.CommitCheckpoint(checkpoint=at(1), parts=()))
+    worker.part.obey(protocol.CommitCheckpoint(checkpoint=at(1), parts=()))
     assert isinstance(worker.hear(), protocol.CheckpointFailed)
     assert worker.find().problem
 
@@ -307,7 +307,7 @@ def test_a_worker_that_ends_commits_what_is_written_in_whole_and_removes_what_is
         other.hear()
     worker.part.keep(at(9), stages[0].values.layer_states(), 0.0)
     assert disk.begun.wait(SECONDS), "all that follows waits"
-    worker.part.commit(protocol.CommitCheckpoint(checkpoint=at(2), parts=tuple(parts)))
+    worker.part.obey(protocol.CommitCheckpoint(checkpoint=at(2), parts=tuple(parts)))
     other.part.drop([at(3)])
     closing = threading.Thread(target=worker.part.close)
     closing.start()

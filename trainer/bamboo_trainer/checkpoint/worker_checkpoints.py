@@ -118,7 +118,8 @@ class WorkerCheckpoints:
         self._newest = checkpoint
         self._do(_Layers(checkpoint, dict(states)))
 
-    def commit(self, request: CommitCheckpoint) -> None:
+    def obey(self, request: CommitCheckpoint | FindCheckpoint) -> None:
+        """Commit or find a checkpoint, as the coordinator requests."""
         self._do(request)
 
     def drop(self, checkpoints: Sequence[CheckpointId]) -> None:
@@ -126,9 +127,6 @@ class WorkerCheckpoints:
         if self._newest is not None and self._newest in checkpoints:
             self._do(_Remains(self._newest))
             self._newest = None
-
-    def find(self, request: FindCheckpoint) -> None:
-        self._do(request)
 
     def restore(
         self, values: StageValues, checkpoint: CheckpointId, here: Mapping[int, LayerState]

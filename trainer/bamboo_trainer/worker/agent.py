@@ -366,9 +366,9 @@ class WorkerAgent:
             case HoldState(checkpoint=checkpoint) if self.engine:
                 self.engine.hold(checkpoint)
             case CommitCheckpoint() if self.checkpoints:
-                self._commit(partial(self.checkpoints.commit, message))
+                self._commit(partial(self.checkpoints.obey, message))
             case FindCheckpoint() if self.checkpoints:
-                self.checkpoints.find(message)
+                self.checkpoints.obey(message)
             case DropCopies(checkpoints=checkpoints):
                 if self.engine:
                     self.engine.drop_copies(checkpoints)

@@ -308,7 +308,6 @@ class HistoryFollower:
         self._ended: Callable[[], None] | None = None  # training is complete; called once the recipient knows
         self._knows_end = False
         self._cursor: Any = None  # the recipient's, once that is read
-        self._unsaved = False  # the cursor
         self._file: HistoryFile | None = None  # the newest that was read
         self._lock = threading.Lock()
         self.turns = turns(self._turn, AGAIN_SECONDS, recipient.file.removesuffix(".json"))
@@ -374,15 +373,14 @@ class HistoryFollower:
             self._save(self.recipient.write(new[start : start + self.recipient.at_once], self._cursor))
         if complete:
             self._save(self.recipient.end(self._cursor))
-        elif self._unsaved:
-            self._save(self._cursor)
+        elif not new:
+            self._save(self._cursor)  # saving it may have failed before
         self._file, self._troubled = max(files, default=None), False
 
     def _save(self, now: Cursor) -> None:
         """Set the cursor and save it; it stays set here even if saving fails."""
-        self._cursor, self._unsaved = now, True
+        self._cursor = now
         self._files.write_bytes(self.recipient.file, msgspec.json.encode(now))
-        self._unsaved = False
 
     def _trouble(self, message: str) -> None:
         """Report a failure once, until the recipient works again."""
