@@ -148,13 +148,8 @@ class StrikeGate(Follower):
         channel.settimeout(ANSWER_SECONDS)
 
     def begins(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
-        if step in self._steps and name in GATED:
-            self._ask(step)
-
-    def close(self) -> None:
-        self._channel.close()
-
-    def _ask(self, step: int) -> None:
+        if step not in self._steps or name not in GATED:
+            return
         try:
             self._channel.sendall(b"%d\n" % step)
             answered = bool(self._channel.recv(1))
@@ -163,6 +158,9 @@ class StrikeGate(Follower):
             answered = False
         if not answered:  # a late answer must not be taken for the next question's
             self._steps = frozenset()
+
+    def close(self) -> None:
+        self._channel.close()
 
 
 def _read_token(path: Path) -> str:
