@@ -316,7 +316,7 @@ def test_a_signal_after_the_grace_period_ends_the_worker_at_once(
                 os.kill(os.getpid(), signal.SIGTERM)
             yield STOP
 
-    channel.answers, agent.grace = answers, 0.0
+    channel.answers, agent.settings = answers, WorkerSettings(grace=0.0)
     monkeypatch.setattr(os, "_exit", sys.exit)
     assert run(agent, welcome()) == 128 + signal.SIGTERM
 

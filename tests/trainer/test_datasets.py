@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from bamboo_core.checkpoint.manifest import difference
 from bamboo_trainer.data import Mixture, TensorDataset, dataset_from
 from bamboo_trainer.data.datasets import nothing_there
-from bamboo_trainer.task import TrainingFacts
 from bamboo_trainer.worker.loaded_job import record_of
 from stage_kit import small_task
 
@@ -110,12 +109,6 @@ def test_samples_come_as_they_were_asked_for() -> None:
     assert values.tolist() == [one for index in (6, 1, 3, 4) for one in taken(mixed, index)]
     assert x.flatten().tolist() == values.tolist()
     assert mixed.tokens_per_sample is None
-
-
-def test_an_epoch_is_a_pass_over_the_mixture() -> None:
-    mixed = Mixture([(1, numbers(0, 40)), (1, numbers(0, 10))])
-    facts = TrainingFacts(steps=None, epochs=3, global_batch_size=10, micro_batch_size=5)
-    assert (len(mixed), facts.steps_with(mixed)) == (80, 24)
 
 
 @pytest.mark.parametrize("weight", [0.3001, 0.2])

@@ -273,11 +273,9 @@ class WorkerAgent:
         spans: Spans,
         settings: WorkerSettings,
     ) -> None:
-        host = settings.host
-        self.worker, self.zone, self.spans, self.host = worker, zone, spans, host
-        self.grace, self.logger_seconds, self.pod = settings.grace, settings.logger_seconds, settings.pod
+        self.worker, self.zone, self.spans, self.settings = worker, zone, spans, settings
         self.inbox = Inbox()
-        self.transport = TcpTransport(worker, os.urandom(16).hex(), self.inbox.put, host)
+        self.transport = TcpTransport(worker, os.urandom(16).hex(), self.inbox.put, settings.host)
         self.traffic = TrafficMeter()
         self.control = Control(url, token, self._hello, self._heartbeat, self.inbox.put, settings.authority)
         self.engine: Engine | None = None
@@ -316,7 +314,8 @@ class WorkerAgent:
             self._fail(failure_reason(error), failure_message(error))
         finally:
             if self.history:
-                self.history.close(HISTORY_SECONDS, self.logger_seconds if self.job_over else SHORT_LOGGER_SECONDS)
+                patience = self.settings.logger_seconds if self.job_over else SHORT_LOGGER_SECONDS
+                self.history.close(HISTORY_SECONDS, patience)
             self.transport.close(FLUSH_SECONDS if self.exit_code == EXIT_DRAINED else 0.0)
             self.control.close(FLUSH_SECONDS)
             self.spans.close()
@@ -392,7 +391,7 @@ class WorkerAgent:
         self.began = time.monotonic()
         job = self.job = load_job(welcome.manifest)
         devices = self.devices = choose_devices(self.worker, job.spec.worker.devices)
-        if self.pod:
+        if self.settings.pod:
             require_gpus(job.spec, devices)
         use(devices[0], deterministic=job.spec.training.deterministic)
         require_toolchain(job.spec.training, gpu=devices[0].type == "cuda")
@@ -484,12 +483,12 @@ class WorkerAgent:
         """Wait for loggers to finish: the job is over, so this worker holds up no other."""
         self.job_over = True
         if self.history:
-            self.history.announce_end(self.logger_seconds)
+            self.history.announce_end(self.settings.logger_seconds)
 
     def _hello(self) -> Hello:
         return Hello(
             worker=self.worker,
-            host=self.host,
+            host=self.settings.host,
             port=self.transport.port,
             zone=self.zone,
             pid=os.getpid(),
@@ -528,5 +527,5 @@ class WorkerAgent:
         if now >= self.end_by:
             os._exit(128 + signal.SIGTERM)
         if self.end_by == math.inf:
-            self.end_by = now + self.grace
-            self.inbox.put(NoticeReceived(seconds=self.grace))
+            self.end_by = now + self.settings.grace
+            self.inbox.put(NoticeReceived(seconds=self.settings.grace))
