@@ -8,19 +8,18 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bamboo_core.checkpoint.manifest import CheckpointDamaged, CheckpointError, CheckpointManifest
 from bamboo_core.checkpoint.selection import find
 from bamboo_core.checkpoint.store import CheckpointStore
-from bamboo_core.complaints import complain, said_by
+from bamboo_core.complaints import complain
 from bamboo_core.storage.bounded import StorageError
 from bamboo_core.storage.url import parse_url
 from bamboo_trainer.checkpoint.layer_file import ExportError, StateEntry, as_stored, by_file, read_entries, read_layer
 from bamboo_trainer.frames import DTYPES
 from bamboo_trainer.lora import ADAPTER
-from bamboo_trainer.models.huggingface_files import INDEX, SINGLE, peft_name, published_files
+from bamboo_trainer.models.huggingface_files import INDEX, SINGLE, opened, peft_name, published_files
 from bamboo_trainer.tasks.user_code import same_bits
 
 OF_MODULE: Final = re.compile(r"layers\.\d+\.module\.(.+)")  # the names that `from_module` gives its layers' tensors
@@ -86,8 +85,8 @@ class TensorFiles:
         return tuple(found.values())
 
     def tensors(self, file: int, entries: Sequence[StateEntry]) -> Mapping[str, Tensor]:
-        with _opened(self._files[file]) as opened:
-            return {entry.tensor: opened.get_tensor(entry.tensor) for entry in entries}
+        with _opened(self._files[file]) as content:
+            return {entry.tensor: content.get_tensor(entry.tensor) for entry in entries}
 
 
 def _entry(path: Path, number: int, name: str, part: Any) -> StateEntry:
@@ -100,9 +99,9 @@ def _entry(path: Path, number: int, name: str, part: Any) -> StateEntry:
 
 def _opened(path: Path) -> Any:
     try:
-        return safe_open(path, framework="pt")
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"cannot read {path}: {said_by(error)}") from None
+        return opened(path)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from None
 
 
 def tensor_files(path: Path) -> TensorFiles | None:
