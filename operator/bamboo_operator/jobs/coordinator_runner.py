@@ -184,11 +184,6 @@ class CoordinatorRunner:
         """Whether the job has ended, or was interrupted."""
         return self._interrupted or self.finish is not None
 
-    @property
-    def finished(self) -> bool:
-        """Whether the job has ended."""
-        return self.finish is not None
-
     def removal_forced(self, worker: WorkerId) -> None:
         """Note that the worker's pod is about to be deleted, because the worker did not exit."""
         self._watch.removal_forced(worker)

@@ -327,7 +327,7 @@ class JobReconciler:
         while not schedule.over:
             self._trigger.clear()
             self._apply_edits()
-            began, finished = time.monotonic(), runner.finished
+            began, finished = time.monotonic(), runner.finish is not None
             pods, events = await self._reconcile_with_status(runner, controller)
             status = await self._write_status(runner, controller)
             ended, ok, end_written = time.monotonic(), pods and events and status, finished and status
@@ -338,7 +338,7 @@ class JobReconciler:
             if schedule.over:
                 return
             self.attempts.heartbeat()
-            if coordinating.done() and not runner.finished:
+            if coordinating.done() and runner.finish is None:
                 await coordinating  # raises the error that ended it
             while (left := schedule.due(self._trigger.urgent, self._trigger.changed) - time.monotonic()) > 0:
                 await self._trigger.wait(left)
