@@ -1,7 +1,6 @@
 """The start of a container's process, and its termination message."""
 
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,10 +9,6 @@ from cluster import children
 from cluster.api import Json
 from cluster.environment import command, environment
 from cluster.preloaded import Preloaded
-
-
-class StartError(Exception):
-    """A command that cannot be run."""
 
 
 def base_environment(pod: Json, extra: Mapping[str, str]) -> dict[str, str]:
@@ -34,17 +29,11 @@ async def start(
 ) -> children.Child:
     """Start a container. extra: variables that precede the pod's own. scratch: a folder that need not exist.
 
-    Raises Unknown if an object does not exist yet, StartError if the container can never start.
+    Raises Unknown if an object does not exist yet. A command that cannot be run ends at once, with its reason in the
+    log.
     """
     env = environment(pod, container, base_environment(pod, extra))
     argv, folder = command(container, env), container.get("workingDir", "/tmp")
-    if not argv:
-        raise StartError("the pod names no command, and the test cluster knows no images")
-    mounted = any(argv[0].startswith(mount.target + "/") for mount in mounts)
-    if not mounted and shutil.which(argv[0], path=env["PATH"]) is None:
-        raise StartError(f'exec: "{argv[0]}": executable file not found in $PATH')
-    if not mounts and not Path(folder).is_dir():
-        raise StartError(f"no such folder: {folder}")
     log.parent.mkdir(parents=True, exist_ok=True)
     return await preloaded.start(argv, log, env=env, folder=folder, mounts=mounts, scratch=scratch)
 

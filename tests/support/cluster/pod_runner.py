@@ -12,7 +12,7 @@ from typing import Any
 
 from cluster import children, pod_status
 from cluster.api import STRATEGIC, Api, ApiError, Failure, Json
-from cluster.container import StartError, message, start
+from cluster.container import message, start
 from cluster.environment import Unknown
 from cluster.pod_status import Record
 from cluster.preloaded import Preloaded
@@ -39,7 +39,6 @@ class PodRunner:
     def __init__(self, api: Api, pod: Json, place: Place, folder: Path, logs: Path) -> None:
         self.api, self.pod, self.place, self.folder, self.logs = api, pod, place, folder, logs
         self.children: dict[str, children.Child] = {}
-        self._warned: set[str] = set()  # messages of its events
         self.over = False
         self._facts: Json = {
             "podIP": place.pod_ip,
@@ -129,37 +128,11 @@ class PodRunner:
             try:
                 await self._volumes.prepare()
                 return True
-            except Unknown as problem:
+            except (Unknown, *Failure) as problem:
                 self._changed.set()  # its containers are being created, and that is all that the status says
-                if str(problem) not in self._warned:
-                    self._warned.add(str(problem))
-                    self._help(self._warn("FailedMount", str(problem)))
-            except Failure as problem:
                 logger.warning("volumes of %s: %s", self.path, problem)
             await self._pause(RETRY_SECONDS)
         return False
-
-    async def _warn(self, reason: str, message: str) -> None:
-        """Write an event once, not at each repetition."""
-        meta, stamp = self.pod["metadata"], pod_status.now()
-        known = {key: meta[key] for key in ("namespace", "name", "uid")}
-        event = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"generateName": f"{meta['name']}."},
-            "type": "Warning",
-            "involvedObject": {"apiVersion": "v1", "kind": "Pod", **known},
-            "reason": reason,
-            "message": message,
-            "source": {"component": "kubelet", "host": self.pod["spec"]["nodeName"]},
-            "count": 1,
-            "firstTimestamp": stamp,
-            "lastTimestamp": stamp,
-        }
-        try:
-            await self.api.request("POST", f"/api/v1/namespaces/{meta['namespace']}/events", event)
-        except Failure as error:
-            logger.warning("event of %s: %r", self.path, error)
 
     async def _run_container(self, container: Json, record: Record) -> None:
         """Run a container to its end, once the objects that it needs exist. It is not restarted, whatever its policy;
@@ -177,20 +150,8 @@ class PodRunner:
     async def _run_process(self, container: Json, record: Record) -> None:
         log, scratch = self.logs / f"{container['name']}.log", self.folder / container["name"] / "scratch"
         mounts = self._volumes.mounts(container)
-        try:
-            child = await start(
-                self._known(),
-                container,
-                log,
-                self.place.preloaded,
-                extra=self.place.env,
-                mounts=mounts,
-                scratch=scratch,
-            )
-        except StartError as problem:
-            record.end(128, "StartError", str(problem))
-            self._changed.set()
-            return
+        pod, extra = self._known(), self.place.env
+        child = await start(pod, container, log, self.place.preloaded, extra=extra, mounts=mounts, scratch=scratch)
         self.children[container["name"]] = child
         if self._stopping.is_set():
             child.signal(signal.SIGTERM)

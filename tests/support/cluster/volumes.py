@@ -28,10 +28,7 @@ class Volumes:
     async def prepare(self) -> None:
         """Make the folders of all volumes. Raises Unknown if an object does not exist yet; may be called again."""
         for volume in self.pod["spec"].get("volumes", []):
-            try:
-                self.paths[volume["name"]] = await self._path(volume)
-            except Unknown as problem:
-                raise Unknown(f'MountVolume.SetUp failed for volume "{volume["name"]}" : {problem}') from None
+            self.paths[volume["name"]] = await self._path(volume)
 
     def mounts(self, container: Json) -> list[Mount]:
         found = [
