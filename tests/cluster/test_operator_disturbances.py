@@ -89,6 +89,76 @@ def test_with_checkpoints_a_job_outlives_all_its_pods_and_a_suspension(
 
 
 @pytest.mark.slow
+def test_the_operator_is_killed_at_eleven_places_of_a_jobs_life(
+    installed: Cluster, namespace: str, operator: Operator, tmp_path: Path
+) -> None:
+    checkpoint = {"storage": claimed(installed, namespace), "everySteps": 1}
+    document = small("killed", 80, standby=1, training=training(80, 8, 2), checkpoint=checkpoint)
+    paced, slow = slowed(document, tmp_path)
+
+    def killed() -> None:
+        operator.kill()
+        time.sleep(1)
+        operator.start()
+
+    def until_replaced(victim: str) -> None:
+        job.wait(
+            lambda s: (
+                victim not in json.loads(s["plan"])["pipelines"][0] and condition(s, "Degraded")["status"] == "False"
+            )
+        )
+
+    job = Job(installed.api, namespace, paced)
+    killed()  # before the first pod, or just after it
+    job.until_pods(lambda pods: len(pods) == 3)
+    killed()  # before the first plan
+    job.step(2)
+    killed()  # in training
+    job.step(job.status()["training"]["step"] + 2)
+
+    victim = owners(job)[1]
+    node = job.pods()[victim]["spec"]["nodeName"]
+    installed.taint(node, "cloud.google.com/impending-node-termination", "", "NoSchedule")
+    job.told("NoticeReceived")
+    killed()  # in a planned takeover
+    job.until_pods(lambda pods: victim not in pods or pods[victim]["status"]["phase"] == "Succeeded")
+    installed.untaint(node, "cloud.google.com/impending-node-termination")
+    until_replaced(victim)
+
+    victim = owners(job)[0]
+    installed.signal(namespace, victim, signal.SIGKILL)
+    killed()  # in a takeover
+    until_replaced(victim)
+
+    job.edit({"standby": {"workers": 2}})
+    killed()  # before a larger number of workers has its effect
+    job.until_pods(lambda pods: sum(pod["status"].get("phase") == "Running" for pod in pods.values()) == 4)
+
+    job.edit({"suspend": True})
+    killed()  # between the suspension and its effect
+    job.until_pods(lambda pods: not pods)
+    job.edit({"suspend": False})
+    killed()  # before the job goes on
+    job.wait(lambda status: condition(status, "Running").get("status") == "True")
+
+    for pod in job.pods():
+        installed.api.delete(f"/api/v1/namespaces/{namespace}/pods/{pod}", 0)
+    job.told("Restoring")
+    killed()  # while the job waits for workers that restore
+    job.wait(lambda status: status["restores"] >= 1 and condition(status, "Running").get("status") == "True")
+
+    slow.unlink()
+    job.step(75)
+    killed()  # at the end
+    status = job.until("Complete")
+    assert (status["training"]["step"], status["checkpoint"]["lastStep"]) == (80, 80)
+    assert add_digests(status["digests"]) == digest_of_undisturbed(document)
+    job.delete()
+    killed()  # in the deletion
+    job.until_gone()
+
+
+@pytest.mark.slow
 def test_the_api_server_may_be_away(installed: Cluster, namespace: str, operator: Operator) -> None:
     document = disturbed_job("cut-off")
     job = Job(installed.api, namespace, document)

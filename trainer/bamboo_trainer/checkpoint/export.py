@@ -271,9 +271,7 @@ def export_state(
     """
     try:
         source, _ = sources.open_source(url, step)
-        export(
-            source, ExportForm(form), Path(output), force=force, progress=lambda *_: None, task_config=task_config
-        )
+        export(source, ExportForm(form), Path(output), force=force, progress=lambda *_: None, task_config=task_config)
     except (StorageError, ExportError) as error:
         return {"problem": str(error)}
     return {}
