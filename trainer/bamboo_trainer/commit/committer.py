@@ -18,11 +18,9 @@ from bamboo_core.control.protocol import (
 )
 from bamboo_core.histogram import STEP_SECONDS, Histogram
 from bamboo_core.planning.plan import ROOT, Layout, Plan, WorkerId
-from bamboo_trainer.commit.commit_log import APPLIES_ALL, CommitLog, StepPolicy
-from bamboo_trainer.commit.ports import Coordinator, History
+from bamboo_trainer.commit.commit_log import StepPolicy
+from bamboo_trainer.commit.ports import CommitContext, History
 from bamboo_trainer.frames import Address, CheckpointMark, Commit, FrameKind
-from bamboo_trainer.routing import Outbox, PlanState
-from bamboo_trainer.stage.stage_states import StageStates
 
 logger = logging.getLogger(__name__)
 
@@ -35,21 +33,16 @@ class Committer:
 
     def __init__(
         self,
-        plan: PlanState,
-        outbox: Outbox,
-        states: StageStates,
-        coordinator: Coordinator,
+        shared: CommitContext,
         clock: Callable[[], float],
         new_id: Callable[[], str],
         history: History,
-        *,
-        policy: StepPolicy = APPLIES_ALL,
+        policy: StepPolicy,
     ) -> None:
         """Create the committer. new_id: makes the id of an attempt to write a checkpoint."""
-        self._new_id, self._history, self._policy = new_id, history, policy
-        self._plan, self._outbox, self._states, self._clock = plan, outbox, states, clock
-        self._coordinator = coordinator
-        self.log = CommitLog(plan.current.first_step, policy.loss_unit)
+        self._clock, self._new_id, self._history, self._policy = clock, new_id, history, policy
+        self._shared, self._plan, self._outbox, self._states = shared, shared.plan, shared.outbox, shared.states
+        self._coordinator, self.log = shared.coordinator, shared.log
         self.step_seconds = Histogram.of(STEP_SECONDS)
         self.awaited_reports: set[WorkerId] = set()  # workers that may know a commit of an earlier root
         self.cut: CheckpointId | None = None  # the state with which this split of the layers ends
@@ -285,7 +278,7 @@ class Committer:
         self._coordinator.tell(
             StepCommitted(
                 step=step,
-                generation=self.generation(step),
+                generation=self._shared.generation(step),
                 loss=_sendable(commit.loss),
                 gradient_norm=_sendable(commit.norm),
                 microbatches=commit.microbatches,
@@ -296,18 +289,6 @@ class Committer:
                 metrics={name: _sendable(value) for name, value in commit.metrics.items()},
             )
         )
-
-    # layouts
-
-    def generation(self, step: int) -> int:
-        """Return the generation of that step's layout; if unknown, the first one in force."""
-        known = self.log.generation(step)
-        return self._plan.current.layouts[0].generation if known is None else known
-
-    def layout(self, step: int) -> Layout | None:
-        """Return the step's layout; None if its plan has not arrived."""
-        generation = self.generation(step)
-        return next((layout for layout in self._plan.current.layouts if layout.generation == generation), None)
 
 
 def _sendable(number: float) -> float | None:

@@ -1,11 +1,15 @@
-"""The other parts of a worker that commits are sent to: the coordinator's channel and the job's history."""
+"""What commits need of a worker: the coordinator's channel, the job's history, and the context of an engine's parts."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from bamboo_core.control.protocol import Message
-from bamboo_core.planning.plan import Plan
+from bamboo_core.planning.plan import Layout, Plan
+from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.frames import Commit, Commits, HistoryMark
+from bamboo_trainer.routing import Outbox, PlanState
+from bamboo_trainer.stage.stage_states import StageStates
 
 
 class Coordinator(Protocol):
@@ -64,3 +68,27 @@ class NoHistory:
 
     def heard(self, commits: Commits) -> None:
         pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitContext:
+    """The collaborators that all parts of an engine share.
+
+    plan: the plans known here. states: of the stages held here. log: the commits known here.
+    """
+
+    plan: PlanState
+    outbox: Outbox
+    states: StageStates
+    log: CommitLog
+    coordinator: Coordinator
+
+    def generation(self, step: int) -> int:
+        """Return the generation of that step's layout; if unknown, the first one in force."""
+        known = self.log.generation(step)
+        return self.plan.current.layouts[0].generation if known is None else known
+
+    def layout(self, step: int) -> Layout | None:
+        """Return the step's layout; None if its plan has not arrived."""
+        generation = self.generation(step)
+        return next((layout for layout in self.plan.current.layouts if layout.generation == generation), None)

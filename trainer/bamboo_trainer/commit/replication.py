@@ -10,13 +10,9 @@ from torch import Tensor
 
 from bamboo_core.control.protocol import LeftBehind, ReplicaSynced
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
-from bamboo_trainer.commit.commit_log import CommitLog
-from bamboo_trainer.commit.committer import Committer
-from bamboo_trainer.commit.ports import Coordinator
+from bamboo_trainer.commit.ports import CommitContext
 from bamboo_trainer.frames import ANSWERS_END, Address, Announce, Commits, Frame, FrameKind, ReplicaStart
-from bamboo_trainer.routing import Outbox, PlanState
 from bamboo_trainer.stage.layer_state import LayerState
-from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.task import Parts
 
 CLOSE_STEPS = 2  # the owner waits for a replica that lags by no more, once, to bring it level
@@ -127,16 +123,9 @@ class Replicator:
     the step is reported first, because all workers wait for its commit, and its gradients are copied afterwards.
     """
 
-    def __init__(
-        self,
-        plan: PlanState,
-        outbox: Outbox,
-        states: StageStates,
-        committer: Committer,
-        coordinator: Coordinator,
-    ) -> None:
-        self._plan, self._outbox, self._states = plan, outbox, states
-        self._committer, self._coordinator = committer, coordinator
+    def __init__(self, shared: CommitContext) -> None:
+        self._shared, self._plan, self._outbox, self._states = shared, shared.plan, shared.outbox, shared.states
+        self._log, self._coordinator = shared.log, shared.coordinator
         self.progress: dict[tuple[Cell, WorkerId], ReplicaProgress] = {}
         self._unsent: dict[tuple[Cell, WorkerId, int], None] = {}  # final gradients, by step; in order
         self._arrived: dict[int, ArrivedState] = {}  # for stages here, by stage, not taken over yet
@@ -197,7 +186,7 @@ class Replicator:
         """
         final = self._states.final(cell.stage, step)
         assert final is not None
-        return Address(FrameKind.SYNC, *cell, step), (final,), self._committer.log.latest()
+        return Address(FrameKind.SYNC, *cell, step), (final,), self._log.latest()
 
     def announced(self, cell: Cell, replica: WorkerId, epoch: int, announce: Announce) -> None:
         """Process a replica's announcement of its version. epoch: of the plan that the replica obeys."""
@@ -256,8 +245,8 @@ class Replicator:
         states = held.layer_states(held.layers_needed(), shown=False)
         filling = ReplicaStart(
             layers=len(states),
-            generation=self._committer.generation(held.version),
-            commits=self._committer.log.latest(),
+            generation=self._shared.generation(held.version),
+            commits=self._log.latest(),
         )
         for layer, state in states.items():
             address = Address(FrameKind.LAYER, *cell, held.version, part=layer)
@@ -322,7 +311,7 @@ class Replicator:
         if self._states.version(number) >= state.version:
             return False
         self._states.restore(number, self._plan.current.stages, state.layers)
-        self._committer.log.learn_generation(state.version, state.generation)
+        self._log.learn_generation(state.version, state.generation)
         return True
 
 
@@ -347,17 +336,9 @@ class Question:
 class RepeatedSteps:
     """Asks all workers once in an epoch, and reports to the coordinator a step that cannot be completed."""
 
-    def __init__(
-        self,
-        plan: PlanState,
-        outbox: Outbox,
-        states: StageStates,
-        replicator: Replicator,
-        log: CommitLog,
-        coordinator: Coordinator,
-    ) -> None:
-        self._plan, self._outbox, self._states, self._replicator = plan, outbox, states, replicator
-        self._log, self._coordinator = log, coordinator
+    def __init__(self, shared: CommitContext, replicator: Replicator) -> None:
+        self._plan, self._outbox, self._states, self._replicator = shared.plan, shared.outbox, shared.states, replicator
+        self._log, self._coordinator = shared.log, shared.coordinator
         self._questions: dict[Cell, Question] = {}
         self._asked: dict[Cell, int] = {}  # by cell, the newest committed step that its owner repeats
 

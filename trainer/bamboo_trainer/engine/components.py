@@ -12,6 +12,7 @@ from bamboo_core.control.protocol import KeepLastState, PeerDown, PlanApplied, R
 from bamboo_core.planning.cell_portions import changed_cells, runner
 from bamboo_core.planning.plan import ROOT, Cell, Plan, WorkerId
 from bamboo_core.planning.schedule import Computed, Evaluate, ReportReady
+from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.replication import ArrivedState, RepeatedSteps, Replicator
 from bamboo_trainer.engine.cell_step import CellStep
@@ -53,32 +54,22 @@ class Components:
         self.plan = PlanState(ports.worker, first, ports.devices)
         self.outbox = Outbox(self.plan, ports.transport, queue, ports.copies, receiver=self._receiver)
         self.states = StageStates(ports.builder, ports.on_host, begun)
-        self.committer = Committer(
-            self.plan,
-            self.outbox,
-            self.states,
-            ports.coordinator,
-            ports.clock,
-            ports.new_id,
-            ports.history,
-            policy=ports.policy,
-        )
-        self.replicator = Replicator(self.plan, self.outbox, self.states, self.committer, ports.coordinator)
-        self.repeated = RepeatedSteps(
-            self.plan, self.outbox, self.states, self.replicator, self.committer.log, ports.coordinator
-        )
         self._devices = DeviceTimes(ports.clock, timer, ports.devices)
-        shared = EngineContext(
-            ports=ports,
+        self._shared = shared = EngineContext(
             plan=self.plan,
             outbox=self.outbox,
             states=self.states,
-            committer=self.committer,
+            log=CommitLog(first.first_step, ports.policy.loss_unit),
+            coordinator=ports.coordinator,
+            ports=ports,
             timer=timer,
             devices=self._devices,
         )
+        self.committer = Committer(shared, ports.clock, ports.new_id, ports.history, ports.policy)
+        self.replicator = Replicator(shared)
+        self.repeated = RepeatedSteps(shared, self.replicator)
         self.rehearsals, self.checks, self.spots = Rehearsals(shared), StateChecks(shared), SpotChecks(shared)
-        self.executor = Executor(shared, self.replicator, self.spots)
+        self.executor = Executor(shared, self.committer, self.replicator, self.spots)
 
     @property
     def step(self) -> int:
@@ -90,7 +81,7 @@ class Components:
         assignment = self.plan.current.at(address.cell)
         if not assignment.portions or not is_of_microbatch(address) or self.repeated.is_repeated(address):
             return assignment.owner
-        layout = self.committer.layout(address.step)
+        layout = self._shared.layout(address.step)
         return runner(assignment, layout, address.pipeline, address.microbatch) if layout else assignment.owner
 
     def _look_again(self) -> None:

@@ -47,7 +47,7 @@ class StateChecks:
     """Sends checksums to the coordinator: for each stage, the newest versions and that of the newest checkpoint."""
 
     def __init__(self, shared: EngineContext) -> None:
-        self._states, self._log, self._coordinator = shared.states, shared.log, shared.ports.coordinator
+        self._states, self._log, self._coordinator = shared.states, shared.log, shared.coordinator
         self._steps, self._deterministic = shared.ports.steps, shared.ports.deterministic
         self._sent: dict[int, dict[int, StateSums]] = {}
         self._checkpoint = (
@@ -139,7 +139,7 @@ class SpotChecks:
     def __init__(self, shared: EngineContext) -> None:
         self._plan, self._outbox, self._states, self._log = shared.plan, shared.outbox, shared.states, shared.log
         ports = shared.ports
-        self._coordinator, self._observer, self._schedule = ports.coordinator, ports.observer, ports.spots
+        self._coordinator, self._observer, self._schedule = shared.coordinator, ports.observer, ports.spots
         self._made: dict[Cell, _Made] = {}
         self._asked: dict[Cell, tuple[WorkerId, Frame]] = {}  # the newest of each cell
 

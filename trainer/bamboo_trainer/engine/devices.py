@@ -7,6 +7,7 @@ Only this module translates the coordinator's messages about stages into message
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -41,6 +42,7 @@ from bamboo_trainer.engine.ports import Ports
 
 Ranges = Sequence[tuple[int, int]]
 Writers = tuple[tuple[WorkerId, ...], ...]
+Part = TypeVar("Part", TakenOver, CellFinished, StateSums)
 
 
 class Folding:
@@ -51,20 +53,16 @@ class Folding:
 
     def __init__(self, devices: int) -> None:
         self._devices = devices
-        self._takeovers: dict[Cell, dict[int, TakenOver]] = {}  # of device stages, until all of the cell's caught up
-        self._finished: dict[Cell, dict[int, CellFinished]] = {}
-        self._sums: dict[int, dict[int, dict[int, StateSums]]] = {}  # by stage, version and device
+        self._parts: dict[tuple[type, Cell | int, int], dict[int, Any]] = {}  # by kind, subject, version and device
 
     def forget(self) -> None:
         """Drop waiting messages about abandoned states."""
-        self._takeovers, self._finished, self._sums = {}, {}, {}
+        self._parts.clear()
 
     def keep(self, owned: Collection[Cell], held: Collection[int]) -> None:
         """Keep only messages about these cells and device stages of the plan in force."""
-        cells, stages = {self._cell(cell) for cell in owned}, {stage_of(part, self._devices) for part in held}
-        self._takeovers = {cell: parts for cell, parts in self._takeovers.items() if cell in cells}
-        self._finished = {cell: parts for cell, parts in self._finished.items() if cell in cells}
-        self._sums = {stage: versions for stage, versions in self._sums.items() if stage in stages}
+        kept = {*map(self._cell, owned), *(stage_of(part, self._devices) for part in held)}
+        self._parts = {key: parts for key, parts in self._parts.items() if key[1] in kept}
 
     def fold(self, message: Message) -> Message | None:
         """Return the message about the stage; None while it waits for those of other device stages."""
@@ -76,11 +74,9 @@ class Folding:
             case TakenOver():
                 return self._taken_over(message)
             case CellFinished(cell=cell):
-                by_device = self._finished.setdefault(self._cell(cell), {})
-                by_device[self._device(cell)] = message
-                digests = [by_device[device].digest for device in sorted(by_device)]
-                whole = len(by_device) == self._devices
-                return CellFinished(cell=self._cell(cell), digest=add_digests(digests)) if whole else None
+                finished = self._together(message, self._cell(cell), cell.stage)
+                digests = [part.digest for part in finished]
+                return CellFinished(cell=self._cell(cell), digest=add_digests(digests)) if finished else None
             case StateSums():
                 return self._state_sums(message)
             case _:
@@ -95,11 +91,10 @@ class Folding:
     def _taken_over(self, message: TakenOver) -> TakenOver | None:
         """Return the cell's takeover once its last part is taken over. Each part ran every forward."""
         cell = self._cell(message.cell)
-        by_device = self._takeovers.setdefault(cell, {})
-        by_device[self._device(message.cell)] = message
-        if len(by_device) < self._devices:
+        parts = self._together(message, cell, message.cell.stage)
+        if not parts:
             return None
-        parts = self._takeovers.pop(cell).values()
+        del self._parts[TakenOver, cell, 0]
         return TakenOver(
             epoch=max(part.epoch for part in parts),
             cell=cell,
@@ -111,15 +106,22 @@ class Folding:
         )
 
     def _state_sums(self, message: StateSums) -> StateSums | None:
-        stage, device = stage_of(message.stage, self._devices), device_of(message.stage, self._devices)
-        versions = self._sums.setdefault(stage, {})
-        by_device = versions.setdefault(message.version, {})
-        by_device[device] = message
-        if len(by_device) < self._devices:
+        stage, version = stage_of(message.stage, self._devices), message.version
+        parts = self._together(message, stage, message.stage, version)
+        if not parts:
             return None
-        self._sums[stage] = {version: sums for version, sums in versions.items() if version >= message.version}
-        sums = {name: number for part in sorted(by_device) for name, number in by_device[part].sums.items()}
-        return StateSums(stage=stage, version=message.version, sums=sums)
+        for key in [key for key in self._parts if key[:2] == (StateSums, stage) and key[2] < version]:
+            del self._parts[key]
+        sums = {name: number for part in parts for name, number in part.sums.items()}
+        return StateSums(stage=stage, version=version, sums=sums)
+
+    def _together(self, message: Part, subject: Cell | int, part: int, version: int = 0) -> list[Part]:
+        """Keep a message about a device stage. Return the messages about all device stages of its subject, in order of
+        the devices; none while one is missing.
+        """
+        by_device: dict[int, Part] = self._parts.setdefault((type(message), subject, version), {})
+        by_device[device_of(part, self._devices)] = message
+        return [by_device[device] for device in sorted(by_device)] if len(by_device) == self._devices else []
 
     def unfolded_writers(self, writers: Writers, stages: Ranges) -> Writers:
         """Return the writers of each device stage, rotated so that layers keep their writers.
@@ -147,9 +149,6 @@ class Folding:
 
     def _cell(self, part: Cell) -> Cell:
         return cell_of(part, self._devices)
-
-    def _device(self, part: Cell) -> int:
-        return device_of(part.stage, self._devices)
 
     def _layers(self, stage: int, stages: Ranges) -> Ranges:
         """Return the layers of each part of a stage; empty if the stage is not known here yet."""

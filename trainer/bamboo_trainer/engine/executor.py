@@ -9,6 +9,7 @@ import msgspec
 from bamboo_core.control.protocol import CellFinished, TakenOver
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
 from bamboo_core.planning.schedule import AddPartialSums, Backward, Instruction, ReportReady
+from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.replication import Repeated, Replicator
 from bamboo_trainer.engine.cell_step import CellStep, TakeoverProgress
 from bamboo_trainer.engine.determinism import SpotChecks
@@ -22,11 +23,11 @@ from bamboo_trainer.stage.stage import Stage
 class Executor:
     """Runs cells. cells: the current step of each of them. handed_over: last gradients of cells that moved away."""
 
-    def __init__(self, shared: EngineContext, replicator: Replicator, spots: SpotChecks) -> None:
+    def __init__(self, shared: EngineContext, committer: Committer, replicator: Replicator, spots: SpotChecks) -> None:
         self._shared, self._plan, self._outbox, self._states = shared, shared.plan, shared.outbox, shared.states
-        self._committer, self._replicator, self._devices = shared.committer, replicator, shared.devices
+        self._committer, self._replicator, self._devices = committer, replicator, shared.devices
         self._observer, self._clock = shared.ports.observer, shared.ports.clock
-        self._coordinator, self._evaluations = shared.ports.coordinator, shared.ports.evaluations
+        self._coordinator, self._evaluations = shared.coordinator, shared.ports.evaluations
         self.cells: dict[Cell, CellStep] = {}
         self.portions = PortionSteps(shared, replicator, self.cells)
         self._instructions = Instructions(shared, replicator, spots, self.portions)
@@ -151,7 +152,7 @@ class Executor:
 
     def _start(self, cell_step: CellStep, stage: Stage) -> None:
         step, committed = stage.values.version, self._shared.log.commits
-        tied_to, layout = self._states.tied_to(cell_step.cell), self._committer.layout(step)
+        tied_to, layout = self._states.tied_to(cell_step.cell), self._shared.layout(step)
         left_out = layout is not None and cell_step.cell.pipeline >= layout.pipelines  # portions are of older steps
         over = left_out or step <= self._shared.log.newest
         cell_step.portions = () if over else self._plan.current.at(cell_step.cell).portions

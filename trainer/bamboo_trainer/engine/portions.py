@@ -89,7 +89,7 @@ class PortionSteps:
     def __init__(self, shared: EngineContext, replicator: Replicator, cells: Mapping[Cell, CellStep]) -> None:
         """Create the steps. cells: those that this worker owns."""
         self._shared, self._plan, self._outbox, self._states = shared, shared.plan, shared.outbox, shared.states
-        self._committer, self._replicator, self._cells = shared.committer, replicator, cells
+        self._replicator, self._cells = replicator, cells
         self.kept, self._pace = KeptSums(), Pace()
         self.steps: dict[tuple[Cell, Range], CellStep] = {}
         # cells of which this worker gets sums: the step, from whom
@@ -175,7 +175,7 @@ class PortionSteps:
             receiver = self._plan.owner(cell)
             if owner not in (None, receiver):
                 continue
-            layout, first, kept = self._committer.layout(step), list[Frame](), self.kept.all_of(cell, step)
+            layout, first, kept = self._shared.layout(step), list[Frame](), self.kept.all_of(cell, step)
             if layout is not None and cell.pipeline < layout.pipelines:
                 own = layout.split[cell.pipeline]
                 first = self.kept.of(cell, step, (own[0], own[-1] + 1))
@@ -433,7 +433,7 @@ class PortionSteps:
             portions, stage = plan.at(cell).portions, self._states.stage(cell.stage)
             if not portions or stage is None or stage.values.version >= self._shared.steps:
                 continue
-            layout = self._committer.layout(stage.values.version)
+            layout = self._shared.layout(stage.values.version)
             if layout is None or cell.pipeline >= layout.pipelines:
                 continue
             waits = self._awaited.get(cell, (-1, ""))[0] == stage.values.version

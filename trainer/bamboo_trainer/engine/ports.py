@@ -8,15 +8,13 @@ from typing import Protocol
 
 from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_core.planning.spot_checks import SpotSchedule
-from bamboo_trainer.commit.commit_log import APPLIES_ALL, CommitLog, StepPolicy
-from bamboo_trainer.commit.committer import Committer
-from bamboo_trainer.commit.ports import Coordinator, History, NoHistory
+from bamboo_trainer.commit.commit_log import APPLIES_ALL, StepPolicy
+from bamboo_trainer.commit.ports import CommitContext, Coordinator, History, NoHistory
 from bamboo_trainer.engine.layer_copies import CheckpointFiles
 from bamboo_trainer.engine.stage_times import DeviceTimes, StageTimer
 from bamboo_trainer.memory.host_copies import AtOnce, HostCopies
 from bamboo_trainer.memory.limits import HostMemory
-from bamboo_trainer.routing import Outbox, PlanState
-from bamboo_trainer.stage.stage_states import StageBuilder, StageStates
+from bamboo_trainer.stage.stage_states import StageBuilder
 from bamboo_trainer.tasks.evaluation import EvaluationSchedule
 from bamboo_trainer.transport.base import Transport
 
@@ -68,24 +66,12 @@ class Ports:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineContext:
-    """The collaborators that all parts of an engine share.
-
-    plan: the plans known here. states: of the stages held here. committer: knows the commits and the layouts of steps.
-    timer, devices: measure work.
-    """
+class EngineContext(CommitContext):
+    """The collaborators that the parts of an engine share which run instructions. timer, devices: measure work."""
 
     ports: Ports
-    plan: PlanState
-    outbox: Outbox
-    states: StageStates
-    committer: Committer
     timer: StageTimer
     devices: DeviceTimes
-
-    @property
-    def log(self) -> CommitLog:
-        return self.committer.log
 
     @property
     def steps(self) -> int:
