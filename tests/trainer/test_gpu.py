@@ -18,7 +18,7 @@ from bamboo_core.planning.plan import Cell
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.memory.estimate import measure, worker_memory
 from bamboo_trainer.memory.gpus import release_cached, use
-from bamboo_trainer.memory.host_copies import CudaCopies, host_copies
+from bamboo_trainer.memory.host_copies import CudaCopies
 from bamboo_trainer.stage import gradients, stage_states
 from bamboo_trainer.stage.compilation import toolchain
 from bamboo_trainer.stage.stage import Stage, build_stage
@@ -133,7 +133,7 @@ def test_a_gpu_without_room_holds_no_more_than_is_counted(
     gc.collect()
     before = torch.cuda.memory_allocated(DEVICE)
     config = TrainingConfig.of(spec.training)
-    stage = build_stage(task, 0, [(0, 16)], config, DEVICE, copies=host_copies(torch.device(DEVICE), lambda: None))
+    stage = build_stage(task, 0, [(0, 16)], config, DEVICE, copies=CudaCopies(torch.device(DEVICE), lambda: None))
     stage.values.park(cells > 1)
     torch.cuda.reset_peak_memory_stats(DEVICE)
     share = 32 // cells
@@ -261,7 +261,7 @@ def test_pinned_memory_ends_where_it_is_told_to_and_is_returned() -> None:
 @pytest.mark.skipif(not IS_REAL, reason="a CPU's tensors are their own copies, and a pretended GPU is never busy")
 def test_a_copy_is_under_way_while_the_device_works_and_has_what_was_there_when_it_was_started() -> None:
     told = threading.Event()
-    copies, tensor = host_copies(torch.device(DEVICE), told.set), torch.ones(1 << 20, device=DEVICE)
+    copies, tensor = CudaCopies(torch.device(DEVICE), told.set), torch.ones(1 << 20, device=DEVICE)
     torch.cuda._sleep(1 << 30)  # the device is busy: what is copied is behind it
     tensor.add_(1.0)
     copy = copies.start([tensor])

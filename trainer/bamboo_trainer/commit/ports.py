@@ -19,13 +19,17 @@ class Coordinator(Protocol):
         """Send a message without waiting, from any thread."""
 
 
-class History(Protocol):
-    """Called on the engine's thread; no method may block."""
+class History:
+    """The job's history, which is not kept here; `worker.history_keeper` has one that is.
+
+    Called on the engine's thread; no method may block.
+    """
 
     def mark(self, seconds: float, rate: float | None) -> HistoryMark | None:
         """As the root, return the mark that the next commit carries for the history; None if no history is kept.
         seconds: since the commit before; 0 if unknown. rate: the learning rate, if known.
         """
+        return None
 
     def committed(self, step: int, commit: Commit) -> None:
         """Record a step that any root has committed. step: the number of steps committed before."""
@@ -38,36 +42,22 @@ class History(Protocol):
 
     def unwritten(self) -> Sequence[Commits]:
         """Return, in pieces, the commits not known to be written, for a new root or a worker that joins."""
+        return ()
 
     def heard(self, commits: Commits) -> None:
         """Record commits that another worker does not know to be written."""
 
 
-class NoHistory:
+class NoHistory(History):
     """Keeps no history. missed: called when this worker becomes the root."""
 
     def __init__(self, missed: Callable[[], None] = lambda: None) -> None:
         self._missed, self._leads = missed, False
 
-    def mark(self, seconds: float, rate: float | None) -> HistoryMark | None:
-        return None
-
-    def committed(self, step: int, commit: Commit) -> None:
-        pass
-
     def take_role(self, plan: Plan, leads: bool) -> None:
         if leads and not self._leads:
             self._missed()
         self._leads = leads
-
-    def informed(self) -> None:
-        pass
-
-    def unwritten(self) -> Sequence[Commits]:
-        return ()
-
-    def heard(self, commits: Commits) -> None:
-        pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,16 +69,18 @@ class HostCopies(Protocol):
         ...
 
 
-class _Finished:
-    """A finished copy."""
+class _Made:
+    """A copy that is complete after a GPU's event; None: it is complete already."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, parts: Parts, event: torch.cuda.Event | None = None) -> None:
+        self._parts, self._event = parts, event
 
     def ready(self) -> bool:
-        return True
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> Parts:
+        if self._event:
+            self._event.synchronize()
         return self._parts
 
 
@@ -89,7 +91,7 @@ class AtOnce:
         self._device = device
 
     def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
-        return _Finished(tuple([tensor if tensor.is_cpu else tensor.cpu() for tensor in tensors]))
+        return _Made(tuple([tensor if tensor.is_cpu else tensor.cpu() for tensor in tensors]))
 
     def bring(self, tensors: Iterable[Tensor]) -> Parts:
         return tuple([tensor.to(self._device) for tensor in tensors])
@@ -103,18 +105,6 @@ class AtOnce:
 
     def buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return ordinary(shape, dtype)
-
-
-class _InProgress:
-    def __init__(self, parts: Parts, event: torch.cuda.Event) -> None:
-        self._parts, self._event = parts, event
-
-    def ready(self) -> bool:
-        return bool(self._event.query())  # type: ignore[no-untyped-call]
-
-    def wait(self) -> Parts:
-        self._event.synchronize()
-        return self._parts
 
 
 class _All:
@@ -178,14 +168,14 @@ class CudaCopies:
     def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
         tensors, stream = tuple(tensors), self._bulk if bulk else self._urgent
         if not tensors or all(tensor.is_cpu for tensor in tensors):
-            return _Finished(tensors)
+            return _Made(tensors)
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             parts = tuple(tensor if tensor.is_cpu else self._copy(tensor.detach(), stream) for tensor in tensors)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(stream)
         self._watch.add(event)
-        return _InProgress(parts, event)
+        return _Made(parts, event)
 
     def _copy(self, tensor: Tensor, stream: torch.cuda.Stream) -> Tensor:
         copy = self.buffer(tensor.shape, tensor.dtype)
@@ -305,20 +295,11 @@ class CopiesOfDevices:
         return self._first.buffer(shape, dtype)
 
 
-def host_copies(
-    device: torch.device,
-    notify: Callable[[], None],
-    pinned_bytes: int = PINNED_BYTES,
-    handed_over: HandedOver | None = None,
-) -> HostCopies:
-    """Return the copies for a device."""
-    return CudaCopies(device, notify, pinned_bytes, handed_over) if device.type == "cuda" else AtOnce(device)
-
-
 def copies_by_device(devices: Iterable[torch.device], notify: Callable[[], None]) -> dict[torch.device, HostCopies]:
     """Return the copies for each device; they share the pinned memory and the handed-over tensors."""
     each, handed_over = tuple(dict.fromkeys(devices)), HandedOver()
-    return {device: host_copies(device, notify, PINNED_BYTES // len(each), handed_over) for device in each}
+    room = PINNED_BYTES // len(each)
+    return {one: CudaCopies(one, notify, room, handed_over) if one.type == "cuda" else AtOnce(one) for one in each}
 
 
 def together(by_device: Mapping[torch.device, HostCopies]) -> HostCopies:

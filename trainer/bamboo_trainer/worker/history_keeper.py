@@ -18,6 +18,7 @@ from bamboo_core.history.files import HistoryFile, HistoryFiles
 from bamboo_core.history.records import EvaluationRecord, EventRecord, HistoryError, Record, StepRecord
 from bamboo_core.planning.plan import Plan
 from bamboo_core.storage.bounded import StorageError
+from bamboo_trainer.commit.ports import History
 from bamboo_trainer.frames import Commit, Commits, CommonState, HistoryMark
 from bamboo_trainer.tasks.evaluation import finite
 from bamboo_trainer.worker.followers import Followers, MakeTurns, TurnThread
@@ -179,7 +180,7 @@ class _Waiter:
     complete: bool
 
 
-class HistoryKeeper:
+class HistoryKeeper(History):
     """Writes the job's history if this worker is the root, and otherwise keeps what the next root may need. tell: sends
     a message to the coordinator, from any thread. turns: makes the thread.
     """
