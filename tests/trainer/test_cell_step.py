@@ -1,7 +1,6 @@
-"""A cell's work on one step: programs of schedules, and frames that are awaited, kept or dropped."""
+"""A cell's work on one step: programs of schedules, evaluations, and the most urgent cell."""
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,8 +19,8 @@ from bamboo_core.planning.schedule import (
     one_f_one_b,
 )
 from bamboo_core.planning.steps.pipelines import awaited
-from bamboo_trainer.engine.cell_step import CellStep, TakeoverProgress, needs
-from bamboo_trainer.frames import Address, Frame, FrameKind
+from bamboo_trainer.engine.cell_step import CellStep, needs
+from bamboo_trainer.frames import FrameKind
 from bamboo_trainer.stage.stage import Stage, build_stage
 from stage_kit import CONFIG, small_task
 
@@ -125,25 +124,6 @@ def started(stage: Stage, layout: Layout | None = LAYOUT, batches: int = 0, *, o
     return one
 
 
-def activation(microbatch: int, step: int = 0, width: int = 3) -> Frame:
-    address = Address(FrameKind.ACTIVATION, *CELL, step, microbatch)
-    return Frame(address=address, epoch=1, origin=0, tensors=(torch.ones(2, width),))
-
-
-def test_a_step_begins_at_the_stages_version_with_nothing_done(stage: Stage) -> None:
-    one = started(stage)
-    assert (one.step, one.done, one.program, one.next) == (stage.values.version, 0, ALL, Forward(0))
-    assert one.work is not None
-    assert one.awaits_gradients
-
-
-def test_a_cell_without_a_layout_waits_and_one_that_is_not_in_it_does_nothing(stage: Stage) -> None:
-    for one in (started(stage, None), CellStep(Cell(1, 1))):
-        if one.layout is None and one.step < 0:
-            one.start(stage, 2, LAYOUT, ())
-        assert (one.program, one.work, one.next) == ([], None, None)
-
-
 def test_an_evaluation_comes_before_the_step_and_is_left_out_once_the_step_is_committed(stage: Stage) -> None:
     one = started(stage, batches=2)
     assert one.program == [Evaluate(0), Evaluate(1), *ALL]
@@ -153,23 +133,6 @@ def test_an_evaluation_comes_before_the_step_and_is_left_out_once_the_step_is_co
     one.skip_evaluation()
     assert one.program[one.done :] == ALL
     assert started(stage, batches=1, only=True).program == [Evaluate(0), ReportReady()]
-
-
-def test_the_first_copy_of_a_frame_counts_and_none_after_it_was_taken(stage: Stage) -> None:
-    one, first = started(stage), activation(0)
-    one.accept(first)
-    one.accept(activation(0))
-    assert one.take(first.address) is first
-    one.accept(activation(0))
-    assert one.inbox == {}
-
-
-def test_frames_of_later_steps_wait_and_those_of_earlier_ones_are_no_use(stage: Stage) -> None:
-    one = started(stage)
-    one.step = 5
-    one.accept(activation(0, step=4))
-    one.accept(activation(0, step=6))
-    assert [address.step for address in one.inbox] == [6]
 
 
 def test_the_oldest_step_is_the_most_urgent_then_backwards_then_later_stages() -> None:
@@ -186,11 +149,3 @@ def test_the_oldest_step_is_the_most_urgent_then_backwards_then_later_stages() -
     found = ordered[::-1]
     found.sort(key=lambda one: one.urgency)
     assert found == ordered
-
-
-def test_a_takeover_counts_what_is_repeated() -> None:
-    taken = TakeoverProgress(0.0, 0.0, 0.0)
-    for instruction in (Forward(0), Backward(0), Forward(1), ReportReady()):
-        taken.count(instruction)
-    taken.repeated_elsewhere(3)
-    assert (taken.forwards, taken.backwards) == (5, 4)

@@ -5,10 +5,10 @@ import math
 import msgspec
 import pytest
 
-from bamboo_core.control.protocol import CheckpointBegun, Evaluated, TakeCheckpoint
-from bamboo_core.planning.plan import ROOT, Assignment, Cell, CheckpointId, Plan
+from bamboo_core.control.protocol import CheckpointBegun, TakeCheckpoint
+from bamboo_core.planning.plan import ROOT, Assignment, Cell, Plan
 from bamboo_trainer.commit.commit_log import APPLIES_ALL, KEPT_STEPS, CommitLog, StepPolicy
-from bamboo_trainer.frames import Commit, FrameKind, Ready
+from bamboo_trainer.frames import Commit, Ready
 from engine_kit import THREE, OneEngine
 
 NO, YES = 1.0, math.nan
@@ -87,21 +87,6 @@ def test_a_checkpoint_is_marked_in_the_step_that_the_request_names_by_the_root_a
     assert commit_of(other, 5).checkpoint is None
 
 
-def test_a_step_that_is_to_begin_anew_is_not_committed_unless_it_was_before() -> None:
-    root, earlier, cut = OneEngine(OWNERS[0]), OneEngine(OWNERS[0]), CheckpointId(step=1, id="anew4")
-    for one in (root, earlier):
-        commit_of(one, 0)
-    committer = root.inside.committer
-    assert committer.hold(cut)
-    assert (decided(root, 1), committer.is_cut(1)) == (None, True)
-    assert committer.record(1, commit_of(earlier, 1)), "an earlier root's commit, which some worker has heard"
-    assert not committer.is_cut(1)
-    assert not committer.hold(cut)
-    committer.take_checkpoint(msgspec.structs.replace(REQUEST, hold=True))
-    assert commit_of(root, 2).checkpoint is not None
-    assert committer.is_cut(3), "layers are split anew after it"
-
-
 PAUSE = msgspec.structs.replace(REQUEST, pause=True)
 
 
@@ -145,26 +130,3 @@ def test_a_new_root_decides_only_when_all_others_have_reported() -> None:
         assert decided(root, 0) is None, "what it sent under the plan before may not be all"
     committer.report_received(other, plan.epoch)
     assert decided(root, 0) is not None
-
-
-def test_others_tell_a_new_root_commits_and_evaluations_and_again_when_the_link_broke() -> None:
-    """The root may have joined late, and tells the coordinator evaluations that are new to it."""
-    plan, known = new_root(), {2: {"loss": 0.5}}
-    one, root = (OneEngine(w) for w in (min(plan.worker_ids() - {plan.at(ROOT).owner}), plan.at(ROOT).owner))
-    committer = one.inside.committer
-    committer.record(0, Commit(norm=1.0, loss=1.0, microbatches=8, generation=0, epoch=THREE.epoch))
-    committer.evaluations_received(known)
-    one.engine.obey(plan)
-    for peer in (plan.at(ROOT).owner, "another worker"):
-        committer.relinked(peer)
-    frames = [(peer, frame) for peer, frame in one.net.take() if frame.address.kind in TOLD]
-    assert [(peer, frame.address.kind) for peer, frame in frames] == [(plan.at(ROOT).owner, kind) for kind in TOLD] * 2
-    assert ([step for step, _ in frames[1][1].payload], frames[0][1].payload) == ([0], known)
-    root.engine.obey(plan)
-    for _ in range(2):
-        root.inside.committer.evaluations_received(known)
-    evaluated = [[m for m in worker.said if isinstance(m, Evaluated)] for worker in (one, root)]
-    assert evaluated == [[], [Evaluated(states=known)]]
-
-
-TOLD = (FrameKind.EVALUATIONS, FrameKind.HEARD)

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from test_engine import STEPS, manifest
 
 from bamboo_core.control import protocol
-from bamboo_core.control.digests import add_digests
-from bamboo_core.control.protocol import CellFinished, LeftBehind, Message, PlanApplied, Report, StateSums, TakenOver
+from bamboo_core.control.protocol import Message, Report, StateSums, TakenOver
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.planning.plan import Cell, Plan
 from bamboo_core.planning.shares import share
@@ -38,10 +37,6 @@ def taken(stage: int, epoch: int = 5, step: int = 7, milliseconds: float = 1.0, 
         forwards=forwards,
         backwards=2,
     )
-
-
-def finished(stage: int, digest: int) -> CellFinished:
-    return CellFinished(cell=Cell(0, stage), digest=f"{digest:064x}")
 
 
 def state_sums(stage: int, version: int, **found: int) -> StateSums:
@@ -71,17 +66,6 @@ def test_what_one_part_said_counts_no_more_once_the_cell_is_given_away() -> None
     assert folded(folding, taken(2), taken(3))[0] is None
 
 
-def test_a_finished_cell_has_the_digest_of_all_its_parts_and_says_so_again() -> None:
-    folding = Folding(3)
-    parts = [finished(3 + device, 2**255 + device) for device in range(3)]
-    assert folded(folding, *parts[:2]) == [None, None]
-    whole = CellFinished(cell=Cell(0, 1), digest=add_digests(part.digest for part in parts))
-    assert folding.fold(parts[2]) == whole
-    assert folding.fold(parts[0]) == whole, "a report"
-    folding.forget()
-    assert folding.fold(parts[1]) is None
-
-
 def test_sums_of_a_state_are_told_of_a_version_that_all_parts_have_come_to() -> None:
     folding = Folding(2)
     assert folded(folding, state_sums(2, 4, a=1), state_sums(2, 8, a=2), state_sums(0, 8, a=7)) == [None, None, None]
@@ -89,12 +73,6 @@ def test_sums_of_a_state_are_told_of_a_version_that_all_parts_have_come_to() -> 
     assert folding.fold(state_sums(2, 8, a=2)) == state_sums(1, 8, a=2, b=5), "a report"
     folding.keep([], [0, 1])
     assert folding.fold(state_sums(3, 8, b=5)) is None
-
-
-def test_what_is_about_no_stage_passes_as_it_is_and_a_cell_is_left_behind_as_a_whole() -> None:
-    applied = PlanApplied(epoch=3)
-    assert Folding(2).fold(applied) is applied
-    assert Folding(2).fold(LeftBehind(cell=Cell(1, 5))) == LeftBehind(cell=Cell(1, 2))
 
 
 @given(st.lists(st.lists(st.sampled_from("abcd"), unique=True).map(tuple), min_size=2, max_size=2))

@@ -2,7 +2,6 @@
 
 import msgspec
 import pytest
-import torch
 
 from bamboo_core.job.spec import RedundancyMode, RedundancySpec
 from bamboo_core.job.training_spec import TrainingSpec
@@ -12,8 +11,8 @@ from bamboo_trainer.engine.cell_step import CellStep
 from bamboo_trainer.engine.portions import KeptSums, Pace, PortionSteps
 from bamboo_trainer.engine.rehearsals import PERIOD
 from bamboo_trainer.engine.stage_times import StageTimer
-from bamboo_trainer.frames import Address, Commit, Frame, FrameKind
-from engine_kit import STEPS, THREE, OneEngine
+from bamboo_trainer.frames import Address, Frame, FrameKind
+from engine_kit import THREE, OneEngine
 
 SPEC = TrainingSpec(steps=9, global_batch_size=8, micro_batch_size=1, gradient_groups=8)
 NONE = RedundancySpec(mode=RedundancyMode.NONE)
@@ -41,56 +40,6 @@ def made(plan: Plan, worker: str = ALONE.at(Cell(0, 0)).owner) -> tuple[OneEngin
 def begun(portions: PortionSteps) -> list[tuple[Cell, tuple[int, int]]]:
     portions.refresh()
     return list(portions.steps)
-
-
-def test_only_what_the_plan_leaves_to_this_worker_is_run() -> None:
-    first = ALONE.target.split[1][0]
-    for plan, expected in (
-        (ALONE, []),
-        (shared(1), [(Cell(1, 0), (first + 1, first + 4))]),
-        (shared(3), [(Cell(1, 0), (first + 3, first + 4))]),
-    ):
-        assert begun(made(plan)[1]) == expected
-
-
-def test_what_is_begun_is_gone_on_with_until_the_step_or_the_portion_is_another_one() -> None:
-    one, portions = made(shared(1))
-    (key,) = begun(portions)
-    first = portions.steps[key]
-    assert begun(portions) == [key]
-    assert portions.steps[key] is first
-    states = one.inside.states
-    states.keep_final(0, 0, torch.zeros(states[0].size))
-    states.apply(0, Commit(norm=1.0, loss=1.0, microbatches=8, generation=0, epoch=1))
-    assert begun(portions) == [key]
-    assert portions.steps[key] is not first
-    assert portions.steps[key].step == 1
-    one.inside.plan.activate(shared(2))
-    (other,) = begun(portions)
-    assert other != key
-    one.inside.committer.log.learn_generation(1, 99)
-    assert begun(portions) == [], "its layout is on its way"
-    states[0].version = STEPS
-    assert begun(portions) == [], "after the last step"
-
-
-def test_a_boundary_tensor_goes_to_who_runs_its_microbatch_when_the_plan_changes() -> None:
-    (one, portions), first = made(shared(1)), ALONE.target.split[1][0]
-    cells = one.inside.executor.cells
-    mine, early = (Frame(address=Address(FrameKind.GRADIENT, 1, 0, s, first + 1), epoch=1) for s in (0, 1))
-    other = Frame(address=Address(FrameKind.GRADIENT, 1, 0, 0, first), epoch=1)
-    assert (portions.accept(mine), portions.accept(early), portions.accept(other)) == (True, True, False)
-    (step,) = portions.steps.values()
-    assert list(step.inbox.values()) == [mine]
-    one.inside.plan.activate(ALONE)
-    owned = cells[Cell(1, 0)] = CellStep(Cell(1, 0), step=0)
-    assert begun(portions) == []
-    assert list(owned.inbox.values()) == [early]
-    cells.clear()
-    assert not portions.accept(early)
-    one.inside.plan.activate(shared(1))
-    one.inside.committer.log.record(0, Commit(norm=1.0, loss=1.0, microbatches=8, generation=0, epoch=1))
-    assert not portions.accept(mine), "of a committed step"
 
 
 # The owner of the last stage of pipeline 1 is lost. That of pipeline 0 takes it over; the first stage's keeps its sums.

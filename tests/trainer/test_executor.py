@@ -42,19 +42,6 @@ def committed(epoch: int = PLAN.epoch) -> Commit:
     return Commit(norm=1.0, loss=1.0, microbatches=8, generation=0, epoch=epoch)
 
 
-def test_a_step_is_not_reported_before_the_replica_has_the_state_that_it_began_with() -> None:
-    one = OneEngine("w2", PLAN)
-    announce(one, 0)
-    for step in (0, 1):
-        feed(one, LAST, range(8), step)
-        one.work()
-        if step == 0:
-            one.get(FrameKind.COMMIT, ROOT, payload=committed())
-    assert one.engine.waits_for() == "a replica of stage 2 of pipeline 0"
-    announce(one, 1)
-    assert done(one, "ReportReady") == [("ReportReady", 0)]
-
-
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_parts_of_a_stage_are_reported_before_the_replica_has_their_gradients(devices: int) -> None:
     """One heir has all parts of a stage at one version, and repeats them together. Two stages of a worker may have two

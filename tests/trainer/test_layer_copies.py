@@ -25,7 +25,6 @@ from bamboo_trainer.frames import (
     FrameKind,
     LayerPayload,
     LayersWanted,
-    read,
 )
 from bamboo_trainer.memory.limits import HostMemory
 from bamboo_trainer.stage.layer_state import LayerState
@@ -114,19 +113,6 @@ def test_copies_for_which_the_container_has_no_memory_are_not_kept_and_that_is_s
     )
     assert [record.message for record in caplog.records] == [warning.message]
     assert CopiesHeld(checkpoint=THREE, layers=(0, 1)) not in said
-
-
-def test_who_is_asked_gives_what_it_has_and_says_what_it_has_not() -> None:
-    copies, _ = made()
-    sent = RecordingTransport()
-    exchange = LayerExchange("w", sent, copies)
-    copies.keep(ONE, states(2, 0, 1))
-    wanted = LayersWanted(checkpoint=ONE, layers=(0, 2))
-    exchange.take("peer", Frame(address=Address(FrameKind.LAYERS_WANTED, 0, 0, 2), epoch=0, payload=wanted))
-    (_, layer), (_, lacked) = sent.frames
-    assert (layer.address.kind, layer.address.part) == (FrameKind.LAYER, 0)
-    assert read(lacked).payload == LayersWanted(checkpoint=ONE, layers=(2,))
-    assert lacked.address.kind is FrameKind.LAYERS_LACKED
 
 
 def test_only_who_was_asked_can_say_that_it_has_nothing_and_only_of_what_is_wanted() -> None:

@@ -321,24 +321,6 @@ def test_a_tuple_is_unpacked_for_a_layer_that_takes_several_arguments(split, che
     assert len(layer_costs(task, 2)) == 5
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_repeated_microbatch_has_the_same_bits_on_another_holder(tmp_path, precision):
-    config = replace(CONFIG, precision=precision)
-    task = small_gpt(tmp_path, dropout=0.2)
-    one, two = chain(task, SPLITS[2], config), chain(task, SPLITS[2], config)
-    works, again = [begin(s) for s in one], [begin(s) for s in two]
-    first = microbatch(one, works, 5, 1)
-    torch.rand(17)  # whatever else drew random numbers
-    two[0].forward(again[0], 5, 1, None)  # once more
-    second = microbatch(two, again, 5, 1)
-    for a, b in zip(first, second, strict=True):
-        assert a is not None
-        assert b is not None
-        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-    assert all(torch.equal(a.gradients.target, b.gradients.target) for a, b in zip(works, again, strict=True))
-    assert works[-1].figures() == again[-1].figures()
-
-
 class Reads(TorchDispatchMode):
     """Counts reads of a tensor's value, each of which waits for a device."""
 

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,7 +12,7 @@ from test_engine import manifest
 from bamboo_core.planning.plan import Cell
 from bamboo_core.planning.schedule import Backward, BackwardRest, Forward, ReportReady
 from bamboo_core.planning.splits.speeds import MOST_MICROBATCHES
-from bamboo_trainer.engine.stage_times import FIRST_REPORT, IGNORED, PERIOD, DeviceTimes, StageTimer
+from bamboo_trainer.engine.stage_times import FIRST_REPORT, IGNORED, DeviceTimes, StageTimer
 from bamboo_trainer.stage.forwarding import Forwarding
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.values import StageValues
@@ -95,13 +94,6 @@ def test_what_was_measured_of_another_split_or_of_a_stage_that_is_gone_does_not_
     assert [said.layers for said in timer.due(0.0) or ()] == [(1, 2)]
     timer.begin([(0, 2)])
     assert timer.due(5.0) is None
-
-
-def test_now_and_then_a_forward_is_run_layer_by_layer() -> None:
-    timer = StageTimer(time.monotonic)
-    timer.begin([(0, 1)])
-    alone = [i for i in range(3 * PERIOD) if timer.begins_forward(0)]
-    assert [b - a for a, b in pairwise(alone)] == [PERIOD, PERIOD]
 
 
 def test_layers_are_as_slow_as_whole_forwards_are_now() -> None:
