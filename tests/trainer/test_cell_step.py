@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from bamboo_core.job.spec import PipelineSchedule
 from bamboo_core.planning.grid import make_layout
-from bamboo_core.planning.plan import Cell, Layout
+from bamboo_core.planning.plan import Cell
 from bamboo_core.planning.schedule import (
     Backward,
     BackwardInput,
@@ -118,21 +118,21 @@ def stage() -> Stage:
     return build_stage(small_task(), 1, SPLIT, CONFIG)
 
 
-def started(stage: Stage, layout: Layout | None = LAYOUT, batches: int = 0, *, only: bool = False) -> CellStep:
+def started(stage: Stage, batches: int, *, only: bool = False) -> CellStep:
     one = CellStep(CELL)
-    one.start(stage, 2, layout, (), batches, only_evaluates=only)
+    one.start(stage, 2, LAYOUT, (), batches, only_evaluates=only)
     return one
 
 
 def test_an_evaluation_comes_before_the_step_and_is_left_out_once_the_step_is_committed(stage: Stage) -> None:
-    one = started(stage, batches=2)
+    one = started(stage, 2)
     assert one.program == [Evaluate(0), Evaluate(1), *ALL]
     one.done = 1
     one.skip_evaluation()
     assert one.program[one.done :] == ALL
     one.skip_evaluation()
     assert one.program[one.done :] == ALL
-    assert started(stage, batches=1, only=True).program == [Evaluate(0), ReportReady()]
+    assert started(stage, 1, only=True).program == [Evaluate(0), ReportReady()]
 
 
 def test_the_oldest_step_is_the_most_urgent_then_backwards_then_later_stages() -> None:
