@@ -11,7 +11,7 @@ from bamboo_trainer.engine.cell_step import CellStep
 from bamboo_trainer.engine.portions import KeptSums, Pace, PortionSteps
 from bamboo_trainer.engine.rehearsals import PERIOD
 from bamboo_trainer.engine.stage_times import StageTimer
-from bamboo_trainer.frames import Address, Frame, FrameKind
+from bamboo_trainer.frames import Address, Commit, Frame, FrameKind
 from engine_kit import THREE, OneEngine
 
 SPEC = TrainingSpec(steps=9, global_batch_size=8, micro_batch_size=1, gradient_groups=8)
@@ -40,6 +40,25 @@ def made(plan: Plan, worker: str = ALONE.at(Cell(0, 0)).owner) -> tuple[OneEngin
 def begun(portions: PortionSteps) -> list[tuple[Cell, tuple[int, int]]]:
     portions.refresh()
     return list(portions.steps)
+
+
+def test_a_boundary_tensor_goes_to_who_runs_its_microbatch_when_the_plan_changes() -> None:
+    (one, portions), first = made(shared(1)), ALONE.target.split[1][0]
+    cells = one.inside.executor.cells
+    mine, early = (Frame(address=Address(FrameKind.GRADIENT, 1, 0, s, first + 1), epoch=1) for s in (0, 1))
+    other = Frame(address=Address(FrameKind.GRADIENT, 1, 0, 0, first), epoch=1)
+    assert (portions.accept(mine), portions.accept(early), portions.accept(other)) == (True, True, False)
+    (step,) = portions.steps.values()
+    assert list(step.inbox.values()) == [mine]
+    one.inside.plan.activate(ALONE)
+    owned = cells[Cell(1, 0)] = CellStep(Cell(1, 0), step=0)
+    assert begun(portions) == []
+    assert list(owned.inbox.values()) == [early]
+    cells.clear()
+    assert not portions.accept(early)
+    one.inside.plan.activate(shared(1))
+    one.inside.committer.log.record(0, Commit(norm=1.0, loss=1.0, microbatches=8, generation=0, epoch=1))
+    assert not portions.accept(mine), "of a committed step"
 
 
 # The owner of the last stage of pipeline 1 is lost. That of pipeline 0 takes it over; the first stage's keeps its sums.
