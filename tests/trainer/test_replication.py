@@ -85,6 +85,10 @@ def sent(one: OneEngine) -> list[tuple[str, Frame]]:
     return one.net.take()
 
 
+def kinds(one: OneEngine) -> list[tuple[str, FrameKind]]:
+    return [(peer, frame.address.kind) for peer, frame in sent(one)]
+
+
 def said(one: OneEngine, kind: type[Message]) -> list[Message]:
     return [message for message in one.said if isinstance(message, kind)]
 
@@ -107,6 +111,19 @@ def test_what_a_replica_sent_before_it_obeyed_the_plan_does_not_count() -> None:
     owner = OneEngine(OWNER)
     announce(owner, CELL, REPLICA, 0, epoch=0)
     assert (sent(owner), said(owner, ReplicaSynced), list(owner.inside.replicator.synced())) == ([], [], [])
+
+
+def test_what_was_sent_over_a_link_that_broke_is_sent_again() -> None:
+    owner = OneEngine(OWNER)
+    announce(owner, CELL, REPLICA, 0)
+    finalize(owner, 2)
+    assert kinds(owner) == [(REPLICA, FrameKind.SYNC)]
+    finalize(owner, 2)
+    assert sent(owner) == [], "it is known"
+    owner.inside.replicator.relinked("somebody else")
+    assert sent(owner) == []
+    owner.inside.replicator.relinked(REPLICA)
+    assert kinds(owner) == [(REPLICA, FrameKind.SYNC)]
 
 
 # a stage in two parts, on two devices of a worker, and its replica on another one
@@ -200,6 +217,18 @@ def answer(one: OneEngine, since: dict[Cell, int], epoch: int = THREE.epoch) -> 
     return [one.inside.repeated.answered(worker, frame) for worker in OTHERS for frame in frames]
 
 
+def test_everybody_is_asked_once_in_an_epoch_and_again_after_a_link_broke() -> None:
+    one = repeating()
+    assert not any(answer(one, {})), "nothing was asked"
+    for _ in range(2):
+        assert look(one, ACTIVATION) == []
+    assert kinds(one) == [(worker, FrameKind.ASK) for worker in OTHERS]
+    assert not any(answer(one, {Cell(0, 0): 6}, epoch=THREE.epoch + 1))
+    one.inside.repeated.ask_again()
+    assert look(one, ACTIVATION) == []
+    assert len(sent(one)) == len(OTHERS)
+
+
 @pytest.mark.parametrize(
     ("lacks", "since", "left_behind"),
     [
@@ -221,3 +250,13 @@ def test_what_nobody_has_nor_makes_again_is_told_once_all_have_answered(
 
 def test_two_steps_behind_nobody_can_help() -> None:
     assert look(repeating(newest=6)) == [LeftBehind(cell=MIDDLE)]
+
+
+def test_whoever_is_asked_sends_what_its_log_has_and_says_that_this_was_all() -> None:
+    one = repeating()
+    one.inside.outbox.emit(Address(FrameKind.ACTIVATION, 0, 2, 5))
+    one.net.take()
+    one.inside.repeated.answer("w9", CELL, 5, {MIDDLE: 4})
+    frames = one.net.take()
+    assert [(peer, f.address.kind) for peer, f in frames] == [("w9", k) for k in (FrameKind.ACTIVATION, *ANSWERS_END)]
+    assert [frame.payload for _, frame in frames[1:]] == [[(MIDDLE, 4)]] * 3
