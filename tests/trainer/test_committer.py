@@ -5,10 +5,10 @@ import math
 import msgspec
 import pytest
 
-from bamboo_core.control.protocol import CheckpointBegun, TakeCheckpoint
+from bamboo_core.control.protocol import CheckpointBegun, Evaluated, TakeCheckpoint
 from bamboo_core.planning.plan import ROOT, Assignment, Cell, Plan
 from bamboo_trainer.commit.commit_log import APPLIES_ALL, KEPT_STEPS, CommitLog, StepPolicy
-from bamboo_trainer.frames import Commit, Ready
+from bamboo_trainer.frames import Commit, FrameKind, Ready
 from engine_kit import THREE, OneEngine
 
 NO, YES = 1.0, math.nan
@@ -130,3 +130,26 @@ def test_a_new_root_decides_only_when_all_others_have_reported() -> None:
         assert decided(root, 0) is None, "what it sent under the plan before may not be all"
     committer.report_received(other, plan.epoch)
     assert decided(root, 0) is not None
+
+
+def test_others_tell_a_new_root_commits_and_evaluations_and_again_when_the_link_broke() -> None:
+    """The root may have joined late, and tells the coordinator evaluations that are new to it."""
+    plan, known = new_root(), {2: {"loss": 0.5}}
+    one, root = (OneEngine(w) for w in (min(plan.worker_ids() - {plan.at(ROOT).owner}), plan.at(ROOT).owner))
+    committer = one.inside.committer
+    committer.record(0, Commit(norm=1.0, loss=1.0, microbatches=8, generation=0, epoch=THREE.epoch))
+    committer.evaluations_received(known)
+    one.engine.obey(plan)
+    for peer in (plan.at(ROOT).owner, "another worker"):
+        committer.relinked(peer)
+    frames = [(peer, frame) for peer, frame in one.net.take() if frame.address.kind in TOLD]
+    assert [(peer, frame.address.kind) for peer, frame in frames] == [(plan.at(ROOT).owner, kind) for kind in TOLD] * 2
+    assert ([step for step, _ in frames[1][1].payload], frames[0][1].payload) == ([0], known)
+    root.engine.obey(plan)
+    for _ in range(2):
+        root.inside.committer.evaluations_received(known)
+    evaluated = [[m for m in worker.said if isinstance(m, Evaluated)] for worker in (one, root)]
+    assert evaluated == [[], [Evaluated(states=known)]]
+
+
+TOLD = (FrameKind.EVALUATIONS, FrameKind.HEARD)
