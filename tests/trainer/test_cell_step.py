@@ -1,6 +1,7 @@
-"""A cell's work on one step: programs of schedules, evaluations, and the most urgent cell."""
+"""A cell's work on one step: programs of schedules, evaluations, frames kept or dropped, the most urgent cell."""
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ from bamboo_core.planning.schedule import (
 )
 from bamboo_core.planning.steps.pipelines import awaited
 from bamboo_trainer.engine.cell_step import CellStep, needs
-from bamboo_trainer.frames import FrameKind
+from bamboo_trainer.frames import Address, Frame, FrameKind
 from bamboo_trainer.stage.stage import Stage, build_stage
 from stage_kit import CONFIG, small_task
 
@@ -124,6 +125,11 @@ def started(stage: Stage, batches: int, *, only: bool = False) -> CellStep:
     return one
 
 
+def activation(microbatch: int, step: int = 0, width: int = 3) -> Frame:
+    address = Address(FrameKind.ACTIVATION, *CELL, step, microbatch)
+    return Frame(address=address, epoch=1, origin=0, tensors=(torch.ones(2, width),))
+
+
 def test_an_evaluation_comes_before_the_step_and_is_left_out_once_the_step_is_committed(stage: Stage) -> None:
     one = started(stage, 2)
     assert one.program == [Evaluate(0), Evaluate(1), *ALL]
@@ -133,6 +139,23 @@ def test_an_evaluation_comes_before_the_step_and_is_left_out_once_the_step_is_co
     one.skip_evaluation()
     assert one.program[one.done :] == ALL
     assert started(stage, 1, only=True).program == [Evaluate(0), ReportReady()]
+
+
+def test_the_first_copy_of_a_frame_counts_and_none_after_it_was_taken(stage: Stage) -> None:
+    one, first = started(stage, 0), activation(0)
+    one.accept(first)
+    one.accept(activation(0))
+    assert one.take(first.address) is first
+    one.accept(activation(0))
+    assert one.inbox == {}
+
+
+def test_frames_of_later_steps_wait_and_those_of_earlier_ones_are_no_use(stage: Stage) -> None:
+    one = started(stage, 0)
+    one.step = 5
+    one.accept(activation(0, step=4))
+    one.accept(activation(0, step=6))
+    assert [address.step for address in one.inbox] == [6]
 
 
 def test_the_oldest_step_is_the_most_urgent_then_backwards_then_later_stages() -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from bamboo_core.control.protocol import CheckpointBegun, Evaluated, TakeCheckpoint
-from bamboo_core.planning.plan import ROOT, Assignment, Cell, Plan
+from bamboo_core.planning.plan import ROOT, Assignment, Cell, CheckpointId, Plan
 from bamboo_trainer.commit.commit_log import APPLIES_ALL, KEPT_STEPS, CommitLog, StepPolicy
 from bamboo_trainer.frames import Commit, FrameKind, Ready
 from engine_kit import THREE, OneEngine
@@ -85,6 +85,21 @@ def test_a_checkpoint_is_marked_in_the_step_that_the_request_names_by_the_root_a
     (begun,) = [message for message in root.said if isinstance(message, CheckpointBegun)]
     assert (begun.checkpoint.step, commit_of(root, 3).checkpoint) == (2, None)
     assert commit_of(other, 5).checkpoint is None
+
+
+def test_a_step_that_is_to_begin_anew_is_not_committed_unless_it_was_before() -> None:
+    root, earlier, cut = OneEngine(OWNERS[0]), OneEngine(OWNERS[0]), CheckpointId(step=1, id="anew4")
+    for one in (root, earlier):
+        commit_of(one, 0)
+    committer = root.inside.committer
+    assert committer.hold(cut)
+    assert (decided(root, 1), committer.is_cut(1)) == (None, True)
+    assert committer.record(1, commit_of(earlier, 1)), "an earlier root's commit, which some worker has heard"
+    assert not committer.is_cut(1)
+    assert not committer.hold(cut)
+    committer.take_checkpoint(msgspec.structs.replace(REQUEST, hold=True))
+    assert commit_of(root, 2).checkpoint is not None
+    assert committer.is_cut(3), "layers are split anew after it"
 
 
 PAUSE = msgspec.structs.replace(REQUEST, pause=True)
