@@ -97,8 +97,9 @@ def test_the_sums_of_a_checkpoint_are_told_again_also_after_those_of_newer_state
     """A connection may lose them, and the coordinator commits the checkpoint only when all holders have sent them."""
     states, said = Here(), list[Any]()
     log = SimpleNamespace(commits={10: SimpleNamespace(checkpoint="a")}, end=None)
-    ports = SimpleNamespace(coordinator=SimpleNamespace(tell=said.append), steps=17, deterministic=True)
-    checks = StateChecks(SimpleNamespace(states=states, log=log, ports=ports))  # type: ignore[arg-type]
+    ports = SimpleNamespace(steps=17, deterministic=True)
+    coordinator = SimpleNamespace(tell=said.append)
+    checks = StateChecks(SimpleNamespace(states=states, log=log, coordinator=coordinator, ports=ports))  # type: ignore[arg-type]
     for version in range(18):
         states[0] = SimpleNamespace(version=version, checksums=lambda: {"w": 1})
         checks.look(0)

@@ -125,7 +125,7 @@ class ForwardSums(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Made:
+class _CheckedForward:
     """The forward to check, run by the owner. taken: its inputs."""
 
     work: Work
@@ -140,7 +140,7 @@ class SpotChecks:
         self._plan, self._outbox, self._states, self._log = shared.plan, shared.outbox, shared.states, shared.log
         ports = shared.ports
         self._coordinator, self._observer, self._schedule = shared.coordinator, ports.observer, ports.spots
-        self._made: dict[Cell, _Made] = {}
+        self._made: dict[Cell, _CheckedForward] = {}
         self._asked: dict[Cell, tuple[WorkerId, Frame]] = {}  # the newest of each cell
 
     # as the owner
@@ -168,7 +168,7 @@ class SpotChecks:
         assert cell_step.work is not None
         place = (cell_step.step, microbatch)
         outputs, sums = forward_by_layer(stage, cell_step.work, place, taken.inputs if taken else None)
-        self._made[cell_step.cell] = _Made(cell_step.work, taken, sums)
+        self._made[cell_step.cell] = _CheckedForward(cell_step.work, taken, sums)
         return outputs
 
     def is_made(self, cell_step: CellStep, microbatch: int) -> bool:
