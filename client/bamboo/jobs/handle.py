@@ -1,6 +1,7 @@
 """The handle of a started job, here or on a cluster: its progress, history, checkpoints and weights."""
 
 import importlib
+import json
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ from bamboo import background
 from bamboo.jobs.errors import BambooError, ClusterError, InvalidRequest, JobInterrupted, NotInTime
 from bamboo.jobs.notebook import handle_html
 from bamboo.jobs.results import HistoryRows, JobProgress, Occurrence
-from bamboo.local.trainer_calls.trainer_process import TrainerError, ask_trainer, missing_packages
+from bamboo.local.trainer_calls.trainer_process import TrainerError, arguments_of, missing_packages, run_silently
 from bamboo_core.checkpoint.selection import ListedState, newest_first
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.history.files import find
@@ -40,7 +41,7 @@ class StoredCheckpoint:
     reason: str = ""
 
 
-EXPORT: Final = "bamboo_trainer.checkpoint.export:export_state"
+EXPORTER: Final = "bamboo_trainer.checkpoint"
 ExportFormat = Literal["safetensors", "huggingface", "peft"]
 PRINT_SECONDS = 2.0  # at least, between lines of progress
 T = TypeVar("T")
@@ -198,9 +199,10 @@ class JobHandle:
         """Write the trained weights, or with step that step's checkpoint, as one state dict: `bamboo export`."""
         job, output = self._job, Path(path)
         url = job.checkpoint_place() if step is not None else job.weights_place()  # only a checkpoint has that step
-        wanted = {"url": url, "step": step, "form": format, "output": str(output.absolute()), "force": force}
+        config = json.dumps(job.task_config())
+        options = arguments_of(format=format, output=output, task_config=config, quiet=True, step=step, force=force)
         try:
-            ask_trainer(EXPORT, {**wanted, "task_config": job.task_config()}, (), failed="nothing was exported")
+            run_silently(EXPORTER, [*options, "--", url], "an export")
         except TrainerError as error:
             raise BambooError(str(error)) from None
         return output

@@ -1,6 +1,7 @@
 """`python -m bamboo_trainer.checkpoint`, which `bamboo export` runs, so that the command line itself needs no torch."""
 
 import argparse
+import json
 import signal
 import sys
 from pathlib import Path
@@ -23,12 +24,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--step", type=int)
     parser.add_argument("--job", type=Path)
+    parser.add_argument("--task-config", type=json.loads)
     parser.add_argument("--model", type=Path)
     parser.add_argument("--force", action="store_true")
     parser.add_argument("--quiet", action="store_true")
     given = parser.parse_args(arguments)
     try:
-        config = task_config(given.job, given.model) if given.format.of_model else None
+        config = task_config(given.job, given.model, given.task_config) if given.format.of_model else None
         source, passed = open_source(given.url, given.step)
         for note in passed:
             complain(note)

@@ -70,14 +70,16 @@ def published_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
     return tuple(found.values())
 
 
-def task_config(job: Path | None, model: Path | None) -> Mapping[str, Any]:
-    """Return the task.config of a job's manifest. model: the path of the model's folder on this machine."""
+def task_config(job: Path | None, model: Path | None, config: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    """Return the task.config: the given one, or the job manifest's. model: the path of the model's folder on this
+    machine.
+    """
     from bamboo_core.job.manifest import load_manifest
 
-    if job is None and model is None:
+    if job is None and model is None and config is None:
         raise ExportError("this format needs --job, the job's manifest, or --model, the model's folder")
     try:
-        config = dict(load_manifest(job).task.config) if job else {}
+        config = dict(load_manifest(job).task.config) if job else dict(config or {})
     except ValueError as error:
         raise ExportError(str(error)) from None
     if model is not None:
@@ -257,21 +259,6 @@ def export_weights(url: str, step: int, id: str, folder: str) -> dict[str, Any]:
         export(source, ExportForm.SAFETENSORS, file, force=False, progress=lambda *_: None, by_layer=True)
     except OSError as error:
         return {"problem": f"cannot write {folder}: {system_reason(error)}"}
-    except (StorageError, ExportError) as error:
-        return {"problem": str(error)}
-    return {}
-
-
-def export_state(
-    url: str, step: int | None, form: str, output: str, force: bool, task_config: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Export a checkpoint or weights, for the Python API. Return {}, or `problem`: one sentence.
-
-    step: of a checkpoint; None: the newest. form: of `ExportForm`. task_config: the job's.
-    """
-    try:
-        source, _ = sources.open_source(url, step)
-        export(source, ExportForm(form), Path(output), force=force, progress=lambda *_: None, task_config=task_config)
     except (StorageError, ExportError) as error:
         return {"problem": str(error)}
     return {}

@@ -42,6 +42,28 @@ def run_trainer(module: str, arguments: Sequence[str], what: str) -> int:
             _end(process)
 
 
+def run_silently(module: str, arguments: Sequence[str], what: str) -> None:
+    """Run `python -m MODULE` without output, in any thread. Raises TrainerError with its error output.
+
+    what: its purpose, in words.
+    """
+    if missing := missing_packages():
+        raise TrainerError(f"{what} needs {missing}, not installed here")
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", module, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        printed = process.communicate()[1].decode(errors="replace").strip().removeprefix("bamboo: ")
+    finally:
+        _end(process)
+    if process.returncode:
+        raise TrainerError(printed or f"{what} ended with code {process.returncode}")
+
+
 def arguments_of(**options: object) -> list[str]:
     """Return a program's arguments: --name for True, --name=VALUE for each value, nothing for None and False."""
     found = []
