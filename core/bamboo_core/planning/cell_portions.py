@@ -22,8 +22,8 @@ Range = tuple[int, int]  # microbatches, half-open
 
 
 def ranges(layout: Layout, pipeline: int, portions: Sequence[Portion]) -> Iterator[tuple[WorkerId, Range]]:
-    """Yield the worker and microbatches of each portion of a cell: whole groups, in order. Empty portions are
-    skipped.
+    """Yield the worker and the half-open range of microbatches of each portion of a cell, in order. A range is whole
+    groups; empty portions are skipped.
     """
     share, units = layout.shares[pipeline], portions[-1].end
     groups = share.end - share.first
@@ -34,14 +34,18 @@ def ranges(layout: Layout, pipeline: int, portions: Sequence[Portion]) -> Iterat
 
 
 def groups_of(layouts: Sequence[Layout], pipeline: int) -> int:
-    """Return how many groups a pipeline runs in a step, under the newest layout that has it."""
+    """Return the number of gradient groups that a pipeline runs in a step, under the newest layout that has the
+    pipeline. layouts: oldest first.
+    """
     layout = next(layout for layout in reversed(layouts) if pipeline < layout.pipelines)
     share = layout.shares[pipeline]
     return share.end - share.first
 
 
 def runner(assignment: Assignment, layout: Layout, pipeline: int, microbatch: int) -> WorkerId:
-    """Return the worker that runs a microbatch of a cell."""
+    """Return the worker that runs a microbatch of a cell: its portion's worker, or the owner if the cell has no
+    portions.
+    """
     shared = ranges(layout, pipeline, assignment.portions) if assignment.portions else ()
     return next((worker for worker, (first, end) in shared if first <= microbatch < end), assignment.owner)
 
@@ -56,12 +60,12 @@ def share_out(
     boundary: bool,
     elapsed: float = 0.0,
 ) -> Cells:
-    """Return the next plan's assignments, with portions for the cells that several workers run together.
+    """Return the next plan's assignments, in which several workers share the microbatches of some cells as portions.
 
-    These are the cells whose owner also runs another one, and for the rest of a step the cells that changed hands
+    Shared are the cells of an owner that runs several and, until the end of the step, the cells that changed hands
     within it, even if the new owner can run all of them. Workers with several devices have no portions. leaving:
-    workers that get nothing more. present: workers that are not lost. boundary: the assignments begin with a step.
-    elapsed: the part of the current step that has passed, 0 to 1.
+    workers that get nothing more. present: workers that are not lost. boundary: the assignments take effect with a new
+    step. elapsed: the part of the current step that has passed, 0 to 1.
     """
     if plan.device_layers:
         return {c: msgspec.structs.replace(a, portions=()) if a.portions else a for c, a in cells.items()}
@@ -93,7 +97,7 @@ def share_out(
 
 
 def without_portions(plan: Plan) -> Plan:
-    """Return the plan without portions; with several stages only."""
+    """Return the plan with all portions removed. A plan with one stage keeps them."""
     if len(plan.stages) == 1 or not any(a.portions for row in plan.pipelines for a in row):
         return plan
     alone = tuple(tuple(msgspec.structs.replace(a, portions=()) for a in row) for row in plan.pipelines)
@@ -101,22 +105,25 @@ def without_portions(plan: Plan) -> Plan:
 
 
 def changed_cells(plan: Plan, old: Plan) -> set[Cell]:
-    """Return the cells that other workers, or other portions, run under `plan` than under `old`."""
+    """Return the cells whose owner or portions under `plan` differ from `old`. Cells that `old` does not have are left
+    out.
+    """
     return {c for c in plan.cells() if old.has(c) and not plan.at(c).is_run_as(old.at(c))}
 
 
 def is_settled(plan: Plan) -> bool:
-    """Return whether every worker with one cell runs all of it and nothing else."""
+    """Return whether no cell has portions, except cells of workers that own several."""
     owned = Counter(plan.at(cell).owner for cell in plan.cells())
     return not any(plan.at(cell).portions and owned[plan.at(cell).owner] == 1 for cell in plan.cells())
 
 
 def keeper(plan: Plan, cell: Cell) -> WorkerId | None:
-    """Return the worker that keeps the sums of a cell's finished groups: the nearest other one that runs an earlier
-    stage.
+    """Return the worker that keeps a copy of the gradient sums of a cell's finished groups: the nearest other owner of
+    an earlier stage in its pipeline.
 
-    For the first stage it is one of the last stages. None if it is in another zone, because that traffic costs money,
-    if workers have several devices, or if no other worker holds the stage's state, so that none could continue.
+    The last stage counts as the one before the first. None if that worker is in another zone, because that traffic
+    costs money, if workers have several devices, if one worker owns the whole pipeline, or if no other worker holds the
+    stage's state, so that none could continue.
     """
     (d, s), stages, owner = cell, len(plan.stages), plan.at(cell).owner
     if plan.device_layers or plan.holders_of(s) == {owner}:
@@ -129,8 +136,9 @@ def keeper(plan: Plan, cell: Cell) -> WorkerId | None:
 
 
 def kept_by(plan: Plan, new: WorkerId, present: Container[WorkerId], cell: Cell) -> WorkerId | None:
-    """Return the worker that gives a cell's new owner the sums of finished groups: the old owner, else the keeper. None
-    if both are lost. plan: the one before the change of owner. present: the workers that are left.
+    """Return the worker from which a cell's new owner gets the gradient sums of finished groups: the old owner, else
+    its keeper. None if there is nothing to give: both are lost, the owner stays, the old plan has no such cell, or
+    workers have several devices. plan: the one before the change of owner. present: the workers that are left.
     """
     if not plan.has(cell) or new == plan.at(cell).owner or plan.device_layers:
         return None
@@ -146,10 +154,11 @@ def _given_out(
     load: Counter[WorkerId],
     kept: int,
 ) -> tuple[Portion, ...]:
-    """Return the portions; the runners divide the portions of workers that no longer run the stage.
+    """Return a cell's portions: `before`, with the portions of workers that no longer run the stage given to the
+    runners.
 
-    load: the groups that each worker runs. kept: how many of the first groups' sums the owner is expected to have, so
-    that it need not run them.
+    load: the number of groups that each worker runs; it is updated. kept: how many of the first groups' sums the owner
+    is expected to have, so that it need not run them.
     """
     if not before:
         return ()

@@ -17,7 +17,9 @@ Workers = dict[Cell, WorkerId]
 
 
 class Urgency(Enum):
-    """The time that a leaving worker has: enough to fill a replacement, to finish the step, or none."""
+    """The urgency of moving a leaving worker's cells. NONE: there is time to fill a replacement. SOON: there is time to
+    finish the step. NOW: there is no time.
+    """
 
     NONE = auto()
     SOON = auto()
@@ -26,7 +28,7 @@ class Urgency(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningView:
-    """The inputs of the next plan: the plan in force, the workers, their replicas in step, and the desired grid."""
+    """The inputs of the next plan: the plan in force, the workers, the replicas in sync, and the desired grid."""
 
     plan: Plan
     live: Mapping[WorkerId, Peer]  # in order of joining
@@ -49,21 +51,21 @@ class PlanningView:
     remembered: dict[str, Any] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     def after(self, before: "PlanningView | None") -> "PlanningView":
-        """Return this view with the cached results of `before`, if the two differ only in which replicas are in sync.
-        Nothing is reused while a worker leaves, because the desired holders then depend on that, too.
+        """Return this view, with the cached results of `before` if the two differ only in which replicas are in sync.
+        Nothing is reused while a worker leaves, because the desired holders then depend on those replicas, too.
         """
         if before is not None and not self.leaving and self == replace(before, synced=self.synced):
             self.remembered.update(before.remembered)
         return self
 
     def replicas_in(self, row: Sequence[WorkerId]) -> tuple[tuple[WorkerId, ...], ...]:
-        """Return the replicas of each stage of a pipeline with these workers; fewer than requested if the row is
-        short.
+        """Return the workers that keep replicas of each stage of a pipeline. row: its workers by stage; with few
+        workers there are fewer replicas than requested.
         """
         return replicas_in(row, self.redundancy.kept, self.live, self.leaving)
 
     def spare(self) -> list[WorkerId]:
-        """Return the workers that stay and own no cell, workers that already hold a replica first."""
+        """Return the workers that own no cell and are not leaving, holders of a replica first."""
         busy = self.plan.holders()
         owners = self.plan.owners()
         spare = [w for w in self.live if w not in owners and w not in self.leaving]
@@ -75,14 +77,15 @@ class PlanningView:
         return known.failure_domain if known else f"/{worker}"
 
     def doubtful(self) -> set[str]:
-        """Return the failure domains that lost or leaving workers were in. Others there may be lost next."""
+        """Return the failure domains of lost and leaving workers. Other workers there may be lost next."""
         gone = self.plan.worker_ids() - self.live.keys()
         return {self.domain(w) for w in (*gone, *self.leaving)}
 
 
 def desired_holders(view: PlanningView) -> dict[Cell, tuple[WorkerId, ...]]:
-    """Return the desired holders of each cell: owner, shadow, other replicas and workers to be filled. If these are too
-    few or all on one node, spare workers with room for one replica more than usual are added.
+    """Return the desired holders of each cell: the owner, the replicas (shadow first), and workers that need the state
+    for a new pipeline or a re-split. A cell with too few holders gets spare workers; a cell whose holders are all on
+    one node gets a spare worker elsewhere that has room.
     """
     plan = view.plan
     replacements, newcomers = replacement_owners(view), owners_of_new_rows(view)
@@ -118,7 +121,9 @@ def desired_holders(view: PlanningView) -> dict[Cell, tuple[WorkerId, ...]]:
 
 
 def replacement_owners(view: PlanningView) -> Workers:
-    """Return new owners for the cells that need one: spare workers, else a worker that stays."""
+    """Return new owners for a leaving worker's cells, and for all cells but one of a worker that owns several. Each is
+    a spare worker or, for a leaving worker's cell, another worker that stays. A cell without a candidate is absent.
+    """
     plan, spare = view.plan, view.spare()
     replacements: Workers = {}
     for cell in _to_move(view):
@@ -136,8 +141,8 @@ def replacement_owners(view: PlanningView) -> Workers:
 
 
 def _stand_in(view: PlanningView, cell: Cell) -> WorkerId | None:
-    """Return a new owner for a leaving worker's cell when no worker is spare. It is the cell's shadow, else the nearest
-    neighbour that stays, else the stage's owner in another pipeline.
+    """Return a new owner for a leaving worker's cell when no worker is spare: the cell's shadow, else the owner of the
+    nearest earlier stage, else the stage's owner in another pipeline. None if they all leave.
     """
     plan, depth = view.plan, len(view.plan.stages)
     shadows = [w for w in plan.at(cell).replicas if (cell, w) in view.synced]
@@ -147,7 +152,7 @@ def _stand_in(view: PlanningView, cell: Cell) -> WorkerId | None:
 
 
 def _to_move(view: PlanningView) -> list[Cell]:
-    """Return the cells that need another owner: a leaving worker's, and all but one of a doubled worker's."""
+    """Return the cells that need another owner: a leaving worker's, and all but one of a worker that owns several."""
     plan = view.plan
     cells: list[Cell] = []
     if not view.leaving and not plan.is_doubled:
@@ -163,7 +168,9 @@ def _to_move(view: PlanningView) -> list[Cell]:
 
 
 def owners_of_new_rows(view: PlanningView) -> Workers:
-    """Return the owners of the cells of new rows if the job should grow; whole rows only."""
+    """Return the owners of the cells of additional pipelines if the job should grow; whole pipelines only. Empty if it
+    should not, if too few workers are spare, or while two layouts may be in force.
+    """
     plan, depth = view.plan, len(view.plan.stages)
     if len(plan.layouts) > 1 or view.pipelines <= plan.target.pipelines:
         return {}
@@ -187,7 +194,9 @@ def owners_of_new_rows(view: PlanningView) -> Workers:
 
 
 def _by_row(view: PlanningView, spare: list[WorkerId], count: int) -> list[list[WorkerId]]:
-    """Return the workers that each of `count` new rows may use: all spare ones, or the ones in one zone."""
+    """Return the workers that each of `count` new pipelines may use: all spare ones or, if the policy packs pipelines
+    into zones, the workers that `packed` chooses for it.
+    """
     if not view.spread.packs:
         return [spare] * count
     owners = {view.plan.at(cell).owner for cell in view.plan.cells()}
@@ -197,8 +206,10 @@ def _by_row(view: PlanningView, spare: list[WorkerId], count: int) -> list[list[
 
 def _fittest(view: PlanningView, spare: list[WorkerId], cell: Cell, owners: Mapping[Cell, WorkerId]) -> list[WorkerId]:
     """Return the spare workers, best fit for a cell first.
-    If pipelines are packed, workers in the zone of most of the cell's pipeline come first. Then come workers on nodes
-    that no worker leaves, and on other nodes than the owners around the cell. owners: as for `_beside`.
+
+    If pipelines are packed, workers in the zone of most of the cell's pipeline come first. Then come workers in failure
+    domains that no worker has left or is leaving, then workers outside the failure domains of nearby owners. owners:
+    see `_beside`.
     """
     zones = Counter[str]()
     if view.spread.packs:
@@ -210,8 +221,9 @@ def _fittest(view: PlanningView, spare: list[WorkerId], cell: Cell, owners: Mapp
 
 
 def _beside(view: PlanningView, cell: Cell, owners: Mapping[Cell, WorkerId]) -> set[str]:
-    """Return the failure domains to avoid for a cell's owner: of the owners of nearby stages, as far as replicas reach.
-    owners: of cells; they take precedence over the plan's.
+    """Return the failure domains that a cell's owner should avoid: the domains of the owners of nearby stages, as far
+    as replicas reach, or without replicas of the stage's owners in other pipelines. owners: owners of cells, which take
+    precedence over the plan's.
     """
     plan, depth = view.plan, len(view.plan.stages)
     reach = min(max(1, view.redundancy.kept), depth - 1)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class SumNode(NamedTuple):
-    """The groups from `first` to `end - 1`, whose gradients are one sum."""
+    """A node of the summation tree: the sum of the gradients of groups `first` to `end - 1`."""
 
     first: int
     end: int
@@ -48,7 +48,9 @@ def share_sizes(microbatches: int, groups: int, pipelines: int) -> tuple[int, ..
 
 
 def most_microbatches(training: TrainingSpec, pipelines: int) -> int:
-    """Return the most microbatches of a step that any of the pipelines runs: with groups more than an even share."""
+    """Return the most microbatches that any pipeline runs in a step. This may exceed an even share, because pipelines
+    run whole gradient groups.
+    """
     return share_sizes(training.microbatches, training.groups or training.microbatches, pipelines)[0]
 
 
@@ -60,7 +62,7 @@ def halves(node: SumNode) -> tuple[SumNode, SumNode]:
 
 @lru_cache(maxsize=1024)
 def parent(left: SumNode, right: SumNode, groups: int) -> SumNode | None:
-    """Return the node whose halves are these two; None if there is none."""
+    """Return the tree node whose halves are these two nodes; None if there is none. groups: the number of them all."""
     node = SumNode(0, groups)
     while node.end - node.first > 1:
         first, second = halves(node)
@@ -91,8 +93,8 @@ def nodes_of(share: SumNode, groups: int) -> tuple[SumNode, ...]:
 
 @lru_cache(maxsize=4096)
 def most_sums(groups: int | None, pipelines: int) -> int:
-    """Return the most sums that any of the pipelines sends for each number of a gradient. groups: None if each
-    pipeline's microbatches are one group.
+    """Return the largest number of partial sums, each of a gradient's size, that any pipeline sends for a gradient.
+    groups: None if each pipeline's microbatches are one group.
     """
     if groups is None:
         return 1
@@ -101,12 +103,14 @@ def most_sums(groups: int | None, pipelines: int) -> int:
 
 
 def tree_sum(sums: Mapping[SumNode, T], groups: int) -> T:
-    """Return the sum of all groups from the sums of nodes that together are all groups. The summands have a `+`."""
+    """Return the sum over all groups, added in the tree's order. sums: by nodes that together cover all groups; the
+    values have a `+`.
+    """
     return sum_of(SumNode(0, groups), sums)
 
 
 def sum_of(node: SumNode, sums: Mapping[SumNode, T]) -> T:
-    """Return the sum of a node's groups from the sums of nodes that together are that node."""
+    """Return the sum over a node's groups, added in the tree's order. sums: by nodes that together cover this node."""
     if node in sums:
         return sums[node]
     first, second = halves(node)
@@ -124,7 +128,7 @@ def share_of(microbatches: Sequence[int], bounds: Sequence[int]) -> SumNode:
 
 
 def are_bounds(bounds: Sequence[int], microbatches: int) -> bool:
-    """Return whether these bounds divide the number of microbatches into groups."""
+    """Return whether these bounds rise from 0 to the number of microbatches, so that they divide them into groups."""
     return (
         len(bounds) > 1
         and (bounds[0], bounds[-1]) == (0, microbatches)

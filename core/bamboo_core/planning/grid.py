@@ -40,9 +40,9 @@ def layer_ranges(
 ) -> tuple[tuple[int, int], ...]:
     """Return the layers of each stage: the manifest's split, else the one that minimises the costliest stage.
 
-    stages: their number if smaller than the manifest's, which then has no split. devices: of each worker; a stage has
-    at least as many layers, and costs what the busiest device runs. Raises ValueError naming the field if the model has
-    too few layers, or if the split does not add up to them.
+    stages: the number of stages, if another than the topology's; ignored if the manifest has a split. devices: of each
+    worker; without a split layers are divided among all devices, so each stage has at least as many. Raises ValueError
+    naming the field if the model has too few layers, or if the split does not add up to them.
     """
     if topology.split is None:
         count = stages or topology.stages
@@ -60,7 +60,7 @@ def layer_ranges(
 
 
 def _too_many(layers: int, topology: TopologySpec, stages: int, devices: int) -> str:
-    """Return the error that names the field that asks for more than the model's layers."""
+    """Return the message for a model with too few layers, naming the field that asks for too many stages or devices."""
     if topology.chooses_stages and stages == 1:
         return f"spec.worker.devices: expected at most the model's {layers} layers, got {devices}"
     path = "spec.elastic.minStages" if topology.chooses_stages else "spec.topology.stages"
@@ -127,8 +127,8 @@ def make_layout(
 def assignments(
     row: Sequence[WorkerId], redundancy: RedundancySpec, peers: Mapping[WorkerId, Peer] = MappingProxyType({})
 ) -> tuple[Assignment, ...]:
-    """Return the assignments of a pipeline whose workers run one stage each. peers: the known ones, with their
-    places.
+    """Return the assignments of a pipeline. row: the worker of each stage. peers: known workers, whose nodes and zones
+    influence which workers keep replicas.
     """
     kept = replicas_in(row, redundancy.kept, peers)
     return tuple(Assignment(owner=worker, replicas=replicas) for worker, replicas in zip(row, kept, strict=True))
@@ -146,8 +146,9 @@ def initial_plan(
     spread: SpreadPolicy = SpreadPolicy.INTERLEAVE,
     schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B,
 ) -> Plan:
-    """Return the first plan for a state. It needs stages x pipelines workers; the others stand by. epoch: the plan's.
-    restore: the state to start from; None: the initial one. spread: which workers are neighbours.
+    """Return the plan with which workers begin from a state. peers: at least stages x pipelines workers; the others
+    stand by. epoch: the plan's. restore: the state to start from; None: the initial one. spread: decides which workers
+    are neighbours.
     """
     depth, known = len(stages), {p.worker: p for p in peers}
     arranged, redundancy = _arranged(peers, depth, pipelines, redundancy, spread)
@@ -174,8 +175,8 @@ def initial_plan(
 def _arranged(
     peers: Sequence[Peer], depth: int, pipelines: int, redundancy: RedundancySpec, spread: SpreadPolicy
 ) -> tuple[list[list[WorkerId]], RedundancySpec]:
-    """Return each pipeline's workers by stage, and the redundancy that protects the stages. Without replicas the owners
-    of each stage, rather than neighbours, should be on different nodes and in different zones.
+    """Return each pipeline's workers by stage, and the redundancy in force, whose mode is not Auto. Without replicas
+    the owners of each stage, rather than neighbours, should be on different nodes and in different zones.
     """
     known, alone = {p.worker: p for p in peers}, redundancy.on(pipelines)
     chosen = rows(peers, depth, pipelines, alone.kept, spread)
@@ -191,7 +192,7 @@ def _arranged(
 
 
 def _nodes_covered(rows: Sequence[Sequence[Assignment]], peers: Mapping[WorkerId, Peer]) -> str:
-    """Return the part of the plan's message on nodes with several workers: whether any of them may be lost."""
+    """Return the part of the plan's message on whether any node may be lost; "" if no node has several workers."""
     if not share_nodes(tuple(peers.values())):
         return ""
     held = [{peers[w].failure_domain for a in cells for w in a.holders} for cells in zip(*rows, strict=True)]
@@ -202,7 +203,9 @@ def _nodes_covered(rows: Sequence[Sequence[Assignment]], peers: Mapping[WorkerId
 
 
 def _zones_covered(rows: Sequence[Sequence[Assignment]], zones: Mapping[WorkerId, str]) -> str:
-    """Return the part of the plan's message on how many zones may be lost at once: each stage is held in one more."""
+    """Return the part of the plan's message on how many zones may be lost at once: one fewer than hold each stage. It
+    is "" if all workers are in one zone.
+    """
     held = [{zones[w] for a in cells for w in a.holders} for cells in zip(*rows, strict=True)]
     known = len(set().union(*held))
     if known < 2:
@@ -230,11 +233,10 @@ class Roles:
 
 
 def worker_roles(spec: JobSpec, stages: int, *, taken_over: bool) -> list[Roles]:
-    """Return the roles that workers may have: normally, or while a worker runs as many lost stages as each has
-    replicas.
+    """Return the roles that workers may have: in normal operation, or with `taken_over` after losses.
 
-    Owners of the same stage in other pipelines also run a lost stage's microbatches: with the heir, or without
-    replicas.
+    After losses a worker also runs the next stages of its pipeline, as many as each stage has replicas. With several
+    pipelines it may instead run its own stage's microbatches for another pipeline, too.
     """
     replicas = min(spec.redundancy.kept, stages - 1)
     lost = replicas if taken_over else 0

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 from bamboo_core.planning.plan import Assignment, Cell, Plan, WorkerId
 
-Synced = frozenset[tuple[Cell, WorkerId]]  # replicas that are in step
+Synced = frozenset[tuple[Cell, WorkerId]]  # replicas that are in sync
 
 
 def lost_runs(plan: Plan, lost: Sequence[Cell]) -> Iterator[list[Cell]]:
-    """Yield the cells whose owners are lost, adjacent ones of a pipeline's ring together."""
+    """Yield the lost cells in runs: cells that are adjacent in a pipeline's ring form one. lost: the cells whose owners
+    are lost.
+    """
     depth = len(plan.stages)
     for d in range(len(plan.pipelines)):
         stages = {c.stage for c in lost if c.pipeline == d}
@@ -27,8 +29,8 @@ def lost_runs(plan: Plan, lost: Sequence[Cell]) -> Iterator[list[Cell]]:
 
 
 def heirs_of(run: Sequence[Cell], candidates: Callable[[Cell], list[WorkerId]]) -> list[WorkerId | None]:
-    """Return each cell's new owner: the first candidate that all cells share, else its own first; None if it has
-    none.
+    """Return the new owner of each cell: the first candidate that all cells share, else the cell's own first candidate;
+    None for a cell without candidates. candidates: returns a cell's, best first.
     """
     named = [candidates(cell) for cell in run]
     common = [w for w in named[0] if all(w in names for names in named)]
@@ -36,8 +38,8 @@ def heirs_of(run: Sequence[Cell], candidates: Callable[[Cell], list[WorkerId]]) 
 
 
 def home(owned: list[Cell], stages: int) -> Cell:
-    """Return the cell that a worker keeps: the first of its arc of the ring, because takeovers go to the
-    predecessor.
+    """Return the cell that a worker with several cells keeps when it gives the others away: the first of its arc of the
+    ring, because takeovers go to the predecessor.
     """
     first = min(c.pipeline for c in owned)
     mine = {c.stage for c in owned if c.pipeline == first}

@@ -92,7 +92,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return len(self.split)
 
     def cells(self, stages: int) -> tuple[Cell, ...]:
-        """Return the cells that run this layout, for this number of stages."""
+        """Return all cells of the layout's pipelines. stages: the number of stages in each."""
         return _grid(self.pipelines, stages)
 
     @cached_property
@@ -102,7 +102,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @cached_property
     def shares(self) -> tuple[SumNode, ...]:
-        """The groups that each pipeline runs. Raises ValueError if one does not run consecutive, whole groups."""
+        """The groups that each pipeline runs. Raises ValueError if a pipeline runs no consecutive, whole groups."""
         bounds = self.bounds
         return tuple(share_of(part, bounds) for part in self.split)
 
@@ -130,7 +130,9 @@ class OwnerSpread(NamedTuple):
 
 
 def owner_spread(rows: Sequence[Sequence[WorkerId]], peers: Mapping[WorkerId, Peer]) -> tuple[OwnerSpread, ...]:
-    """Return the spread over workers, failure domains and zones. rows: each pipeline's workers, by stage."""
+    """Return how each stage's owners are spread over workers, failure domains and zones, in this order. rows: each
+    pipeline's workers, by stage.
+    """
     spreads = []
     for place_of in (attrgetter("worker"), attrgetter("failure_domain"), attrgetter("zone")):
         places = {worker: place_of(peer) for worker, peer in peers.items()}
@@ -240,7 +242,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @cached_property
     def owner_spread(self) -> tuple[OwnerSpread, ...]:
-        """How the owners of the target layout's stages are spread over workers, failure domains and zones."""
+        """The spread of the owners of the target layout's stages over workers, failure domains and zones."""
         rows = [[assignment.owner for assignment in row] for row in self.pipelines[: self.target.pipelines]]
         return owner_spread(rows, self._peers)
 
@@ -262,7 +264,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def first_step(self) -> int:
-        """The step with which the workers' states began."""
+        """The number of committed steps in the state with which the workers began; 0 for the initial state."""
         return self.restore.step if self.restore else 0
 
 

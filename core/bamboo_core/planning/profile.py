@@ -16,7 +16,7 @@ Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 
 
 class LayerBytes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The bytes of a layer, in memory and to its neighbour."""
+    """The memory of a layer and the size of its output, in bytes."""
 
     parameters: Bytes  # with buffers
     optimizer: Bytes  # optimizer state
@@ -73,7 +73,7 @@ class Network(_Part, frozen=True, kw_only=True):
     latency: Seconds = 0.0  # until the first byte of a message has arrived
 
     def link(self, size: float) -> float:
-        """Return the bytes per second of a frame of that size between two workers."""
+        """Return the bandwidth, in bytes per second, for a frame of that size between two workers."""
         return min(self.machine, FLOWS_PER_LINK * self.flow) if size >= LARGE_BODY else self.flow
 
 
@@ -108,7 +108,9 @@ class ModelFigures(_Part, frozen=True, kw_only=True):
 
     @property
     def costs(self) -> tuple[float, ...]:
-        """The cost of each layer, by which the coordinator splits the layers: counted, else seconds per microbatch."""
+        """The cost of each layer, by which the coordinator splits the layers: the counted costs, else the seconds of a
+        microbatch.
+        """
         counted = any(layer.cost for layer in self.layers)
         return tuple(layer.cost if counted else layer.forward + layer.backward for layer in self.layers)
 
@@ -121,14 +123,14 @@ class Machine(_Part, frozen=True, kw_only=True):
 
 
 class Prices(_Part, frozen=True, kw_only=True):
-    """USD per machine-hour."""
+    """The prices of a machine, in USD per hour."""
 
     spot: Usd
     on_demand: Usd
 
 
 class Published(_Part, frozen=True, kw_only=True):
-    """Published figures of a model on this machine."""
+    """Published figures of the model on this machine: grids and step times."""
 
     batch: Whole  # samples per step
     # stages, pipelines: the grid on spot machines
@@ -216,14 +218,15 @@ def parse_profile(path: str, text: bytes | str) -> ModelProfile:
 
 
 def to_json(profile: ModelProfile) -> bytes:
-    """Return the file's content, indented."""
+    """Return a profile as the content of its JSON file, indented."""
     lines = msgspec.json.format(msgspec.json.encode(profile), indent=2)
     return lines + b"\n"
 
 
 def for_microbatch(profile: ModelProfile, samples: int) -> ModelProfile:
-    """Return the profile for another microbatch size: seconds, activations and boundaries scale in proportion. That is
-    an estimate, since small microbatches use a device less well; the source says so.
+    """Return the profile for another microbatch size. Seconds, activations and boundaries scale in proportion, which is
+    an estimate, since small microbatches use a device less well; the source of the layers' seconds says so. samples:
+    per microbatch.
     """
     if samples == profile.samples:
         return profile

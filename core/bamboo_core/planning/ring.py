@@ -27,7 +27,7 @@ def ring(peers: Sequence[Peer], size: int, apart: int = 1) -> Row:
     """Choose and order `size` workers so that neighbours are in different zones where possible.
 
     Greedy: takes from the zone with the most workers left that none of the `apart` workers before is in, else from the
-    one that fewest of them are in. Within a zone, nodes decide in the same way.
+    zone of the one farthest back. Within a zone, nodes decide in the same way.
     """
     left: dict[str, dict[str, Row]] = {}
     for peer in peers:
@@ -49,8 +49,8 @@ def ring(peers: Sequence[Peer], size: int, apart: int = 1) -> Row:
 
 
 def _farthest(left: Mapping[str, int], before: Sequence[str]) -> str:
-    """Return the domain of the next worker: one that no worker before is in, else the one farthest back; ties go to the
-    fullest. left: the workers left in each domain.
+    """Return the zone or failure domain of the next worker: one that is not in `before`, else the one whose last place
+    in it is farthest back; ties go to the one with the most workers left. left: the number of workers left in each.
     """
     near = {place: at for at, place in enumerate(before, 1)}
     return min(left, key=lambda place: (near.get(place, 0), -left[place]))
@@ -59,8 +59,8 @@ def _farthest(left: Mapping[str, int], before: Sequence[str]) -> str:
 def rows(
     peers: Sequence[Peer], depth: int, pipelines: int, replicas: int, spread: SpreadPolicy = SpreadPolicy.INTERLEAVE
 ) -> list[list[WorkerId]]:
-    """Return each pipeline's workers by stage. With INTERLEAVE as many nodes and zones as possible can be lost at once;
-    otherwise as few neighbours as possible are in different zones.
+    """Choose and arrange the workers of each pipeline, by stage. INTERLEAVE spreads neighbours so that as many nodes
+    and zones as possible can be lost at once; the other policies keep neighbours in one zone where possible.
     """
     if spread.packs:
         return packed(peers, depth, pipelines, spread)
@@ -121,9 +121,10 @@ def _every_other(workers: Row) -> Row:
 def packed(
     peers: Sequence[Peer], depth: int, pipelines: int, spread: SpreadPolicy, taken: Collection[str] = ()
 ) -> list[list[WorkerId]]:
-    """Return each pipeline in one zone if possible, else in few, workers of a zone side by side.
+    """Choose and arrange the workers of each pipeline, by stage: in one zone if possible, else in few, with workers of
+    a zone side by side.
 
-    With SingleZone pipelines share the zone with the most workers; with ZonePerPipeline only if other zones have too
+    With SINGLE_ZONE pipelines share the zone with the most workers; with ZONE_PER_PIPELINE only if other zones have too
     few. taken: zones of existing pipelines.
     """
     left: dict[str, Row] = {}
@@ -157,8 +158,8 @@ def _apart(peers: Row, size: int) -> Row:
 def _arranged(
     order: Sequence[Peer], peers: Sequence[Peer], depth: int, pipelines: int, replicas: int
 ) -> tuple[Crowding, tuple[Crowding, ...], list[list[WorkerId]]]:
-    """Return the rows cut from a ring, after how crowded their stages' holders are: on nodes in all rows, then in each
-    row.
+    """Return the rows cut from a ring, after two keys to compare rings by: the summed crowding of stages' holders on
+    nodes, and each row's crowding.
     """
     made: list[Row] = []
     used = {p.worker for p in order}
@@ -173,7 +174,9 @@ def _arranged(
 
 
 def close_ring(row: list[Peer], spare: Sequence[Peer], replicas: int = 1) -> list[Peer]:
-    """Swap the row's last worker if that keeps more neighbours apart, because the ring's ends are neighbours too."""
+    """Return the row with its last worker swapped for another of the row or a spare one, if that keeps more neighbours
+    apart, because the ring's ends are neighbours too. Otherwise return the row itself.
+    """
     if len({peer.zone for peer in (*row, *spare)}) <= 1 and not share_nodes((*row, *spare)):
         return row  # all are alike
     best, last = row, len(row) - 1
@@ -195,11 +198,11 @@ def _swapped(row: list[Peer], one: int, other: int) -> list[Peer]:
 
 
 def _crowding(row: Sequence[Peer], replicas: int) -> Crowding:
-    """Count crowded stages; less is better, the first numbers first.
+    """Return counts of crowded stages, the most important first; less is better.
 
-    How many stages have all holders on one node, on two, and so on; how many share a node with the worker before; how
-    many have all holders in one zone, in two, and so on; how many have another shadow than the worker before, and how
-    many other replicas than the workers before.
+    The counts: stages with all holders on one node, on two, and so on; stages that share a node with the worker before;
+    stages with all holders in one zone, in two, and so on; stages with another shadow than the worker before; and
+    stages with other replicas than the workers before.
     """
     workers, peers = [p.worker for p in row], {p.worker: p for p in row}
     count = max(1, replicas)
@@ -223,8 +226,8 @@ def _crowding(row: Sequence[Peer], replicas: int) -> Crowding:
 def replicas_in(
     row: Sequence[WorkerId], count: int, peers: Mapping[WorkerId, Peer], leaving: Container[WorkerId] = ()
 ) -> tuple[tuple[WorkerId, ...], ...]:
-    """Return the workers of a pipeline that keep replicas of each stage, the shadow first; fewer than `count` if it is
-    short.
+    """Return the workers of a pipeline that keep replicas of each stage, the shadow first; fewer than `count` if the
+    pipeline is short.
 
     They are the nearest predecessors in the ring, so that each worker keeps equally many. If these are on too few nodes
     or in too few zones, others are chosen, provided that every stage is then on as many nodes and in as many zones as

@@ -44,7 +44,7 @@ class BackwardWeight:
 
 @dataclass(frozen=True, slots=True)
 class BackwardRest:
-    """The next bucket of layers, after the first, of a backward that its program runs bucket by bucket."""
+    """A further bucket of layers of a backward that runs bucket by bucket; `Backward` runs the first one."""
 
     microbatch: int
 
@@ -72,14 +72,16 @@ class AddPartialSums:
 
 @dataclass(frozen=True, slots=True)
 class ScatterGradients:
-    """An instruction to send each pipeline's owner of this stage the chunk of a bucket that it reduces."""
+    """An instruction to send each other pipeline's owner of this stage the chunk of a bucket that this owner is to
+    reduce.
+    """
 
     bucket: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ReduceGradients:
-    """An instruction to sum this cell's chunk of a bucket over the pipelines, in one order, and send the sum to the
+    """An instruction to sum this cell's chunk of a bucket over the pipelines, in a fixed order, and send the sum to the
     others.
     """
 
@@ -95,7 +97,7 @@ class GatherGradients:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeTied:
-    """An instruction to send the gradients of parameters that other stages hold too."""
+    """An instruction to send the gradients of tied parameters to the other stages that hold them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +135,10 @@ Instruction = (
 
 
 def one_f_one_b(stage: int, stages: int, microbatches: Sequence[int]) -> list[Forward | Backward]:
-    """Return warm-up forwards, then backward and forward in turn, then the remaining backwards.
+    """Return a stage's program in 1F1B order: warm-up forwards, then backward and forward in turn, then the remaining
+    backwards.
 
-    The first stage keeps the activations of `2 * stages - 1` microbatches, the last stage keeps one.
+    The first stage keeps the activations of at most `2 * stages - 1` microbatches, the last stage of one.
     """
     after = stages - 1 - stage
     warmup = min(len(microbatches), 1 + after * AHEAD)
@@ -147,7 +150,8 @@ def one_f_one_b(stage: int, stages: int, microbatches: Sequence[int]) -> list[Fo
 
 
 def zb_h1(stage: int, stages: int, microbatches: Sequence[int]) -> list[Computed]:
-    """Return 1F1B's order, but with the weight gradients of stage s delayed by 2 * s microbatches.
+    """Return a stage's program in ZB-H1 order: as 1F1B, but with the weight gradients of stage s delayed by 2 * s
+    microbatches.
 
     With fewer than 2 * (stages - 1) microbatches the delay is s, otherwise too many would be left for the end.
 
@@ -242,8 +246,8 @@ class StageOrder:
 
 
 def evaluation(cell: Cell, layout: Layout, batches: int) -> list[Instruction]:
-    """Return a cell's part of an evaluation of `batches` batches, which runs before the step, on the state just
-    reached.
+    """Return a cell's share of the instructions to evaluate `batches` batches. They run before the step, on the state
+    that the last step has left.
     """
     d, pipelines = cell.pipeline, layout.pipelines
     return [Evaluate(m) for m in range(batches * d // pipelines, batches * (d + 1) // pipelines)]
@@ -285,8 +289,9 @@ def program(
     portions: Sequence[Range] = (),
     buckets: int = 1,
 ) -> list[Instruction]:
-    """Return the whole step of a cell, without an evaluation before it. portions: of the workers that share its
-    microbatches, if any. buckets: of the stage's gradients.
+    """Return a cell's instructions for a whole step, without evaluation. tied: the stage has parameters that other
+    stages hold too. portions: the microbatches of each worker that shares the cell, if any; then the owner only adds
+    their sums. buckets: number of buckets of the stage's gradients.
     """
     steps: list[Instruction] = [AddPartialSums(tuple(portions))]
     if not portions:

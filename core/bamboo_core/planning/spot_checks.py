@@ -20,7 +20,7 @@ class SpotSchedule:
     early: Collection[int] = EARLY  # steps in which every stage is checked, before the intervals apply
 
     def interval(self, layout: Layout) -> int:
-        """Return the steps within which each stage is checked once: more if a step has few microbatches."""
+        """Return the number of steps within which each stage is checked once: more if a step has few microbatches."""
         fewest = min(map(len, layout.split))
         return next((steps for steps in INTERVALS if steps * fewest >= MICROBATCHES), INTERVALS[-1])
 
@@ -38,8 +38,8 @@ class SpotSchedule:
 
 
 def checker(plan: Plan, cell: Cell) -> WorkerId:
-    """Return the worker that recomputes: another one with the stage's state, preferably idle, the shadow first; else
-    the owner.
+    """Return the worker that recomputes a cell's microbatch: another holder of the stage's state, preferably one that
+    runs no cell, the cell's shadow first. It is the owner itself if no other worker holds the state.
     """
     owner, pipelines = plan.at(cell).owner, len(plan.pipelines)
     same = [Cell((cell.pipeline + d) % pipelines, cell.stage) for d in range(pipelines)]

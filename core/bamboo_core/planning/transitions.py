@@ -35,7 +35,9 @@ class StageLost:
 
 
 def takeover(view: PlanningView) -> Plan | StageLost | None:
-    """Move every cell of a lost worker to a holder of its stage, at once."""
+    """Return the plan that at once moves every cell of a lost worker to a holder of its stage. None if no worker of the
+    plan is lost; StageLost if a cell has no holder left.
+    """
     plan = view.plan
     lost = plan.holders() - view.live.keys()
     if not lost and plan.worker_ids() <= view.live.keys():
@@ -81,7 +83,9 @@ def _candidates(view: PlanningView, cell: Cell) -> list[WorkerId]:
 
 
 def improve(view: PlanningView) -> Plan | None:
-    """Return the next plan towards the target: add missing replicas, move owners home, drop superfluous replicas."""
+    """Return the next plan towards the target: add missing replicas, move owners home, drop superfluous replicas. None
+    if nothing is lacking, or until replicas are in sync.
+    """
     plan, lacks = view.plan, _lacks(view)
     cells = {c: plan.at(c) for c in plan.cells()} if lacks.replicas or not lacks.is_settled else {}
     if lacks.replicas:
@@ -100,8 +104,8 @@ def improve(view: PlanningView) -> Plan | None:
 
 @dataclass(frozen=True, slots=True)
 class _Lacks:
-    """The differences between the plan's holders and the desired ones, by cell. replicas: missing ones. owners: other
-    owners. order: all replicas of cells whose owner stays, if they differ.
+    """The differences between the plan's holders and the desired ones, by cell. replicas: the missing ones. owners: the
+    desired owners where they differ. order: the desired replicas, in order, of cells that keep their owner.
     """
 
     replicas: Mapping[Cell, tuple[WorkerId, ...]]
@@ -135,8 +139,9 @@ def _found_lacking(view: PlanningView) -> _Lacks:
 
 
 def drain(view: PlanningView) -> Plan | None:
-    """Move a leaving worker's cells to in-sync replicas at the next step boundary, or now if the worker cannot wait. If
-    there is time, wait for a spare worker to be filled, so that no worker has to run two stages.
+    """Return the plan that moves leaving workers' cells to in-sync replicas, at the next step boundary, or now if a
+    worker cannot wait. If there is time, wait for a spare worker to be filled, so that no worker has to run two stages.
+    None if nothing can move yet.
     """
     if not view.leaving:
         return None
@@ -185,7 +190,7 @@ def _move(view: PlanningView, moves: Mapping[Cell, WorkerId], boundary: bool = T
 
 
 def switch_mode(view: PlanningView) -> Plan | None:
-    """Return the plan in the requested redundancy mode, from the next step on; None if it is in force."""
+    """Return the plan in the requested redundancy mode, from the next step on; None if that mode is in force."""
     mode = view.redundancy.mode
     if view.plan.mode is mode:
         return None
@@ -195,7 +200,9 @@ def switch_mode(view: PlanningView) -> Plan | None:
 
 
 def _trim(view: PlanningView, lacks: _Lacks) -> Plan | None:
-    """Drop unwanted replicas once the wanted ones are in sync, and put the right shadow first."""
+    """Return the plan that drops unwanted replicas, and puts the right shadow first, of cells whose wanted replicas are
+    in sync; None if there are none.
+    """
     ripe = {cell: kept for cell, kept in lacks.order.items() if all((cell, w) in view.synced for w in kept)}
     if not ripe:
         return None
@@ -238,8 +245,8 @@ def next_plan(
 
 
 def resize(view: PlanningView) -> Plan | None:
-    """Return the plan that starts a change of the number of pipelines or of the schedule, once all it needs is in
-    place.
+    """Return the plan that starts a change of the number of pipelines or of the schedule. None if no change is
+    requested, while an earlier one is unfinished, or until new pipelines' workers hold their stages' state.
     """
     plan = view.plan
     if len(plan.layouts) > 1:
@@ -250,7 +257,9 @@ def resize(view: PlanningView) -> Plan | None:
 
 
 def _reorder(view: PlanningView) -> Plan:
-    """Return the plan in which the same cells run by another schedule from the next step on. It changes no bit."""
+    """Return the plan in which the same cells run by another schedule from the next step on. Results stay
+    bit-identical.
+    """
     plan = view.plan
     cells = {c: plan.at(c) for c in plan.cells()}
     note = f"schedule {view.schedule} from the next step on"
@@ -310,7 +319,7 @@ def _layouts(view: PlanningView, pipelines: int) -> tuple[Layout, ...]:
 
 
 def drop_old_layouts(view: PlanningView) -> Plan | None:
-    """Drop old layouts and rows once a step has been committed under the newest layout."""
+    """Return the plan without old layouts and rows once a step is committed under the newest layout; else None."""
     plan = view.plan
     if len(plan.layouts) == 1 or view.generation < plan.target.generation:
         return None

@@ -34,7 +34,9 @@ def needed(plan: Plan, worker: WorkerId) -> frozenset[int]:
 
 
 def lacking(plan: Plan, held: Held, sizes: Sequence[float]) -> dict[WorkerId, float]:
-    """Return the bytes that each worker with a part needs and does not have. sizes: bytes of each layer's state."""
+    """Return the bytes of state that each worker of the plan needs and does not have. sizes: bytes of each layer's
+    state.
+    """
     return {
         worker: sum(sizes[layer] for layer in needed(plan, worker) - held.get(worker, frozenset()))
         for worker in sorted(plan.holders())
@@ -42,8 +44,8 @@ def lacking(plan: Plan, held: Held, sizes: Sequence[float]) -> dict[WorkerId, fl
 
 
 def placed(plan: Plan, peers: Sequence[Peer], held: Held, sizes: Sequence[float]) -> Plan:
-    """Return the plan with workers swapped so that the worker that lacks most lacks least; the same plan if no swap
-    helps.
+    """Return the plan with workers swapped so that the largest number of bytes that a worker lacks becomes small; the
+    same plan if no swap helps.
 
     Greedy: pairs of worker and place that save most come first. Places stay in their zones, and on their nodes if
     workers share nodes, so neighbours stay apart as planned. peers: the workers that may have a place.
@@ -87,7 +89,9 @@ def _matched(
 
 
 def renamed(plan: Plan, names: Mapping[WorkerId, WorkerId]) -> Plan:
-    """Return the plan with workers replaced by name; a worker that would replicate its own cell does not."""
+    """Return the plan with each worker replaced by its value in `names`. A worker that would both own and replicate a
+    cell only owns it.
+    """
 
     def held(cell: Assignment) -> Assignment:
         owner = names[cell.owner]
@@ -104,7 +108,8 @@ def filled_before(
     sizes: Sequence[float],
     has_room: Callable[[WorkerId, tuple[int, ...]], bool],
 ) -> dict[Cell, tuple[WorkerId, ...]]:
-    """Return the idle workers that become replicas of the plan's cells before the job goes on with `onward`, by cell.
+    """Choose idle workers that get replicas of the plan's cells in advance, before the job goes on with `onward`.
+    Return them by cell.
 
     spare: workers that run nothing now. Each gets the stages of which it will need most layers, or else the stage of
     which it needs most, as far as it has room for them in addition to its replicas. Pipelines take turns, so no owner
@@ -193,10 +198,11 @@ def resplit_plan(
     may_be: Callable[[Ranges], bool] = lambda split: True,
     instead: Ranges | None = None,
 ) -> Plan:
-    """Return the plan that continues from a state with that grid; too few staying workers run several stages each.
+    """Return the plan that continues from a state with that grid. If too few workers stay, they run several stages
+    each.
 
     If the grid stays, every worker keeps its stage. plan: the one in force. live: workers that may be asked for layers.
-    may_be: whether memory suffices for a split; else `instead` is used.
+    may_be: returns whether memory suffices for a split; if not, `instead` is used.
     """
     ranges = layer_ranges(work.costs, spec.topology, grid.stages, spec.worker.devices)
     if instead is not None and not may_be(ranges):
@@ -238,7 +244,8 @@ def resplit_plan(
 
 def balanced(plan: Plan, spec: JobSpec, work: WorkEstimate) -> Ranges:
     """Return the layers of each stage that minimise the longest stage over all pipelines, given the workers' speeds.
-    Returns the plan's own if the manifest sets the split, or if no worker's speed is known.
+    Returns the plan's own if the manifest sets the split, if no worker's speed is known, or for a model with more than
+    MOST_WEIGHED_LAYERS layers.
     """
     if spec.topology.split is not None or not work.slowness or len(work.costs) > MOST_WEIGHED_LAYERS:
         return plan.stages
@@ -288,8 +295,8 @@ def in_places(plan: Plan, peers: Sequence[Peer], cells: int) -> list[Peer]:
 
 
 def moved_plan(plan: Plan, live: Sequence[Peer], stopped: float | None) -> Plan:
-    """Return the plan once every worker has the layers that it needs, without sources. stopped: seconds during which no
-    step could begin; None if unknown.
+    """Return the plan that follows once every worker has the layers that it needs: the same without sources. stopped:
+    seconds during which no step could begin; None if unknown.
     """
     message = f"the job runs {grid_of(plan).name}"
     if not plan.moved:

@@ -27,7 +27,7 @@ Taken = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 class StageTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Medians of the newest microbatches, without waits and repetitions."""
+    """A worker's seconds for a stage: medians of the newest microbatches, without waits and repetitions."""
 
     layers: tuple[Layer, Layer]  # the stage's, half-open
     # forward, backward: of a whole microbatch; 0 if the worker does not run the stage

@@ -40,7 +40,7 @@ _SIZES: Final = attrgetter("parameters", "optimizer", "gradients", "activations"
 
 @dataclass(frozen=True, slots=True)
 class GridRate:
-    """A grid and its speed."""
+    """A grid and its step time."""
 
     grid: Grid
     seconds: float  # of an undisturbed step on that grid
@@ -73,7 +73,7 @@ def bounded_grids(spec: JobSpec, layers: int, workers: int, only: int | None = N
 
 
 def is_within_bounds(spec: JobSpec, grid: Grid) -> bool:
-    """Return whether the job may have that grid, given the workers. The running grid may fail this after an edit."""
+    """Return whether the job's spec allows that grid. The running grid may fail this after an edit."""
     stages, pipelines = _bounds(spec)
     fits = grid.stages in stages and grid.pipelines in pipelines and grid.cells <= whole_workers(spec)
     return fits and grid.schedule in schedules(spec)
@@ -116,7 +116,8 @@ class GridRates:
         self._needed: dict[tuple[Grid, Ranges, int], int] = {}  # bytes, also by the number of replicas
 
     def are_of(self, figures: ModelFigures) -> bool:
-        """Return whether these figures have about the same layer times, equal sizes and links.
+        """Return whether these figures have about the same layer times, equal sizes and links, so that the cached rates
+        apply.
 
         The coordinator calls it after every event. Sizes become known later than layer times after a restart of the
         coordinator.
@@ -170,7 +171,7 @@ class GridRates:
         return ranked[workers, most]
 
     def rate(self, grid: Grid, known: Mapping[Grid, float], scale: float) -> GridRate | None:
-        """Return the rate of that grid by the same seconds; None if it does not fit into memory."""
+        """Return that grid's rate, with `known` and `scale` as in `ranked`; None if it does not fit into memory."""
         rates = self.as_run(grid)
         if not rates.fits(grid):
             return None
@@ -203,8 +204,8 @@ class GridRates:
         return tuple(sorted(fastest.values(), key=_rank)[:most])
 
     def fits(self, grid: Grid) -> bool:
-        """Return whether the grid fits, also while a worker runs a lost worker's stage, if replicas or siblings allow
-        that.
+        """Return whether the grid fits into memory, also while a worker runs a lost worker's stage, if replicas or
+        owners in other pipelines make that possible.
         """
         return self.split(grid) is not None
 
@@ -289,14 +290,18 @@ class GridRates:
         return self._of_plan[2]
 
     def ranges(self, stages: int) -> tuple[tuple[int, int], ...]:
-        """Return the layers of each of `stages` stages, split by costs alone."""
+        """Return the layers of each of `stages` stages: the manifest's split, else by costs. They may not fit into
+        memory.
+        """
         if stages not in self._ranges:
             costs, devices = self.figures.costs, self.spec.worker.devices
             self._ranges[stages] = layer_ranges(costs, self.spec.topology, stages, devices)
         return self._ranges[stages]
 
     def _alike(self, grid: Grid) -> AlikePipelines:
-        """Return the grid's pipelines, which are alike because its workers are."""
+        """Return the grid's pipelines, one for each number of microbatches: pipelines with as many are alike, because
+        workers are.
+        """
         training, ranges = self.spec.training, self.split(grid) or self.ranges(grid.stages)
         sizes = share_sizes(training.microbatches, training.groups or training.microbatches, grid.pipelines)
         bounds = tuple(accumulate(sizes, initial=0))

@@ -31,7 +31,9 @@ WEIGHT_SHARE: Final = 0.5  # the part of a backward for weight gradients: assume
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The inputs that decide the times. Equal groups have equal times, so they can be cached."""
+    """A group of pipelines that share workers: all inputs that decide its times. Equal groups have equal times, so
+    times can be cached by group.
+    """
 
     # forward, backward: seconds of a microbatch, by stage
     forward: tuple[float, ...]
@@ -52,7 +54,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLoss:
-    """Workers that are lost at these seconds of the step. runs: the workers of cells that change hands at `planned`."""
+    """Workers that are lost within a step, and the change of plan that follows. lost: each worker and the second of the
+    step. planned: the second at which the new plan takes effect. runs: the workers of the cells that then change hands.
+    """
 
     lost: tuple[tuple[int, float], ...]
     planned: float
@@ -76,7 +80,9 @@ class GroupTimes:
 
 
 def execute(group: Group, *losses: StepLoss) -> GroupTimes:
-    """Run the step's forwards and backwards to their end. losses: in the order of their plans."""
+    """Simulate the forwards and backwards of a group's step, and return their times. losses: in the order of their
+    plans.
+    """
     return _Execution(group, losses).run()
 
 
@@ -90,7 +96,9 @@ def seconds_of(instruction: Computed, forward: float, backward: float) -> float:
 
 
 def awaited(instruction: Computed, stage: int, stages: int) -> Frame | None:
-    """Return the frame that an instruction waits for; the engine's `needs`, of forwards and backwards alone."""
+    """Return the frame that an instruction waits for; None if it waits for none. Matches the engine's `needs` for
+    forwards and backwards.
+    """
     if isinstance(instruction, BackwardWeight):
         return None
     first = isinstance(instruction, Forward)
@@ -108,7 +116,7 @@ def given(instruction: Computed, place: Place, stages: int) -> tuple[Place, Fram
 
 @dataclass(eq=False)
 class _Cell:
-    """A cell in execution."""
+    """A cell in execution, or the part of it that one worker runs."""
 
     place: Place
     run: Run
@@ -203,7 +211,7 @@ class _Execution:
     def _begun(
         self, place: Place, run: Run, *, taken_over: bool, left: int | None = None, again: Collection[int] = ()
     ) -> _Cell:
-        """Return a cell in execution.
+        """Create a cell in execution, and add it to its worker.
 
         left: the first remaining microbatch of a shared cell; None: the run's first. again: earlier microbatches that
         run again because other cells need their frames.
@@ -365,7 +373,7 @@ class _Execution:
                         yield sender, again
 
     def _resend(self, now: float, cell: _Cell) -> None:
-        """Send the frames of the neighbours' logs again."""
+        """Send a cell the frames that it needs again, from the logs of workers that are alive."""
         needed = {instruction.microbatch for instruction in cell.program}
         logged = [(frame, sender) for frame, sender in self._log.get(cell.place, {}).items() if frame[1] in needed]
         for frame, sender in sorted(logged, key=lambda sent: (sent[0][1], not sent[0][0])):

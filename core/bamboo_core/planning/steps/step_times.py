@@ -42,7 +42,7 @@ def _on(held: Assignment, number: int) -> Assignment:
 
 
 def devices_of_workers(workers: Iterable[WorkerId], devices: int) -> Iterable[tuple[WorkerId, WorkerId]]:
-    """Yield the devices of all workers, each with its worker."""
+    """Yield each device of each worker, with its worker. With one device, both are the worker's name."""
     for worker in workers:
         for number in range(devices):
             yield (f"{worker}{_BETWEEN}{number}" if devices > 1 else worker), worker
@@ -60,7 +60,7 @@ ALMOST: Final = 1 - 1e-9  # lowers bounds, as sums of floats depend on their ord
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Sums over the layers of each stage."""
+    """Seconds and bytes of each stage: sums over its layers, or for `boundary` its last layer's output."""
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
@@ -71,7 +71,7 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class PlannedGroup:
-    """A group of a plan's pipelines."""
+    """A group of a plan's pipelines that share workers."""
 
     group: Group
     rows: list[int]  # their numbers in the plan
@@ -98,8 +98,8 @@ class AlikePipelines:
 
 
 class StepModel:
-    """The times of a job's steps by these figures, which are for its microbatches. Internally each device of a worker
-    is a worker of its own, and transfers on one machine take no time.
+    """A model of a job's step times. figures: for the job's microbatches. Internally each device of a worker is a
+    worker of its own, and transfers on one machine take no time.
     """
 
     def __init__(self, figures: ModelFigures, spec: JobSpec) -> None:
@@ -115,7 +115,7 @@ class StepModel:
         return self._stages[ranges]
 
     def seconds(self, plan: Plan, layout: Layout) -> float:
-        """Return the seconds from the begin of one step to the begin of the next, without losses."""
+        """Return the seconds from the start of one step to the start of the next, without losses."""
         key = (_shape(plan, layout), layout, plan.stages, plan.device_layers)
         if key not in self._steps:
             self._steps[key] = self._calm(on_devices(plan), layout)
@@ -124,10 +124,11 @@ class StepModel:
     def disturbed(
         self, plan: Plan, changes: Sequence[tuple[float, Plan]], layout: Layout, lost: Mapping[WorkerId, float]
     ) -> tuple[float, float]:
-        """Return the seconds of a step in which plans change, and the part that new owners take after the last change
-        to repeat lost work.
+        """Return the seconds of a step in which plans change, and the seconds after the last change in which new owners
+        repeat lost work.
 
-        changes: when all have each of these plans, in order. lost: at which second of the step owners are lost.
+        changes: each new plan, after the second at which all workers have it, in order. lost: the second of the step at
+        which each lost worker vanishes.
         """
         gone = {one: lost[worker] for one, worker in devices_of_workers(lost, devices_of(plan))}
         plans, last = [on_devices(plan), *(on_devices(later) for _, later in changes)], changes[-1][0]
@@ -388,13 +389,15 @@ def _runs(plan: Plan, layout: Layout, cell: Cell, numbers: Mapping[WorkerId, int
 
 
 def _sums(layout: Layout) -> int:
-    """Return the most sums that a pipeline sends for each number of a gradient."""
+    """Return the largest number of partial sums, each of a gradient's size, that a pipeline sends for a gradient."""
     groups = len(layout.bounds) - 1
     return max(len(nodes_of(share, groups)) for share in layout.shares)
 
 
 def _connected(plan: Plan, layout: Layout, later: Sequence[Plan]) -> list[list[int]]:
-    """Return the pipelines of the layout, together if they share a worker."""
+    """Return the layout's pipelines in groups. Pipelines that share a worker, also under a later plan, are in one
+    group.
+    """
     rows = range(layout.pipelines)
     owners = {d: {w for a in plan.pipelines[d] for w in a.runners} for d in rows}
     for one in later:
@@ -411,7 +414,7 @@ def _connected(plan: Plan, layout: Layout, later: Sequence[Plan]) -> list[list[i
 
 
 def _machines(names: Mapping[WorkerId, int]) -> tuple[int, ...]:
-    """Return the number of the first device on its machine, by number of a device."""
+    """Return for each device, by number, the number of the first device on the same machine."""
     first: dict[str, int] = {}
     return tuple(first.setdefault(machine(device), number) for device, number in names.items())
 

@@ -30,9 +30,9 @@ from bamboo_core.planning.splits.speeds import Ranges
 class StageBytes:
     """The bytes of a stage on a device.
 
-    casts: of its parameters to the precision of products, except for checkpointed layers, which have theirs only while
-    they run. gradients: one sum. largest: the largest layer's part of the sum. in_flight: kept for microbatches in
-    flight, normally and after a takeover.
+    casts: copies of its parameters in the precision of products, except of checkpointed layers, which have theirs only
+    while they run. gradients: one sum. largest: the largest layer's part of the sum. in_flight: data kept for
+    microbatches in flight, normally and after a takeover.
     """
 
     parameters: int
@@ -46,8 +46,9 @@ class StageBytes:
 def stage_bytes(
     spec: JobSpec, place: tuple[int, int], layers: Sequence[Layer] | Sequence[LayerBytes], *, inputs: int, casts: int
 ) -> StageBytes:
-    """Return the bytes of a stage. place: the stage, and the number of stages. inputs: of the first layer, per
-    microbatch. A stage holds its output until the backward only if its last layer keeps activations: then it may.
+    """Return the bytes of a stage. place: the stage, and the number of stages. inputs: bytes of the first layer's
+    inputs per microbatch. casts: see `StageBytes`. The stage's output counts only if its last layer keeps activations,
+    since only then may the stage hold it until the backward.
     """
     microbatches = most_microbatches(spec.training, spec.topology.pipelines)
     outputs = sum(layer.boundary for layer in layers[:-1]) + (layers[-1].boundary if layers[-1].activations else 0)
@@ -82,13 +83,13 @@ class DeviceBytes:
 
 
 def device_peak(spec: JobSpec, roles: Roles, stage: Callable[[int], StageBytes]) -> DeviceBytes:
-    """Return a device's bytes at the moment of its largest need.
+    """Return a device's bytes at the moment of its largest need. stage: returns the bytes of a stage.
 
-    While it computes, each of its cells has one sum: sums of further finished groups wait in host memory if there is no
-    room. In 16 bits a running layer also has casts, and gradients that are cast back. Meanwhile a replica may be
-    updated, which needs its final gradient, and the optimizer's state if that is in host memory. In the device's own
-    update the casts are gone, and the cells of a stage have one final gradient; clipping or unscaling adds a copy for
-    one stage. A device that runs several cells has the optimizer's state of one stage while it updates that.
+    While it computes, each of its cells has one gradient sum: sums of further finished groups wait in host memory if
+    there is no room. In 16 bits a running layer also has casts, and gradients that are cast back. Meanwhile a replica
+    may be updated, which needs its final gradient, and the optimizer's state if that is in host memory. In the device's
+    own update the casts are gone, and the cells of a stage have one final gradient; clipping or unscaling adds a copy
+    for one stage. A device that runs several cells has the optimizer's state of one stage while it updates that.
     """
     cells, states, kept = ([stage(s) for s in some] for some in (roles.owned, roles.states, roles.kept))
     on_host, several = spec.redundancy.placement is ReplicaPlacement.HOST, len(cells) > 1
@@ -131,7 +132,9 @@ def device_bytes(figures: ModelFigures, spec: JobSpec, *, taken_over: bool, spli
 def spare_bytes(
     figures: ModelFigures, spec: JobSpec, stages: tuple[tuple[int, int], ...], kept: tuple[int, ...]
 ) -> int:
-    """Return the bytes of an idle worker's neediest device, if the worker keeps replicas of these stages."""
+    """Return the bytes of an idle worker's neediest device if it keeps replicas of the stages `kept`. stages: layers of
+    each.
+    """
     devices = spec.worker.devices
     ranges = device_layers(spec, stages, figures.costs) or stages
     roles = Roles(stage=None, owned=(), kept=kept)
@@ -212,8 +215,9 @@ def fitting_split(figures: ModelFigures, spec: JobSpec, memory: int) -> Ranges |
 
 @dataclass(frozen=True, slots=True)
 class _Loads:
-    """The stages' loads. costs, fixed, flying: sums over the layers before each one. They are seconds, bytes that a
-    stage has once, with its copies, and bytes per microbatch in flight. counts: of these microbatches, for each stage.
+    """Prefix sums over layers, from which the time and memory of any stage follow. costs: seconds. fixed: bytes that do
+    not depend on microbatches (parameters, optimizer, gradients, replicas). flying: bytes of activations per microbatch
+    in flight. All three have layers + 1 values. counts: microbatches in flight, by stage.
     """
 
     costs: Sequence[float]
@@ -254,7 +258,9 @@ class _Loads:
         return high
 
     def fastest(self, share: float) -> Ranges | None:
-        """Return the split with the shortest longest stage among the splits in which no stage exceeds the load."""
+        """Return the split with the shortest longest stage among the splits in which no stage's load exceeds `share`
+        bytes; None if there is none.
+        """
         best = self._filled(self.costs[-1], share)
         low, high = 0.0, self.costs[-1]
         while best is not None and high - low > PRECISION * high:
