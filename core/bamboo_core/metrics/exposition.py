@@ -51,19 +51,19 @@ _MAKERS = {
 
 
 class MetricsPage:
-    """All values of an exporter at one moment."""
+    """The values of an exporter's metrics at one scrape."""
 
     def __init__(self) -> None:
         self._families: dict[str, Families] = {}
 
     def add(self, metric: Metric, value: float, *labels: str) -> None:
-        """Add a value to the page. labels: values in the order of the metric's labels."""
+        """Add a value of a counter or gauge. labels: values in the order of the metric's labels."""
         family = self._family(metric, labels)
         assert not isinstance(family, HistogramMetricFamily), metric.name
         family.add_metric(labels, value)
 
     def add_known(self, metric: Metric, value: float | None, *labels: str) -> None:
-        """Add a value unless it is None."""
+        """Add a value of a counter or gauge unless it is None."""
         if value is not None:
             self.add(metric, value, *labels)
 

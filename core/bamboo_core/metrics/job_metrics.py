@@ -21,7 +21,7 @@ JobKey = tuple[str, str]  # namespace and name
 
 
 def progress(page: MetricsPage, job: JobKey, status: Status) -> None:
-    """Add the progress. Nothing while a restarted coordinator does not know it."""
+    """Add a job's progress: steps, loss, evaluation and speed. Adds nothing while a restarted coordinator recovers."""
     if status.phase == "Recovering":
         return
     page.add(table.JOB_STEP, status.step, *job)
@@ -41,7 +41,7 @@ def progress(page: MetricsPage, job: JobKey, status: Status) -> None:
 
 
 def grid(page: MetricsPage, job: JobKey, status: Status | None, spec: JobSpec) -> None:
-    """Add the workers and the grid. status: None without workers."""
+    """Add a job's workers by state, its pipelines and its replicas. status: None without workers."""
     counts = Counter(state for _, state in status.workers) if status else Counter[WorkerState]()
     for state in WorkerState:
         page.add(table.JOB_WORKERS, counts[state], *job, state.value)
@@ -53,7 +53,7 @@ def grid(page: MetricsPage, job: JobKey, status: Status | None, spec: JobSpec) -
 
 
 def slow(page: MetricsPage, job: JobKey, status: Status | None) -> None:
-    """Add the current stragglers with their figures."""
+    """Add the number of current stragglers, and each one's seconds for a microbatch beside the usual ones."""
     stragglers = status.slow if status else ()
     page.add(table.JOB_STRAGGLERS, len(stragglers), *job)
     for one in stragglers:

@@ -32,7 +32,7 @@ OWNERS_ONLY = "Who runs which stage is as the status has it; what the workers ar
 
 
 class PageJob(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The parts of the manifest that a page shows, and since when the job is known."""
+    """The parts of the manifest that a page shows, and when the job and its record began."""
 
     name: str
     namespace: str
@@ -91,7 +91,9 @@ def document(
     ended: ShownState | None = None,
     pools: Sequence[PoolCost] = (),
 ) -> Document:
-    """Return the page of a job. record: None if the shell has not seen it run. ended: how, if the shell knows."""
+    """Return the document of a job's page. record: the job's timeline; None if the shell (operator or CLI) has not seen
+    it run. place: local or cluster. now: Unix seconds. ended: how the job ended, if the shell knows.
+    """
     live, spec, written = view.live, view.spec, view.status
     state = ended or view.state
     if live is not None and live.phase == "Recovering" and not live.grid:

@@ -68,14 +68,16 @@ def answer(document: Document) -> web.Response:
 
 
 def refusal(status: int, sentence: str, **headers: str) -> web.Response:
-    """Return a refusal with a sentence for the user. Headers have underscores: Retry_After."""
+    """Return a refusal with a sentence for the user. headers: further HTTP headers, underscores for hyphens:
+    Retry_After.
+    """
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     body = msgspec.json.encode({"error": sentence})
     return web.Response(status=status, body=body, content_type="application/json", headers={**HEADERS, **named})
 
 
 def bearer(headers: Mapping[str, str]) -> str | None:
-    """Return the request's bearer token; None if it is missing or too long."""
+    """Return the request's bearer token; None if it is missing, too long or not ASCII."""
     scheme, _, token = headers.get("Authorization", "").partition(" ")
     return token if scheme == "Bearer" and 0 < len(token) <= MOST_TOKEN and token.isascii() else None
 
@@ -131,7 +133,7 @@ class LocalPage:
 
 @web.middleware
 async def _only_this_machine(request: web.Request, handler: Handler) -> Any:
-    """Refuse requests to another host name that leads here, so that no other site's pages share our origin."""
+    """Refuse requests whose Host header names another host (DNS rebinding), so that no other site shares our origin."""
     name = request.host.lower()
     name = name[: name.index("]") + 1] if name.startswith("[") and "]" in name else name.partition(":")[0]
     if name not in HOSTS:

@@ -99,7 +99,7 @@ MARKED = {
 
 @dataclass(frozen=True, slots=True)
 class TimelineMark:
-    """An event of the job on its timeline."""
+    """A mark on the timeline: an event of the job."""
 
     at: float
     kind: TimelineKind

@@ -10,7 +10,7 @@ LEAST_SHARE = 16
 
 
 def raise_limit() -> int:
-    """Raise the soft limit to the hard one. Return the new limit."""
+    """Raise the process's soft limit of file descriptors to the hard one, at most MOST. Return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -27,7 +27,9 @@ K = TypeVar("K")
 
 
 def network_of(host: str) -> str:
-    """Return the network that identifies a caller: an IPv6 host may use all addresses of a 64-bit network."""
+    """Return the network that identifies a caller: its IPv4 address, or the 64-bit network of its IPv6 address, all of
+    which a host may use. Text that is no address is returned as it is.
+    """
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -46,7 +48,7 @@ class _Caller:
 
 
 class UnauthenticatedConnections(Generic[K]):
-    """The connections of unauthenticated callers, oldest first. room: the most there may be."""
+    """The connections of unauthenticated callers, oldest first. room: their largest number."""
 
     def __init__(self, room: int) -> None:
         self._room = room
@@ -60,7 +62,9 @@ class UnauthenticatedConnections(Generic[K]):
         return key in self._unauthenticated
 
     def admit(self, key: K, host: str) -> K | None:
-        """Add a caller. Return the connection to close for it, which may be its own."""
+        """Add a caller. Return the connection to close for it; None if there is room. If all others are being served,
+        the caller is not added, and its own connection is returned.
+        """
         leaving = self.evict() if len(self._unauthenticated) >= self._room else None
         if len(self._unauthenticated) >= self._room:
             return key  # all others are being served
@@ -69,7 +73,9 @@ class UnauthenticatedConnections(Generic[K]):
         return leaving
 
     def evict(self) -> K | None:
-        """Remove and return a connection that is not being served; None if there is none."""
+        """Remove and return the oldest connection that is not being served, of the network with the most such
+        connections; None if there is none.
+        """
         if not self._idle:
             return None
         crowded = max(self._idle, key=self._idle.__getitem__)
@@ -110,7 +116,9 @@ QUIET_SECONDS = 60.0  # between two warnings of the same kind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionBounds:
-    """Limits: the connections of unauthenticated and of known callers; request, idle: seconds."""
+    """The limits of a listener: the number of connections of unauthenticated and of authenticated callers; seconds for
+    a handshake with a request (`request`), and of idleness (`idle`).
+    """
 
     unauthenticated: int
     known: int = 1 << 20
@@ -119,7 +127,7 @@ class ConnectionBounds:
 
 
 class BoundedListener:
-    """A server of an aiohttp application, to which it adds a middleware, from start() to stop().
+    """A web server for an aiohttp application, from start() to stop(). It adds a middleware to the application.
 
     turned_away: called with TooSlow or TooManyCallers for each connection that is closed for that reason.
     """
@@ -326,7 +334,7 @@ class _Connection(asyncio.Protocol):
         self._gone(self)
 
     def rest(self, timer: asyncio.TimerHandle | None) -> None:
-        """Set the timer that closes an inactive connection; None: no timer."""
+        """Replace the timer that closes an inactive connection; None: no timer."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = timer
