@@ -38,12 +38,14 @@ class Metadata(ApiPart, frozen=True):
 
 
 def whole_seconds(when: datetime) -> datetime:
-    """Return a time in the API's format, to the second."""
+    """Return a time in UTC, cut to whole seconds, as the API stores it."""
     return when.astimezone(UTC).replace(microsecond=0)
 
 
 def read_api_part(kind: type[P], document: Any) -> P:
-    """Return the object as that kind, whose fields all have defaults; the defaults if the document does not fit."""
+    """Convert a document of the API to `kind`, whose fields all have defaults. A document that does not fit becomes an
+    object of defaults.
+    """
     try:
         return msgspec.convert(_without_nulls(document), kind)
     except msgspec.ValidationError:
@@ -60,7 +62,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def written(part: ApiPart) -> dict[str, Any]:
-    """Return the part as the API has it, without fields that are None and without empty parts."""
+    """Return the part as a JSON object of the API, without fields that are None and without empty parts."""
     fields = {one.encode_name: _written(getattr(part, one.name)) for one in msgspec.structs.fields(part)}
     return {name: value for name, value in fields.items() if value is not None}
 

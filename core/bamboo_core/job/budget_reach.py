@@ -30,7 +30,7 @@ def spent(money: Decimal, *, keeps: bool) -> str:
 
 def of_manifest(spec: JobSpec) -> str:
     """Return how long the money of a job lasts with all requested workers, at the price of its first pool that has one:
-    a sentence without its end; "" without money or price.
+    a sentence without a full stop; "" without money or price.
     """
     pool = next((pool for pool in spec.node_pools if pool.price_per_hour), None)
     money = spec.budget.money if spec.budget is not None else None
@@ -64,7 +64,7 @@ def seconds_late(date: datetime, now: datetime, left: float | None) -> float | N
 
 
 def date_told(date: datetime | None, now: datetime, left: float | None) -> str:
-    """Return a sentence, without its end, on whether the job is done by its date; "" without a date. left: seconds
+    """Return a sentence, without a full stop, on whether the job is done by its date; "" without a date. left: seconds
     until the last step at the current rate; None if unknown.
     """
     if date is None:
@@ -83,9 +83,9 @@ def date_told(date: datetime | None, now: datetime, left: float | None) -> str:
 
 
 def past(spec: JobSpec, now: datetime) -> str:
-    """Return a sentence on a date that passed before the job began; "" if there is none.
+    """Return a warning if the job's date has passed before it begins; "" otherwise.
 
-    This is no error, because a manifest must not become invalid by age when it is applied or read again.
+    It is no error, because a manifest must not become invalid by age when it is applied or read again.
     """
     date = done_by(spec)
     if date is None or date > now:

@@ -65,7 +65,8 @@ def task_digest(spec: JobSpec) -> str:
 
 
 def numbers_digest(spec: JobSpec) -> str:
-    """Return a digest of all that a training's numbers depend on: its task and its training section without its length.
+    """Return a sha256 digest of all that the trained weights depend on: the task, its initial weights, and the training
+    section without fields marked NO_NUMBERS, such as its length.
 
     It is the same on every grid. A job continues only from checkpoints with the same digest.
     """
@@ -81,7 +82,7 @@ def numbers_digest(spec: JobSpec) -> str:
 
 
 def _differences(one: Any, other: Any, path: str) -> Iterator[str]:
-    """Return the innermost fields in which the two objects differ."""
+    """Yield the paths of the innermost fields in which the two objects differ."""
     if one == other:
         return
     if is_dataclass(one) and type(one) is type(other):

@@ -13,7 +13,7 @@ from bamboo_core.job.text_patterns import TextPattern
 
 MAX_INT = 2**31 - 1
 MAX_INT64 = 2**63 - 1
-MAX_SUGGESTIONS = 20  # per object; a hostile document must not buy a quadratic search
+MAX_SUGGESTIONS = 20  # per object; bounds the search, which is quadratic, in a hostile document
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class ManifestError(ValueError):
 
 
 def show(value: object) -> str:
-    """Return a value for a sentence: JSON on one line, shortened."""
+    """Return a value for a message: JSON on one line, shortened. Objects and lists are named only by their kind."""
     if isinstance(value, Mapping):
         return "an object"
     if isinstance(value, list | tuple):
@@ -47,7 +47,9 @@ def show(value: object) -> str:
 
 
 def join(path: str, name: str) -> str:
-    """Return the path of a field, as problems have it."""
+    """Return the path of a field inside an object, as validation problems show it: `spec.topology.stages`. A name with
+    unusual characters is quoted in brackets.
+    """
     if not re.fullmatch(r"[-\w./]{1,80}(\[\d+\])?", name, re.ASCII):
         return f"{path}[{show(name)}]"
     return f"{path}.{name}" if path else name
@@ -82,7 +84,7 @@ class Fields:
         return self.values.get(name)
 
     def refuse_unknown(self, known: Sequence[str]) -> None:
-        """Note the fields that are not known ones."""
+        """Note each field that is not in `known`, with suggestions for a misspelt or misplaced name."""
         suggestions = MAX_SUGGESTIONS
         for key in self.values:
             if not isinstance(key, str):
@@ -140,5 +142,5 @@ def list_fits(least: int, most: int) -> Callable[[Any], bool]:
 
 
 def is_within(path: str, others: Collection[str]) -> bool:
-    """Return whether a field is one of the others, or in one of them."""
+    """Return whether a field is one of the others, or inside one of them. path, others: paths."""
     return any(path == other or path.startswith(f"{other}.") for other in others)

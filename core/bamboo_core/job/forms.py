@@ -26,7 +26,9 @@ VALIDATIONS = "x-kubernetes-validations"
 
 
 def _fits(form: TextPattern) -> Schema:
-    """Return a rule that checks a text's form; the API server's message would show only a schema's pattern."""
+    """Return a CEL rule that checks a text's form; the API server's message for a schema's pattern would show only the
+    pattern.
+    """
     return {"rule": f"self.matches(r'^({form.pattern.pattern})$')", "message": f"expected {form.description}"}
 
 
@@ -197,7 +199,9 @@ class Items:
         return ()
 
     def read(self, fields: Fields, name: str) -> tuple[Any, ...] | None:
-        """Return the values that fit."""
+        """Return the values that fit; None if the field is absent or is no list of a permitted length. Problems are
+        noted.
+        """
         values = fields.value(name, self.description, list_fits(self.least, self.most))
         if values is None:
             return None

@@ -23,12 +23,12 @@ ROOT = ("apiVersion", "kind", "metadata", "spec", "status")
 
 
 def load_manifest(path: str | Path) -> JobSpec:
-    """Read one YAML or JSON file. Raises ManifestError, whose problems name file and line."""
+    """Read a job's spec from one YAML or JSON file. Raises ManifestError, whose problems name file and line."""
     return parse_source(read_manifest_source(str(path)))
 
 
 def parse_source(source: ManifestSource) -> JobSpec:
-    """Return a file's job. Problems in a ManifestError name file and line."""
+    """Return the spec of a file's job. Raises ManifestError, whose problems name file and line."""
     try:
         return parse_manifest(source.document)
     except ManifestError as error:
@@ -36,7 +36,7 @@ def parse_source(source: ManifestSource) -> JobSpec:
 
 
 def parse_manifest(document: Mapping[str, Any]) -> JobSpec:
-    """Return a document's job. Raises ManifestError with all problems."""
+    """Return the spec of a document's job. Raises ManifestError with all problems."""
     problems: list[Problem] = []
     objects: list[ReadObject] = []
     job = _root(document, problems, objects)
@@ -55,8 +55,8 @@ def read_spec(document: Mapping[str, Any]) -> JobSpec:
 
 @cache
 def fields_by_name() -> dict[str, tuple[str, ...]]:
-    """Return the paths, closest to the top, of the fields of each name, such as steps: spec.training.steps, without
-    objects in lists. At most MOST_PLACES of a name.
+    """Return the paths of all fields by name, such as spec.training.steps for steps, to suggest where a misplaced field
+    belongs: only the paths closest to the top, at most MOST_PLACES for a name, without objects in lists.
     """
     paths_of: dict[str, set[str]] = {}
     for name, path in (*((name, name) for name in ROOT), *places(JobSpec, "spec")):

@@ -1,9 +1,9 @@
-"""The rules between a manifest's fields, each written once: as a function, from which the CRD's CEL is made, too.
+"""The rules between a manifest's fields, each written once: as a function, from which the CRD's CEL is generated, too.
 
-A rule belongs to a type of the API and is judged of each such object, in which a field that was not given and follows
-from others is None, as an API server does not store it. crds/generate.py translates the function: it returns one
-expression of fields, constants, other such functions and properties, with `and`, `or`, `not`, comparisons, arithmetic,
-`... if ... else ...`, `len`, `str`, `endswith` and `all(... for n in ...)`.
+A rule belongs to a type of the API and is checked on each object of it. A field that was not given, and whose value
+follows from others, is None there, because an API server does not store it. crds/generate.py translates the function:
+it returns one expression of fields, constants, other such functions and properties, with `and`, `or`, `not`,
+comparisons, arithmetic, `... if ... else ...`, `len`, `str`, `endswith` and `all(... for n in ...)`.
 """
 
 import re
@@ -37,7 +37,7 @@ RULES: dict[type, list[Rule]] = {}  # by their types, in the order in which prob
 
 
 def rule(kind: type[T], path: str, expected: str) -> Callable[[Callable[[T], bool]], Callable[[T], bool]]:
-    """Register a rule for an object's values; see `Rule`."""
+    """Return a decorator that registers a function as a rule of the type `kind`; see `Rule`."""
 
     def register(holds: Callable[[T], bool]) -> Callable[[T], bool]:
         RULES.setdefault(kind, []).append(Rule(path, expected, holds))
@@ -47,7 +47,7 @@ def rule(kind: type[T], path: str, expected: str) -> Callable[[Callable[[T], boo
 
 
 def check_rules(found: Sequence[ReadObject], problems: list[Problem]) -> None:
-    """Add broken rules of these objects to the problems, except rules that read a wrong field."""
+    """Add the broken rules of these objects to the problems. A rule that reads a field with a problem is skipped."""
     wrong = {re.sub(r"\[\d+\]$", "", problem.path) for problem in problems}  # of a list, if an item is wrong
     objects = {one.path: one for one in found}
     for one in found:
@@ -96,7 +96,7 @@ class _Stored:
         return value
 
 
-# Of the training
+# Rules of the training
 
 
 @rule(TrainingSpec, "", "expected exactly one of steps, epochs and tokens")
@@ -135,8 +135,8 @@ def _groups_are_of_microbatches(t: TrainingSpec) -> bool:
     return t.gradient_groups is None or t.micro_batch_size <= 0 or t.gradient_groups <= t.microbatches
 
 
-# Of pipelines and the batch: each pipeline has microbatches of its own, whole groups of them if gradients are summed in
-# groups. Another rule refuses a step without a microbatch.
+# Rules of pipelines and the batch: each pipeline has microbatches of its own, whole groups of them if gradients are
+# summed in groups. Another rule refuses a step without a microbatch.
 
 
 @rule(
@@ -154,7 +154,7 @@ def _pipelines_have_microbatches(job: JobSpec) -> bool:
     )
 
 
-# Of the grid: topology fixes parts of it, and elastic lets the coordinator choose the others
+# Rules of the grid: topology fixes parts of it, and elastic lets the coordinator choose the others
 
 
 @rule(TopologySpec, "split", "expected a number of layers for each of the stages")
@@ -211,7 +211,7 @@ def _fewest_workers_are_no_more_than_most(elastic: ElasticSpec) -> bool:
     return elastic.min_workers <= elastic.max_workers
 
 
-# Of a worker's devices, which each run layers of its stage; it has as many GPUs if it has any
+# Rules of a worker's devices, which each run layers of its stage; a worker with GPUs has as many of them
 
 
 def _are_gpus(devices: int, asked: Mapping[str, str | int] | None) -> bool:
@@ -232,7 +232,7 @@ def _devices_have_layers(job: JobSpec) -> bool:
     return job.topology.split is None or all(n >= job.worker.devices for n in job.topology.split)
 
 
-# Of checkpoints, and of the budget, which needs prices
+# Rules of checkpoints, and of the budget, which needs prices
 
 
 @rule(JobSpec, "checkpoint.keepBest", "expected only with spec.training.evaluation")

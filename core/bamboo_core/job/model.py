@@ -22,7 +22,7 @@ Completion = Callable[[Values], None]
 
 
 class Mark(Enum):
-    """A property of a field beside its form."""
+    """A property of a field, given in its annotation."""
 
     FIXED = auto()  # it cannot change
     WHILE_SUSPENDED = auto()  # it can change only while the job is suspended, but for the fields in it that are FREE
@@ -81,7 +81,7 @@ class ReadObject:
 
 @cache
 def api_fields(kind: type) -> tuple[ApiField, ...]:
-    """Return the fields that a manifest may give for such an object."""
+    """Return the fields that a manifest may give for an object of the type `kind`."""
     hints = get_type_hints(kind, include_extras=True)
     fields = (_api_field(one, hints[one.name]) for one in dataclasses.fields(kind))
     return tuple(one for one in fields if one is not None)
@@ -127,9 +127,9 @@ _completions: dict[type, Completion] = {}
 
 
 def completes(kind: type) -> Callable[[Completion], Completion]:
-    """Register a function that derives values of an object's fields from others, in place.
+    """Return a decorator that registers a function to derive values of an object's fields from others, in place.
 
-    It receives the object's values, None for absent and wrong ones.
+    The function receives the object's values, None for absent and wrong ones.
     """
 
     def register(completion: Completion) -> Completion:
@@ -140,7 +140,7 @@ def completes(kind: type) -> Callable[[Completion], Completion]:
 
 
 def read_object(kind: type, fields: Fields, objects: list[ReadObject], **known: Any) -> Any:
-    """Return an object of that type, with a harmless value in place of each wrong one, which is noted.
+    """Read an object of the type `kind`, with a harmless value in place of each wrong one, which is noted.
 
     objects: collects this object and the objects in it. known: values of its fields that the manifest's spec does not
     contain.
@@ -194,7 +194,9 @@ def _harmless(form: FieldForm | Object | ObjectList) -> Any:
 
 
 def places(kind: type, above: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and the path of every field in such an object, without objects in lists."""
+    """Yield the name and the path of every field, at any depth, of an object of the type `kind`, without objects in
+    lists. above: the path of the object.
+    """
     for one in api_fields(kind):
         path = join(above, one.name)
         yield one.name, path

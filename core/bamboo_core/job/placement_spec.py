@@ -22,7 +22,7 @@ class Capacity(StrEnum):
 
 
 class Preset(StrEnum):
-    """Whose node labels and taints the operator selects and tolerates."""
+    """The cloud or provisioner whose node labels the operator selects and whose taints it tolerates."""
 
     NONE = "None"
     EKS = "EKS"
@@ -32,10 +32,10 @@ class Preset(StrEnum):
 
 
 class SpreadPolicy(StrEnum):
-    """The places of workers, and which ones are neighbours.
+    """The policy for placing workers in zones, and for choosing neighbours.
 
     Interleave: pods over all zones, neighbours in the ring in different ones. ZonePerPipeline: each pipeline in one
-    zone, different ones if possible; if the coordinator chooses the grid, pods are spread as with Interleave:
+    zone, different ones if possible; if the coordinator chooses the stages, pods are spread as with Interleave:
     `spec.pod_spread`. SingleZone: the whole job in one zone.
     """
 
@@ -51,7 +51,7 @@ class SpreadPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePool:
-    """A kind of nodes."""
+    """A pool of nodes for workers, with its capacity, price and pod template."""
 
     name: Annotated[str, DNS_LABEL]
     """The name of the pool, a DNS label, unique in the list."""
@@ -76,7 +76,7 @@ class NodePool:
 
 
 def pool_price(pools: Iterable[NodePool], capacity: Capacity) -> float | None:
-    """Return the hourly price of a worker in the first pool of that capacity that has a price."""
+    """Return the hourly price of a worker in the first pool of that capacity that has a price; None without one."""
     prices = (pool.price_per_hour for pool in pools if pool.capacity is capacity)
     return next((float(price) for price in prices if price is not None), None)
 
@@ -98,8 +98,8 @@ def next_prices(pools: Sequence[NodePool], counts: Mapping[str, int]) -> tuple[t
 
 
 def one_price(pools: Iterable[NodePool]) -> float | None:
-    """Return the USD per hour of a worker without a pool, as in `bamboo run`: the price of the first pool that has
-    one.
+    """Return the hourly price of a worker without a pool, as in `bamboo run`: the price of the first pool that has one.
+    None without one.
     """
     return next((float(pool.price_per_hour) for pool in pools if pool.price_per_hour is not None), None)
 
@@ -140,7 +140,9 @@ class ResourcesSpec:
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """Return the numbers of requested GPUs, one for each place that gives one."""
+        """Return the requested numbers of GPUs as text, one for each entry of limits and requests that names a GPU
+        resource.
+        """
         asked = (*self.limits.items(), *self.requests.items())
         return tuple(str(quantity) for name, quantity in asked if name.endswith(GPU_SUFFIX))
 

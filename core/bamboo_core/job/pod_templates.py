@@ -18,7 +18,9 @@ PATH = "spec.worker.template"
 
 
 def templates_of(job: JobSpec) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Return all pod templates of the job by their paths in the manifest."""
+    """Yield the pod templates of the job, each after its path in the manifest: the workers', and each pool's that is
+    given.
+    """
     yield PATH, job.worker.template
     for index, pool in enumerate(job.node_pools):
         if pool.template:
@@ -46,7 +48,9 @@ KEYED = {
 
 
 def merge(base: Any, override: Any, name: str = "") -> Any:
-    """Return the merged value; neither argument is changed. name: of the field that holds both."""
+    """Return `override` merged over `base`, as the module describes; neither is changed. name: of the field that holds
+    both.
+    """
     if isinstance(base, Mapping) and isinstance(override, Mapping):
         merged = {key: merge(base.get(key), value, key) for key, value in override.items() if value is not None}
         return {key: value for key, value in {**base, **merged}.items() if key in merged or key not in override}
@@ -147,7 +151,9 @@ def asks_for_gpus(job: JobSpec, pool: NodePool | None) -> bool:
 
 
 def asking_for_gpus(job: JobSpec) -> str:
-    """Return the part of a job that requests GPUs for each worker, with its verb; "" if a worker may do without."""
+    """Return the field by which every worker requests GPUs, with its verb, such as "spec.worker.resources asks"; "" if
+    a worker may do without.
+    """
     if all(asks_for_gpus(job, pool) for pool in job.node_pools or (None,)):
         return "spec.worker.resources asks" if job.worker.resources.asks_for_gpus else "each node pool's template asks"
     return f"spec.worker.devices {job.worker.devices} asks" if job.worker.devices > 1 else ""

@@ -165,7 +165,7 @@ class ElasticSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedundancySpec:
-    """The protection of the job against losses."""
+    """The protection of the job against lost workers."""
 
     mode: Annotated[RedundancyMode, Mark.FREE] = RedundancyMode.AUTO
     """Replicas: other workers keep each stage's state in step. None: only other pipelines do. Auto: None with four
@@ -189,8 +189,8 @@ class RedundancySpec:
     def on(self, pipelines: int, *, apart: bool = True) -> "RedundancySpec":
         """Return the redundancy on a grid with that many pipelines, with a mode that is not Auto.
 
-        Pipelines, if more than the most replicas, hold each other's copies. apart: each stage's owners are on enough
-        nodes and in enough zones for that (`ring.are_apart`).
+        Auto becomes None with more than MOST_REPLICAS pipelines, which hold each other's states, and else Replicas.
+        apart: each stage's owners are on enough nodes and in enough zones for that (`ring.are_apart`).
         """
         if self.mode is not RedundancyMode.AUTO:
             return self
@@ -321,7 +321,9 @@ class JobSpec:
 
 @completes(TopologySpec)
 def _complete_stages(values: Values) -> None:
-    """Set the number of stages to the length of the split, if only the split is given."""
+    """Derive the number of stages from the split if only that is given, and record whether stages and pipelines were
+    left open (`chooses_stages`, `chooses_pipelines`).
+    """
     values["chooses_stages"] = values["split"] is None and values["stages"] is None
     values["chooses_pipelines"] = values["pipelines"] is None
     if values["stages"] is None and values["split"] is not None:
@@ -330,14 +332,14 @@ def _complete_stages(values: Values) -> None:
 
 @completes(JobSpec)
 def _complete_job(values: Values) -> None:
-    """Give a fixed grid one pipeline if the manifest has no number."""
+    """Without `elastic`, record that pipelines are not chosen: a fixed grid has one by default."""
     if values["elastic"] is None:
         values["topology"] = replace(values["topology"], chooses_pipelines=False)
 
 
 def schedules(spec: JobSpec) -> tuple[PipelineSchedule, ...]:
-    """Return the schedules from which the coordinator may choose; the first one is in force until it does. Only one
-    without a choice of the grid, which needs the duration of steps.
+    """Return the schedules from which the coordinator may choose; the first one is in force until it does. There is
+    only one if the manifest gives it, or without `elastic`, since the choice needs the duration of steps.
     """
     first = spec.topology.first_schedule
     chosen = spec.topology.schedule is None and spec.elastic is not None
@@ -356,7 +358,7 @@ def stabilization_seconds(spec: JobSpec) -> float:
 
 
 def gives_back(spec: JobSpec) -> bool:
-    """Return whether the job may hold fewer workers than it could have."""
+    """Return whether the job may hold fewer workers than it could have, because its objective is Value."""
     return spec.elastic is not None and spec.elastic.objective is Objective.VALUE
 
 

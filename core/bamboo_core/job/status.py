@@ -53,45 +53,45 @@ Condition = Annotated[ReportedCondition, _schema(required=_REQUIRED, description
 
 
 class PipelineCounts(ApiPart, frozen=True):
-    """Counts of pipelines."""
+    """How many pipelines the job should have, how many train, and the number of stages in each."""
 
     stages: Count = 0
-    """How many stages each has."""
+    """The number of stages in each pipeline."""
     desired: Count = 0
-    """How many there should be now."""
+    """How many pipelines there should be now."""
     ready: Count = 0
-    """How many train."""
+    """How many pipelines train."""
 
 
 class WorkerCounts(ApiPart, frozen=True):
-    """Counts of workers."""
+    """How many workers the job should have, and how many are ready."""
 
     desired: Count = 0
-    """How many there should be now, including spare workers."""
+    """How many workers there should be now, including spare ones."""
     ready: Count = 0
-    """How many have loaded their task."""
+    """How many workers have loaded their task."""
 
 
 class EvaluationStatus(ApiPart, frozen=True):
     """The newest evaluation."""
 
     step: Count = 0
-    """After which step it was made."""
+    """The step after which it was made."""
     metrics: Metrics = msgspec.field(default_factory=dict)
-    """The loss, and the task's metrics; none that is not finite."""
+    """The loss and the task's metrics, without values that are not finite."""
 
 
 class TrainingProgress(ApiPart, frozen=True):
-    """Progress."""
+    """The progress of the training."""
 
     step: Count | None = None
     """Steps committed."""
     steps: Count | None = None
-    """Steps that are wanted. Fewer are done if an evaluation or a decision ends the job early."""
+    """Steps to train. Fewer are done if an evaluation or a decision ends the job early."""
     evaluation: EvaluationStatus | None = None
     """The newest evaluation."""
     samples_per_second: NotNegative | None = None
-    """By the median duration of recent steps."""
+    """Samples trained per second, by the median duration of recent steps."""
     loss: float | None = None
     """The loss of the last committed step."""
     eta_seconds: BigCount | None = None
@@ -104,7 +104,7 @@ class CheckpointStatus(ApiPart, frozen=True):
     """The newest complete checkpoint."""
 
     last_step: Count | None = None
-    """Steps committed when it was taken."""
+    """The number of committed steps when it was taken."""
     last_time: Time | None = None
     """When it was complete."""
 
@@ -121,12 +121,13 @@ class JobCost(ApiPart, frozen=True):
 
 
 class PlanRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The record of a training job for the next operator. Without `lost` it is unreadable.
+    """The plan as saved in the job's status, from which a restarted operator continues.
 
-    Before the first plan it has only the workers that were lost before they could join. pipelines: the owners of the
-    stages. task: digest of the task, which must not have changed. The other fields are of workers whose pods still
-    exist. lost: lost, or leaving by order without a part. counted: under notice, or leaving by order with a part in the
-    plan; the next operator does not count them as preempted: an earlier one did, or they were not.
+    A record whose `lost` is None could not be read. Before the first plan it holds only workers that were lost before
+    they joined. pipelines: the owner of each stage, by pipeline. task: digest of the task, which must not have changed.
+    lost, counted: only workers whose pods still exist. lost: workers that are lost, or that were told to leave and have
+    no cell. counted: workers that the next operator must not count as preempted: those under notice, which are counted
+    already, and those that own or replicate a cell and were told to leave.
     """
 
     epoch: int = 0
@@ -153,9 +154,9 @@ class BambooJobStatus(ApiPart, frozen=True):
     start_time: Time | None = None
     """When the operator first ran the job."""
     pipelines: PipelineCounts = PipelineCounts()
-    """Counts of pipelines."""
+    """How many pipelines the job should have, how many train, and the number of stages in each."""
     workers: WorkerCounts = WorkerCounts()
-    """Counts of workers."""
+    """How many workers the job should have, and how many are ready."""
     workers_created: Count | None = None
     """How many workers the job has had so far."""
     preemptions: Count = 0
@@ -167,7 +168,7 @@ class BambooJobStatus(ApiPart, frozen=True):
     restarts: Count = 0
     """Failures that counted towards backoffLimit."""
     training: TrainingProgress = TrainingProgress()
-    """Progress."""
+    """The progress of the training."""
     checkpoint: CheckpointStatus = CheckpointStatus()
     """The newest complete checkpoint."""
     cost: JobCost = JobCost()
@@ -192,7 +193,7 @@ class BambooJobStatus(ApiPart, frozen=True):
 
     @property
     def ended(self) -> ReportedCondition | None:
-        """Return the condition with which the job ended."""
+        """Return the condition with which the job ended; None before."""
         return next((one for one in self.conditions if one.type in ("Complete", "Failed") and one.holds), None)
 
     @property
@@ -211,5 +212,7 @@ class BambooJobStatus(ApiPart, frozen=True):
 
 
 def read_status(document: Any) -> BambooJobStatus:
-    """Return the status in a BambooJob's document. None: the operator has not written one yet."""
+    """Read the status of a BambooJob. document: its status field; None if the operator has not written one yet. A
+    malformed status reads as an empty one.
+    """
     return read_api_part(BambooJobStatus, document)

@@ -68,7 +68,7 @@ class LoggerType(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggerSpec:
-    """A logger."""
+    """An external system that receives the job's metrics."""
 
     name: Annotated[str, DNS_LABEL]
     """The name of the logger, a DNS label, unique in the list."""
@@ -183,7 +183,7 @@ class TrainingSpec:
 
     @property
     def most_pipelines(self) -> int:
-        """Return the largest number of pipelines: each needs a microbatch, or with equal bits a gradient group."""
+        """Return the largest number of pipelines: each needs a microbatch, or if `reproducible` a gradient group."""
         return (
             self.microbatches
             if not self.reproducible
@@ -206,6 +206,6 @@ def _steps(amount: int, per_step: int) -> int:
 
 @completes(TrainingSpec)
 def _complete_steps(values: Values) -> None:
-    """Derive the number of steps from epochs or tokens and the dataset."""
+    """Set the number of steps to UNKNOWN_STEPS if epochs or tokens are given; `with_data` computes it later."""
     if values["steps"] is None and (values["epochs"] is not None or values["tokens"] is not None):
         values["steps"] = UNKNOWN_STEPS

@@ -26,7 +26,9 @@ class ManifestSource:
     text: str
 
     def place(self, problem: Problem) -> Problem:
-        """Return the problem with its file and line, or the line of the enclosing object, before its path."""
+        """Return the problem with the file and line before its path: the field's line, else that of the enclosing
+        object.
+        """
         path = problem.path
         while path and path not in self.lines:
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
@@ -64,7 +66,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123
 
 
 def load_document(path: str) -> dict[str, Any]:
-    """Return the file's one object, unchecked; `parse_manifest` judges its fields."""
+    """Return the file's one object, unchecked; `parse_manifest` checks its fields. Raises ManifestError."""
     return read_manifest_source(path).document
 
 
