@@ -62,8 +62,9 @@ def slow(page: MetricsPage, job: JobKey, status: Status | None) -> None:
 
 
 def history(page: MetricsPage, job: JobKey, status: Status) -> None:
-    """Add the counters since the coordinator was created. They begin with it, so their increase is right even if an
-    earlier coordinator had counted on (see the operator's `Meter`).
+    """Add a coordinator's counters: restarts, preemptions, takeovers, traffic and checkpoints. They start at 0 with
+    each coordinator, so their increase is right even if an earlier one had counted more (see the operator's
+    `JobMeter`).
     """
     page.add(table.JOB_LOST_SAMPLES, status.trained_without, *job)
     page.add(table.JOB_SKIPPED_STEPS, status.skipped_steps, *job)

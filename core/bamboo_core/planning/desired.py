@@ -32,12 +32,12 @@ class PlanningView:
 
     plan: Plan
     live: Mapping[WorkerId, Peer]  # in order of joining
-    leaving: Mapping[WorkerId, Urgency]  # workers with a notice
+    leaving: Mapping[WorkerId, Urgency]  # workers under notice, or told to leave
     synced: Synced
     redundancy: RedundancySpec  # the requested redundancy
-    pipelines: int  # the desired number
+    pipelines: int  # the desired number of pipelines
     generation: int  # of the newest layout under which a step was committed; -1: none yet
-    schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B  # the desired one
+    schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B  # the desired schedule
     spread: SpreadPolicy = SpreadPolicy.INTERLEAVE
     # workers that report holding a stage's state at a usable version, by stage
     reported: Mapping[int, tuple[WorkerId, ...]] = field(default_factory=dict)

@@ -178,7 +178,7 @@ def close_ring(row: list[Peer], spare: Sequence[Peer], replicas: int = 1) -> lis
     apart, because the ring's ends are neighbours too. Otherwise return the row itself.
     """
     if len({peer.zone for peer in (*row, *spare)}) <= 1 and not share_nodes((*row, *spare)):
-        return row  # all are alike
+        return row  # all workers are alike
     best, last = row, len(row) - 1
     crowded, tries = _crowding(row, replicas), MOST_LOOKED_AT // len(row)
     swapped = (_swapped(row, index, last) for index in range(1, last))

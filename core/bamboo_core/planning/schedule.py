@@ -112,8 +112,8 @@ class SyncReplicas:
 
 @dataclass(frozen=True, slots=True)
 class ReportReady:
-    """An instruction to report to the root that this cell has finished the step, once its replicas hold the step's
-    first version.
+    """An instruction to report to the root that this cell has finished the step, once its replicas hold at least the
+    state with which the step began.
     """
 
 

@@ -1,4 +1,4 @@
-// Asks for a page's document again and again, with the token of this tab if there is one; says so when it cannot.
+// Polls the server for the page's document, with this tab's token if it has one, and shows connection problems.
 
 import { byId, clock, duration, show } from "./dom.js";
 
@@ -28,7 +28,7 @@ export function startAsking(wanted, hear) {
   ask();
 }
 
-// the token: it comes in the fragment, and is then kept in this tab only, out of sight
+// the token: comes in the URL's fragment, is removed from the URL, and is kept in this tab's session storage only
 
 function takeToken() {
   const given = new URLSearchParams(location.hash.slice(1)).get("token");
@@ -65,7 +65,7 @@ addEventListener("hashchange", () => {
   }
 });
 
-// asking
+// requests
 
 async function ask() {
   clearTimeout(timer);
@@ -80,7 +80,7 @@ async function ask() {
   if (wait !== null) timer = setTimeout(ask, wait * SECOND);
 }
 
-// The server's answer; null if there is none that can be read.
+// Returns the server's answer as {ok, status, after, body}; null if none came or it cannot be read.
 async function question() {
   try {
     const answer = await fetch("state", {
@@ -109,7 +109,7 @@ function take(found) {
   ({ over, pause } = heard(found));
   shown = true;
   connection(over ? "over" : "live", over ? "ended" : "live");
-  if (pause === null) return null; // nobody is there any more
+  if (pause === null) return null; // the run has ended, and its server with it
   return document.hidden ? Math.max(pause, HIDDEN_SECONDS) : pause;
 }
 
@@ -142,7 +142,7 @@ document.addEventListener("visibilitychange", () => {
   if (!document.hidden) ask();
 });
 
-// what is said about it
+// messages about the connection
 
 export function connection(state, text) {
   byId("connection").dataset.state = state;
@@ -164,7 +164,7 @@ function tick() {
 let said = [];
 let saidAt = 0;
 
-// Has a screen reader say these sentences, and what was not said yet, at most once in four seconds.
+// Announces these sentences, after earlier ones that wait, to screen readers, at most once in four seconds.
 export function announce(sentences) {
   said.push(...sentences);
   if (!said.length || Date.now() - saidAt < 4 * SECOND) return;

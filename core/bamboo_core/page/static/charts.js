@@ -1,7 +1,7 @@
-// Drawings over one horizontal axis: a curve, and a lane of signs for what happened.
+// SVG charts over one horizontal axis: a curve, and a lane of icons for events.
 //
 // An axis is {kind, origin, first, last, width}: time in Unix seconds or steps, from first to last in the drawing's width
-// in pixels; a time is told from origin on.
+// in pixels; times are labelled as seconds since origin.
 
 import { duration, el, icon, median, number, svg, unseen } from "./dom.js";
 
@@ -9,11 +9,11 @@ const LEFT = 52;
 const RIGHT = 12;
 const TOP = 8;
 const BOTTOM = 20;
-const SMOOTH = 40; // so many points make the curve a mean of three, twice as many of five; of nine at most
+const SMOOTH = 40; // points from which the curve is a mean of three, with twice as many of five; of nine at most
 const APART = 28; // pixels for each mark in sight; with less, marks are short lines at the foot that leave the curve free
 const SHORT = 7;
 const NEAR = 2; // points on both sides, of which the median says where the curve is, whatever a single point does
-const FAR = 4; // so many times the range of the medians away from them, a value does not count for the vertical axis
+const FAR = 4; // a value farther from the medians than this many times their range does not count for the vertical axis
 const LABEL = 76; // pixels that a label of the axis takes
 const SECONDS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 86400];
 
@@ -21,8 +21,8 @@ export const across = (axis, x) => LEFT + ((x - axis.first) / (axis.last - axis.
 export const along = (axis, pixel) => axis.first + ((pixel - LEFT) / (axis.width - LEFT - RIGHT)) * (axis.last - axis.first);
 export const within = (axis, pixel) => Math.min(Math.max(pixel, LEFT), axis.width - RIGHT);
 
-// Draws values over xs; returns how high a value stands, null if there is nothing to draw.
-// curve: {name, height, zero: the scale begins at 0, smooth, told: the drawing in a sentence}.
+// Draws values over xs. Returns a function from a value to its y in pixels; null if there is nothing to draw.
+// curve: {name, height, zero: the scale begins at 0, smooth, told: a sentence that describes the drawing}.
 export function plot(place, curve, axis, xs, values, marks) {
   const { height } = curve;
   const picture = svg("svg", { width: axis.width, height, role: "img", "aria-label": curve.told, class: curve.name });
@@ -84,7 +84,7 @@ function replace(place, picture) {
   place.prepend(picture);
 }
 
-// What follows the pointer; out of sight until then.
+// Adds the shapes that follow the pointer, out of sight until then.
 function overlays(picture, height) {
   picture.append(
     svg("rect", { x: -9, y: TOP, width: 0, height: height - BOTTOM - TOP, class: "selection" }),
@@ -93,12 +93,12 @@ function overlays(picture, height) {
   );
 }
 
-// In sight, or the nearest one on either side, to which the curve leads.
+// Returns whether a point is in sight, or is the nearest one on either side, to which the curve leads.
 function nearby(axis, xs, index) {
   return (xs[index + 1] ?? xs[index]) >= axis.first && (xs[index - 1] ?? xs[index]) <= axis.last;
 }
 
-// The values without those that are far from all values near them: a burst would make a flat line of the rest. The
+// Returns the values without outliers, which are far from all values near them and would flatten the rest. The
 // first and the newest value of a curve whose scale does not begin at 0, the loss, count as they are.
 function withoutPeaks(shown, zero) {
   const inner = (index) => zero || (index && index < shown.length - 1);
@@ -144,7 +144,7 @@ function labels(picture, axis, height) {
   }
 }
 
-// Seconds since the start, in words if they are exact enough for a label every so many seconds.
+// Formats seconds since the start, in words if they are exact enough for a label every `every` seconds.
 function elapsed(since, every) {
   if (!since) return "start";
   if (every < 1) return `${number(since, 1)} s`;
@@ -153,13 +153,13 @@ function elapsed(since, every) {
   return `${Math.floor(since / 3600)}:${pair(Math.floor(since / 60) % 60)}:${pair(since % 60)}`;
 }
 
-// The next of 1, 2, 5, 10, 20 …
+// Rounds up to the next of 1, 2, 5, 10, 20 …
 function round(rough) {
   const power = 10 ** Math.floor(Math.log10(rough));
   return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= rough * 0.999999);
 }
 
-// Round numbers that span the values, three to five of them.
+// Returns three to five round numbers that span the values: the ticks of the vertical axis.
 function scale(low, high) {
   const span = high - low || Math.abs(high) || 1;
   const rough = span / 3;
@@ -177,7 +177,7 @@ function short(value) {
   return text.length > 6 ? value.toExponential().replace(/(\.\d\d)\d+/, "$1") : text;
 }
 
-// A bar of parts in proportion: {name, value, word}. most: the value of a full bar.
+// Returns a stacked bar of parts {name, value, word}, and its text for screen readers. most: the value of a full bar.
 export function bar(parts, most) {
   const total = parts.reduce((sum, part) => sum + part.value, 0);
   const whole = el("span", { class: "bar", "aria-hidden": "true" });

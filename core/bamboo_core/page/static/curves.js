@@ -1,12 +1,12 @@
-// The curves over time or steps, all with the same axis: what is in sight, and what the pointer and the keys do.
+// The curves over time or steps, all with the same axis; zoom, pan and selection by pointer and keyboard.
 
 import { across, along, lane, plot, within } from "./charts.js";
 import { byId, changed, clock, el, figure, loss, median, rate, sentenceOf, show } from "./dom.js";
 
 const STEP = 0; // of a point in the document
 const AT = 1;
-const DRAG = 6; // pixels, from which on a press is a drag
-const FINEST = 400; // what is in sight is at least this part of everything
+const DRAG = 6; // pixels from which a press is a drag
+const FINEST = 400; // the range in sight is at least 1 / FINEST of the whole
 const CURVES = [
   { name: "loss", title: "Loss", unit: "loss", height: 150, word: loss, smooth: true },
   { name: "rate", title: "Throughput in samples a second", unit: "samples/s", height: 120, word: rate, smooth: true, zero: true },
@@ -16,17 +16,17 @@ const CURVES = [
 
 let page = null; // the newest document
 let kind = "time"; // of the axis
-let view = null; // [first, last] of what is in sight, in the axis' unit; null: everything
+let view = null; // [first, last] in sight, in the axis' unit; null: everything
 let drawn = null; // {axis, xs, series, marks, ups}: what the drawings show
-let cursor = null; // the index of the point that is looked at
-let looked = null; // the plot that is pointed at; null: all of them, with the keys
+let cursor = null; // the index of the selected point
+let looked = null; // the plot under the pointer; null: all of them, with the keyboard
 let drag = null; // {from, to}: pixels
 
 const place = (name) => byId(`plot-${name}`);
 const places = () => [...CURVES.map(({ name }) => place(name)), place("marks")];
 
-// Samples a second over the usual time between two points at least, null before that has passed: steps that are
-// reported at one moment took longer.
+// Returns samples per second at each point, over at least the usual time between two points, because steps that are
+// reported at one moment took longer; null before that time has passed.
 export function throughput(points, samples) {
   const usual = points.length > 1 ? median(points.slice(1).map(([, at], index) => at - points[index][AT])) : 0;
   return points.map(([step, at], index) => {
@@ -38,7 +38,7 @@ export function throughput(points, samples) {
   });
 }
 
-// Reads one coordinate of a place on the curve by the other one.
+// Interpolates coordinate `to` of the curve where coordinate `from` has this value.
 function read(points, from, to, value) {
   const next = points.findIndex((point) => point[from] >= value);
   if (next <= 0) return points[next ? points.length - 1 : 0][to];
@@ -46,7 +46,7 @@ function read(points, from, to, value) {
   return b[from] > a[from] ? a[to] + ((value - a[from]) / (b[from] - a[from])) * (b[to] - a[to]) : b[to];
 }
 
-// [first, last] of everything.
+// Returns [first, last] of the whole axis.
 function everything({ points, marks, now, state }) {
   if (kind === "step" && points.length) {
     const steps = points.map((point) => point[STEP]); // they fall when the job goes back to a checkpoint
@@ -105,7 +105,7 @@ function table(points, series) {
   byId("curves-body").replaceChildren(...chosen.map((index) => el("tr", {}, el("th", { scope: "row" }, String(points[index][STEP])), el("td", {}, clock(points[index][AT])), ...values(index))));
 }
 
-// what is in sight
+// zoom and axis
 
 function look(first, last) {
   const [low, high] = everything(page);
@@ -135,7 +135,7 @@ function changeAxis(chosen) {
   drawCurves();
 }
 
-// what is pointed at
+// pointer and selection
 
 function overlay() {
   const { axis, xs, ups, series } = drawn;
@@ -216,7 +216,7 @@ function follow(spot) {
   spot.addEventListener("dblclick", showAll);
 }
 
-// Arrows go from point to point, at first to one at the edge; what is in sight goes with them.
+// Moves the selection by points, at first to one at the edge, and the range in sight with it.
 function move(by) {
   const { xs, axis } = drawn;
   const edge = by > 0 ? xs.findIndex((x) => x >= axis.first) : xs.findLastIndex((x) => x <= axis.last);

@@ -1,4 +1,4 @@
-// Elements and words. Everything that comes from a job is inserted as text, never as markup.
+// DOM elements, icons and text formats. Everything that comes from a job is inserted as text, never as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -20,7 +20,8 @@ export function show(node, visible) {
   return visible;
 }
 
-// A piece of the page is drawn anew only if what it shows has changed: what a person selects or reads stays.
+// Returns whether the values under a key changed since the last call. Only changed pieces of the page are drawn anew,
+// so that a reader's selection and position stay.
 const drawn = new Map();
 export function changed(key, ...values) {
   const now = JSON.stringify(values);
@@ -57,7 +58,7 @@ export function median(values) {
   return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
 }
 
-// words
+// text formats
 
 export const dash = "–";
 
@@ -72,7 +73,7 @@ export function rate(value) {
   return number(value, value !== null && value !== undefined && value < 100 ? 1 : 0);
 }
 
-// Of any size, with the digits that say something.
+// Formats a number of any size with four significant digits.
 export function figure(value) {
   if (value === null || value === undefined) return dash;
   if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6)) return Number(value.toPrecision(4)).toExponential();
@@ -114,10 +115,10 @@ export function size(bytes) {
   return unit ? `${number(value, value < 10 ? 1 : 0)} ${units[unit]}` : `${value} B`;
 }
 
-// A worker's name without the job's.
+// Returns a worker's name without the job's name before it.
 export const short = (worker) => worker.replace(/^.+-(?=w[0-9]+$)/, "");
 
-// What a mark of the timeline tells.
+// Returns the sentence of a mark of the timeline.
 export function sentenceOf({ takeover: taken, message }) {
   return taken ? `${short(taken.worker)} took over stage ${taken.stage} of pipeline ${taken.pipeline} from ${short(taken.victim)}` : message;
 }

@@ -1,4 +1,4 @@
-// Has the job's document drawn, once a second.
+// The entry point: draws the job's document, once a second or from the page itself.
 
 import { announce, connection, startAsking } from "./asking.js";
 import { drawCurves, watchCurves } from "./curves.js";
@@ -32,7 +32,7 @@ function news(before, now) {
   return before.state.name === now.state.name ? told : [`${now.state.name}: ${now.state.sentence}`, ...told];
 }
 
-// A page that a run has kept has its document in it, and asks nobody.
+// Draws a standalone page, which a run has saved with its document inside, without a server.
 function drawKept(text) {
   page = JSON.parse(text);
   draw();

@@ -1,5 +1,5 @@
-// The parts of the page but the curves: each draws what the document says, if that has changed. The coordinator's word
-// counts first; the job's status outlasts coordinators, and adds up what they count.
+// All parts of the page except the curves; each is drawn anew only if its data has changed. Values of the coordinator
+// take precedence; the job's status outlasts coordinators, and adds up what they count.
 
 import { bar } from "./charts.js";
 import { byId, changed, dash, duration, el, figure, icon, loss, median, milliseconds, moment, number, plural, rate, sentenceOf, short, show, size, unseen } from "./dom.js";
@@ -20,7 +20,7 @@ export function drawParts(page) {
   events(page);
 }
 
-// How far the job is, by its coordinator, whose status outlasts it.
+// Returns the job's progress, from its coordinator if there is one, else from the job's status.
 function progressOf({ live, state: { over }, job, status: { training, conditions } }) {
   if (live) return live;
   return {
@@ -33,7 +33,7 @@ function progressOf({ live, state: { over }, job, status: { training, conditions
   };
 }
 
-// The newest evaluation, and the best one if it is known; null if there is none.
+// Returns the newest evaluation, with the best one if it is known; null if there is none.
 function evaluationOf({ live, job: { metric }, status: { training } }) {
   if (metric === null) return null;
   const made = live ? live.evaluations : [];
@@ -42,7 +42,7 @@ function evaluationOf({ live, job: { metric }, status: { training } }) {
   return { step, metrics, best: made.find(([after]) => after === live.best_evaluation) };
 }
 
-// The checkpoints; null if the job keeps none. `at`: when the newest one was complete.
+// Returns the figures of the checkpoints; null if the job keeps none. `at`: when the newest one was complete.
 function checkpointOf({ live, now, job, status: { checkpoint: newest, restores } }) {
   const seen = live && live.checkpoint;
   if (!seen && !job.checkpoints) return null;
