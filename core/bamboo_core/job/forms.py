@@ -150,7 +150,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class TextOf:
-    """A text of a pattern. made: converts it. shown: the text to show in place of a wrong value."""
+    """A text that matches a pattern. made: converts it. shown: returns the text to show in place of a wrong one."""
 
     pattern: TextPattern
     made: Callable[[str], Any] = str

@@ -13,7 +13,7 @@ NUMBERS = ("one", "two", "three", "four")  # of workers that hold a stage, by th
 
 
 def warnings(spec: JobSpec) -> tuple[str, ...]:
-    """Return all warnings; each names its fields."""
+    """Return all warnings about a spec; each names its fields."""
     of_protection = (_one_pipeline(spec), _replicas(spec))
     found = (
         *of_protection,
@@ -50,7 +50,7 @@ def _containers(spec: JobSpec) -> Iterator[str]:
 
 
 def _one_zone(spec: JobSpec) -> str:
-    """Warn that the loss of the zone takes all workers."""
+    """Warn about a job that runs in one zone, with whose loss it loses all workers."""
     policy = pod_spread(spec)
     if policy is SpreadPolicy.ZONE_PER_PIPELINE and most_pipelines(spec) == 1:
         return "spec.spread.policy ZonePerPipeline with one pipeline: the whole job is in one zone, as with SingleZone"
@@ -83,7 +83,7 @@ def _nodes(spec: JobSpec) -> str:
 
 
 def _devices(spec: JobSpec) -> str:
-    """Warn about idle GPUs, and about processors where GPUs may be meant."""
+    """Warn about idle GPUs, and about workers with several devices that request no GPUs."""
     devices, gpus = spec.worker.devices, spec.worker.resources.gpus
     without = [pool for pool in spec.node_pools or (None,) if not asks_for_gpus(spec, pool)]
     if devices > 1 and without:

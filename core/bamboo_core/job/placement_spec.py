@@ -84,7 +84,8 @@ def pool_price(pools: Iterable[NodePool], capacity: Capacity) -> float | None:
 def next_prices(pools: Sequence[NodePool], counts: Mapping[str, int]) -> tuple[tuple[float, int], ...]:
     """Return the hourly prices of additional workers, with their number, in the order in which pools would supply them.
 
-    If workers are in a later pool, the earlier ones are full or deliver nothing. counts: workers by pool.
+    The pools before the last one that has workers come last, since they are full or deliver nothing. Pools without a
+    price are left out. counts: workers by pool.
     """
     first = max((index for index, pool in enumerate(pools) if counts.get(pool.name)), default=0)
     found: list[tuple[float, int]] = []
@@ -112,8 +113,8 @@ class SpreadSpec:
     """Interleave spreads the pods over zones and nodes, with neighbouring stages in different zones: nearly all traffic
     crosses zones, which most clouds bill. ZonePerPipeline keeps each pipeline in a zone; with two or more the loss of a
     zone costs no step. SingleZone keeps the job in one zone, with whose loss it goes back to its checkpoint.
-    With ZonePerPipeline, unless there is an elastic.objective, and SingleZone a pod waits
-    if its zone has no more nodes.
+    With SingleZone, and with ZonePerPipeline unless elastic chooses the stages, a pod waits if its zone has no more
+    nodes.
     """
     workers_per_node: Annotated[int, Integer(1, MOST_WORKERS_PER_NODE)] = 1
     """The number of the job's workers for which a node has room, such as one for each GPU. With more than one, nodes

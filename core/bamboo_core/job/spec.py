@@ -86,7 +86,7 @@ class TaskSpec:
 
 
 class PipelineSchedule(StrEnum):
-    """In which order a stage's forwards and backwards run; see docs/design/engine.md."""
+    """The order in which a stage's forwards and backwards run; see docs/design/engine.md."""
 
     ONE_F_ONE_B = "1F1B"
     ZB_H1 = "ZBH1"  # weight gradients later than input gradients, for which the stage before waits
@@ -403,7 +403,7 @@ def whole_workers(spec: JobSpec) -> int:
 
 
 def fewest_workers(spec: JobSpec) -> int:
-    """Return the fewest workers with which a job begins."""
+    """Return the fewest workers with which a job begins or changes its grid."""
     asked = spec.elastic.min_workers if spec.elastic else 1
     return max(fewest_stages(spec) * spec.topology.pipelines, min(asked, whole_workers(spec)))
 

@@ -110,7 +110,7 @@ class CheckpointStatus(ApiPart, frozen=True):
 
 
 class JobCost(ApiPart, frozen=True):
-    """What the workers' nodes cost, by the prices of the node pools and in their currency."""
+    """The cost of the workers' nodes, by the prices of the node pools and in their currency."""
 
     per_hour: Amount | None = None
     """The cost per hour of the current workers, a decimal number."""
@@ -172,7 +172,7 @@ class BambooJobStatus(ApiPart, frozen=True):
     checkpoint: CheckpointStatus = CheckpointStatus()
     """The newest complete checkpoint."""
     cost: JobCost = JobCost()
-    """What the workers' nodes cost, by the prices of the node pools and in their currency."""
+    """The cost of the workers' nodes, by the prices of the node pools and in their currency."""
     digests: Annotated[
         tuple[
             Annotated[str, _schema(maxLength=64, description="The digest of one stage, in the order of stages.")], ...

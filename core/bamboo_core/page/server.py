@@ -83,7 +83,7 @@ def bearer(headers: Mapping[str, str]) -> str | None:
 
 
 class LocalPage:
-    """The page of a run on this machine, on a port of 127.0.0.1. document: returns the present document."""
+    """The page of a run on this machine, on a port of 127.0.0.1. document: returns the current document."""
 
     def __init__(self, document: Callable[[], Document], *, port: int = 0) -> None:
         self._document, self._port = document, port

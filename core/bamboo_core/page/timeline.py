@@ -132,7 +132,7 @@ class JobTimeline:
         self._takeovers = len(takeovers)
 
     def add_event(self, emit: Emit) -> None:
-        """Record a message to the user."""
+        """Record an event for the user, and a mark on the timeline if its reason has one (`MARKED`)."""
         at = self.now()
         self.events.append((at, emit))
         if (kind := MARKED.get(emit.reason)) is not None:

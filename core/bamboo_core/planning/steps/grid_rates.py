@@ -85,9 +85,7 @@ def _bounds(spec: JobSpec) -> tuple[range, range]:
 
 
 def may_do_without(spec: JobSpec) -> bool:
-    """Return whether a job with a chosen grid may train without replicas if nothing else fits, because it has
-    checkpoints.
-    """
+    """Return whether a job that keeps checkpoints may train without its replicas if no grid has room for them."""
     return spec.checkpoint is not None and spec.redundancy.mode is not RedundancyMode.NONE
 
 
@@ -134,11 +132,15 @@ class GridRates:
         return self._bare
 
     def siblings_suffice(self, grid: Grid) -> bool:
-        """Return whether a stage's owners in other pipelines are enough copies without replicas."""
+        """Return whether a stage's owners in other pipelines are as many copies as the requested replicas, so that the
+        grid may run without these.
+        """
         return 0 < self.spec.redundancy.kept < grid.pipelines
 
     def lacks_room(self, grid: Grid) -> bool:
-        """Return whether the job runs that grid without replicas of stages, because they do not fit."""
+        """Return whether the job runs that grid without replicas of stages, because they do not fit and it may do
+        without.
+        """
         without = may_do_without(self.spec) or self.siblings_suffice(grid)
         return without and self._split_with_copies(grid) is None
 
@@ -238,11 +240,13 @@ class GridRates:
         return grid.stages, grid.schedule, min(count, most), grid.pipelines > 1, mode
 
     def has_room(self, grid: Grid, split: Ranges) -> bool:
-        """Return whether workers have room for that split of the grid's stages."""
+        """Return whether workers have room for that split of the grid's stages; True if their memory is unknown."""
         return self._fits_with(grid, split, self._redundancy(grid).kept)
 
     def copies(self, grid: Grid, split: Ranges) -> int:
-        """Return how many of the requested replicas of each stage workers have room for with that split."""
+        """Return how many of the requested replicas of each stage workers have room for with that split; all if their
+        memory is unknown.
+        """
         return next((n for n in range(self.spec.redundancy.kept, 0, -1) if self._fits_with(grid, split, n)), 0)
 
     def _fits_with(self, grid: Grid, split: Ranges, replicas: int) -> bool:

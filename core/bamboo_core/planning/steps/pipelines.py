@@ -130,7 +130,7 @@ class _Cell:
 
     @cached_property
     def places(self) -> dict[Frame, int]:
-        """The places in the program of the last forward and backward of each microbatch."""
+        """The indexes in the program of each microbatch's last forward and last backward."""
         whole = ((at, one) for at, one in enumerate(self.program) if isinstance(one, Forward | Backward))
         return {(isinstance(one, Forward), one.microbatch): at for at, one in whole}
 

@@ -25,8 +25,8 @@ _BETWEEN = "/"  # between a worker's name and its device's number; no worker's n
 
 
 def on_devices(plan: Plan) -> Plan:
-    """Return the plan with a stage for each device, run and kept by devices; the same one if workers have one
-    device.
+    """Return the plan with a stage for each device, in which devices instead of workers hold the cells. With one device
+    per worker it is the same plan.
     """
     devices = devices_of(plan)
     if devices == 1:
@@ -49,9 +49,7 @@ def devices_of_workers(workers: Iterable[WorkerId], devices: int) -> Iterable[tu
 
 
 def machine(device: WorkerId) -> str:
-    """Return the machine of a device: all devices of a worker share its connections, and need none between each
-    other.
-    """
+    """Return the machine of a device. A worker's devices share its connections, and need none among themselves."""
     return device.partition(_BETWEEN)[0]
 
 
@@ -78,7 +76,7 @@ class PlannedGroup:
     numbers: dict[WorkerId, int]  # of workers in the group
 
     def cells(self) -> dict[Cell, Place]:
-        """Return the place in the group of each cell of the plan."""
+        """Return the pipeline and stage within the group of each of its cells in the plan."""
         stages = range(len(self.group.forward))
         return {Cell(row, s): (d, s) for d, row in enumerate(self.rows) for s in stages}
 
@@ -156,7 +154,9 @@ class StepModel:
         lost: Mapping[WorkerId, float],
         planned: float,
     ) -> StepLoss | None:
-        """Return the cells of a group that other workers take over with a plan; None if there are none."""
+        """Return the lost workers of a group, and the cells that other workers take over under `plan`; None if no cell
+        changes hands.
+        """
         moved = {cell: place for cell, place in part.cells().items() if _is_moved(before, plan, cell, lost)}
         if not moved:
             return None
@@ -199,8 +199,8 @@ class StepModel:
     # grids of equal pipelines
 
     def completed(self, alike: AlikePipelines, ends: Sequence[float]) -> float:
-        """Return the seconds of a step whose stages are done at these times, with the sums of gradients, updates and
-        commit.
+        """Return the seconds of a step whose stages finish their passes at these times, including the gradients'
+        reduction, the update and the commit. ends: by stage.
         """
         plan, layout = on_devices(alike.plan), alike.layout
         cells = {(d, s): end for d in range(layout.pipelines) for s, end in enumerate(ends)}
