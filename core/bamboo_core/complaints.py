@@ -10,7 +10,9 @@ import sys
 
 
 def said_by(error: BaseException) -> str:
-    """Return the exception's text, or else its type. A user's exception may fail to give its text."""
+    """Return an exception's text, or the name of its type if it has no text. Never raises, even if the exception's
+    `str()` does.
+    """
     try:
         text = str(error).strip()
     except Exception as failed:
@@ -19,25 +21,29 @@ def said_by(error: BaseException) -> str:
 
 
 def system_reason(error: OSError) -> str:
-    """Return the system's error text without number and file; `said_by` if it has none."""
+    """Return the operating system's error text, without errno and file name; `said_by(error)` if there is none."""
     return error.strerror or said_by(error)
 
 
 def complaint_of(what: BaseException | str, doing: str = "") -> str:
-    """Return one sentence: the activity and its error. doing: such as "while weights were written"."""
+    """Return an error message as one sentence. what: the error, or its text. doing: the activity that failed, which
+    comes first, such as "while weights were written".
+    """
     reason = said_by(what) if isinstance(what, BaseException) else what.strip()
     reason = reason or "something went wrong that has no text"
     return f"{doing}: {reason}" if doing else reason
 
 
 def complain(what: BaseException | str, doing: str = "", *, program: str = "bamboo") -> None:
-    """Print the sentence on standard error after the program's name. It is lost if standard error cannot be written."""
+    """Print an error message (`complaint_of`) on standard error, after the program's name. The message is lost if
+    standard error cannot be written.
+    """
     with contextlib.suppress(OSError):
         print(f"{program}: {complaint_of(what, doing)}", file=sys.stderr, flush=True)
 
 
 class SilentErrorsNamed(logging.Filter):
-    """A filter for a log handler: an exception without text among a record's values is written as its type."""
+    """A filter for a log handler that replaces exceptions without text in a record by the names of their types."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, tuple):

@@ -1,4 +1,4 @@
-"""A histogram of plain numbers, and bounds of buckets. Standard library only."""
+"""An immutable histogram, and the bucket bounds of metrics. Standard library only."""
 
 from bisect import bisect_left
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from itertools import accumulate
 
 Buckets = tuple[float, ...]  # upper bounds, ascending; one more bucket takes larger values
 
-# Bounds in seconds: of steps, of writing a checkpoint, and of the time for which training waits for one
+# Bucket bounds in seconds: for steps, for writing a checkpoint, and for the time that a checkpoint delays training
 STEP_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
 DURATIONS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 STALLS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -15,7 +15,9 @@ STALLS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts of values by bucket, and the sum of all values. A new value gives a new histogram."""
+    """Counts of values by bucket, one more than `bounds`, and the sum of all values. Immutable: `having` returns a new
+    histogram.
+    """
 
     bounds: Buckets
     counts: tuple[int, ...]

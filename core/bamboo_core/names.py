@@ -10,11 +10,11 @@ PLURAL = "bamboojobs"
 API_VERSION = f"{GROUP}/{VERSION}"
 
 PROTOCOL_VERSION = 4
-DATA_PLANE_VERSION = 5  # of the workers' protocol among each other
-LARGE_BODY = 1 << 20  # bytes of a frame's tensors from which they are spread over a link's connections
+DATA_PLANE_VERSION = 5  # of the protocol between workers
+LARGE_BODY = 1 << 20  # bytes; a frame's tensors of this size or more are spread over all connections of the link
 FLOWS_PER_LINK = 4  # connections of a link
-STATE_RATE = 500_000_000  # bytes per second at which a worker sends a whole state, at most
-NUMERICS_VERSION = 3  # raised with every change to Bamboo after which the same job ends with other bits
+STATE_RATE = 500_000_000  # the most bytes per second at which a worker sends a whole state
+NUMERICS_VERSION = 3  # raised with every change to Bamboo that changes the bits of a job's result
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -43,8 +43,8 @@ HEARTBEAT_SECONDS = 0.5
 HEARTBEAT_TIMEOUT_SECONDS = 5.0
 RECONNECT_GRACE_SECONDS = 2.0
 RECOVERY_SECONDS = 10.0  # from the first reconnection on, a restarted coordinator waits this long for the other workers
-ISOLATED_SECONDS = 30.0  # a coordinator that misses most workers at once waits this long before it gives them up
-ALONE_SECONDS = 300.0  # and this long if it misses all; a restarted one then reports that no worker connects
+ISOLATED_SECONDS = 30.0  # a coordinator that misses most workers at once waits this long before they count as lost
+ALONE_SECONDS = 300.0  # the same if it misses all; a restarted coordinator then reports that no worker connects
 ALL_BACK_SECONDS = 10.0  # after the first worker reconnects, all others should have reconnected within this time
 
 TRAINER_CONTAINER = "trainer"  # a worker pod's container that runs the worker
@@ -53,7 +53,7 @@ PAGE_AUDIENCE = "bamboo.dev/page"  # of the tokens with which people view job pa
 TOKEN_SECONDS = 3600
 TOKEN_FOLDER = "/var/run/secrets/bamboo.dev"  # noqa: S105
 STORAGE_FOLDER = "/var/lib/bamboo"  # mount path of the job's volume claim in a worker's pod
-GRACE_SECONDS = 30  # a worker's pod's time to leave
+GRACE_SECONDS = 30  # termination grace period of a worker's pod
 
 LABEL_JOB_NAME = f"{GROUP}/job-name"
 LABEL_JOB_UID = f"{GROUP}/job-uid"
@@ -63,7 +63,7 @@ LABEL_NODE_POOL = f"{GROUP}/node-pool"
 LABEL_ZONE = "topology.kubernetes.io/zone"  # of a node
 LABEL_ZONE_GROUP = f"{GROUP}/zone-group"  # workers that should share a zone; with spread ZonePerPipeline
 LABEL_WORKER_REVISION = f"{GROUP}/worker-revision"  # a digest of the operator's input for the pod
-LABEL_NOTICE_SECONDS = f"{GROUP}/notice-seconds"  # of a node: notice after a mark that names no time
+LABEL_NOTICE_SECONDS = f"{GROUP}/notice-seconds"  # of a node: length of the notice if a mark names no time
 NOTICE_SECONDS = re.compile(r"[1-9]\d{0,4}", re.ASCII)  # the label's value
 LABEL_ACTIVE = f"{GROUP}/active"  # of the active operator pod, where there are several
 KUEUE = "kueue.x-k8s.io"  # the API group of Kueue
@@ -84,7 +84,9 @@ class DocumentUnit(StrEnum):
 
 
 def worker_name(job: str, number: int) -> str:
-    """Return the name of a job's worker and its pod: a DNS label. Each incarnation has its own number."""
+    """Return the name of a job's worker and of its pod, JOB-wNUMBER. A long job name is cut and gets a hash, so that
+    the result is a DNS label. A worker that replaces another has a number of its own.
+    """
     suffix = f"-w{number}"
     if len(job) + len(suffix) <= NAME_LENGTH:
         return job + suffix

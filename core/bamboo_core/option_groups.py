@@ -1,4 +1,4 @@
-"""Options of a command that belong together, declared once as the fields of a dataclass."""
+"""Groups of command-line options, each declared once as a dataclass, for typer."""
 
 import functools
 import inspect

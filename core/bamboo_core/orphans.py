@@ -1,4 +1,4 @@
-"""Orphans, processes whose parent died first: who adopts them, and how they are ended. Linux only.
+"""Orphans, processes whose parent died first: adoption by a child subreaper, and termination. Linux only.
 
 A task's processes may start others in sessions and groups of their own, and a killed parent's children get no signal.
 But every process has a parent; an orphan's parent is the nearest living ancestor that adopts. So a process that must
@@ -18,19 +18,23 @@ GRACE_SECONDS: Final = 1.0  # for orphans from SIGTERM to SIGKILL; trackers of s
 
 
 def adopt(*, adopts: bool = True) -> None:
-    """Make this process the new parent of orphaned descendants, or stop that. Forked children do not adopt."""
+    """Make this process the parent of orphaned descendants (child subreaper), or stop that. Forked children do not
+    inherit it.
+    """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(adopts), 0, 0, 0)
 
 
 def end_with(parent: int, number: int = signal.SIGKILL) -> None:
-    """Make the kernel send this child, just forked, a signal as soon as the parent's thread that has forked it ends."""
+    """In a child, just forked, have the kernel send it a signal as soon as the thread that forked it ends. Exits at
+    once if the parent has already ended. parent: the parent's process id.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def children() -> dict[int, int]:
-    """Return the process group of each child of this process, unreaped ones included."""
+    """Return the process group of each child of this process, by process id, including zombies."""
     groups, own = {}, os.getpid()
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -42,7 +46,7 @@ def children() -> dict[int, int]:
 
 
 def carries(pid: int, variable: str, value: str) -> bool:
-    """Return whether that process was started with this value in its environment; False if it has ended."""
+    """Return whether a process was started with this environment variable; False if it has ended or cannot be read."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return f"{variable}={value}".encode() in file.read().split(b"\0")
@@ -57,8 +61,8 @@ class Orphans:
         self._since: dict[int, float] = {}
 
     def end(self, pids: Iterable[int], now: float) -> None:
-        """Send all of these processes SIGTERM, and SIGKILL after their time. To be called again until there are none.
-        now: seconds of any clock.
+        """Send SIGTERM to each process when it is first among `pids`, and SIGKILL after GRACE_SECONDS. Call this again
+        with the remaining processes until there are none. now: seconds of any clock.
         """
         self._since = {pid: self._since.get(pid, now) for pid in pids}
         for pid, since in self._since.items():

@@ -19,7 +19,7 @@ def prepare() -> None:
     """Prepare the standard streams at the start of a program, before it opens any file.
 
     A closed stream is opened on /dev/null: otherwise the next file would get its number. Any text can be written: file
-    names as their bytes, other characters with the encoding's replacement.
+    names as their bytes, other characters that the encoding lacks as backslash escapes.
     """
     codecs.register_error(SHOWN, _shown)
     for number in (0, 1, 2):
@@ -47,13 +47,13 @@ def prepare() -> None:
 
 
 class OutputLost(OSError):
-    """Standard output cannot be written, and not because its reader has gone."""
+    """Error because standard output cannot be written, except if its reader has gone (BrokenPipeError)."""
 
 
 class _Output(io.FileIO):
-    """Standard output, whose errors differ in type from those of other files.
+    """Standard output. A failed write raises BrokenPipeError or OutputLost, in contrast to errors of other files.
 
-    optional: the program goes on when nothing can be written any more, and says so once.
+    optional: after a failed write the program reports it once, discards all output, and goes on.
     """
 
     optional = False
@@ -72,12 +72,14 @@ class _Output(io.FileIO):
 
 
 def go_on_without_reader() -> None:
-    """Let this program go on when its standard output can no longer be written."""
+    """Let this program go on, instead of ending, when its standard output can no longer be written."""
     _Output.optional = True
 
 
 def _shown(error: UnicodeError) -> tuple[bytes, int]:
-    """Return the bytes for a character that an encoding lacks. If the locale names no encoding, UTF-8 is assumed."""
+    """Handle characters that an encoding lacks (a codecs error handler): return their bytes, and the position after
+    them. If the locale names no encoding, UTF-8 is assumed.
+    """
     if not isinstance(error, UnicodeEncodeError):
         raise error
     name = codecs.lookup(error.encoding).name
@@ -93,7 +95,9 @@ def _shown(error: UnicodeError) -> tuple[bytes, int]:
 
 
 def give_up(stream: TextIO | io.FileIO) -> None:
-    """Discard the buffer of a stream, and everything written to it from now on, without errors."""
+    """Redirect a stream to /dev/null, so that its buffer and everything written from now on are discarded without
+    errors.
+    """
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
@@ -115,7 +119,7 @@ def end(code: int, lost: OSError | None = None) -> int:
 
 
 def _flushed(stream: TextIO) -> OSError | None:
-    """Return the error if the stream cannot be flushed; it is then given up."""
+    """Flush the stream. If that fails, give it up (`give_up`) and return the error."""
     try:
         stream.flush()
     except OSError as error:
@@ -125,7 +129,9 @@ def _flushed(stream: TextIO) -> OSError | None:
 
 
 def exit_of(main: Callable[[], int]) -> int:
-    """Run a program and return its exit code. Its reader may stop reading early."""
+    """Prepare the standard streams, run a program, and return its exit code: EXIT_FAILED if standard output cannot be
+    written, EXIT_OK if its reader stopped reading.
+    """
     prepare()
     try:
         return end(main())

@@ -1,4 +1,4 @@
-"""Numbers and words in sentences for people."""
+"""Formatting of text for people: single lines, numbers, durations, sizes, and suggestions for unknown keys."""
 
 import re
 import textwrap
@@ -11,14 +11,14 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
     """Return the text as one line of printable characters, with line breaks as spaces; a long one is cut in the middle.
-    For text from elsewhere, such as errors of the user's code, where one line is promised.
+    Use it for text from elsewhere, such as errors of the user's code. most: characters.
     """
     line = " ".join("".join(c if c.isprintable() or c.isspace() else "\N{MIDDLE DOT}" for c in text).split())
     return shortened(line, most)
 
 
 def shortened(text: str, most: int) -> str:
-    """Return the text, cut to head and tail if it is too long."""
+    """Return the text, cut in the middle if it has more than `most` characters."""
     half = (most - 5) // 2
     return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
 
@@ -50,7 +50,7 @@ def count(number: int, thing: str) -> str:
 
 
 def metrics(values: Mapping[str, float | None]) -> str:
-    """Return metrics as text: loss 2.3104, accuracy 0.25. None: not finite."""
+    """Return metrics as text, the loss first: loss 2.3104, accuracy 0.25. A value of None means not finite."""
     return ", ".join(
         f"{one_line(name, 40)} {'not finite' if value is None else format(value, '.5g')}"
         for name, value in sorted(values.items(), key=lambda item: (item[0] != "loss", item[0]))
@@ -78,7 +78,9 @@ def size(number: float) -> str:
 
 
 def printable(text: str, *, colours: bool = False) -> str:
-    """Remove control characters, so that foreign text cannot move the terminal's cursor. colours: keep colour codes."""
+    """Replace control characters by spaces, so that foreign text cannot move the terminal's cursor. colours: keep
+    colour codes.
+    """
     parts = _COLOUR.split(text)
     kept = _COLOUR.findall(text) if colours else [""] * (len(parts) - 1)
     clean = ["".join(c if c.isprintable() or c == "\t" else " " for c in part) for part in parts]
