@@ -1,1 +1,1 @@
-"""The command line's access to a cluster's API: kubeconfig, credentials and a client."""
+"""Access to a cluster's API server for the command line and the operator: kubeconfig, credentials, and a client."""

@@ -1,6 +1,6 @@
 """The Kubernetes client of the command line and the operator: the official client, on plain objects.
 
-Its typed calls refuse fields that are newer than they are, so every call here is its generic one, with a time limit.
+Its typed calls reject fields that they do not know, so every call here is the generic one, with a time limit.
 Every failure is a RemoteError in one sentence: an ApiError if the server refuses, a ClusterUnreachable if it does not
 answer, a ConfigError if the kubeconfig is wrong. Importing this module takes a while.
 """
@@ -40,10 +40,10 @@ LOCAL = ("localhost", "127.0.0.1", "::1")  # hosts reached without a proxy
 LOGIN_SECONDS = 300.0  # for a plugin, which may send the user to a browser
 CONNECT_SECONDS = 5.0
 SILENCE_SECONDS = 3600.0  # of a worker whose log is followed
-BUSY_SECONDS, MOST_BUSY_SECONDS = 0.5, 5.0  # the pause after a refusal that names none, and the longest
+BUSY_SECONDS, MOST_BUSY_SECONDS = 0.5, 5.0  # the pause after a 429 without Retry-After, and the longest pause
 METADATA = f"{JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 PAGE = 500  # objects in one answer to a list
-SMALL_PAGE = 100  # the same where reading an answer must hold up nothing else
+SMALL_PAGE = 100  # the same where parsing an answer must not block the event loop for long
 POD_EVENTS = 100  # events that are read of one pod; the kubelet counts repetitions, and begins at most 25 in a row
 LARGEST_LINE = 1 << 20  # bytes of a line of a log; a longer one is cut into several
 MANAGER = "bamboo"  # the field manager of manifests that users apply
@@ -80,7 +80,7 @@ async def log_in(path: str | None = None, context: str | None = None) -> Access:
 
 
 def in_cluster() -> Access | None:
-    """Return access from the pod that this process runs in; None outside of pods."""
+    """Return access by the ServiceAccount of the pod that this process runs in; None outside of pods."""
     configuration = new_configuration()
     try:
         load_incluster_config(configuration)
@@ -127,7 +127,7 @@ async def _from_kubeconfig(files: str, context: str | None) -> Access:
 
 
 def new_configuration() -> Configuration:
-    """Return a configuration of the official client for the calls here, without a server."""
+    """Return a configuration of the official client with the settings that all calls here need, but no server."""
     made = Configuration()
     made.disable_strict_ssl_verification = True  # Python 3.13 refuses the authorities of older EKS clusters
     made.client_session_kwargs = {"trust_env": False}  # else each call takes three times the CPU time
@@ -153,7 +153,7 @@ def _logged() -> Iterator[list[str]]:
 
 
 def _renewing(loader: KubeConfigLoader) -> Callable[[Configuration], Any]:
-    """Return a hook that runs the plugin again, once for all callers, before its token expires."""
+    """Return a hook that runs the credential plugin again, once for all callers, before its token expires."""
     lock = asyncio.Lock()
 
     async def renew(configuration: Configuration) -> None:
@@ -165,7 +165,7 @@ def _renewing(loader: KubeConfigLoader) -> Callable[[Configuration], Any]:
 
 
 def _environment_proxy(url: str) -> str | None:
-    """Return the server's proxy by HTTPS_PROXY, HTTP_PROXY and NO_PROXY."""
+    """Return the server's proxy by HTTPS_PROXY, HTTP_PROXY and NO_PROXY; None for a direct connection."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     return None if host in LOCAL or proxy_bypass(host) else getproxies().get(parts.scheme)
@@ -177,8 +177,9 @@ def _environment_proxy(url: str) -> str | None:
 class Connection:
     """The connections to one API server, shared by many tasks. All methods raise RemoteError.
 
-    agent: the calling program. seconds: the time limit of a call. tries: of a call while the server is busy or does not
-    serve a new CRD yet. connections: the most open at once. ended: called after every try.
+    agent: the calling program. seconds: the time limit of a call. tries: how often a call is tried while the server
+    answers 429: it is busy, or does not serve a new CRD yet. connections: the most open at once. ended: called after
+    every try.
     """
 
     def __init__(
@@ -213,8 +214,8 @@ class Connection:
         query: Mapping[str, str] | None = None,
         kind: str = JSON,
     ) -> Object:
-        """Return the server's answer; {} if that is no object. kind: the media type of the body, or of the answer to a
-        GET.
+        """Send a request, again while the server is busy, and return its answer; {} if that is no object. kind: the
+        media type of the body, or of the answer to a GET. Raises RemoteError.
         """
         for left in reversed(range(self._tries)):
             begun, code = time.monotonic(), "error"
@@ -237,7 +238,7 @@ class Connection:
         raise AssertionError("unreachable")
 
     async def lines(self, path: str, query: Mapping[str, str]) -> AsyncGenerator[str, None]:
-        """Yield the lines of a log as they come."""
+        """Yield the lines of a pod's log as they come; a line of more than LARGEST_LINE bytes comes in pieces."""
         limits = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
         with self._in_a_sentence():
             async with await self._ask("GET", path, limits, query=query) as answer:
@@ -292,7 +293,7 @@ class Connection:
 
     @contextlib.contextmanager
     def _in_a_sentence(self) -> Iterator[None]:
-        """Turn every failure to reach the API server into one sentence for the user."""
+        """Turn every failure to reach the API server into a ClusterUnreachable with one sentence for the user."""
         where = f"the cluster at {self._configuration.host} (context {self.access.context})"
         try:
             yield
@@ -308,7 +309,7 @@ class Connection:
             raise ClusterUnreachable(f"{where} cannot be reached: {why}") from None
 
     def _refusal(self, answer: aiohttp.ClientResponse, data: bytes) -> ApiError:
-        """Return the error of a response. Kubernetes' own message names verb, resource and user, and every wrong
+        """Return the ApiError of a response. Kubernetes' own message names verb, resource and user, and every wrong
         field.
         """
         found = _object(data, answer.status)
@@ -321,7 +322,9 @@ class Connection:
 
 
 def _object(data: bytes, status: int) -> Object:
-    """Parse a response. Proxies and a busy API server refuse in plain text, which gives {}."""
+    """Parse a response; {} if it is no object, or a refusal in plain text, as from proxies and a busy API server.
+    Raises ApiError if an answer that is no refusal is not JSON.
+    """
     try:
         found = json.loads(data or b"{}")
     except (ValueError, RecursionError):
@@ -335,7 +338,7 @@ def _object(data: bytes, status: int) -> Object:
 
 
 def jobs_path(namespace: str | None) -> str:
-    """Return the path of the BambooJobs in that namespace; None: in all."""
+    """Return the API path of a namespace's BambooJobs; None: of all namespaces'."""
     return f"/apis/{GROUP}/{VERSION}" + (f"/namespaces/{namespace}" if namespace else "") + f"/{PLURAL}"
 
 
@@ -344,7 +347,7 @@ def job_path(namespace: str, name: str) -> str:
 
 
 def pods_path(namespace: str | None) -> str:
-    """Return the path of the pods in that namespace; in all of them if it is None."""
+    """Return the API path of a namespace's pods; None: of all namespaces'."""
     return "/api/v1" + (f"/namespaces/{namespace}" if namespace else "") + "/pods"
 
 
@@ -389,7 +392,7 @@ def _only(uid: str, grace_seconds: int | None = None, propagation: str | None = 
 
 @contextlib.contextmanager
 def _absence(codes: Collection[int] = (404,)) -> Iterator[list[ApiError]]:
-    """Suppress a refusal with one of these codes. Yield a list to which it is added."""
+    """Suppress an ApiError with one of these status codes, and append it to the list that this yields."""
     refusals: list[ApiError] = []
     try:
         yield refusals
@@ -434,7 +437,9 @@ class KubeApi:
             raise await self._explained(error, namespace or "", "") from None
 
     async def apply_job(self, namespace: str, document: Object, *, force: bool, dry_run: bool = False) -> Object:
-        """Create the job, or merge the document into the existing one."""
+        """Create the job, or merge the document into the existing one (server-side apply), and return it. force:
+        overwrite fields that other managers own.
+        """
         query = {"fieldManager": MANAGER, "force": str(force).lower()} | ({"dryRun": "All"} if dry_run else {})
         return await self._call_job("PATCH", namespace, document["metadata"]["name"], document, query, APPLY)
 
@@ -501,14 +506,14 @@ class KubeApi:
         return await self.call("POST", pods_path(pod["metadata"]["namespace"]), pod)
 
     async def try_pod(self, pod: Object) -> None:
-        """Create the pod as a dry run. Raises the API server's objections, also to unknown fields, which it would
-        drop.
+        """Create the pod as a dry run. Raises ApiError with the API server's objections, including those to unknown
+        fields, which it would otherwise drop.
         """
         strict = {"dryRun": "All", "fieldValidation": "Strict"}
         await self.call("POST", pods_path(pod["metadata"]["namespace"]), pod, strict)
 
     async def label_pod(self, namespace: str, name: str, label: str, value: str | None) -> None:
-        """Set the label. value: None removes it."""
+        """Set a pod's label. value: None removes it."""
         body = {"metadata": {"labels": {label: value}}}
         await self.call("PATCH", pod_path(namespace, name), body, kind=MERGE)
 
@@ -527,7 +532,7 @@ class KubeApi:
         return True
 
     async def nodes(self, names: set[str]) -> dict[str, Object]:
-        """Return the existing nodes of these names, by name; none if the user may not read nodes."""
+        """Return the nodes of these names that exist, by name; {} if the user may not read nodes."""
         answers = await asyncio.gather(*(self.find(node_path(name), (403, 404)) for name in sorted(names)))
         return {node["metadata"]["name"]: node for node in answers if node}
 
@@ -541,12 +546,12 @@ class KubeApi:
         return self._connection.socket(f"{pod_path(namespace, pod)}/portforward", {"ports": str(port)})
 
     async def events(self, namespace: str, kind: str, name: str | None = None) -> list[Object]:
-        """Return the events about objects of that kind."""
+        """Return the events about objects of that kind, or about the one of that name."""
         selected = f"involvedObject.kind={kind}" + (f",involvedObject.name={name}" if name else "")
         return await self.listed(_events(namespace), {"fieldSelector": selected})
 
     async def pod_events(self, namespace: str, uid: str) -> list[Object]:
-        """Return the newest events about the pod with that UID."""
+        """Return events about the pod with that UID, in any order and at most POD_EVENTS."""
         query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": str(POD_EVENTS)}
         found: list[Object] = (await self.call("GET", _events(namespace), query=query)).get("items") or []
         return found
@@ -578,8 +583,8 @@ class KubeApi:
         return await self.listed(_revisions(namespace), {"labelSelector": selector})
 
     async def create_revision(self, revision: Object) -> None:
-        """Create a ControllerRevision from YAML. The API server converts it to JSON in its own form; it would refuse
-        its own later patches if a byte of the data changed.
+        """Create a ControllerRevision. It is sent as YAML, so that the API server converts it to JSON in its own form;
+        otherwise it would refuse its own later patches, in which a byte of the data changes.
         """
         await self.call("POST", _revisions(revision["metadata"]["namespace"]), json.dumps(revision), kind=YAML)
 
@@ -589,19 +594,21 @@ class KubeApi:
     # authentication and authorization
 
     async def token(self, namespace: str, account: str, audience: str, seconds: int) -> Object:
-        """Return the status of a TokenRequest."""
+        """Request a token of a ServiceAccount (TokenRequest); return the request's status. seconds: its lifetime."""
         spec = {"audiences": [audience], "expirationSeconds": seconds}
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
         return await self._reviewed(path, "authentication.k8s.io", "TokenRequest", spec)
 
     async def review_token(self, token: str, audiences: Sequence[str]) -> Object:
-        """Return the status of a TokenReview."""
+        """Have the API server check a bearer token (TokenReview); return the review's status."""
         spec = {"token": token, "audiences": list(audiences)}
         path = "/apis/authentication.k8s.io/v1/tokenreviews"
         return await self._reviewed(path, "authentication.k8s.io", "TokenReview", spec)
 
     async def review_access(self, user: Object, attributes: Mapping[str, str]) -> Object:
-        """Return the status of a SubjectAccessReview: whether the user of a TokenReview may do that."""
+        """Ask the API server whether a user may do something (SubjectAccessReview); return the review's status. user:
+        from the status of a TokenReview. attributes: verb, group, resource and so on.
+        """
         spec = {
             "user": user.get("username") or "",
             "uid": user.get("uid") or "",
@@ -613,7 +620,7 @@ class KubeApi:
         return await self._reviewed(path, "authorization.k8s.io", "SubjectAccessReview", spec)
 
     async def may(self, attributes: Mapping[str, str]) -> bool:
-        """Return whether the caller may do that."""
+        """Return whether this client's own user may do something. attributes: verb, group, resource and so on."""
         path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
         spec = {"resourceAttributes": dict(attributes)}
         status = await self._reviewed(path, "authorization.k8s.io", "SelfSubjectAccessReview", spec)
@@ -641,12 +648,12 @@ class KubeApi:
     # any kind
 
     async def metadata(self, path: str, labels: str = "") -> list[Object]:
-        """Return the metadata of all objects with these labels in a list, as they are now."""
+        """Return the current metadata of all objects in a collection. labels: a selector."""
         query = {"labelSelector": labels, "limit": str(SMALL_PAGE)}
         return [item["metadata"] for item in await self.listed(path, query, METADATA)]
 
     async def listed(self, path: str, query: Mapping[str, str] | None = None, kind: str = JSON) -> list[Object]:
-        """Return all objects of a list, which comes in pages."""
+        """Return all objects of a collection, which the API server lists in pages."""
         items: list[Object] = []
         asked = {"limit": str(PAGE), **(query or {})}
         while True:
@@ -658,24 +665,24 @@ class KubeApi:
             asked["continue"] = following
 
     async def find(self, path: str, absent: Collection[int] = (404,)) -> Object | None:
-        """Return the object at that path; None if there is none. absent: the codes of answers that say so."""
+        """Return the object at that path; None if the answer's status code is one of `absent`."""
         with _absence(absent):
             return await self.call("GET", path)
         return None
 
     async def uid_of(self, path: str) -> str | None:
-        """Return the UID of the object at that path; None if there is none. Lists that object alone: the watches need
+        """Return the UID of the object at that path; None if there is none. Lists that object alone: watches need
         permission to list anyway, but not to get.
         """
         collection, _, name = path.rpartition("/")
         found: Object = {}
-        with _absence():  # of the whole kind
+        with _absence():  # 404 if the API server lacks the whole kind
             found = await self.call("GET", collection, query={"fieldSelector": f"metadata.name={name}"})
         uids = (str((item.get("metadata") or {}).get("uid")) for item in found.get("items") or ())
         return next(uids, None)
 
     async def _apply(self, collection: str, thing: Object) -> None:
-        """Create the object, or restore its fields that others have changed."""
+        """Create the object, or restore its fields that others have changed (server-side apply)."""
         await self.call("PATCH", f"{collection}/{thing['metadata']['name']}", thing, APPLIED, APPLY)
 
     async def _delete(self, path: str) -> None:

@@ -22,14 +22,14 @@ class UsageError(RemoteError):
 
 
 class ClusterUnreachable(RemoteError):
-    """Error because the API server cannot be reached. This may pass."""
+    """Error because the API server cannot be reached. This may be temporary."""
 
 
 class ApiError(RemoteError):
-    """Error because the API server refused.
+    """Error because the API server refused a call.
 
-    status: the HTTP code; reason: Kubernetes' word for it, such as NotFound. message: Kubernetes' message; if "", the
-    text is one of ours.
+    status: the HTTP code. reason: Kubernetes' reason, such as NotFound. message: Kubernetes' message; if "", the text
+    names status and reason.
     """
 
     def __init__(self, status: int, reason: str, message: str) -> None:

@@ -26,7 +26,9 @@ class PortForward:
         self._broken = asyncio.Event()
 
     async def open(self, port: int = 0) -> int:
-        """Listen; return the port. Connects to the pod once first, so that errors show at once."""
+        """Listen on 127.0.0.1 and return the port. port: 0 for any free one. Connects to the pod once first, so that
+        errors show at once. Raises RemoteError.
+        """
         async with self._api.port(*self._pod, self._port):
             pass
         try:
@@ -37,7 +39,7 @@ class PortForward:
         return bound
 
     async def broken(self) -> None:
-        """Wait until the pod cannot be reached any more."""
+        """Wait until a connection fails because the pod is gone (404)."""
         await self._broken.wait()
 
     async def close(self) -> None:
@@ -69,7 +71,7 @@ class PortForward:
 async def _join(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, socket: aiohttp.ClientWebSocketResponse, port: int
 ) -> None:
-    """Copy data both ways until either side ends."""
+    """Copy data both ways until either side ends. Raises RemoteError if the pod refuses the connection."""
 
     async def up() -> None:
         while data := await reader.read(CHUNK):
