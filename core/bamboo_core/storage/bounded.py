@@ -34,7 +34,7 @@ class Failure:
 
 
 def explain(error: BaseException) -> Failure:
-    """Explain an exception by its type, its errno or the response's status. Unknown failures may pass."""
+    """Explain a store's exception by its type, its errno or its HTTP status. An unknown failure counts as transient."""
     status = _status(error)
     if isinstance(error, FileNotFoundError) or status == 404:
         detail = f" ({_said(error)})" if error.args and "bucket" in str(error).lower() else ""
@@ -62,7 +62,7 @@ def _status(error: BaseException) -> int | None:
 
 
 def _said(error: BaseException) -> str:
-    """Return the exception's text in one line."""
+    """Return the exception's text in one line, without credentials, with its type unless it is an OSError."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     message = without_secrets(text)[:_LONGEST].strip().rstrip(".")
     return (
@@ -112,7 +112,7 @@ class BoundedCalls:
         self._hanging = 0
 
     def call(self, what: str, function: Callable[[], T], moved: int = 0) -> T:
-        """Run a function and return its result, with retries while these may help.
+        """Run a function in a thread and return its result, with retries of transient failures.
 
         what: "cannot read s3://...", the start of the error's sentence. moved: bytes, for the time limit. Raises
         StoreUnavailable, MissingFile; FileExistsError and StorageError of the function pass unchanged.
@@ -162,7 +162,9 @@ class BoundedCalls:
 
 
 def at_once(function: Callable[[S], T], items: Sequence[S]) -> list[T]:
-    """Apply a function to each item, several at a time. An interrupt of the caller does not wait for them."""
+    """Return the results of a function for all items, in their order, from up to AT_ONCE threads. Raises the first
+    error. An interrupt of the caller does not wait for the threads.
+    """
     waiting = list(enumerate(items))
     results: dict[int, T] = {}
     errors: list[BaseException] = []
@@ -196,12 +198,12 @@ class _Hangs(Exception):
 class _Outcome:
     value: Any = None
     error: BaseException | None = None
-    done: bool = False  # the result is in, or the call was abandoned, whichever is first
-    abandoned: bool = False
+    done: bool = False  # the function has returned or raised
+    abandoned: bool = False  # the time limit passed first
 
 
 def _explained(error: BaseException) -> Failure:
-    """Return the failure. Raises errors that are no failures of a store, such as an interrupt."""
+    """Return the failure. Raises exceptions that no store causes, such as KeyboardInterrupt."""
     if not isinstance(error, Exception):
         raise error
     if isinstance(error, _Hangs):

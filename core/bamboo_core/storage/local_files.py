@@ -85,7 +85,9 @@ def sync(path: Path) -> None:
 
 
 def sync_names(folder: Path) -> None:
-    """Make the names in a folder durable on disk. File systems that cannot do this keep names in other ways."""
+    """Make the names in a folder durable on disk. Does nothing if the file system cannot do this, or the folder is
+    unreadable.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except PermissionError:

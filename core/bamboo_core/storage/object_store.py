@@ -90,8 +90,8 @@ class ObjectFiles:
         self._check(path, len(data))
 
     def read(self, path: str, start: int, end: int) -> bytes:
-        """Read the bytes from `start` to `end`, large ranges in pieces, because one request is slower than a client can
-        read.
+        """Return the bytes from `start` to `end`, or to the file's end. A large range takes several concurrent
+        requests, since a single one does not use the client's full speed.
         """
         where = self._path(path)
         size = self._size(path)
@@ -105,12 +105,12 @@ class ObjectFiles:
         return b"".join(self._fs.cat_ranges([where] * len(starts), starts, ends, max_gap=None, on_error="raise"))
 
     def read_range(self, path: str, start: int, end: int) -> bytes:
-        """Read bytes that the file is known to have, in one request."""
+        """Return bytes that the file is known to have, in one request and without asking for its size."""
         return bytes(self._fs.cat_file(self._path(path), start=start, end=end)) if end > start else b""
 
     def walk(self) -> Sequence[RemoteEntry]:
-        """Return the files in all folders, by name; the one file if the root is one. Raises FileNotFoundError if
-        none.
+        """Return the files in all folders below the root, by name; a root that is a file itself is the only one. Raises
+        FileNotFoundError if the root does not exist.
         """
         self._fs.invalidate_cache()
         try:
@@ -154,7 +154,7 @@ class ObjectFiles:
         return True
 
     def _check(self, path: str, size: int) -> None:
-        """Check that the written file has arrived. Raises ConnectionError if not."""
+        """Check that the store has the written file in full size. Raises ConnectionError if not."""
         try:
             actual = self._size(path)
         except FileNotFoundError:

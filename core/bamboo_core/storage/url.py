@@ -50,7 +50,9 @@ class StoreUrl:
 
 
 def parse_url(url: str, what: str = "checkpoint URL") -> StoreUrl:
-    """Parse a store's URL. what: its kind, for messages. Raises ValueError with a sentence without credentials."""
+    """Parse a store's URL. what: the URL's purpose, for messages. Raises ValueError with a sentence that has no
+    credentials.
+    """
     with contextlib.suppress(UnicodeError):
         url = os.fsencode(url).decode()  # an argument with characters that the locale lacks
     if not url or not url.isprintable():
@@ -104,7 +106,9 @@ def shown_url(url: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Remove everything from the text that is a credential of the environment, or looks like one."""
+    """Return the text in one line, with "..." for the values of secret environment variables and for all that looks
+    like a credential.
+    """
     values = {
         value for name, value in os.environ.items() if _SECRET_NAMES.search(name) and len(value) >= _SHORTEST_SECRET
     }
