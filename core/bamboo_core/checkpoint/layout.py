@@ -19,7 +19,7 @@ _FOLDER: Final = re.compile(r"step-([0-9]{9,13})-([a-z0-9]{1,32})")
 
 
 class CheckpointId(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
-    """An attempt to keep the state of a step, in the job's store or in its workers' memory.
+    """The identity of an attempt to keep a step's state, in the job's store or in its workers' memory.
 
     In a store it has a folder of its own, so an interrupted attempt and its repetition never touch the same file.
     """
@@ -40,7 +40,7 @@ class CheckpointId(msgspec.Struct, frozen=True, forbid_unknown_fields=True, orde
 
 
 def new_checkpoint(step: int) -> CheckpointId:
-    """Return a checkpoint of that step with a random id."""
+    """Return the identity of a new attempt to checkpoint that step, with a random id."""
     return CheckpointId(step, secrets.token_hex(6))
 
 
@@ -50,7 +50,7 @@ def part_name(layer: int) -> str:
 
 
 def checkpoint_in(folder: str) -> CheckpointId | None:
-    """Return the checkpoint of a folder; None if the name is not a checkpoint's."""
+    """Return the checkpoint whose folder has that name; None if the name is not a checkpoint's."""
     match = _FOLDER.fullmatch(folder)
     if not match or int(match[1]) > LARGEST_STEP:
         return None

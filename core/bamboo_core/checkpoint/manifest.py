@@ -3,7 +3,7 @@
 The file is JSON, {"format": 1, "sha256": of the manifest's bytes, "manifest": {...}}, so torn or changed files are
 detected. No byte of it is trusted.
 
-A data record has the properties of a job's data that decide its bits, as far as they are cheap to read. A worker
+A data record has properties of a job's dataset that are cheap to read, by which another dataset is noticed. A worker
 compares the record in the checkpoint with its own. The seed and the batch sizes are in the digest
 of the job's numbers (`edits.numbers_digest`), as is the task's config, but not the content of files that it names.
 """
@@ -38,24 +38,24 @@ _Form = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
 class LookedAt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A sample of the dataset."""
+    """A sample of the dataset, to compare with the same sample later."""
 
     sample: _Number
     form: _Form  # the types and shapes of its parts
-    # of its bits; empty if each reading gives other bits
+    # digest of its bits; empty if each reading gives other bits
     digest: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{16})?$")] = ""
 
 
 class DataRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A checkpoint's record of the dataset that it was trained on."""
 
-    samples: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]  # how many there are
+    samples: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]  # number of samples
     order: _Digest  # a digest of the first samples in training order
     looked_at: Annotated[tuple[LookedAt, ...], msgspec.Meta(max_length=MOST_LOOKED_AT)] = ()  # some samples
 
 
 def difference(before: DataRecord, now: DataRecord) -> tuple[str, str] | None:
-    """Return the first difference that matters, as each side's value; None if both may be the same data."""
+    """Return the first difference that matters between two datasets, as each one's value; None if they may be equal."""
     if before.samples != now.samples:
         return count(before.samples, "sample"), count(now.samples, "sample")
     if before.order != now.order:
@@ -115,7 +115,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     layers: Annotated[tuple[CheckpointPart, ...], msgspec.Meta(min_length=1, max_length=MOST_LAYERS)]
     data: DataPosition
     seed: int
-    # of everything that the numbers depend on, apart from the grid
+    # digest of everything that the job's numbers depend on, apart from the grid
     digest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16,64}$")]
     versions: Versions
     created: Annotated[datetime, msgspec.Meta(tz=True)]
@@ -145,7 +145,9 @@ _DECODER: Final = msgspec.json.Decoder(CheckpointManifest)
 
 
 def encode(manifest: CheckpointManifest) -> bytes:
-    """Return the file's bytes. Raises ValueError if they could not be read back, for example if a layer is missing."""
+    """Return the bytes of a manifest's file. Raises ValueError if `decode` would refuse them, for example if a layer is
+    missing.
+    """
     inner = msgspec.json.encode(manifest)
     digest = hashlib.sha256(inner).hexdigest()
     data = msgspec.json.encode(_Envelope(format=FORMAT, sha256=digest, manifest=msgspec.Raw(inner)))
@@ -157,7 +159,7 @@ def encode(manifest: CheckpointManifest) -> bytes:
 
 
 def decode(data: bytes) -> CheckpointManifest:
-    """Parse the file's bytes. Raises CheckpointDamaged with the problem, without the file's name."""
+    """Parse the bytes of a manifest's file. Raises CheckpointDamaged with the problem, without the file's name."""
     if len(data) > MOST_BYTES:
         raise CheckpointDamaged(f"the manifest has more than {MOST_BYTES >> 20} MiB")
     try:

@@ -49,9 +49,9 @@ MOST_NAMED: Final = 5
 def find(
     listed: Sequence[ListedCheckpoint], shown: str, step: int | None = None
 ) -> tuple[CheckpointManifest, tuple[str, ...]]:
-    """Return the newest complete checkpoint, or the newest one of the step, and a sentence for each newer damaged one.
-
-    listed: newest first. Raises CheckpointError with a sentence if there is none.
+    """Return the newest complete checkpoint, or the newest one of the step, and a sentence for each newer checkpoint
+    that is damaged or unreadable. listed: newest first. shown: the store's URL, for messages. Raises CheckpointError
+    with a sentence if there is none.
     """
     passed: list[str] = []
     for one in listed:
@@ -86,7 +86,7 @@ def choose(
     steps: int | None = None,
     bad: Collection[CheckpointId] = (),
 ) -> Choice:
-    """Return the newest complete checkpoint of this job.
+    """Return the newest complete checkpoint that this job can resume from, and newer ones that were rejected.
 
     digest: of what the job's numbers depend on. layers: of the job's model; None if unknown. steps: the most that the
     checkpoint may have. bad: checkpoints that proved damaged when read. Newer unfinished ones are skipped silently,
@@ -106,7 +106,7 @@ def choose(
 
 
 def _unfit(one: ListedCheckpoint, digest: str, layers: int | None, bad: Collection[CheckpointId]) -> str:
-    """Return why it cannot be used; "" if it can."""
+    """Return why the job cannot resume from this checkpoint; "" if it can."""
     if one.manifest is None or one.state is not ListedState.COMPLETE:
         return one.reason
     if one.attempt in bad:
@@ -154,7 +154,9 @@ def removable(
 
 
 def _is_over(one: ListedCheckpoint, complete: list[ListedCheckpoint], dead: float, *, ours: bool) -> bool:
-    """Return whether it may be removed: there are newer ones, it is damaged, or its write was interrupted."""
+    """Return whether an attempt that is not kept may be removed: newer ones exist, it is damaged, or its write was
+    interrupted. dead: unfinished attempts last written before this time are dead. ours: of the training that cleans up.
+    """
     match one.state:
         case ListedState.COMPLETE:
             return ours
@@ -175,7 +177,9 @@ def _overtook(complete: ListedCheckpoint, unfinished: ListedCheckpoint) -> bool:
 
 
 def _ours(one: ListedCheckpoint, digest: str | None) -> bool:
-    """Return whether it belongs to this training, which is assumed if its manifest is damaged."""
+    """Return whether a checkpoint belongs to this training (None: to any), which is assumed if its manifest is
+    unreadable.
+    """
     if one.manifest is None:
         return True
     return digest in (None, one.manifest.digest)

@@ -116,11 +116,11 @@ class CheckpointStore:
         return data
 
     def read_start(self, manifest: CheckpointManifest, layer: int, size: int) -> bytes:
-        """Return the first bytes of a layer's file, unchecked: do not depend on them alone."""
+        """Return the first `size` bytes of a layer's file, whose sha256 is not checked: do not depend on them alone."""
         return self._read(manifest.place.part(layer), 0, min(size, manifest.layers[layer].bytes))
 
     def verify(self, manifest: CheckpointManifest) -> Iterator[tuple[CheckpointPart, str]]:
-        """Read each file; yield it with its problem, or "". Raises StoreUnavailable."""
+        """Read and check each file; yield its entry with the problem, or "" if it is sound. Raises StoreUnavailable."""
         for part in manifest.layers:
             try:
                 self.read_part(manifest, part.layer)
@@ -130,7 +130,9 @@ class CheckpointStore:
                 yield part, ""
 
     def delete(self, attempt: CheckpointId) -> None:
-        """Remove a checkpoint, its manifest first, so that an interruption leaves none. Raises StoreUnavailable."""
+        """Remove a checkpoint, its manifest first, so that an interruption leaves no damaged one. Raises
+        StoreUnavailable.
+        """
         self._delete(attempt.manifest)
         self._delete(attempt.folder)
 
@@ -140,7 +142,7 @@ class CheckpointStore:
             self._delete(attempt.folder)
 
     def _look(self, folder: FileEntry) -> ListedCheckpoint | None:
-        """Return the listed checkpoint of an attempt's folder; None if it has just been removed."""
+        """Return the state of an attempt's folder; None if it has just been removed."""
         attempt = checkpoint_in(folder.name)
         assert attempt is not None
         try:
@@ -203,7 +205,7 @@ class CheckpointStore:
 
 
 def _missing_part(manifest: CheckpointManifest, entries: Sequence[FileEntry]) -> str:
-    """Return the problem of a file that is missing or has another size; "" if there is none."""
+    """Return the problem of the first file that is missing or has another size; "" if there is none."""
     sizes = {entry.name: entry.size for entry in entries}
     for part in manifest.layers:
         if (actual := sizes.get(part.file)) is None:
