@@ -148,7 +148,7 @@ class TlsFlags:
     tls_ca: _TlsCa = None
 
     def certificate(self) -> ServingCertificate | None:
-        """Return the certificate, or None without one; the traffic with workers is then not encrypted."""
+        """Return the certificate; None without these flags, in which case the traffic with workers is not encrypted."""
         chain, key, authority = self.tls_cert, self.tls_key, self.tls_ca
         if chain is None and key is None and authority is None:
             return None
@@ -168,7 +168,9 @@ class LeaseFlags:
     label_active: _LabelActive = False
 
     def name(self) -> LeaseName | None:
-        """Return the name of the Lease; None outside a pod without --lease, where no other operator can be."""
+        """Return the name of the Lease; None outside a pod without --lease, where no other operator can be. Raises
+        typer.Exit after an error message.
+        """
         lease = self._named()
         if self.label_active and lease is None:
             raise wrong("--label-active: expected --lease as well; without it all replicas would work")
@@ -203,7 +205,9 @@ class LogFlags:
 
 
 def operator_options(ports: PortFlags, workers: WorkerFlags, tls: TlsFlags, lease: LeaseFlags) -> OperatorOptions:
-    """Build the options from the flags, without other side effects. Most files are read last."""
+    """Build the operator's options from the flags, and read the files that they name. Raises typer.Exit after an error
+    message if a flag or file is wrong.
+    """
     listen, web_listen = _address("--listen", ports.listen), _address("--web-listen", ports.web_listen)
     certificate = tls.certificate()
     ports.check_url(encrypted=certificate is not None)

@@ -80,7 +80,7 @@ def heed_unclosed_watches(loop: asyncio.AbstractEventLoop, context: dict[str, An
 async def run_operator(options: OperatorOptions, stop: asyncio.Event) -> None:
     """Run the operator until `stop` is set.
 
-    Raises OSError if an address is not available, LeaseLost if another operator works now.
+    Raises OSError if an address is not available, LeaseLost if another operator works now, and ConfigError.
     """
     await _Operator(options, stop, await operator_access()).run()
 
@@ -133,13 +133,17 @@ class _Operator:
     # health, readiness and job pages
 
     def _problem(self) -> str | None:
-        """Return why this process must restart, or None: a client does not reload the cluster's authority."""
+        """Return why this process must restart; None if it is healthy. It must if the cluster's certificate authority
+        has changed, which a client does not reload, or if a watch or a job is stuck.
+        """
         if self._authority and _authority() not in (None, self._authority):
             return f"the cluster has a new certificate authority ({AUTHORITY_FILE})"
         return self._jobs.stuck() if self._jobs else None
 
     def _not_ready(self) -> str | None:
-        """Return why workers cannot connect. None also for a standby operator, whose active one they reach."""
+        """Return why workers cannot connect, or None. A standby operator returns None, too, since workers reach the
+        active one.
+        """
         if self._active and self._lease and self._lease.stands_by:
             return None
         if self._works and self._jobs:
@@ -152,14 +156,16 @@ class _Operator:
     # the lease
 
     async def _hold(self, lease: Lease) -> bool:
-        """Wait until this operator may work; return False if it is to stop before that."""
+        """Acquire the lease and wait until this operator may work; return False if `stop` is set before."""
         if not await done_before(self._stop, lease.acquire()):
             return False
         self._begin(self._renew(lease))
         return await done_before(self._stop, lease.settle())
 
     async def _renew(self, lease: Lease) -> None:
-        """Renew the lease. When it is lost, disconnect workers at once, before kopf has ended."""
+        """Renew the lease until cancelled. Whenever this ends, also by LeaseLost, set `stop` and disconnect workers at
+        once, before kopf has ended.
+        """
         try:
             await lease.keep()
         except LeaseLost as error:
@@ -172,7 +178,7 @@ class _Operator:
     # work
 
     async def _open(self) -> kopf.OperatorRegistry:
-        """Open the workers' port, and return kopf's handlers."""
+        """Open the workers' port, create the job controller and its metrics, and return kopf's handlers."""
         options = self._options
         tls = options.certificate.context() if options.certificate else None
         if options.certificate and tls:
@@ -213,7 +219,9 @@ class _Operator:
         return handlers
 
     async def _work(self, handlers: kopf.OperatorRegistry) -> None:
-        """Run kopf until `stop` is set, a signal comes, or kopf fails. It ends all tasks started after it."""
+        """Run kopf until `stop` is set, a signal comes, or kopf fails. kopf then cancels all tasks that were started
+        after it.
+        """
         assert self._jobs is not None
         self._works = not self._stop.is_set()
         if self._works and self._active and self._lease:
@@ -236,7 +244,9 @@ class _Operator:
     # the end
 
     async def _stop_jobs(self) -> None:
-        """Stop all jobs' coordinators and disconnect the workers. May be called again."""
+        """Stop all jobs' coordinators, disconnect the workers, and remove the pod's active label. May be called
+        again.
+        """
         self._works = False
         async with self._closing:
             if self._jobs:
@@ -266,7 +276,7 @@ class _Operator:
 
 
 def _authority() -> bytes | None:
-    """Return the certificate of the cluster's authority; None if it cannot be read, as outside a cluster."""
+    """Return the certificate of the cluster's authority; None if it cannot be read, for example outside a cluster."""
     try:
         return AUTHORITY_FILE.read_bytes()
     except OSError:
@@ -274,7 +284,9 @@ def _authority() -> bytes | None:
 
 
 async def done_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Run `work` and return whether it finished before `stop` was set; otherwise cancel it."""
+    """Run `work` and return True, or cancel it and return False as soon as `stop` is set. Raises the error of
+    `work`.
+    """
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)

@@ -78,9 +78,9 @@ def watch_handlers(jobs: JobController, shared: SharedResources) -> kopf.Operato
 
 
 class HandledGenerations(kopf.DiffBaseStorage):
-    """The generation in which each job's spec was handled last, as the jobs know it: kopf writes nothing into a job.
-
-    The API server counts a spec's edits. After a restart every job counts as created.
+    """kopf's storage for detecting edits: the generation in which each job's spec was handled last, kept in memory, so
+    that kopf writes nothing into a job. The API server raises it with each edit of a spec. After a restart every job
+    counts as created.
     """
 
     def __init__(self, jobs: JobController) -> None:
@@ -88,7 +88,9 @@ class HandledGenerations(kopf.DiffBaseStorage):
         self._jobs = jobs
 
     def build(self, *, body: kopf.Body, extra_fields: Any = None) -> Any:
-        """Return the value that kopf compares, at each event of any kind."""
+        """Return the value in which kopf looks for changes, at each event of any kind; {} for other objects
+        than jobs.
+        """
         return {"spec": body.metadata.get("generation")} if body.get("kind") == KIND else {}
 
     def fetch(self, *, body: kopf.Body) -> Any:
@@ -118,7 +120,7 @@ def kopf_settings(jobs: JobController) -> kopf.OperatorSettings:
 
 
 class KopfRepetitions(logging.Filter):
-    """A log filter for kopf's messages about each attempt of a request and about kinds that are not served.
+    """A log filter that drops kopf's messages about each attempt of a request and about kinds that are not served.
 
     kopf logs the latter with a traceback. The operator logs both once, in a sentence.
     """
