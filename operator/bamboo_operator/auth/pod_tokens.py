@@ -26,7 +26,7 @@ REVIEWS_WAITING = 512  # callers; more are asked to retry
 
 @dataclass(frozen=True, slots=True)
 class PodIdentity:
-    """The pod that a token was made for."""
+    """The pod that a token is bound to."""
 
     namespace: str
     pod: str
@@ -50,7 +50,7 @@ def reviewed_identity(review: dict[str, Any]) -> PodIdentity:
 
 
 def bearer_token(request: web.Request) -> str:
-    """Return the caller's token. Raises Unauthorized if there is none."""
+    """Return the caller's bearer token. Raises Unauthorized if there is none."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme != "Bearer" or not token:
         raise Unauthorized("there is no token", "NoToken")
@@ -89,13 +89,15 @@ class _Claims(msgspec.Struct):
 
 
 class TokenReviewer:
-    """TokenReviews, a few at a time; it asks excess callers to retry (Unavailable)."""
+    """Reviews of tokens by the API server, REVIEWS_AT_ONCE at a time."""
 
     def __init__(self, api: KubeApi) -> None:
         self._api, self._turns, self._waiting = api, asyncio.Semaphore(REVIEWS_AT_ONCE), 0
 
     async def of(self, token: str) -> dict[str, Any]:
-        """Return the status of the token's review."""
+        """Return the status of the token's TokenReview. Raises Unavailable, after which the caller should retry, if too
+        many callers wait or the API server fails.
+        """
         if self._waiting >= REVIEWS_WAITING:
             raise Unavailable("too many callers")
         self._waiting += 1
@@ -114,7 +116,8 @@ def pod_authenticator(
     uid_of: Callable[[WorkerId], str | None],
     is_of_another_job: Callable[[str], bool] = lambda pod_uid: False,
 ) -> Authenticate:
-    """Return a check that accepts a worker of this job with its own pod's token.
+    """Return a check that accepts a worker of this job with its own pod's token. It raises Unauthorized, after which
+    the worker ends, or Unavailable, after which it tries again.
 
     uid_of: returns the uid of a worker's pod, "" if the pod does not live, None if no such pod was seen yet.
     is_of_another_job: whether the pod of that uid belongs to another job of the same name.

@@ -82,7 +82,7 @@ class WorkerGateway:
     async def start(
         self, host: str, port: int, tls: ssl.SSLContext | None = None, bounds: ConnectionBounds = BOUNDS
     ) -> int:
-        """Listen, and return the port."""
+        """Listen and return the port. tls: None for unencrypted connections."""
         app = web.Application()
         app.router.add_get("/v1/jobs/{namespace}/{name}/workers", self._connect)
         self._listener = BoundedListener(app, bounds, self._closed)
@@ -126,7 +126,9 @@ class WorkerGateway:
         self._open[job] = channels
 
     def serve_closed_paths(self, channels_for: Callable[[JobKey, web.Request], Channels | None]) -> None:
-        """Ask this function for the channels of a caller whose job has no open path; None refuses the caller."""
+        """Set the function that returns the channels for a caller whose job has no open path. None refuses the
+        caller.
+        """
         self._for_closed = channels_for
 
     def channels_for(self, job: JobKey, request: web.Request) -> Channels | None:
@@ -134,7 +136,7 @@ class WorkerGateway:
         return self.channels_of(job) or self._for_closed(job, request)
 
     async def close(self, job: JobKey, channels: Channels) -> None:
-        """Close a job's channels. The path stays open if a newer job of that name has opened it."""
+        """Close a job's channels, and its path unless a newer job of that name has opened it again."""
         if self.channels_of(job) is channels:
             del self._open[job]
         await channels.close()
