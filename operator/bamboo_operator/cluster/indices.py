@@ -29,10 +29,10 @@ class PodListener(Protocol):
 
 
 class ClusterIndices:
-    """The indices, which kopf fills. A change of a node notifies the jobs that have pods on it.
+    """The cache of pods and nodes, which kopf fills. A change of a node notifies the jobs that have pods on it.
 
-    kopf does not see the API server's answers to calls, nor deletions while a watch is interrupted: the methods here
-    bring such pods and nodes into the indices.
+    kopf does not see the API server's answers to calls, nor deletions while a watch is interrupted. `pod_created`,
+    `forget_pod` and the resync bring them into the cache.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,9 @@ class ClusterIndices:
         return owned[uid]
 
     def owner_of(self, job: JobKey, pod_uid: str) -> str | None:
-        """Return the UID of the job of that name that owns the pod; "" if none does, None if no such pod is known."""
+        """Return the UID of the job of that name that owns the pod; "" if the pod has no owner, None if the pod is
+        unknown.
+        """
         pods = self._index(PODS).get(job, ())
         return next((owner_uid(pod) or "" for pod in pods if pod["metadata"]["uid"] == pod_uid), None)
 
@@ -85,7 +87,7 @@ class ClusterIndices:
         return self.owner_of(job, pod_uid) not in (None, uid)
 
     def node(self, name: str) -> Object | None:
-        """Return the newest node of that name; None if there is none."""
+        """Return the node of that name, the newest one if several are known; None if there is none."""
         return next(reversed([*self._index(NODES).get(name, ())]), None)
 
     def node_of(self, pod: Object) -> Object | None:
@@ -101,7 +103,9 @@ class ClusterIndices:
                 listener.pod_changed(pod["metadata"]["name"])
 
     def pod_deleted(self, pod: Mapping[str, Any]) -> None:
-        """Notify the job's listener that the pod is gone from the indices."""
+        """Notify the job's listener that the pod is gone, unless a new pod has its name. The cache ignores its UID from
+        now on.
+        """
         job = self._job_of(pod)
         self._deleted.append(pod["metadata"]["uid"])
         if job is not None:
@@ -116,7 +120,7 @@ class ClusterIndices:
             listener.pod_changed(pod)
 
     def node_deleted(self, name: str) -> None:
-        """Notify listeners with pods on that node if the index has no node of that name."""
+        """Notify listeners with pods on that node that it is gone, unless the index has a new node of that name."""
         if self.node(name) is None:
             for listener, pod in self._listening(name):
                 listener.node_deleted(pod, name)
@@ -127,7 +131,7 @@ class ClusterIndices:
         return {pod["metadata"]["uid"]: partial(self.forget_pod, pod) for pod in self._values(PODS)}
 
     def known_nodes(self) -> Known:
-        """Return the known nodes by UID and by name, each with the call that forgets it.
+        """Return the known nodes by UID and by name, each with the function that forgets it.
 
         The names include nodes that were deleted before this operator began, which only their pods still name.
         """
@@ -139,7 +143,9 @@ class ClusterIndices:
         return chain.from_iterable(self._index(kind).values())
 
     def forget_pod(self, pod: Object) -> None:
-        """Forget a pod that is known to be deleted, though no watch has reported it yet."""
+        """Remove a pod that is known to be deleted, though no watch has reported it yet, and notify the job's
+        listener.
+        """
         self._discard(pod)
         self.pod_deleted(pod)
 

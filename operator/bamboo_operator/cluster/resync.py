@@ -17,9 +17,9 @@ logger = logging.getLogger(__name__)
 
 EVERY_SECONDS = 60.0
 SETTLE_SECONDS = 5.0  # from kopf's listing to this one
-FIRST_SECONDS = 0.5  # the same, until all watches have begun
+FIRST_SECONDS = 0.5  # the same, until kopf has shown all objects once
 LATE_SECONDS = 120.0  # after which an object that kopf has not shown proves a broken watch
-Known = Mapping[str, Callable[[], None]]  # by UID: the function to call when that object is gone
+Known = Mapping[str, Callable[[], None]]  # by UID (of nodes also by name): the function to call when the object is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class Watched:
 class Resync:
     """A task that lists each kind of object and reports known objects missing from the list as deleted.
 
-    It looks up the known objects before it lists, so an object missing from the list is certainly gone. waiting: what
-    it waits for until kopf has shown all existing objects once, then None.
+    It looks up the known objects before it lists, so an object missing from the list is certainly gone. waiting: a
+    sentence until kopf has shown all existing objects once, then None.
     """
 
     def __init__(self, kinds: Collection[Watched]) -> None:
@@ -54,13 +54,13 @@ class Resync:
         self._asked.set()
 
     def problem(self) -> str | None:
-        """Describe objects that kopf has not shown in time, or return None."""
+        """Return a sentence about objects that kopf has not shown in time; None if there are none."""
         late = time.monotonic() - LATE_SECONDS
         count = sum(since < late for since in self._unshown.values())
         return f"the watches have not shown {count} objects for {LATE_SECONDS:g} s" if count else None
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Resync every EVERY_SECONDS, and soon after `soon`, until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._asked.wait(), EVERY_SECONDS)
