@@ -23,7 +23,7 @@ from bamboo_operator.status.facts import OperatedJob
 
 
 def page_document(known: OperatedJob, now: float) -> Document:
-    """Return the document of a job's page. Workers of an ended or suspended job are not shown, as in its status."""
+    """Return the document of a job's page. It shows no workers of an ended or suspended job, like the job's status."""
     facts = known.facts
     idle = facts.suspended or known.view.status.ended is not None
     paid = {} if idle else facts.paid if facts.paid is not None else facts.pods
@@ -46,7 +46,9 @@ MOST_CALLERS = 64  # waiting for reviews; more are asked to retry
 
 
 class JobPages:
-    """The pages of all jobs. known: returns the facts of a job, or None for an unknown job."""
+    """The web pages of all jobs. known: returns the facts of a job, or None for an unknown job. reviews: for token and
+    access reviews.
+    """
 
     def __init__(self, known: Callable[[JobKey], OperatedJob | None], reviews: KubeApi) -> None:
         self._known, self._reviews = known, reviews
@@ -102,7 +104,9 @@ class JobPages:
 
 
 def _job(request: web.Request) -> JobKey:
-    """Return the job in the path. An invalid name must reach neither a redirect nor the API server."""
+    """Return the job in the path. Raises HTTPNotFound for an invalid name, which must reach neither a redirect nor the
+    API server.
+    """
     namespace, name = request.match_info["namespace"], request.match_info["name"]
     if not DNS_LABEL.fits(namespace) or not DNS_NAME.fits(name):
         raise web.HTTPNotFound(text="expected /jobs/NAMESPACE/NAME/\n")

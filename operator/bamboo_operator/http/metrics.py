@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricSources:
-    """The sources of the metrics."""
+    """The objects from which each scrape reads the operator's metrics."""
 
     reconcilers: Callable[[], Collection[JobReconciler]]  # of all jobs of this operator
     gateway: WorkerGateway
@@ -36,7 +36,7 @@ class MetricSources:
     counts: OperatorCounts
 
     def fill(self, page: MetricsPage) -> None:
-        """Fill the page. Safe in any thread."""
+        """Add the metrics of all jobs and of the operator to the page. Safe in any thread."""
         states = dict.fromkeys(catalog.STATES, 0)
         reconcilers = self.reconcilers()
         for job in reconcilers:
@@ -56,7 +56,7 @@ class MetricSources:
 
 
 def job_page(page: MetricsPage, known: OperatedJob, meter: JobMeter) -> str:
-    """Add a job's metrics, and return its state."""
+    """Add a job's metrics to the page, and return the job's state."""
     job, status = _key(known), known.view.live
     status_now = job_status(status, known.view.status, known.facts)
     state = status_now.state
@@ -90,7 +90,9 @@ def _key(known: OperatedJob) -> JobKey:
 
 
 def _checkpoint(page: MetricsPage, job: JobKey, known: CheckpointSummary | None, newest: CheckpointStatus) -> None:
-    """Add the metrics of a job's checkpoints. newest: from the BambooJob's status, which outlasts coordinators."""
+    """Add the step, interval and age of a job's newest checkpoint to the page. known: from the coordinator; None adds
+    nothing. newest: from the BambooJob's status, which outlasts coordinators.
+    """
     if known is None:
         return
     at = newest.last_time
@@ -105,7 +107,7 @@ def _workers(page: MetricsPage, job: JobKey, status_now: BambooJobStatus) -> Non
 
 
 def _rollout(page: MetricsPage, job: JobKey, rollout: RolloutRecord | None) -> None:
-    """Add a rollout's metrics to the page, once it is known."""
+    """Add a rollout's metrics to the page; nothing if its record is not known yet."""
     if rollout is None:
         return
     page.add(catalog.JOB_UPDATED_WORKERS, rollout.updated, *job)

@@ -14,7 +14,7 @@ from bamboo_core.serving.listener import BoundedListener, ConnectionBounds
 logger = logging.getLogger(__name__)
 
 BOUNDS = ConnectionBounds(unauthenticated=256)
-FRESH_SECONDS = 0.5  # for which all scrapes get the same answer
+FRESH_SECONDS = 0.5  # scrapes within this time get the same answer
 
 
 class WebServer:
@@ -59,7 +59,9 @@ class WebServer:
         return await self._health(request)
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        """Answer with the metrics. A thread writes them once for concurrent callers, since many jobs take a while."""
+        """Answer with the metrics. A thread writes them, since many jobs take a while, once for all callers within
+        FRESH_SECONDS.
+        """
         async with self._scraping:
             if time.monotonic() - self._scraped_at > FRESH_SECONDS:
                 self._scraped = await asyncio.to_thread(generate_latest, self._registry)
