@@ -15,7 +15,9 @@ from bamboo_core.metrics.catalog import OPERATOR_API_DURATION
 
 @dataclass(slots=True)
 class ApiCallCounts:
-    """Calls to the API server. requests: by verb, resource and code. seconds: by verb and resource."""
+    """Counts and durations of calls to the API server. requests: by verb, resource and code. seconds: by verb and
+    resource.
+    """
 
     requests: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     seconds: dict[tuple[str, str], Histogram] = field(default_factory=dict)
@@ -48,7 +50,9 @@ async def operator_access() -> Access:
 
 
 def connect(access: Access, calls: ApiCallCounts, connections: int) -> Connection:
-    """Return connections that count their calls. They do not retry: callers of a busy server pause by themselves."""
+    """Return connections that count their calls. They do not retry: callers pause by themselves if the API server is
+    busy.
+    """
     return Connection(
         access,
         agent="bamboo-operator",
@@ -60,7 +64,7 @@ def connect(access: Access, calls: ApiCallCounts, connections: int) -> Connectio
 
 
 async def kopf_login(access: Access) -> kopf.ConnectionInfo:
-    """Return kopf's connection to the same server, as the same user, with the present token.
+    """Return kopf's connection to the same server, as the same user, with the current token.
 
     kopf logs in at the start and whenever the server rejects its token (401); it never tries rejected credentials
     again. Raises ClusterUnreachable.

@@ -13,18 +13,20 @@ from bamboo_operator.kube.objects import JobKey
 
 
 class PodRefused(ApiError):
-    """The API server refuses a pod as it is: because of a quota, an admission policy or a missing ServiceAccount."""
+    """Error because the API server refuses a pod as it is: a quota, an admission policy, a missing ServiceAccount."""
 
     @classmethod
     def of(cls, error: ApiError) -> Self | None:
-        """Return the refusal, or None if the error is temporary or of another kind. A failing webhook gives 500."""
+        """Return the error as a PodRefused; None if it is temporary or of another kind. A failing webhook
+        answers 500.
+        """
         if error.status in (400, 403, 422) or (error.status == 500 and error.reason == "InternalError"):
             return cls(error.status, error.reason, error.message)
         return None
 
 
 def described(error: RemoteError) -> str:
-    """Return the error for the log."""
+    """Return the error's text for the log, with the reason and status of an ApiError."""
     return f"{error} ({error.reason}, {error.status})" if isinstance(error, ApiError) else str(error)
 
 
@@ -36,7 +38,9 @@ GONE = (404, 409)  # the object is gone, or another one has its name
 
 
 class ApiAttempts:
-    """The API calls of one job. last_progress: time.monotonic() of its last progress; long ago if it is stuck."""
+    """The calls of one job to the API server. last_progress: time.monotonic() of its last progress; long ago if it is
+    stuck.
+    """
 
     def __init__(self, key: JobKey) -> None:
         self._key = key
@@ -56,13 +60,13 @@ class ApiAttempts:
             logger.warning("%s/%s: cannot %s: %s", *self._key, what, text)
 
     def succeeded(self, what: str) -> None:
-        """End a failure; the next one is logged again."""
+        """Note a success: the next failure of the same attempt is logged again."""
         self._logged.pop(what, None)
 
     async def once(self, what: str, act: Awaitable[None], record: Callable[[Emit], None]) -> bool:
-        """Try once; return False if it failed, since an API error must not stop other work.
+        """Await a call, and return whether it succeeded. A RemoteError is logged, since it must not stop other work.
 
-        A refusal is recorded as an event, once, even if the job trains again later.
+        A refusal (403, 422) is also recorded as an event, once, even if the job trains again later.
         """
         self.heartbeat()
         try:
@@ -77,7 +81,9 @@ class ApiAttempts:
     async def until_done(
         self, what: str, act: Callable[[], Awaitable[None]], ends: Collection[int] = GONE
     ) -> ApiError | None:
-        """Retry until success. ends: statuses of answers that end the retries; such an answer is returned."""
+        """Repeat a call until it succeeds, with growing pauses; return None. ends: status codes of errors that end the
+        repetition; such an error is returned.
+        """
         pause = FIRST_RETRY
         while True:
             self.heartbeat()
@@ -94,7 +100,7 @@ class ApiAttempts:
             pause = min(2 * pause, LAST_RETRY)
 
     def _tell_refusal(self, error: RemoteError, record: Callable[[Emit], None]) -> None:
-        """Record a refusal as an event. Refused pods are left out: they are among the startup problems."""
+        """Record a refusal as an event. Refused pods are left out, because startup problems report them."""
         if isinstance(error, PodRefused) or not isinstance(error, ApiError) or error.status not in (403, 422):
             return
         if str(error) != self._refusal:

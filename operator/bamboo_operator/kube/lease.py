@@ -46,7 +46,7 @@ BEFORE = "bamboo.dev/holders-before"  # an annotation of the Lease
 
 
 class LeaseLost(Exception):
-    """Another operator holds the lease."""
+    """Error because another operator holds the Lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ class LeaseName:
 class LeaseRecord:
     """The content of a Lease.
 
-    holder: "" for none. seconds: without a renewal, until another operator may take it. before: earlier holders that
-    may not have noticed the loss yet.
+    holder: "" if nobody holds it. seconds: time without a renewal after which another operator may take it. before:
+    earlier holders that may not have noticed the loss yet.
     """
 
     holder: str
@@ -96,7 +96,7 @@ class LeaseRecord:
 
 @dataclass(frozen=True, slots=True)
 class ObservedLease:
-    """A record, and since when (monotonic seconds) it has been seen unchanged.
+    """A Lease's record, and since when (monotonic seconds) it has been seen unchanged.
 
     Time in which the API server did not answer is left out.
     """
@@ -119,7 +119,9 @@ class HolderPod(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseDecision:
-    """The decision about a Lease. take: whether to take it now. notice: operators that must notice that first."""
+    """The decision whether to take a Lease now. notice: earlier holders that must notice the loss before this operator
+    works. message: the reason.
+    """
 
     take: bool
     notice: tuple[str, ...] = ()
@@ -160,7 +162,9 @@ def pod_of_holder(pod: Mapping[str, Any]) -> HolderPod:
 def lease_held_by(
     place: LeaseName, lease: Object | None, me: str, now: datetime, before: tuple[str, ...] = ()
 ) -> Object:
-    """Return the Lease as taken or renewed by `me`; its other fields stay."""
+    """Return the Lease as taken or renewed by `me`; other fields stay. lease: the current one; None creates it. before:
+    earlier holders that may not have noticed the loss yet.
+    """
     stamp = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     spec: Object = {"holderIdentity": me, "leaseDurationSeconds": DURATION_SECONDS, "renewTime": stamp}
     if lease is None:
@@ -187,7 +191,7 @@ def released(lease: Object) -> Object:
 
 
 class Lease:
-    """The operator's Lease. place: the Lease. me: this operator's identity, the name of its pod.
+    """The operator's hold on its Lease. place: the Lease's name. me: this operator's identity, the name of its pod.
 
     Call acquire() first, then run keep() alongside settle() and the work.
     """
@@ -237,7 +241,7 @@ class Lease:
         self.predecessors = self._before
 
     async def settle(self) -> None:
-        """Wait until earlier holders have ended, or had the time to notice that they lost the Lease."""
+        """Wait until earlier holders have ended, or had NOTICE_SECONDS to notice that they lost the Lease."""
         if not self._before:
             return
         self.waiting = f"waiting until {' and '.join(self._before)} has ended"
@@ -279,7 +283,7 @@ class Lease:
             logger.info("the lease %s is released", self._place)
 
     async def _judge(self, lease: Object | None) -> LeaseDecision:
-        """Decide whether to take the Lease. lease: as just read; None if it does not exist."""
+        """Decide whether to take the Lease, and note its state. lease: as just read; None if it does not exist."""
         self._lease = lease
         if lease is None:
             self._observed, self._before = None, ()
@@ -305,7 +309,9 @@ class Lease:
             raise ApiError(409, "Conflict", "the lease changes all the time")
 
     async def _take(self) -> bool:
-        """Take or renew the Lease; return False if it has changed since the last read."""
+        """Take or renew the Lease; return False if it was changed or deleted since the last read. Raises
+        RemoteError.
+        """
         wanted = lease_held_by(self._place, self._lease, self._me, utc_now(), self._before)
         new = self._lease is None
         try:
@@ -351,7 +357,9 @@ LAST_LABEL_SECONDS = 3.0
 
 
 class ActiveLabel:
-    """The label on an operator's pod. place: the Lease, whose namespace has the pods. me: this operator's pod."""
+    """The label on a pod by which the Service selects the active operator. place: the Lease, in the pods' namespace.
+    me: this operator's pod.
+    """
 
     def __init__(self, api: KubeApi, place: LeaseName, me: str) -> None:
         self._api, self._namespace, self._me = api, place.namespace, me
@@ -365,7 +373,9 @@ class ActiveLabel:
                 await asyncio.sleep(LABEL_RETRY_SECONDS)
 
     async def give_up(self, *, first: bool = False) -> None:
-        """Remove this pod's label; try once. first: also a label that an earlier process may have left."""
+        """Remove this pod's label, trying only once. first: also remove a label that an earlier process may
+        have left.
+        """
         if self._set or first:
             self._set = False
             try:
@@ -375,7 +385,7 @@ class ActiveLabel:
                 logger.warning("cannot remove the label %s from %s in time", LABEL_ACTIVE, self._me)
 
     async def _label(self, name: str, value: str | None) -> bool:
-        """Set or remove a pod's label; return whether that is done, also if the pod is gone."""
+        """Set or remove a pod's label; return True if that succeeded or the pod is gone, False after a failure."""
         try:
             await self._api.label_pod(self._namespace, name, LABEL_ACTIVE, value)
         except ApiError as error:

@@ -10,7 +10,7 @@ JobKey = tuple[str, str]  # namespace and name
 
 
 class JobIdentity(NamedTuple):
-    """The identity of a BambooJob, as opposed to earlier or later jobs of the same name."""
+    """The name and UID of a BambooJob. The UID tells it from earlier and later jobs of the same name."""
 
     key: JobKey
     uid: str
@@ -35,10 +35,10 @@ def utc_now() -> datetime:
 
 
 def api_time(when: datetime) -> str:
-    """Format a time as the API does."""
+    """Format a time as the Kubernetes API does, in whole seconds of UTC."""
     return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def parsed_time(text: Any) -> datetime | None:
-    """Parse a time of the API; None if it is absent. Raises ValueError."""
+    """Parse a time of the Kubernetes API; None if it is absent. Raises ValueError."""
     return datetime.fromisoformat(text) if isinstance(text, str) else None
