@@ -28,7 +28,7 @@ RESTART_SECONDS = 5.0
 
 
 class JobController:
-    """Starts, wakes and ends one `JobReconciler` for each job, as watch events come."""
+    """Starts, wakes and ends the `JobReconciler` of each job, as watch events come."""
 
     def __init__(self, shared: SharedResources) -> None:
         self._shared = shared
@@ -48,11 +48,13 @@ class JobController:
         self._resyncing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start the search for deletions that no watch has reported."""
+        """Start the resync, which finds deletions that no watch has reported."""
         self._resyncing = asyncio.create_task(self.resync.run(), name="resync")
 
     def begin(self, body: Mapping[str, Any]) -> None:
-        """Start to reconcile a job."""
+        """Start to reconcile a job, in place of an earlier job of its name. Ignored after stop(), and for an earlier
+        job.
+        """
         key, known = _key(body), self._reconcilers.get(_key(body))
         if self._stopped or (known and _made(body) < _made(known.body)):  # an earlier job of this name
             return
@@ -67,7 +69,9 @@ class JobController:
             self._reconcilers[_key(body)].edited(body)
 
     def handled_generation(self, body: Mapping[str, Any]) -> int | None:
-        """Return the generation in which the job's spec was handled last; None if the job is not known."""
+        """Return the generation in which the job's spec was handled last; None if this operator does not manage the
+        job.
+        """
         if not self._manages(_identity(body)):
             return None
         generation: int | None = self._reconcilers[_key(body)].body["metadata"].get("generation")
@@ -91,7 +95,9 @@ class JobController:
             self._reconcilers[key] = job.again()
 
     def end(self, body: Mapping[str, Any], *, gone: bool) -> None:
-        """Stop a job that is deleted or being deleted; in the latter case, its status reports that nothing runs."""
+        """Stop a job that is deleted, or being deleted (not `gone`); in the latter case, its status reports that
+        nothing runs.
+        """
         key, uid = _key(body), body["metadata"]["uid"]
         known = self._reconcilers.get(key)
         if self._stopped or (known and known.uid != uid):
@@ -127,7 +133,7 @@ class JobController:
         return await self._uids(pods_path, f"{LABEL_JOB_NAME},{LABEL_JOB_NAME}!=")
 
     async def _nodes(self) -> set[str]:
-        """Return UIDs and names of all nodes."""
+        """Return the UIDs and the names of all nodes."""
         found = await self._shared.api.metadata(NODES_PATH)
         return {str(node[key]) for node in found for key in ("uid", "name")}
 
@@ -146,7 +152,7 @@ class JobController:
         return found.known() if found else None
 
     def stuck(self) -> str | None:
-        """Describe a broken watch or a job that was not reconciled for too long; None if all is well."""
+        """Return a sentence about a broken watch or a job that was not reconciled for too long; None if all is well."""
         if problem := self.resync.problem():
             return problem
         for job in self.running():
@@ -156,7 +162,7 @@ class JobController:
         return None
 
     async def stop(self) -> None:
-        """Stop for good."""
+        """Stop all jobs and the resync for good."""
         self._stopped = True
         tasks = [*self._tasks.values(), *self._deletions.values(), *([self._resyncing] if self._resyncing else [])]
         self._reconcilers.clear()

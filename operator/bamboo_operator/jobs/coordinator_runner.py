@@ -57,7 +57,7 @@ from bamboo_operator.status.event_queue import EventQueue
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.1
-LATE_SECONDS = 1.0  # delay of a tick that means that the process or its machine was suspended
+LATE_SECONDS = 1.0  # a tick later than this shows that the process or its machine was suspended
 URGENT = ("Takeover", "PlannedTakeover")  # reasons of plans that replace a worker that is lost or under notice
 
 
@@ -66,8 +66,8 @@ class TrainingRun:
     """One training of a job, from its start or its takeover from another operator until it ends or is suspended.
 
     resumed: the job had begun before this operator did. known_lost: workers whose loss was handled before, or whose
-    deletion was requested. counted: workers whose preemption was counted with their notice, or that leave by order.
-    earlier: progress before this training.
+    deletion was requested. counted: workers that must not count as preempted again: their notice was counted, or they
+    were told to leave. earlier: progress before this training.
     """
 
     job: JobIdentity
@@ -81,7 +81,9 @@ class TrainingRun:
 
 
 class CoordinatorRunner:
-    """The runner of a job's coordinator. trigger: wakes the reconciler."""
+    """The runner of a job's coordinator. trigger: wakes the reconciler. finish: the coordinator's command that ends the
+    job; None until then.
+    """
 
     def __init__(self, run: TrainingRun, shared: SharedResources, trigger: ReconcileTrigger) -> None:
         self._run, self._cluster, self._gateway, self._trigger = run, shared.cluster, shared.gateway, trigger
@@ -121,14 +123,16 @@ class CoordinatorRunner:
         return self._status[2]
 
     def demand(self) -> PodDemand:
-        """Return the workers that the coordinator wants now."""
+        """Return the workers that the coordinator wants now, with its status and the workers that have ever
+        connected.
+        """
         return PodDemand(wanted=wanted_workers(self.state), status=self.status(), joined=self.joined)
 
     def plan_record(self, deleting: Collection[WorkerId]) -> str | None:
         """Return the plan record for the status; None without a plan, or while the earlier operator's record holds.
 
-        deleting: workers whose pods the pod controller has deleted. They, and workers that were released, leave by
-        order: another operator does not count their end as a preemption. Without a part in the plan they are lost.
+        deleting: workers whose pods the pod controller has deleted. They, and workers that were released, were told to
+        leave: another operator must not count their end as a preemption. If the plan does not use them, they are lost.
         """
         state, pods = self.state, self._watch.pods().keys()
         holders = state.plan.holders() if state.plan else frozenset()
@@ -167,7 +171,7 @@ class CoordinatorRunner:
                 self._ticker.cancel()
 
     async def close(self) -> None:
-        """Close the job's channels; no worker can connect any more."""
+        """Close the job's channels and its path, so that no worker can connect any more."""
         await self._gateway.close(self._run.job.key, self._channels)
 
     def tell(self, event: Event) -> None:
@@ -189,7 +193,7 @@ class CoordinatorRunner:
         self._watch.removal_forced(worker)
 
     def interrupt(self, reason: str, message: str) -> None:
-        """End the job, with a checkpoint if it keeps any."""
+        """Have the coordinator stop the training, after a last checkpoint if the job keeps any."""
         self._interrupted = True
         self._inbox.put_nowait(Interrupted(reason, message))
 
@@ -224,7 +228,9 @@ class CoordinatorRunner:
         self._heed(self._watch.node_deleted(pod, node))
 
     def _heed(self, seen: Event | None) -> None:
-        """Queue an event that the watch returned, if any."""
+        """Queue the watch's event for the coordinator, if there is one; a loss also triggers a reconciliation
+        at once.
+        """
         if seen is not None:
             self._inbox.put_nowait(seen)
         if isinstance(seen, WorkerLost):
@@ -281,7 +287,7 @@ class CoordinatorRunner:
             self._trigger.at_once()
 
     def _compare_with_pods(self, plan: Plan) -> None:
-        """Report workers of the plan without a pod as absent: all pods were listed before this job was known."""
+        """Report workers of the plan that have no pod as absent: all pods were listed before this job was known."""
         if absent := plan.worker_ids() - self._watch.pods().keys() - self.state.membership.gone:
             self._inbox.put_nowait(WorkersAbsent(absent, "its pod is gone"))
 

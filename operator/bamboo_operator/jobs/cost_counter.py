@@ -58,7 +58,9 @@ class CostCounter:
             self.counted_until = until
 
     def prices(self, spec: JobSpec | None) -> PricesReported:
-        """Return the hourly prices of all workers, and of more workers by the room in the pools."""
+        """Return the hourly prices of the living workers, and of the workers that would be added next, by the room in
+        the pools. Pools without a price are left out. spec: None gives no prices.
+        """
         if spec is None:
             return PricesReported({})
         known = {pool.name: float(pool.price_per_hour) for pool in spec.node_pools if pool.price_per_hour is not None}
@@ -69,7 +71,7 @@ class CostCounter:
         )
 
     def _count_unwatched(self, now: datetime) -> None:
-        """Count what the living pods have cost since another operator last counted."""
+        """Add what the existing pods have cost since another operator last counted."""
         since = self.counted_until
         for pod in self._pods.all().values() if since is not None else ():
             self._add({worker_pool(pod) or "": 1}, paid_seconds(pod, since, now))
@@ -81,7 +83,7 @@ class CostCounter:
 
 
 def paid_seconds(pod: Json, since: datetime | None, now: datetime) -> float:
-    """Return for how many of these seconds a worker had its node; 0 if unknown."""
+    """Return the seconds from `since` to `now` in which a worker's pod had a node; 0 if unknown."""
     began, ended = _placed_at(pod), _ended_at(pod, now)
     if since is None or began is None or ended is None:
         return 0.0

@@ -58,7 +58,7 @@ def merge_followed(accepted: Json, newest: Json) -> tuple[Json, FollowedSpec]:
 
     A job may be suspended even if its manifest is invalid. A manifest accepted once may be invalid for another version
     of Bamboo. Fields that may change only while the job is suspended may change together with `suspend`; the mixture of
-    old and new fields may then be invalid, which is no problem of the manifest.
+    old and new fields may then be invalid, which is not reported as a problem of the manifest.
     """
     suspend = (newest.get("spec") or {}).get("suspend") is True
     wanted: JobSpec | None = None
@@ -100,7 +100,7 @@ class AcceptedManifest:
         return self.manifest is None or (self._listed and self._saved == {self._name(self.manifest)})
 
     async def load(self, task: str | None) -> None:
-        """Load the manifest that an earlier operator accepted. Raises RemoteError.
+        """Load the manifest that an earlier operator accepted, unless one is known. Raises RemoteError.
 
         task: digest of the task that the workers train; None if unknown. It excludes manifests from before a
         suspension, which remain if the newer one could not be written.
@@ -136,7 +136,7 @@ class AcceptedManifest:
         return ours
 
     def _read(self, revision: Json) -> Json | None:
-        """Return a revision's manifest; None if no operator of this job wrote it or it is invalid."""
+        """Return a revision's manifest; None if it is invalid or the revision does not belong to this job."""
         owners = (revision.get("metadata") or {}).get("ownerReferences") or ()
         spec = _decoded((revision.get("data") or {}).get("spec"))
         if not isinstance(spec, dict) or not any(o.get("uid") == self._uid and o.get("controller") for o in owners):
@@ -174,9 +174,9 @@ class AcceptedManifest:
 def _encoded(spec: Json) -> str:
     """Return the spec as a text that the API server never changes.
 
-    A ControllerRevision's data is immutable byte by byte. At each patch of the object, such as the garbage collector's
-    for --cascade=orphan, the API server encodes the data anew as Go does: with sorted keys, other floats and other
-    escapes. In a text it changes only the characters replaced here.
+    A ControllerRevision's data must never change by a byte. At each patch of the object, such as the garbage
+    collector's for --cascade=orphan, the API server encodes the data anew as Go does: with sorted keys, other floats
+    and other escapes. In a text it changes only the characters replaced here.
     """
     return json.dumps(spec).translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&"})
 
@@ -238,15 +238,15 @@ class EffectiveSpec:
         self._reported = message
 
     def begin(self, *, resumed: bool) -> dict[str, Any]:
-        """Return the manifest for the workers: the newest, unless they have begun with another one."""
+        """Return the manifest for the workers: the newest, unless they have begun with another one (resumed)."""
         if not resumed or self.accepted.manifest is None:
             self.accepted.accept(self._manifest(), self._newest)
         return dict(self.accepted.manifest or {})
 
     async def next(self, plan: str | None, settings: WorkerPodSettings) -> JobSpec | None:
-        """Return the spec by which the job runs from now on; None if it cannot run, for the noted problems.
+        """Return the spec by which the job runs from now on; None if it cannot run, for the reasons in `problems`.
 
-        plan: the plan record in the status, if workers train, perhaps since an earlier operator.
+        plan: the plan record in the status, if workers train, perhaps since an earlier operator. Raises JobGone.
         """
         self.warnings, self.refused = (), ""
         if plan is not None and self.accepted.manifest is None:
@@ -260,7 +260,7 @@ class EffectiveSpec:
         return None if self.problems else spec
 
     async def _load_accepted(self, plan: str) -> None:
-        """Load the manifest by which the workers train, whatever the newest one says."""
+        """Load the manifest by which the workers train. A refusal is logged, and a later call tries again."""
         what = "read the manifest that the job's workers run with"
         act = partial(self.accepted.load, BambooJobStatus(plan=plan).plan_record.task)
         if refused := await self._attempts.until_done(what, act, ends=(403, 404)):  # a later call tries again
@@ -293,7 +293,7 @@ class EffectiveSpec:
         return int(self._body["metadata"].get("generation") or 0)
 
     async def _dry_run(self, spec: JobSpec, settings: WorkerPodSettings) -> tuple[str, ...]:
-        """Return the API server's objections to this job's pods."""
+        """Return the API server's objections to this job's pods, created as dry runs for each template."""
         pool = replace(spec.node_pools[0], template={}) if spec.node_pools else None
         problems = await self._dry_run_of(worker_pod(spec, self._uid, 0, pool, settings), PATH)
         for index, one in enumerate(spec.node_pools):
@@ -304,7 +304,7 @@ class EffectiveSpec:
 
     async def _dry_run_of(self, pod: dict[str, Any], path: str) -> tuple[str, ...]:
         """Return the API server's objections to a pod. path: of the template in the manifest, the pod's only unchecked
-        part. A refusal for another reason, such as a quota, is reported when the pods are created.
+        part. A refusal for another reason, such as a quota, is reported when the pods are created. Raises JobGone.
         """
         pod["metadata"]["name"] = f"{pod['metadata']['name'][:50].rstrip('-')}-dry-run"
         try_pod = partial(self._api.try_pod, pod)
@@ -325,7 +325,7 @@ class EffectiveSpec:
 
 
 def _changed_task(plan: str, spec: JobSpec) -> tuple[str, ...]:
-    """Return the problem of a changed task after the job has begun, unless the job is to be suspended."""
+    """Return the problem of a task that was changed after the job had begun; () without one, or to suspend the job."""
     began = BambooJobStatus(plan=plan).plan_record.task
     if spec.suspend or began is None or began == task_digest(spec):
         return ()

@@ -41,7 +41,7 @@ async def stopping_late_workers(job: JobIdentity, shared: SharedResources, stop:
 
 
 def _channels(shared: SharedResources, stop: Stop, check: Authenticate) -> Channels:
-    """Return channels that stop each connecting worker."""
+    """Return channels that tell each connecting worker to stop."""
 
     def handle(event: ChannelEvent) -> None:
         if isinstance(event, WorkerJoined):
@@ -52,7 +52,9 @@ def _channels(shared: SharedResources, stop: Stop, check: Authenticate) -> Chann
 
 
 class DeletedJobs:
-    """Stops workers of deleted jobs when they connect. manages: whether this operator manages that job."""
+    """The channels that stop workers of deleted jobs when they connect. manages: whether this operator manages
+    a job.
+    """
 
     def __init__(self, shared: SharedResources, manages: Callable[[JobIdentity], bool]) -> None:
         self._shared, self._manages = shared, manages
@@ -74,7 +76,9 @@ class DeletedJobs:
         return None if not owner or self._manages(JobIdentity(job, owner)) else self._channels
 
     async def _check(self, request: web.Request) -> WorkerId | None:
-        """Accept a worker of a deleted job with its own pod's token."""
+        """Return the worker of a deleted job that calls with its own pod's token. Raises Unauthorized, or Unavailable
+        if the job exists or the API server does not answer.
+        """
         claim, key = _claimed(request), (request.match_info["namespace"], request.match_info["name"])
         owner = self._shared.cluster.owner_of(key, claim.uid)
         worker = await pod_authenticator(key, self._shared.reviews, {claim.pod: claim.uid}.get)(request)

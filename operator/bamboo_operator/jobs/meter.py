@@ -33,8 +33,8 @@ class JobMeter:
     s old; Prometheus would then count everything again. Costs are counted elsewhere (`jobs/cost_counter`): their
     counters show the written status.
 
-    useful, paid: worker-seconds. samples: of committed steps. signals: by source. committed: time of the last commit,
-    in seconds since 1970.
+    useful, paid: worker-seconds. samples: number in committed steps. signals: losses and notices by source. committed:
+    time of the last commit, in seconds since 1970.
     """
 
     def __init__(self, counts: OperatorCounts) -> None:
@@ -45,7 +45,7 @@ class JobMeter:
         self.committed = time.time()
 
     def begin(self) -> None:
-        """Note that a coordinator was created."""
+        """Note that a coordinator was created, from which the time of the last commit counts anew."""
         self.committed = time.time()
 
     def handled(self, event: Event, before: CoordinatorState, after: CoordinatorState) -> None:
@@ -62,6 +62,6 @@ class JobMeter:
         self._counts.tick_delay = self._counts.tick_delay.having(max(0.0, seconds))
 
     def reconciled(self, seconds: float, *, ok: bool) -> None:
-        """Count a reconciliation."""
+        """Count a reconciliation that took this many seconds, and whether it succeeded."""
         self._counts.reconciles["ok" if ok else "failed"] += 1
         self._counts.reconcile_seconds = self._counts.reconcile_seconds.having(seconds)

@@ -57,8 +57,8 @@ class ReconcileSchedule:
     def due(self, urgent: float | None, changed: float | None) -> float:
         """Return the time of the next reconciliation.
 
-        urgent: since when something must be done. changed: since when an input of a reconciliation has changed. None:
-        nothing.
+        urgent: since when an urgent one is requested. changed: since when an input of a reconciliation has changed.
+        None: not at all.
         """
         times = [self.next]
         if urgent is not None:
@@ -80,12 +80,12 @@ class ReconcileTrigger:
         self.changed: float | None = None
 
     def at_once(self) -> None:
-        """Note that something must be done."""
+        """Request an urgent reconciliation, as when the coordinator has decided something."""
         self.urgent = time.monotonic() if self.urgent is None else self.urgent
         self._triggered.set()
 
     def soon(self) -> None:
-        """Note a change, after which something may have to be done."""
+        """Note a change of a reconciliation's input, after which one is due soon."""
         self.changed = time.monotonic() if self.changed is None else self.changed
         self._triggered.set()
 
@@ -123,7 +123,9 @@ LONGEST_SECONDS = 2.0  # of a burst; longer waves delay nothing
 
 
 class Burst:
-    """The burst in progress, for all jobs of an operator."""
+    """A burst of preemptions of an operator's jobs. API calls wait for its end, so that all jobs get new plans
+    first.
+    """
 
     def __init__(self) -> None:
         self._since = self._last = -math.inf  # time.monotonic()
@@ -136,6 +138,6 @@ class Burst:
         self._last = now
 
     async def wait_for_its_end(self) -> None:
-        """Wait until the burst is over; return at once without one."""
+        """Wait until the burst is over, at most LONGEST_SECONDS from its start; return at once without one."""
         while (left := min(self._last + CALM_SECONDS, self._since + LONGEST_SECONDS) - time.monotonic()) > 0:
             await asyncio.sleep(left)

@@ -52,7 +52,7 @@ RECHECK_SECONDS = 30.0  # after which a refused object is tried again
 
 
 class JobReconciler:
-    """One job's loop. body: the BambooJob as the API server has it; edited() brings newer ones."""
+    """The reconciliation loop of one BambooJob. body: the BambooJob from the API server; edited() brings newer ones."""
 
     def __init__(self, body: Mapping[str, Any], shared: SharedResources) -> None:
         self.body, self._shared = body, shared
@@ -115,7 +115,9 @@ class JobReconciler:
         )
 
     def edited(self, body: Mapping[str, Any]) -> None:
-        """Follow an edit. The coordinator gets it at once, even while the API server does not answer."""
+        """Replace the BambooJob by a newer one. The coordinator gets edits at once, even if the API server does not
+        answer.
+        """
         changed = body["metadata"].get("generation") != self.body["metadata"].get("generation")
         self.body = body
         self._spec.update(body)
@@ -129,12 +131,12 @@ class JobReconciler:
         return JobReconciler({**self.body, "status": written(self._status.written)}, self._shared)
 
     def deleted(self) -> None:
-        """Stop the workers of a deleted job, without waiting for their grace period."""
+        """Tell the workers of a deleted job to stop, so that they do not train until their grace period ends."""
         if self.runner:
             self.runner.stop_workers("JobDeleted", "the job was deleted")
 
     async def write_deletion(self) -> None:
-        """Write that nothing runs any more, for a job that a finalizer may keep.
+        """Write a status by which nothing runs any more, for a job whose deletion a finalizer may delay.
 
         Call this after run() has ended, or instead of it.
         """
@@ -145,7 +147,9 @@ class JobReconciler:
             await self._write_until_done()
 
     async def run(self) -> None:
-        """Reconcile the job until its time is over and it is deleted, or this task is cancelled."""
+        """Reconcile the job until it is over and its TTL has passed, then delete it. Raises JobGone, or what the
+        coordinator raises; may be cancelled.
+        """
         while self._status.written.ended is None:
             self._edited.clear()
             spec = await self._spec.next(self._status.plan, self._pod_settings())
@@ -203,7 +207,9 @@ class JobReconciler:
             await self._wait_for_edit(None if spec else RECHECK_SECONDS)
 
     async def _write_until_done(self, status: Status | None = None) -> None:
-        """Write the status, repeating failures, and post events; failed events are posted with the next status."""
+        """Write the status, with retries until it succeeds. Then post events; after a failure they wait for the next
+        status.
+        """
 
         async def write() -> None:
             await self._status.write(self._facts(), status)
@@ -216,7 +222,9 @@ class JobReconciler:
                 self.attempts.log_failure("post events", error)
 
     async def _wait_for_edit(self, seconds: float | None, *, workers_stay: bool = False) -> None:
-        """Wait for an edit, at most this long. Delete pods that appear late, unless the workers stay."""
+        """Wait for an edit, at most this long (None: forever). Delete pods that appear late, unless the workers
+        stay.
+        """
         end = time.monotonic() + (math.inf if seconds is None else seconds)
         with self._woken_by_pods():
             while not self._edited.is_set() and time.monotonic() < end:
@@ -316,7 +324,7 @@ class JobReconciler:
             runner.interrupt("BudgetSpent", why)
 
     def _tell_prices(self) -> None:
-        """Send the coordinator the present prices of workers, if it decides by price."""
+        """Send the coordinator the current prices of workers, if the job's elastic objective depends on them."""
         if self.runner is not None and gives_back(self.runner.state.spec):
             self.runner.tell(self._cost.prices(self._spec.spec))
 
@@ -397,7 +405,9 @@ class JobReconciler:
             return True
 
     async def _attempt(self, what: str, act: Coroutine[Any, Any, None]) -> bool:
-        """Do one part of a reconciliation; an API error must not stop the other parts."""
+        """Await one part of a reconciliation; return whether it succeeded. An API error must not stop the other
+        parts.
+        """
         assert self.runner is not None
         return await self.attempts.once(what, act, self.runner.events.append)
 
@@ -424,9 +434,10 @@ class JobReconciler:
 
 @contextlib.asynccontextmanager
 async def turn(turns: asyncio.Semaphore, heartbeat: Callable[[], None]) -> AsyncIterator[None]:
-    """Wait for one of the few turns, so that the decisions of all jobs come before their consequences.
+    """Limit concurrent reconciliations: acquire the semaphore for the block, first come, first served.
 
-    A waiting job keeps its place in the queue.
+    With few at once, the coordinators of all jobs decide before the API calls of any job take the time. heartbeat:
+    called while the job waits, so that it does not count as stuck.
     """
     beating = asyncio.create_task(_beat(heartbeat))
     try:
@@ -440,7 +451,7 @@ async def turn(turns: asyncio.Semaphore, heartbeat: Callable[[], None]) -> Async
 
 
 async def _beat(heartbeat: Callable[[], None]) -> None:
-    """Show, until cancelled, that a waiting job is not stuck."""
+    """Call the heartbeat every TURN_SECONDS until cancelled."""
     while True:
         heartbeat()
         await asyncio.sleep(TURN_SECONDS)

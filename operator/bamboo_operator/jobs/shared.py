@@ -22,8 +22,8 @@ class SharedResources:
     """Resources shared by all jobs.
 
     key: the operator's key, from which job secrets derive. url: ws://HOST:PORT, or wss:, at which workers reach the
-    operator. namespaces: watched namespaces; all if empty. turns: for reconciliations, which may make many API calls.
-    status_turns: for writes of a status.
+    operator. namespaces: watched namespaces; all if empty. turns: semaphore for reconciliations, which may make many
+    API calls. status_turns: semaphore for writes of a status.
     """
 
     cluster: ClusterIndices
