@@ -19,7 +19,9 @@ MOST_NODES = 1_000_000  # more than any cluster has
 
 
 def zone_group(job: JobSpec, living: Iterable[Mapping[str, Any]]) -> int:
-    """Return the group of the next pod: the one with the fewest pods. living: the job's pods that have not ended."""
+    """Return the zone group of the next pod, the one with the fewest pods; 0 unless the spread is ZonePerPipeline.
+    living: the job's pods that have not ended.
+    """
     if pod_spread(job) is not SpreadPolicy.ZONE_PER_PIPELINE:
         return 0
     sizes = Counter(str((pod["metadata"].get("labels") or {}).get(names.LABEL_ZONE_GROUP, "")) for pod in living)
@@ -27,17 +29,17 @@ def zone_group(job: JobSpec, living: Iterable[Mapping[str, Any]]) -> int:
 
 
 def spread_labels(job: JobSpec, group: int) -> Json:
-    """Return the labels that mark the pods of a group."""
+    """Return the labels that mark the pods of a zone group; {} unless the spread is ZonePerPipeline."""
     return {names.LABEL_ZONE_GROUP: str(group)} if pod_spread(job) is SpreadPolicy.ZONE_PER_PIPELINE else {}
 
 
 def spread(job: JobSpec, uid: str, group: int) -> Json:
     """Return the fields of a pod's spec that place it relative to the job's other pods. uid: of the job.
 
-    Except with None, pods prefer different nodes; with room for several workers per node (workersPerNode) they prefer
-    shared nodes instead, but never exceed that room, whatever the policy: a pod rather waits. Interleave also prefers
-    different zones. All other policies require a pod to be in the zone of its group, chosen by the group's first pod,
-    since traffic across zones may cost more than the node; a pod waits if that zone has no more nodes.
+    Except with policy None, pods prefer different nodes. With room for several workers per node (workersPerNode) they
+    prefer shared nodes instead, but never exceed that room, whatever the policy: a pod waits instead. Interleave also
+    prefers different zones. All other policies require a pod to be in the zone of its group, chosen by the group's
+    first pod, since traffic across zones may cost more than the node; a pod waits if that zone has no more nodes.
     """
     room = job.spread.workers_per_node
     of_job = {"matchLabels": {names.LABEL_JOB_UID: uid}}
@@ -67,7 +69,7 @@ def _at_most(of_job: Json, room: int) -> Json:
 
 
 def _together(job: JobSpec, of_job: Json, group: int) -> tuple[list[Json], Json]:
-    """Return the constraints and the affinity for zones."""
+    """Return the topology spread constraints and the affinity that the job's spread policy asks for."""
     policy, zone = pod_spread(job), names.LABEL_ZONE
     share = job.spread.workers_per_node > 1
     on_nodes = [_preferred(of_job, HOSTNAME, 100)]

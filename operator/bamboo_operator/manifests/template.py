@@ -41,7 +41,7 @@ class ReadTemplate:
 
 
 def read_templates(job: JobSpec, pools: Iterable[NodePool]) -> list[ReadTemplate]:
-    """Return `worker.template` and these pools' templates, without malformed fields and the operator's own.
+    """Return `worker.template` and these pools' templates, without malformed fields and fields that the operator sets.
 
     The API server checks the rest.
     """
@@ -88,7 +88,7 @@ def _over_token(mount: Mapping[str, Any]) -> bool:
 
 
 def _selectors(job: JobSpec, spec: Mapping[str, Any], path: str, pools: Sequence[NodePool]) -> list[str]:
-    """Return the selectors that pools override. They are not removed here."""
+    """Return a sentence for each node selector that a pool overrides. They are not removed here."""
     asked = spec.get("nodeSelector") or {}
     return [
         f"{path}.spec.nodeSelector.{key}: ignored in node pool {pool.name}, whose preset sets it to {value}"
@@ -123,7 +123,7 @@ class _Refusal:
 
 
 def _well_formed(values: dict[str, Any], path: str, problems: list[str]) -> dict[str, Any]:
-    """Return a copy without fields of the wrong kind that the operator itself would read."""
+    """Return a copy without the fields that the operator reads and that have the wrong type; add a problem for each."""
     kept: dict[str, Any] = {}
     for key, value in values.items():
         inner, wrong = f"{path}.{key}", None

@@ -1,4 +1,4 @@
-"""The pod of a worker. Equal arguments give equal pods."""
+"""The manifest of a worker's pod, and of its job's network policy. Equal arguments give equal manifests."""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from bamboo_operator.manifests.template import TOKEN_VOLUME, read_templates
 
 
 def place(spec: dict[str, Any], where: NodePlacement) -> None:
-    """Restrict a pod's spec to these nodes, in addition to its own restrictions."""
+    """Restrict a pod's spec, in place, to these nodes, in addition to its own restrictions."""
     if where.selector:
         spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **where.selector}
     asked = list(spec.get("tolerations") or ())
@@ -51,8 +51,8 @@ HOST_NETWORK = (
 class WorkerPodSettings:
     """The operator's settings for all workers' pods."""
 
-    coordinator_url: str  # what workers connect to, ws://HOST:PORT/PATH
-    image: str  # for jobs without one
+    coordinator_url: str  # the address that workers connect to, ws://HOST:PORT/PATH
+    image: str  # for jobs that name no image
     run_as_user: int | None = 65532  # not root; None leaves it to the image or the platform
     # PEM of the coordinator's certificate authority; "" for those of the image
     authority: str = ""
@@ -67,13 +67,13 @@ def worker_number(pod: Mapping[str, Any]) -> int | None:
 
 
 def worker_pool(pod: Mapping[str, Any]) -> str | None:
-    """Return the name of the node pool that a worker's pod was created for."""
+    """Return the name of the node pool that a worker's pod was created for; None if its job has no pools."""
     found: str | None = ((pod.get("metadata") or {}).get("labels") or {}).get(names.LABEL_NODE_POOL)
     return found
 
 
 def template_problems(job: JobSpec) -> list[str]:
-    """Describe the fields of the job's templates without sufficient effect, one sentence each."""
+    """Return a sentence for each field of the job's templates that has no effect, or an insufficient one."""
     found: list[str] = []
     for reading in read_templates(job, job.node_pools):
         found += reading.problems
@@ -133,7 +133,7 @@ def _rendered(
 
 
 def claim_name(job: JobSpec) -> str | None:
-    """Return the volume claim of the job's checkpoints, if any."""
+    """Return the name of the PersistentVolumeClaim for the job's checkpoints; None if it has none."""
     return job.checkpoint.claim if job.checkpoint else None
 
 
@@ -163,7 +163,7 @@ def _own_labels(job: JobSpec, uid: str, number: int, pool: NodePool | None) -> J
 
 
 def owner(job: str, uid: str) -> Json:
-    """Return the reference by which an object is deleted with the BambooJob of that name and uid."""
+    """Return the owner reference by which an object is deleted with the BambooJob of that name and uid."""
     return {
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,
@@ -237,7 +237,7 @@ def _own_env(name: WorkerId, spec: Json, settings: WorkerPodSettings) -> list[Js
 
 
 def _own(spec: Json, env: list[Json]) -> None:
-    """Add the fields that the template may not change and from which it has been cleared."""
+    """Add to a pod's spec, in place, the fields that only the operator sets; they were removed from the template."""
     token = {"audience": names.TOKEN_AUDIENCE, "expirationSeconds": names.TOKEN_SECONDS, "path": "token"}
     volume = {"name": TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}}
     mount = {"name": TOKEN_VOLUME, "mountPath": names.TOKEN_FOLDER, "readOnly": True}
@@ -252,7 +252,7 @@ def _own(spec: Json, env: list[Json]) -> None:
 
 
 def network_policy(job: JobSpec, uid: str) -> dict[str, Any]:
-    """Return the policy for a job's workers.
+    """Return the NetworkPolicy of a job's workers: only they may connect to each other, and any pod to their metrics.
 
     Between workers all ports are open, since each uses any free one. Outgoing connections are not restricted.
     """
