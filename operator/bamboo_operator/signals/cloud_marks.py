@@ -1,6 +1,6 @@
-"""Marks that clouds, autoscalers and termination handlers put on a node or pod to be taken away. Data only.
+"""Marks by which clouds, autoscalers and termination handlers announce that a node or pod will go away. Data only.
 
-These are left out, because the worker may stay: a cordon, DeletionCandidateOfClusterAutoscaler, rebalance
+Marks left out, because the worker may stay: a cordon, DeletionCandidateOfClusterAutoscaler, rebalance
 recommendations without an action (they leave no mark), Azure's FreezeScheduled (seconds only), pressure, startup
 taints, and the conditions MaintenancePlanned and Drained (a pod left on a drained node is left on purpose). So are
 not-ready and unreachable: a node with a silent kubelet may well run a live worker, and heartbeats detect a dead one
@@ -24,7 +24,9 @@ NTH_ACTION_TIME = "aws-node-termination-handler/action-time"  # label: when the 
 
 @dataclass(frozen=True, slots=True)
 class DisruptionMark:
-    """A mark of a node to be taken away. predicate: completes the sentence "node N ..."."""
+    """A mark by which a node will be taken away. source: a CamelCase reason. predicate: completes the sentence "node N
+    ...".
+    """
 
     source: str
     predicate: str

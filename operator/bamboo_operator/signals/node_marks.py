@@ -1,4 +1,4 @@
-"""An installation's own marks of nodes to be taken away: taints, labels, annotations or conditions that its tools set.
+"""An installation's own marks of nodes that will go away: taints, labels, annotations or conditions that its tools set.
 
 They are read once from a file, hold for all jobs, and add to the clouds' marks (`cloud_marks`).
 """
@@ -62,7 +62,7 @@ class NodeMark:
 
     @property
     def mark(self) -> DisruptionMark:
-        """The reason, a predicate about the node, and the seconds of notice; None if the node is gone."""
+        """The mark as a `DisruptionMark`."""
         (place,) = (place for place in PLACES if getattr(self, place) is not None)
         key = self.condition.type if self.condition else getattr(self, place).key
         return DisruptionMark(self.reason, f"has the {place} {key}", None if self.gone else self.notice_seconds)

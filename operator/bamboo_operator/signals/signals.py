@@ -48,9 +48,10 @@ class Signal:
 
 
 def worker_signal(pod: Json, node: Json | None, now: datetime, own: Sequence[NodeMark] = ()) -> Signal | None:
-    """Return the strongest signal of a worker's pod and node. node: None if unknown.
+    """Return the strongest signal of a worker's pod and node; None if there is none. node: None if unknown.
 
-    own: the installation's own marks. A container ended by a signal on a node to be taken away did not fail.
+    own: the installation's own marks. A container ended by a signal on a node that will be taken away did not fail: its
+    signal has no exit code.
     """
     of_pod = pod_signal(pod, now)
     of_node = node_signal(node, now, own) if node else None
@@ -65,7 +66,7 @@ def _strongest(*signals: Signal | None) -> Signal | None:
 
 
 def node_signal(node: Json, now: datetime, own: Sequence[NodeMark] = ()) -> Signal | None:
-    """Return the signal of a node's taints, conditions, labels, annotations and deletion.
+    """Return the strongest signal of a node's taints, conditions, labels, annotations and deletion; None without any.
 
     A mark without a time gives the seconds of the node's own label, else those of `cloud_marks`.
     """
@@ -82,7 +83,7 @@ def node_deleted_signal(name: str) -> Signal:
 
 
 def pod_signal(pod: Json, now: datetime) -> Signal | None:
-    """Return the signal of a pod's phase, conditions, deletion and containers."""
+    """Return the signal of a pod's phase, conditions, deletion and containers; None without any."""
     name, disruption = _metadata(pod).get("name", ""), _disruption(pod)
     if (ended := worker_exit(pod)) is not None:
         if disruption:
@@ -178,7 +179,9 @@ def _condition_mark(condition: Json) -> DisruptionMark | None:
 
 
 def _karpenter_seconds(metadata: Json, now: datetime) -> float | None:
-    """Return the seconds until Karpenter's deadline; on a spot node at most AWS' two minutes."""
+    """Return the seconds until Karpenter's deadline, on a spot node at most AWS' two minutes; None without a
+    deadline.
+    """
     deadline = _time((metadata.get("annotations") or {}).get(marks.KARPENTER_DEADLINE))
     if deadline is None:
         return None
@@ -219,7 +222,7 @@ def _strength(signal: Signal) -> tuple[bool, float]:
 
 
 def _disruption(pod: Json) -> str | None:
-    """Return why a pod is being, or was, removed if the worker is not at fault; else None."""
+    """Return the reason by which a pod is being, or was, removed through no fault of its worker; None without one."""
     metadata, status = _metadata(pod), pod.get("status") or {}
     for condition in status.get("conditions") or ():
         targeted = condition.get("type") in marks.TARGETED and condition.get("status") == "True"
@@ -258,7 +261,7 @@ def _grace_left(pod: Json, now: datetime) -> float:
 
 
 def grace_period(pod: Json) -> float:
-    """Return the seconds from the deletion of a pod to SIGKILL."""
+    """Return the seconds between SIGTERM and SIGKILL when a pod is deleted."""
     grace = (pod.get("spec") or {}).get("terminationGracePeriodSeconds")
     return float(GRACE_SECONDS if grace is None else grace)
 
@@ -274,7 +277,7 @@ def _exit_source(pod: Json, code: int | None) -> str:
 
 
 def _described(terminated: Json) -> str:
-    """Describe a container's end, with the last line of its message."""
+    """Return how a container ended, as a sentence without its subject, with the last line of its message."""
     code = _code(terminated)
     if terminated.get("reason") == "OOMKilled":
         sentence = f"ran out of memory and was killed (OOMKilled, exit code {code})"

@@ -43,9 +43,10 @@ class WorkerWatch:
         return self._cluster.pods(*self._job)
 
     def begin(self, known_lost: Collection[WorkerId], *, resumed: bool) -> None:
-        """Start to watch.
+        """Set the workers that are lost at the start.
 
-        known_lost: workers whose loss was handled before. resumed: workers under deletion may still be of use.
+        known_lost: workers whose loss was handled before. resumed: the job trained before, so workers whose pods are
+        being deleted may still be of use.
         """
         self.lost = {
             name for name, pod in self.pods().items() if name in known_lost or (not resumed and is_deleted(pod))
@@ -54,7 +55,9 @@ class WorkerWatch:
     # changes
 
     def pod_changed(self, name: WorkerId) -> Event | None:
-        """Return the event for a change of a worker's pod, or of that pod's node."""
+        """Return the event for a change of a worker's pod, or of that pod's node; None if the worker is lost or
+        unknown.
+        """
         pod = self.pods().get(name)
         if pod is None or name in self.lost:
             return None
@@ -91,7 +94,7 @@ class WorkerWatch:
         return str(pod["metadata"].get("uid")) if pod else None
 
     def located(self, hello: Hello) -> Hello:
-        """Return the hello with the worker's node and zone, which the worker itself does not know."""
+        """Return a worker's Hello with its node and zone, as far as the cluster shows them."""
         pod = self.pods().get(hello.worker)
         node = self._cluster.node_of(pod) if pod else None
         zone = (node["metadata"].get("labels") or {}).get(names.LABEL_ZONE) if node else None
