@@ -1,4 +1,4 @@
-"""Messages about a job's budget. Pure."""
+"""Sentences about a job's budget: spent, nearly spent, or too short for its date. Pure."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,7 +9,7 @@ from bamboo_core.job.budget_reach import HOUR, done_by, hours_left, seconds_late
 from bamboo_core.job.spec import JobSpec
 from bamboo_operator.status.facts import StatusFacts
 
-LOW_SECONDS: Final = 3600.0  # a warning follows if the money lasts for less
+LOW_SECONDS: Final = 3600.0  # money that lasts for less causes a warning
 
 
 def money_spent(facts: StatusFacts) -> str:
@@ -29,9 +29,9 @@ class Shortfall:
 
 
 def money_low(spec: JobSpec, total: Decimal, per_hour: Decimal | None, left: float | None) -> Shortfall | None:
-    """Return a shortfall if the money will be spent within an hour and before the job is done.
+    """Return a shortfall if the money will be spent within an hour and before the job is done; else None.
 
-    total: the job's cost so far. per_hour: the present cost of its workers. left: seconds until the last step; None if
+    total: the job's cost so far. per_hour: the current cost of its workers. left: seconds until the last step; None if
     unknown.
     """
     money = spec.budget.money if spec.budget else None
@@ -43,7 +43,7 @@ def money_low(spec: JobSpec, total: Decimal, per_hour: Decimal | None, left: flo
 
 
 def date_missed(spec: JobSpec, now: datetime, left: float | None) -> Shortfall | None:
-    """Return a shortfall if the job is not done by its date, or will not be. left: as above."""
+    """Return a shortfall if the job is not done by its date, or will not be; else None. left: as in `money_low`."""
     date = done_by(spec)
     if date is None or left == 0:
         return None

@@ -1,4 +1,4 @@
-"""The rules for a BambooJob's conditions: one rule each. Rules do not depend on times."""
+"""The rules for a BambooJob's conditions, a pure function for each."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +20,7 @@ LONGEST_MESSAGE = 32768
 
 @dataclass(frozen=True, slots=True)
 class ConditionResult:
-    """Whether a condition holds, and why."""
+    """The status of a condition, and why it has it."""
 
     holds: bool
     reason: str  # CamelCase
@@ -57,7 +57,7 @@ class RuleInput:
 
     @property
     def idle(self) -> ConditionResult | None:
-        """Return why nothing runs, if that is intended."""
+        """Return the result for a job that intentionally runs nothing: it is over, deleted or suspended; else None."""
         if self.over:
             return ConditionResult(False, "JobOver", "the job is over")
         if self.facts.deleted:
@@ -75,11 +75,11 @@ class RuleInput:
         return {} if self.idle else self.facts.pods
 
     def per_hour(self) -> Decimal | None:
-        """Return the hourly price of the workers that are paid for now."""
+        """Return the hourly price of the workers that are paid for now; None if no pool has a price."""
         return price_per_hour(self.facts.pools, self.pods if self.idle or self.facts.paid is None else self.facts.paid)
 
     def damage(self) -> list[PipelineDamage]:
-        """Return the faults of the running pipelines."""
+        """Return the faults of the running pipelines: workers that run two stages, and stages without a second copy."""
         status, spec = self.status, self.facts.spec
         if status is None or spec is None:
             return []
@@ -128,7 +128,9 @@ def _workers_ready(given: RuleInput) -> ConditionResult:
 
 
 def _as_many_as_pods(given: RuleInput, needed: int) -> ConditionResult:
-    """Return WorkersReady while the coordinator does not know its workers: at most the workers with a pod are ready."""
+    """Return WorkersReady while the coordinator does not know its workers: False if pods are missing, else as
+    before.
+    """
     existing = sum(given.pods.values())
     if given.was("Running") and existing < needed and not given.facts.unattended:
         message = f"{existing} of {needed} workers have a pod; the operator was restarted, and waits for their reports"
@@ -315,12 +317,12 @@ def evaluate(given: RuleInput) -> dict[str, ConditionResult]:
 
 
 def condition_results(conditions: Iterable[ReportedCondition]) -> dict[str, ConditionResult]:
-    """Return the conditions in a status."""
+    """Return the conditions of a status as results, by type."""
     return {c.type: ConditionResult(c.holds, c.reason or "Unknown", c.message) for c in conditions}
 
 
 def displayed_state(found: Mapping[str, ConditionResult]) -> str:
-    """Summarize the conditions in one word."""
+    """Return the job's state in one word, by its conditions: Running, Degraded, Failed and so on."""
     for name in ("Failed", "Complete"):
         if found[name].holds:
             return name

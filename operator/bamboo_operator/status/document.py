@@ -1,4 +1,4 @@
-"""A BambooJob's status in the shape of the API, from the coordinator's status and the operator's counts."""
+"""A BambooJob's status in the shape of the API, built from the coordinator's status and the operator's facts."""
 
 from collections.abc import Mapping
 from decimal import Decimal
@@ -33,7 +33,7 @@ _CENTS = Decimal("0.0001")
 
 
 def job_status(status: Status | None, previous: BambooJobStatus, facts: StatusFacts) -> BambooJobStatus:
-    """Return the status to write. status: the coordinator's, None without one. previous: the last written status.
+    """Return the status to write. status: the coordinator's; None without one. previous: the last written status.
 
     Fields that are unknown now keep their previous values. Applied to its own result, the function changes nothing.
     """
@@ -63,7 +63,7 @@ def job_status(status: Status | None, previous: BambooJobStatus, facts: StatusFa
 
 
 def _plan(status: Status | None, previous: BambooJobStatus, facts: StatusFacts) -> str | None:
-    """Return the plan record to keep. A job to be suspended keeps it until its training has ended."""
+    """Return the plan record to keep; None once a suspended job's training has ended."""
     if facts.suspended and (status is None or facts.finish is not None):
         return None
     return facts.plan or previous.plan
@@ -113,7 +113,7 @@ def _pipelines(given: RuleInput, previous: BambooJobStatus) -> PipelineCounts:
 
 
 def _desired_pipelines(given: RuleInput, previous: BambooJobStatus) -> int:
-    """Return the desired number of pipelines: that of the running grid if the coordinator chooses it."""
+    """Return the desired number of pipelines: the spec's, or the running grid's if the coordinator chooses it."""
     spec, status = given.facts.spec, given.status
     assert spec is not None
     if not spec.topology.chooses_pipelines:
@@ -137,7 +137,7 @@ def _workers(given: RuleInput, previous: BambooJobStatus) -> WorkerCounts:
 
 
 def _checkpoint(run: BambooJobStatus, previous: BambooJobStatus) -> CheckpointStatus:
-    """Return the newest known checkpoint; the time of a known one is kept.
+    """Return the newest known checkpoint; its written time is kept while its step stays the same.
 
     A coordinator that knows none has not looked yet, or none exists.
     """
@@ -146,7 +146,7 @@ def _checkpoint(run: BambooJobStatus, previous: BambooJobStatus) -> CheckpointSt
 
 
 def _training(run: BambooJobStatus, previous: BambooJobStatus) -> TrainingProgress:
-    """Return the progress; its last written values where the coordinator does not know it."""
+    """Return the job's progress; the last written values where the coordinator does not know them yet."""
     before, now = previous.training, run.training
     if now == NOTHING or (before != NOTHING and now.step == 0 and now.loss is None):
         return before

@@ -1,4 +1,4 @@
-"""The queue of a job's Kubernetes events to be posted."""
+"""The queue of a job's Kubernetes events that are yet to be posted, and their posting."""
 
 from collections import deque
 from datetime import datetime
@@ -62,7 +62,9 @@ class EventQueue(deque[Emit]):
 
 
 async def post_events(api: KubeApi, job: JobIdentity, queue: EventQueue) -> None:
-    """Post the oldest events, and drop events that can never be posted. Raises RemoteError."""
+    """Post the oldest events, at most EVENTS_AT_ONCE. Raises RemoteError at the first failure, after dropping an event
+    that can never be posted.
+    """
     for _ in range(min(EVENTS_AT_ONCE, len(queue))):
         emit = queue[0]
         try:
@@ -87,7 +89,9 @@ async def _post(api: KubeApi, job: JobIdentity, queue: EventQueue, emit: Emit, n
 
 
 def may_be_posted_later(error: ApiError) -> bool:
-    """Return whether an event is refused only for now: an API server that has just started forbids everything."""
+    """Return whether the refusal of an event is temporary. An API server that has just started forbids everything
+    (403).
+    """
     return error.status in (403, 429) or error.status >= 500 or error.reason == "NotJson"
 
 

@@ -1,4 +1,4 @@
-"""The operator's facts for a BambooJob's status, in addition to the coordinator's status."""
+"""The operator's facts about a job, from which the job's status is built together with the coordinator's status."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from bamboo_operator.pods.starting import StartupProblem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusFacts:
-    """The operator's facts from which a job's status is built."""
+    """The facts about a job, beyond its coordinator's status, from which the operator builds the job's status."""
 
     now: datetime
     generation: int
@@ -65,7 +65,7 @@ class StatusFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatedJob:
-    """A job as its operator knows it.
+    """A job as its operator knows it, for its page and its metrics.
 
     view: the spec in force (the newest one if none was ever valid) and the last written status.
     """

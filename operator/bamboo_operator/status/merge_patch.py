@@ -7,7 +7,9 @@ Json = Mapping[str, Any]
 
 
 def merge_patch(new: Json, before: Json) -> dict[str, Any]:
-    """Return the patch that turns any object with the fields of `before` into `new`. Neither contains None."""
+    """Return the JSON merge patch that turns any object with the fields of `before` into `new`. Neither
+    contains None.
+    """
     patch: dict[str, Any] = dict.fromkeys(before.keys() - new.keys())
     for key, value in new.items():
         old = before.get(key)
@@ -16,7 +18,7 @@ def merge_patch(new: Json, before: Json) -> dict[str, Any]:
 
 
 def either(one: Json, other: Json) -> dict[str, Any]:
-    """Return an object with the fields of both, when it is unknown which of the two was written."""
+    """Return an object with the fields of both, to compute a patch when it is unknown which of the two was written."""
     both = {**one, **other}
     for key in one.keys() & other.keys():
         if isinstance(one[key], Mapping) and isinstance(other[key], Mapping):

@@ -35,7 +35,7 @@ class StatusWriter:
         self.earlier_cost = Decimal(self.written.cost.total or 0)  # of the operators before this one
 
     def begin(self) -> None:
-        """Note that a coordinator is created: its counts add to the written ones."""
+        """Note that a coordinator is created, whose counts are added to the written ones."""
         self.earlier = self.written
 
     @property
@@ -60,9 +60,9 @@ class StatusWriter:
         return EarlierProgress(step=training.step or 0, step_seconds=seconds)
 
     async def write(self, facts: StatusFacts, status: Status | None, created: int | None = None) -> None:
-        """Write the status if it has changed enough. Raises RemoteError, and JobGone.
+        """Write the status if it has changed enough (`worth_writing`). Raises RemoteError and JobGone.
 
-        status: the coordinator's. created: number of workers ever created; None if unchanged.
+        status: the coordinator's; None without one. created: number of workers ever created; None if unchanged.
         """
         new = job_status(status, self.written, facts)
         started = self.written.start_time or (facts.time if status else None)
@@ -82,6 +82,6 @@ class StatusWriter:
         self.written, self._written_at, self._stored, self._answered = new, time.monotonic(), document, True
 
     def take_warnings(self) -> list[Emit]:
-        """Return, and forget, the warnings caused by writes since the last call."""
+        """Return the warnings that writes have caused since the last call, and forget them."""
         warnings, self._warnings = self._warnings, []
         return warnings
