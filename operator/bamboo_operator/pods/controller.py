@@ -62,7 +62,7 @@ from bamboo_operator.pods.view import JobPods, PodDemand, PodsView, age
 from bamboo_operator.signals.signals import is_deleted, worker_exit
 
 PODS_AT_ONCE = 50
-CREATING_SECONDS = 10.0  # after which the rest of a reconciliation gets its turn
+CREATING_SECONDS = 10.0  # for creating pods; then the reconciliation goes on to its other parts
 GIVE_BACK_SECONDS = 3600.0
 
 
@@ -71,8 +71,8 @@ class PodController:
 
     demand: returns which workers the coordinator wants now. tell: makes the coordinator handle an event at once.
     forced: notes that a pod is about to be deleted, because its worker did not exit. created: how many workers the job
-    has had. record: takes events for the user. made: when the job was created. resumed: whether the job ran before this
-    operator took it over.
+    has had. record: takes events for the user. made: when the job was created (seconds since 1970). resumed: whether
+    the job ran before this operator took it over. holders: the operator's jobs that hold quota in vain.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class PodController:
         }
 
     async def reconcile(self) -> None:
-        """Bring the pods to what the coordinator wants, one decision after the other.
+        """Create and delete pods as the coordinator wants, one decision after the other.
 
         Raises the last RemoteError; the next reconciliation repeats the failed parts.
         """
@@ -160,11 +160,11 @@ class PodController:
             await self._budget.remove(self.view().spec)
 
     def close(self) -> None:
-        """Forget the job as a holder of quota, so that no other job waits for it to give quota back."""
+        """Take the job off the list of quota holders, so that no other job waits for it to give quota back."""
         self._holders.forget(self._pods.job.key)
 
     def note_problems(self) -> None:
-        """Note why workers do not start, and record an event for each new reason."""
+        """Update `problems`, the reasons why workers do not start, and record an event for each new reason."""
         view = self.view()
         backoff = self._backoff if self._backoff.holds(view.now) else None
         missing = missing_pods(view.adding, backoff, refused=str(self._refusal or ""), pools_full=view.pools_full)
@@ -215,7 +215,7 @@ class PodController:
         return replace(view, rollout=self.rolling.step(view))
 
     def _observe(self) -> None:
-        """Note the facts about the present pods that later decisions need."""
+        """Update the controller's notes that later decisions need: gates, quota, waits, failed starts, the rollout."""
         self.created = max(self.created, self._pods.next_number())  # the answer to a creation may have been lost
         view = self.view()
         self._releases.observe(view.without_node, view.now)
@@ -244,7 +244,7 @@ class PodController:
         self.rolling.look(view)
 
     def _look_at_quota(self, view: PodsView) -> None:
-        """Note whether the job holds too little quota to begin, while its other pods wait for quota."""
+        """Note whether the job holds quota with which it cannot begin, while its other pods wait for quota."""
         phase, staying = view.status.phase, view.staying
         waits = phase in ("Pending", "Restoring") and any(map(waits_for_quota, staying.values()))
         in_vain = waits and 0 < admitted(staying) < view.wanted.fewest
@@ -257,7 +257,7 @@ class PodController:
     # observations and upkeep
 
     async def _apply_network_policy(self) -> None:
-        """Write the network policy again every REPAIR_SECONDS.
+        """Write the NetworkPolicy again every REPAIR_SECONDS, unless the operator's settings leave it out.
 
         The operator does not watch it, and without it the workers' ports are open.
         """
@@ -298,7 +298,9 @@ class PodController:
         self._tell(RequestsWithdrawn(action.count))
 
     async def _create(self, action: Create) -> None:
-        """Create the next worker's pod. If its name is taken, the next reconciliation tries the next number."""
+        """Create the next worker's pod. If its name is taken, use the pod that has it: an earlier try may have created
+        it.
+        """
         number, view = self.created, self.view()
         name = worker_name(view.spec.name, number)
         if action.probe:
@@ -341,7 +343,9 @@ class PodController:
             await self._release(Release(action.worker, message))
 
     async def _refuses_newest(self) -> bool:
-        """Return whether the API server refuses a pod of the newest template."""
+        """Return whether the API server refuses a pod of the newest template, created as a dry run; the rollout notes
+        it.
+        """
         view = self.view()
         pool = choose_pool(view.spec.node_pools, view.now, None, view.by_pool)
         try:

@@ -22,14 +22,14 @@ KEPT_CRASHES = 10  # pods of workers that ended by themselves, for their logs
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Tells the coordinator that this number of the requested workers are not created."""
+    """Tells the coordinator that `count` of the workers that it requested are not created."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Creates the next worker's pod. probe: the pod only tests whether that pool has nodes."""
+    """Creates the next worker's pod. pool: None for any node. probe: the pod only tests whether that pool has nodes."""
 
     pool: NodePool | None
     probe: bool = False
@@ -46,7 +46,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Makes a worker that trains leave. message: why, for the user."""
+    """Makes a worker leave after the others have taken over its work. message: why, for the user."""
 
     worker: WorkerId
     message: str
@@ -54,21 +54,21 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Makes an outdated worker leave, if the API server accepts a pod of the newest template."""
+    """Releases a worker whose pod is outdated, unless the API server refuses a pod of the newest template."""
 
     worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class KeepProbes:
-    """Keeps these workers as probes of a pool and forgets all others."""
+    """Counts these workers as probes of a pool, and no others any more."""
 
     workers: frozenset[WorkerId]
 
 
 @dataclass(frozen=True, slots=True)
 class LetQuotaGo:
-    """Gives back the quota that the job holds in vain, if it is this job's turn."""
+    """Gives back the quota with which the job cannot begin, if it is this job's turn."""
 
 
 Action = Withdraw | Create | Delete | Release | Replace | KeepProbes | LetQuotaGo
@@ -88,7 +88,8 @@ def let_quota_go(view: PodsView) -> Iterator[Action]:
 def yield_quota(view: PodsView) -> Iterator[Action]:
     """Delete all pods of a job that has given its quota back, so that other jobs can begin.
 
-    Its waiting pods would take the quota again. Pods that wait as growth give way to pods that the job needs.
+    If they stayed, its waiting pods would take the quota again. Otherwise delete pods that wait as growth if the job
+    lacks workers to train at all.
     """
     request = view.queue_request
     going = tuple(view.staying) if view.now < view.quota.until else request.outranked if request else ()
@@ -99,7 +100,9 @@ def yield_quota(view: PodsView) -> Iterator[Action]:
 
 
 def create(view: PodsView) -> Iterator[Action]:
-    """Create one pod. The controller decides again after each one, because fewer may be wanted by then."""
+    """Create one pod, or withdraw surplus requests. The controller decides again after each pod, because fewer may be
+    wanted by then.
+    """
     if view.adding and view.wanted.surplus:
         yield from withdraw(view)
     elif view.may_create and not view.pools_full:
@@ -121,7 +124,7 @@ def delete_ended(view: PodsView) -> Iterator[Action]:
 
 
 def replace_unjoined(view: PodsView) -> Iterator[Action]:
-    """Replace workers that run and do not connect. The coordinator learns of the loss from the watch."""
+    """Delete the pods of workers that run and do not connect; the coordinator requests others when it sees the loss."""
     if view.wanted.recovering:
         return  # they train, and try to connect again
     for name, seconds in view.unjoined.items():
@@ -131,8 +134,8 @@ def replace_unjoined(view: PodsView) -> Iterator[Action]:
 
 
 def move_to_fallback(view: PodsView) -> Iterator[Action]:
-    """Delete a pod that finds no node for too long. The coordinator then requests another worker, which goes to a later
-    pool.
+    """Delete a pod that finds no node for too long, one at a time. The coordinator then requests another worker, which
+    goes to a later pool.
     """
     if view.waiting_since is None:
         return
@@ -149,7 +152,7 @@ def move_to_fallback(view: PodsView) -> Iterator[Action]:
 
 
 def roll(view: PodsView) -> Iterator[Action]:
-    """Release a worker whose pod does not match the newest template."""
+    """Carry out the rollout's next step: delete an outdated pod that is not ready, or replace an outdated worker."""
     step = view.rollout
     if step.delete is not None and step.delete in view.pods:  # it may have been deleted in this very reconciliation
         yield Delete(step.delete)
@@ -160,7 +163,7 @@ def roll(view: PodsView) -> Iterator[Action]:
 def shrink(view: PodsView) -> Iterator[Action]:
     """Give back one worker: of a fallback pool once an earlier pool has nodes again, or beyond the wanted number.
 
-    Only the request for one more worker there, a probe, shows whether an earlier pool has nodes again.
+    Whether an earlier pool has nodes again, only a request for one more worker there shows: a probe.
     """
     if view.rolls:
         return

@@ -26,7 +26,8 @@ RETRY_SECONDS = 60.0  # after a refusal; an API server that has just started for
 
 
 def least_healthy(status: Status, spec: JobSpec, joined: int) -> int | None:
-    """Return how many of the workers' pods have to stay; None if the job does not limit evictions.
+    """Return the minAvailable of the budget: how many workers' pods have to stay; None if the job does not limit
+    evictions.
 
     joined: the number of pods whose workers have joined. A pod that waits for a node or an image has no state. A job
     does not limit evictions before it has trained, with a single worker, or with neither redundancy nor a second
@@ -63,9 +64,9 @@ def disruption_budget(job: JobSpec, uid: str, least: int, workers: Sequence[int]
 
 
 class DisruptionBudgetWriter:
-    """The writer of one job's budget, which remembers what it wrote last. record: takes an event for the user.
+    """The writer of one job's PodDisruptionBudget, which remembers what it wrote last.
 
-    fresh: the job has never run, so it has no budget yet.
+    record: takes an event for the user. fresh: the job has never run, so it has no budget yet.
     """
 
     def __init__(self, api: KubeApi, uid: str, record: Callable[[Emit], None], *, fresh: bool) -> None:
@@ -76,10 +77,12 @@ class DisruptionBudgetWriter:
         self._repair_at = -math.inf  # when an existing budget is written again
 
     async def update(self, status: Status, spec: JobSpec, workers: Sequence[int]) -> None:
-        """Write the budget if it has changed. workers: the numbers of the living workers that have joined.
+        """Write the budget if it has changed or REPAIR_SECONDS have passed; delete it if the job does not limit
+        evictions.
 
-        Raises RemoteError, except for a lasting refusal, which is reported once and tried again now and then. While a
-        restarted coordinator does not know which workers hold replicas, the budget stays as it is.
+        workers: the numbers of the living workers that have joined. Raises RemoteError, except for a refusal (REFUSED),
+        which is reported once and tried again every RETRY_SECONDS. While a restarted coordinator does not know which
+        workers hold replicas, the budget stays as it is.
         """
         if status.phase == "Recovering":
             return
@@ -88,7 +91,7 @@ class DisruptionBudgetWriter:
             await self._write(None if least is None else (least, workers), spec)
 
     async def remove(self, spec: JobSpec) -> None:
-        """Delete the budget of a job that has stopped training."""
+        """Delete the budget of a job that has stopped training. Raises RemoteError as `update` does."""
         self._retry_at = -math.inf
         await self._write(None, spec)
 

@@ -1,4 +1,6 @@
-"""Choice of node pools for workers' pods, of the worker to give back, and the workers' price. Times are in seconds."""
+"""Choice of node pools for workers' pods and of the worker to give back, and the workers' price. Pure; times in
+seconds.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
@@ -28,8 +30,7 @@ def choose_pool(pools: Pools, now: float, waiting_since: float | None, counts: C
 
 
 def fallback_pool(pools: Pools, current: str, now: float, waiting_since: float, counts: Counts) -> NodePool | None:
-    """Return the later pool in which to create a pod again that finds no node in its current one; None to go on
-    waiting.
+    """Return the later pool for a pod that finds no node in its current one; None if it should go on waiting.
 
     counts: workers by pool, including the pod itself.
     """
@@ -41,17 +42,17 @@ def fallback_pool(pools: Pools, current: str, now: float, waiting_since: float, 
 
 
 def is_fallback(pools: Pools, name: str) -> bool:
-    """Return whether the job uses this pool only when the pools before it do not deliver."""
+    """Return whether the job uses this pool only when the pools before it deliver no nodes."""
     return any(pool.name == name and pool.after_seconds and index for index, pool in enumerate(pools))
 
 
 def pool_to_probe(pools: Pools, counts: Counts, waiting: Counts) -> NodePool | None:
-    """Return the pool in which to request one worker more than needed, so that a fallback pool's worker can be given
-    back.
+    """Return the pool in which to request a probe: one worker more than needed, so that a fallback pool's worker can be
+    given back. None if no probe should be made.
 
-    That is the first pool with room before the last `after_seconds` pool that has workers. Only a request shows whether
-    a pool has nodes again. waiting: pods without a node, by pool. While any of them waits in an earlier pool, there is
-    no probe.
+    The pool is the first one with room before the last `after_seconds` pool that has workers. Only a request shows
+    whether a pool has nodes again. waiting: pods without a node, by pool. While any of them waits in an earlier pool,
+    there is no probe.
     """
     last = max((i for i, pool in enumerate(pools) if pool.after_seconds and counts.get(pool.name)), default=0)
     earlier = pools[:last]
@@ -68,7 +69,7 @@ def worker_to_revert(
     keep: int,
 ) -> WorkerId | None:
     """Return the worker of a pool with `after_seconds` to give back now, because a ready worker of an earlier pool
-    replaces it.
+    replaces it; None if there is none.
 
     One at a time: None while any worker is leaving. placed: the pool of each worker; standby: ready workers that hold
     no stage; keep: how many of them must stay. A standby worker is given back before a worker that trains.
@@ -107,7 +108,7 @@ def surplus_worker(
 
 
 def price_per_hour(pools: Pools, counts: Counts) -> Decimal | None:
-    """Return what the workers cost per hour; None if no pool has a price. Pools without a price cost nothing."""
+    """Return the workers' cost per hour; None if no pool has a price. Pools without a price cost nothing."""
     prices = {pool.name: pool.price_per_hour for pool in pools if pool.price_per_hour is not None}
     if not prices:
         return None
@@ -115,7 +116,7 @@ def price_per_hour(pools: Pools, counts: Counts) -> Decimal | None:
 
 
 def cost_of(per_hour: Decimal | None, seconds: float) -> Decimal:
-    """Return what these seconds cost at this price per hour."""
+    """Return the cost of this many seconds at a price per hour; None: without a price, 0."""
     return (per_hour or Decimal(0)) * Decimal(round(seconds * 1000)) / 3_600_000
 
 

@@ -21,7 +21,7 @@ Json = Mapping[str, Any]
 Pods = Mapping[WorkerId, Json]
 
 WAITING = "WaitingForQuota"
-PATIENCE_SECONDS: Final = 60.0  # for which a job may hold quota with which it cannot begin
+PATIENCE_SECONDS: Final = 60.0  # a job may hold quota with which it cannot begin for this long
 FIRST_PAUSE, LAST_PAUSE = 30.0, 480.0  # seconds without pods, after the job has given its quota back
 JITTER: Final = 0.5  # largest extension of both, as a share, so that two jobs do not return together
 SETTLE_SECONDS: Final = 10.0  # after a job has given quota back, which may suffice for the next one
@@ -46,13 +46,13 @@ class QueueRequest:
 
 
 def next_request(queue: QueueSpec, pods: Pods, fewest: int, pipeline: int) -> QueueRequest:
-    """Decide how many pods a job may add, and with which priority.
+    """Decide how many pods a job may add to its queue, and with which priority class.
 
     The job grows by one pipeline at a time, and only once the workers that it needs are admitted, because a pod that
     waits in a queue comes before all later requests of other jobs.
 
     pods: the pods of workers that stay. fewest: the number of workers with which the job can train. pipeline: the
-    workers of one pipeline.
+    number of workers in one pipeline.
     """
     first, later = queue.priority_class, queue.growth_priority_class or queue.priority_class
     growth = [name for name, pod in pods.items() if first != later and _label(pod, LABEL_QUEUE_PRIORITY) == later]
@@ -70,7 +70,9 @@ def _label(pod: Json, key: str) -> str | None:
 
 
 def with_priority_class(pod: dict[str, Any], name: str | None) -> dict[str, Any]:
-    """Return the pod in that WorkloadPriorityClass; None leaves it as it is. Its revision stays the same."""
+    """Return the pod with the label of that WorkloadPriorityClass; None leaves it as it is. Its revision stays the
+    same.
+    """
     if name is None:
         return pod
     metadata = pod["metadata"]
@@ -98,7 +100,7 @@ def unmanaged(job: JobSpec, pods: Iterable[Json]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldQuota:
-    """How long a job has held quota with which it cannot begin while others may wait for that quota.
+    """A record of quota that a job holds in vain: it cannot begin with it, and other jobs may wait for it.
 
     since: when that began (time.monotonic()); None if the job does not hold quota in vain. times: how often the job has
     given quota back since it last trained. until: when it requests quota again. uid: the job's; its jitter differs from
@@ -124,7 +126,7 @@ class HeldQuota:
 
     @property
     def due(self) -> float:
-        """When the job gives its quota back, unless a younger job has to do so before (time.monotonic())."""
+        """When the job gives its quota back if no younger job has to do so first (time.monotonic()); inf if never."""
         return math.inf if self.since is None else self.since + self._jittered(PATIENCE_SECONDS)
 
     def let_go(self, now: float, held: int, fewest: int) -> "HeldQuota":
@@ -141,7 +143,7 @@ class HeldQuota:
         return HeldQuota(uid=self.uid, times=self.times + 1, until=now + pause, message=message)
 
     def problem(self, now: float) -> Iterator[StartupProblem]:
-        """Yield why the job has no pods, while it waits after giving its quota back."""
+        """Yield why the job has no pods, if it pauses after giving its quota back."""
         if now < self.until:
             yield StartupProblem("QuotaGivenBack", self.message)
 
@@ -151,7 +153,9 @@ class HeldQuota:
 
 
 class QuotaHolders:
-    """The jobs of an operator that hold quota in vain. Only the youngest gives it back, and then others may begin."""
+    """The jobs of an operator that hold quota in vain. Only the youngest gives it back at a time, so that others may
+    begin.
+    """
 
     def __init__(self) -> None:
         self._made: dict[JobKey, tuple[float, str]] = {}  # when each was created, and its uid
@@ -164,7 +168,9 @@ class QuotaHolders:
         self._made.pop(job, None)
 
     def lets_go(self, job: JobKey, now: float) -> bool:
-        """Make the job give its quota back if it is its turn; return whether it does."""
+        """Return whether it is the job's turn to give its quota back. If so, forget the job, and let others wait
+        SETTLE_SECONDS.
+        """
         if now < self.settled or job != max(self._made, key=lambda key: self._made[key], default=None):
             return False
         self.forget(job)

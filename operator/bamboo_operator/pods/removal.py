@@ -19,8 +19,8 @@ EXIT_SECONDS = 15.0  # for workers to end by themselves when the job is over
 def exit_seconds(pod: Mapping[str, Any], *, logging: bool) -> float:
     """Return the seconds in which a worker that was asked to stop should exit.
 
-    logging: the worker's loggers still write the rest of the history, for which it has its pod's grace period; a pod
-    that is deleted meanwhile would have no more.
+    logging: the worker's loggers still write the rest of the history, for which they have the pod's grace period in
+    addition. If the pod were deleted meanwhile, they would have only that.
     """
     return EXIT_SECONDS + grace_period(pod) if logging else EXIT_SECONDS
 
@@ -30,7 +30,7 @@ def _runs(pod: Mapping[str, Any]) -> bool:
 
 
 class PodRemoval:
-    """The removal of one job's workers, which must end and not join again."""
+    """The removal of one job's worker pods, so that the workers end and do not join again."""
 
     def __init__(self, pods: JobPods, attempts: ApiAttempts) -> None:
         self._pods, self._attempts = pods, attempts

@@ -43,8 +43,8 @@ class WorkerTemplates:
     def pod(self, job: JobSpec, number: int, pool: NodePool | None, group: int = 0) -> dict[str, Any]:
         """Return the pod of the worker with this number.
 
-        pool: by now it may have another template than in this job. group: the pods that have to be in the same zone, if
-        the job asks for that.
+        pool: its current template is that of the pool with its name in `job`. group: the pods of a group have to be in
+        the same zone, if the job asks for that.
         """
         own = next((one for one in job.node_pools if pool is not None and one.name == pool.name), pool)
         return worker_pod(job, self._uid, number, own, self._settings, group)
@@ -58,7 +58,9 @@ class WorkerTemplates:
         return frozenset(self._revisions(job).values())
 
     def is_newest(self, job: JobSpec, pod: Json) -> bool:
-        """Return whether the pod matches the current template; not if its pool is gone, or selects other nodes now."""
+        """Return whether the pod matches the current template of its pool; False if the job has no such pool
+        any more.
+        """
         labels = (pod.get("metadata") or {}).get("labels") or {}
         return labels.get(names.LABEL_WORKER_REVISION) == self._revisions(job).get(worker_pool(pod))
 
@@ -78,7 +80,7 @@ class RollingChange:
 
     def __init__(self, templates: WorkerTemplates, record: Callable[[Emit], None]) -> None:
         self.templates, self._emit = templates, record
-        self.record: RolloutRecord | None = None  # None if it is not known yet
+        self.record: RolloutRecord | None = None  # None before the first look
         self._invalid: tuple[str, str] | None = None  # a revision, and why the API server refuses its pods
 
     @property
@@ -87,8 +89,8 @@ class RollingChange:
         return self.record is not None and self.record.state is RolloutState.PROGRESSING
 
     def look(self, view: PodsView) -> None:
-        """Update the record. After a restart of the coordinator it stays as it is until the coordinator knows its
-        workers again.
+        """Update the record from the workers' pods, and emit events about it. After a restart of the coordinator it
+        stays as it is until the coordinator knows its workers again.
         """
         if view.status.phase == "Recovering":
             return
@@ -97,7 +99,7 @@ class RollingChange:
         self._report(before, self.record)
 
     def step(self, view: PodsView) -> RolloutStep:
-        """Return the next step. view: of this moment, since a worker may have begun to train after the last look."""
+        """Return the next step. view: a current one, since a worker may have begun to train after the last look."""
         if self.record is None or not self.progresses or view.status.phase == "Recovering":
             return NOTHING
         return next_step(self.record, self._seen(view))
@@ -108,7 +110,7 @@ class RollingChange:
         self.record = released(self.record)
 
     def invalid(self, why: str) -> None:
-        """Note that the API server refuses the newest template's pods in any state of the cluster."""
+        """Note that the API server refuses pods of the newest template, whatever the state of the cluster."""
         assert self.record is not None
         self._invalid = self.record.revision, why
 
@@ -153,12 +155,16 @@ class RollingChange:
         )
 
     def _began(self, view: PodsView) -> datetime | None:
-        """Return since when all new pods come from the newest template; None if no older pods are left."""
+        """Return a time before which no pod of the newest template was made: the creation of the newest outdated pod;
+        None if no outdated pods are left.
+        """
         outdated = [pod for pod in _living(view).values() if not self.templates.is_newest(view.spec, pod)]
         return max(filter(None, map(_made_at, outdated)), default=None)
 
     def _failures(self, view: PodsView, since: datetime | None) -> list[str]:
-        """Return how workers of the newest template have failed by themselves since the rollout began."""
+        """Return a sentence for each worker of the newest template that has failed by itself since the rollout
+        began.
+        """
         found = {name: worker_exit(pod) for name, pod in view.pods.items() if self._tried(view, name, since)}
         ended = {name: end for name, end in found.items() if end is not None}
         return [f"{name} {detail}" for name, (code, detail) in ended.items() if code and by_itself(code)]
@@ -169,7 +175,7 @@ class RollingChange:
         return misfit[1] if misfit is not None and self._tried(view, misfit[0], since) else ""
 
     def _tried(self, view: PodsView, name: WorkerId, since: datetime | None) -> bool:
-        """Return whether that pod belongs to this rollout. since: when the rollout began."""
+        """Return whether that worker's pod is of the newest template and was made since the rollout began (since)."""
         pod = view.pods.get(name)
         if pod is None or since is None or not self.templates.is_newest(view.spec, pod):
             return False
@@ -196,8 +202,8 @@ def _made_at(pod: Mapping[str, Any]) -> datetime | None:
 
 
 def _held(status: Status, job: JobSpec) -> bool:
-    """Return whether two workers hold every stage (if the job has redundancy or several pipelines) and each stage has
-    its own worker.
+    """Return whether two workers hold every stage (if the job has redundancy or several pipelines) and no worker runs
+    two.
     """
     owners = Counter(owner for row in status.grid for owner, _ in row)
     alone = job.redundancy.mode is RedundancyMode.NONE and len(status.grid) == 1

@@ -25,7 +25,7 @@ class RolloutState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutWorker:
-    """A living worker's pod."""
+    """A living worker, as a rollout sees it. updated: its pod is of the newest template."""
 
     name: WorkerId
     updated: bool
@@ -42,13 +42,13 @@ class RolloutView:
     revision: str  # of the newest template, for people
     templates: frozenset[str] = frozenset()  # the revisions of the pods of all pools
     workers: tuple[RolloutWorker, ...]
-    wanted: int  # how many workers the job asks for
+    wanted: int  # number of workers that the job asks for
     begun: bool  # a plan exists
     training: bool  # the plan is in force, and no worker is missing from it
     held: bool  # every stage is held twice, or is not meant to be, and each worker runs one stage
     since: datetime | None = None  # when the rollout began, by the pods, if there are outdated ones
     failures: tuple[str, ...] = ()  # how new workers have ended by themselves since the rollout began
-    futile: str = ""  # why no new worker can ever be ready
+    futile: str = ""  # why no new worker can ever become ready
     problem: str = ""  # why pods do not start
 
     @property
@@ -75,7 +75,7 @@ class RolloutRecord:
     moved: float  # when it last progressed, or began to wait (monotonic seconds)
     waits: bool = False  # the next step waits for a new worker
     templates: frozenset[str] = frozenset()
-    owed: int = 0  # workers that have to be of the newest revision before another one goes
+    owed: int = 0  # number of updated workers that are needed before another one goes
     updated: int = 0
     total: int = 0
     active: bool = False
@@ -89,13 +89,15 @@ class RolloutRecord:
 
     @property
     def message(self) -> str:
-        """The progress as a sentence."""
+        """The progress as a sentence, with the reason if the rollout has stalled."""
         done = f"{self.updated} of {self.total} workers are of revision {self.revision}"
         return f"{done}; the others stay: {self.stalled}"[:LONGEST_MESSAGE] if self.stalled and self.active else done
 
 
 def observed(before: RolloutRecord | None, view: RolloutView, now: float, time: datetime) -> RolloutRecord:
-    """Return the record after a look at the workers. now: monotonic seconds; time: the same moment as a date."""
+    """Return the record after a look at the workers. before: None for the first look. now: monotonic seconds; time: the
+    same moment as a date.
+    """
     if before is None:  # another operator may have begun the rollout
         since, active = view.since or time, bool(view.outdated)
         before = RolloutRecord(revision=view.revision, templates=view.templates, since=since, moved=now, active=active)
@@ -116,12 +118,12 @@ def observed(before: RolloutRecord | None, view: RolloutView, now: float, time: 
 
 
 def released(record: RolloutRecord) -> RolloutRecord:
-    """Return the record after an old worker was released."""
+    """Return the record after an old worker was released, whose successor has to be ready before another one goes."""
     return replace(record, owed=record.updated + 1)
 
 
 def _lacks_one(record: RolloutRecord, view: RolloutView) -> bool:
-    """Return whether the successor of the worker that was released last is missing. Workers that another operator
+    """Return whether the successor of the worker that was released last is not ready yet. Workers that another operator
     requested may have been ready before.
     """
     return record.updated < record.owed and sum(w.ready for w in view.workers) < view.wanted
@@ -155,7 +157,7 @@ NOTHING = RolloutStep()
 
 
 def next_step(record: RolloutRecord, view: RolloutView) -> RolloutStep:
-    """Decide the next step: at most one worker at a time."""
+    """Decide the next step, for one worker at a time; NOTHING if the rollout has to wait, has ended or has stalled."""
     if record.state is not RolloutState.PROGRESSING:
         return NOTHING
     if late := _first(w for w in view.outdated if not w.ready and not w.leaving):  # they are outdated by another edit

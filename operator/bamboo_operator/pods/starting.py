@@ -31,7 +31,7 @@ Json = Mapping[str, Any]
 
 
 def gates_of(pod: Json) -> tuple[str, ...]:
-    """Return the names of the gates that hold the pod back; none if the scheduler may place it."""
+    """Return the names of the scheduling gates that hold the pod back; () if the scheduler may place it."""
     return tuple(str(gate.get("name")) for gate in (pod.get("spec") or {}).get("schedulingGates") or ())
 
 
@@ -41,7 +41,7 @@ def waits_for_quota(pod: Json) -> bool:
 
 
 class GateReleases:
-    """The times at which the gates of pods without a node went away.
+    """The times at which pods without a node lost their scheduling gates.
 
     A pod does not show whether it ever had gates. If a pod may have had some, and has none when it is first seen, as
     after a restart of the operator, it counts as released then.
@@ -72,7 +72,7 @@ FIRST_BACKOFF, LAST_BACKOFF = 10.0, 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartBackoff:
-    """The wait after workers that ended before they joined."""
+    """The backoff after workers that ended before they joined."""
 
     rounds: int = 0  # consecutive rounds of workers that ended before they joined
     made: int = 0  # workers made so far when the newest round ended
@@ -80,7 +80,8 @@ class StartBackoff:
     detail: str = ""  # how the last one ended
 
     def after(self, number: int, made: int, now: float, detail: str) -> "StartBackoff":
-        """Return the wait after one more worker that ended before it joined.
+        """Return the backoff after one more worker that ended before it joined. number: the worker's; made: workers
+        made so far.
 
         Workers that were created together, and end together, are one round.
         """
@@ -100,7 +101,7 @@ class StartBackoff:
 
 def failed_start(pod: Mapping[str, Any]) -> str | None:
     """Return how a worker that has not joined failed by itself, or why its node refused it; None if it did not fail, or
-    was taken away.
+    was disrupted.
     """
     end, reason = worker_exit(pod), (pod.get("status") or {}).get("reason")
     return None if end is None or is_deleted(pod) or reason in DISRUPTIONS else end[1]
@@ -139,8 +140,8 @@ NO_EVENTS: Mapping[str, StartupProblem] = MappingProxyType({})
 def missing_pods(
     count: int, backoff: StartBackoff | None, *, refused: str, pools_full: bool
 ) -> Iterator[StartupProblem]:
-    """Yield why `count` workers have no pod. backoff: the wait, if it holds; refused: why the API server refused the
-    newest pod.
+    """Yield why `count` workers have no pod: backoff, refusal, or full pools. backoff: None if none holds. refused: why
+    the API server refused the newest pod.
     """
     if count and backoff:
         message = f"workers end before they have joined ({backoff.detail}); the next ones are requested"
@@ -173,8 +174,8 @@ def startup_problems(
     """Return what keeps these workers, by name, from starting: one problem for each reason, with the first worker's
     message.
 
-    events: problems by the pods' uids, for pods whose status does not show any. Workers at a gate come last, because
-    they only wait, while the others need help.
+    events: problems by the pods' uids, for pods whose status does not show any. Workers held by a scheduling gate come
+    last, because they only wait, while the others need help.
     """
     found = [(name, problem) for name in sorted(pods) for problem in _of(pods[name], events)]
     count = Counter(problem.reason for _, problem in found)
@@ -184,7 +185,7 @@ def startup_problems(
 
 
 def _sentence(reason: str, count: int, name: str, message: str) -> str:
-    """Return a sentence on pods that do not start. name: the first of them, by which a user finds its pod."""
+    """Return a sentence on pods that do not start. name: the first worker's, by which a user finds its pod."""
     what = "cannot be scheduled" if reason == UNSCHEDULABLE else "cannot start"
     return f"{count} worker(s) {what}: {message} ({name}{', ...' * (count > 1)})"
 
@@ -208,7 +209,7 @@ def _of(pod: Json, events: Mapping[str, StartupProblem]) -> Iterator[StartupProb
 
 
 def _unschedulable(pod: Json) -> Json | None:
-    """Return the condition saying that the scheduler finds no node for the pod; None without it."""
+    """Return the pod's condition by which the scheduler finds no node for it; None without it."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     found = (c for c in conditions if c.get("type") == "PodScheduled" and c.get("reason") == UNSCHEDULABLE)
     return next(found, None)
@@ -229,16 +230,16 @@ def _containers(status: Json) -> list[Json]:
 
 
 def _waiting(container: Json) -> Json | None:
-    """Return the state in which a container waits; None if it has started."""
+    """Return the waiting state of a container; None if it does not wait."""
     found: Json | None = (container.get("state") or {}).get("waiting")
     return found
 
 
 def _why(reason: str, message: Any, image: Any) -> str:
-    """Return the kubelet's reason, the same text while it tries to pull an image and while it waits for the next
-    attempt.
+    """Return the kubelet's reason for a waiting container. For an image it is the last error, both during and between
+    attempts.
 
-    While it waits, the kubelet writes that before its last error; kubelets before 1.32 leave out the error.
+    Between them the kubelet prefixes that error with its back-off; kubelets before 1.32 leave out the error.
     """
     last_error = _BACK_OFF.sub("", str(message or ""), count=1) if reason == IMAGE else ""
     return last_error or f"{reason}: {message or image}"
@@ -263,7 +264,7 @@ _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class PodEvent:
-    """An event of a pod."""
+    """A Kubernetes event about a pod."""
 
     reason: str
     message: str
@@ -278,7 +279,7 @@ class PodEvent:
 
 
 def event_problem(events: Iterable[Json]) -> StartupProblem | None:
-    """Return what holds a pod back now according to its events; None if they report no problem, or a past one."""
+    """Return the current problem of a pod according to its events; None if they report none, or one that has passed."""
     found = [PodEvent.read(event) for event in events]
     failures = [event for event in found if event.reason in _CAUSES]
     if not failures:
@@ -294,7 +295,7 @@ def event_problem(events: Iterable[Json]) -> StartupProblem | None:
 
 
 class StartupEvents:
-    """The events of pods whose status does not show why they do not start."""
+    """The startup problems in events, for pods whose status does not show why they do not start."""
 
     def __init__(self, namespace: str, api: KubeApi) -> None:
         self._namespace, self._api = namespace, api
@@ -302,7 +303,9 @@ class StartupEvents:
         self.problems: dict[str, StartupProblem] = {}  # by the pods' uids
 
     async def read(self, pods: Mapping[WorkerId, Json], now: float) -> None:
-        """Read the events of pods that are due. pods: all pods that may not have started. Raises RemoteError."""
+        """Read the events of pods that are due, and update `problems`. pods: all pods that may not have started. Raises
+        RemoteError.
+        """
         awaited = {pod["metadata"]["uid"] for pod in pods.values() if is_unexplained(pod)}
         self.problems = {uid: problem for uid, problem in self.problems.items() if uid in awaited}
         self._due = {uid: self._due.get(uid, now + FIRST_SECONDS) for uid in awaited}
@@ -320,17 +323,17 @@ REPORT_SECONDS, REPLACE_SECONDS = 60.0, 600.0
 def seconds_unjoined(
     pods: Mapping[WorkerId, Mapping[str, Any]], joined: Collection[WorkerId], since: datetime, now: datetime
 ) -> dict[WorkerId, float]:
-    """Return by worker the seconds for which its containers have run without the worker having joined.
+    """Return, for each worker that runs and has not joined, the seconds that its container has run.
 
-    since: when the operator began to listen, before which no worker could join.
+    since: when the operator began to listen; earlier seconds do not count.
     """
     began = {name: _running_since(pod) for name, pod in pods.items() if name not in joined}
     return {name: (now - max(at, since)).total_seconds() for name, at in began.items() if at is not None}
 
 
 def join_problem(unjoined: Mapping[WorkerId, float], url: str) -> StartupProblem | None:
-    """Return the report on workers that run and have not connected; None if none is late. url: the address that workers
-    connect to.
+    """Return the problem of workers that have run for REPORT_SECONDS and not connected; None if there are none. url:
+    the address that workers connect to.
     """
     late = sorted(name for name, seconds in unjoined.items() if seconds >= REPORT_SECONDS)
     if not late:

@@ -50,7 +50,7 @@ class JobPods:
         return self._living
 
     def next_number(self) -> int:
-        """Return the first number that no known pod has."""
+        """Return the first worker number above those of all known pods."""
         return max((n + 1 for pod in self.all().values() if (n := worker_number(pod)) is not None), default=0)
 
     def by_pool(self) -> Counter[str]:
@@ -66,12 +66,16 @@ class JobPods:
         return Counter(worker_pool(pod) or "" for pod in paid)
 
     def created(self, pod: dict[str, Any]) -> None:
-        """Note the API server's answer to a creation, because the watch may be behind. The pod may be another job's."""
+        """Add a pod from the API server's answer to its creation, because the watch may be behind. Ignores another
+        job's pod.
+        """
         if owner_uid(pod) == self.job.uid:
             self._cluster.pod_created(pod)
 
     async def delete(self, pod: dict[str, Any]) -> None:
-        """Delete a pod, unless its deletion is under way. Raises RemoteError."""
+        """Delete a pod, unless this was requested within DELETED_SECONDS. A pod that is gone already leaves the cache.
+        Raises RemoteError.
+        """
         metadata, now = pod["metadata"], time.monotonic()
         self._asked = {uid: at for uid, at in self._asked.items() if now - at < DELETED_SECONDS}
         if metadata["uid"] in self._asked:
@@ -102,7 +106,7 @@ def age(pod: dict[str, Any]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodDemand:
-    """The workers that a job's coordinator wants. joined: the workers that have ever connected."""
+    """The workers that a job's coordinator wants, and its status. joined: the workers that have ever connected."""
 
     wanted: WantedWorkers
     status: Status
@@ -147,12 +151,12 @@ class PodsView:
 
     @property
     def spec(self) -> JobSpec:
-        """The spec in force: what is fixed while the job runs is fixed for new workers, too."""
+        """The spec in force. Fields that are fixed while the job runs apply to new workers, too."""
         return self.demand.wanted.spec
 
     @cached_property
     def not_joined(self) -> PodsByName:
-        """The pods of workers that have not joined and still may."""
+        """The pods of workers that have not joined and are not lost."""
         known = {*self.demand.joined, *self.wanted.gone}
         return {name: pod for name, pod in self.pods.items() if name not in known}
 
@@ -165,7 +169,7 @@ class PodsView:
 
     @cached_property
     def unscheduled(self) -> PodsByName:
-        """The pods for which the scheduler looks for a node."""
+        """The pods without a node and without gates, for which the scheduler looks for a node."""
         return {name: pod for name, pod in self.without_node.items() if not gates_of(pod)}
 
     @cached_property
@@ -195,7 +199,7 @@ class PodsView:
 
     @property
     def may_ask_for_quota(self) -> bool:
-        """Whether one more pod may wait in the job's queue, if it is in one."""
+        """Whether the job may create one more pod that waits in its queue; True if it is in no queue."""
         request = self.queue_request
         return request is None or (request.room > 0 and self.now >= self.quota.until)
 
