@@ -22,7 +22,7 @@ class ListedState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedCheckpoint:
-    """The folder of an attempt."""
+    """An attempt's folder in the store, whatever its state."""
 
     attempt: CheckpointId
     state: ListedState

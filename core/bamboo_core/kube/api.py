@@ -542,7 +542,7 @@ class KubeApi:
                 yield line
 
     def port(self, namespace: str, pod: str, port: int) -> contextlib.AbstractAsyncContextManager[Any]:
-        """Open a WebSocket to a port of a pod."""
+        """Open a WebSocket to a port of a pod (port forwarding)."""
         return self._connection.socket(f"{pod_path(namespace, pod)}/portforward", {"ports": str(port)})
 
     async def events(self, namespace: str, kind: str, name: str | None = None) -> list[Object]:
@@ -579,7 +579,7 @@ class KubeApi:
         await self._delete(f"{_budgets(namespace)}/{name}")
 
     async def list_revisions(self, namespace: str, selector: str) -> list[Object]:
-        """Return the ControllerRevisions with these labels."""
+        """Return the ControllerRevisions whose labels match the selector."""
         return await self.listed(_revisions(namespace), {"labelSelector": selector})
 
     async def create_revision(self, revision: Object) -> None:

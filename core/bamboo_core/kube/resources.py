@@ -56,7 +56,7 @@ class EventSeries(ApiPart, frozen=True):
 
 
 class Event(ApiPart, frozen=True):
-    """An event. Three generations of the API keep the time in different fields."""
+    """A Kubernetes event. Three generations of the API keep its time in different fields."""
 
     metadata: Metadata = Metadata()
     involved_object: ObjectReference = ObjectReference()

@@ -78,7 +78,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 AT_ONCE: Final = 8  # concurrent calls of `at_once`
 MOST_HANGING: Final = 8
-END_SECONDS: Final = 5.0  # for a thread that has its result to end
+END_SECONDS: Final = 5.0  # for a call's thread to end once it has its result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class StoreLimits:
 
 
 class MissingFile(Exception):
-    """Error for a file to read that is not in the store."""
+    """Error because a file to be read is not in the store."""
 
 
 class BoundedCalls:
