@@ -83,7 +83,7 @@ class ClusterIndices:
         return next((owner_uid(pod) or "" for pod in pods if pod["metadata"]["uid"] == pod_uid), None)
 
     def belongs_to_another_job(self, job: JobKey, uid: str, pod_uid: str) -> bool:
-        """Return whether that pod belongs to an earlier or a later job of that name."""
+        """Return whether that pod belongs to an earlier or a later job of that name; False if the pod is unknown."""
         return self.owner_of(job, pod_uid) not in (None, uid)
 
     def node(self, name: str) -> Object | None:
@@ -171,7 +171,7 @@ class ClusterIndices:
         self._listeners[job] = listener
 
     def listener_of(self, job: JobKey) -> PodListener | None:
-        """Return the listener for the job's pods, if there is one."""
+        """Return the listener for the job's pods; None if there is none."""
         return self._listeners.get(job)
 
     def remove_listener(self, job: JobKey, listener: PodListener) -> None:

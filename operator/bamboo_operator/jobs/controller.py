@@ -142,7 +142,7 @@ class JobController:
         return {str(one["uid"]) for place in places for one in await self._shared.api.metadata(place, labels)}
 
     def running(self) -> list[JobReconciler]:
-        """Return the jobs whose tasks run. Safe in any thread."""
+        """Return the reconcilers of the jobs whose tasks run. Safe in any thread."""
         tasks = dict(self._tasks)
         return [job for key, job in dict(self._reconcilers).items() if key in tasks and not tasks[key].done()]
 

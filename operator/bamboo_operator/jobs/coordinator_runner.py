@@ -116,7 +116,7 @@ class CoordinatorRunner:
         self._status: tuple[CoordinatorState, float, Status] | None = None  # the newest, with its state and time
 
     def status(self) -> Status:
-        """Return the coordinator's present status, cached because a reconciliation asks for it several times."""
+        """Return the coordinator's current status, cached because a reconciliation asks for it several times."""
         now = self._clock()
         if self._status is None or self._status[0] is not self.state or now - self._status[1] > TICK_SECONDS:
             self._status = (self.state, now, status(self.state, now))

@@ -101,7 +101,9 @@ def _placed_at(pod: Json) -> datetime | None:
 
 
 def _ended_at(pod: Json, now: datetime) -> datetime | None:
-    """Return when a pod stopped living, or `now` if it lives; None if the time of its end is unknown."""
+    """Return when a pod's worker exited or its deletion was requested, or `now` if it lives; None if that time is
+    unknown.
+    """
     if worker_exit(pod) is not None:
         for container in (pod.get("status") or {}).get("containerStatuses") or ():
             ended = (container.get("state") or {}).get("terminated") or {}

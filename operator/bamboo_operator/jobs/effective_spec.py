@@ -96,7 +96,7 @@ class AcceptedManifest:
 
     @property
     def saved(self) -> bool:
-        """Return whether the cluster holds exactly the accepted manifest."""
+        """Return whether the cluster holds exactly the accepted manifest; True if there is none."""
         return self.manifest is None or (self._listed and self._saved == {self._name(self.manifest)})
 
     async def load(self, task: str | None) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from bamboo_core.kube.api import Object
 
-GATHER_SECONDS = 0.2  # from a decision to its reconciliation, since other decisions come first
+GATHER_SECONDS = 0.2  # from a decision to its reconciliation, since more decisions may follow at once
 RECONCILE_SECONDS = 2.0  # between two reconciliations, unless the second is urgent
 QUIET_SECONDS = 60.0  # between checks of a job without pods
 RESYNC_SECONDS = 5.0  # between reconciliations of an unchanged job: time alone may decide
@@ -118,7 +118,7 @@ class IdleListener:
         self.wake()
 
 
-CALM_SECONDS = 0.3  # without a preemption, after which the burst is over
+CALM_SECONDS = 0.3  # a burst is over after this time without a preemption
 LONGEST_SECONDS = 2.0  # of a burst; longer waves delay nothing
 
 

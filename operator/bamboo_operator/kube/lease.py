@@ -41,8 +41,8 @@ POLL_SECONDS = 2.0  # between reads while waiting, or after a failed renewal
 NOTICE_SECONDS = RENEW_SECONDS + TIMEOUT_SECONDS  # in which an earlier holder notices that it lost the Lease
 LOG_AGAIN_SECONDS = 60.0
 LEASE_CONNECTIONS = 2
-OVER = ("Failed", "Succeeded")  # a pod's phases
-BEFORE = "bamboo.dev/holders-before"  # an annotation of the Lease
+OVER = ("Failed", "Succeeded")  # phases of a pod that has ended
+BEFORE = "bamboo.dev/holders-before"  # annotation of the Lease: holders that may not have noticed the loss
 
 
 class LeaseLost(Exception):

@@ -1,1 +1,1 @@
-"""Rendering of Kubernetes objects: worker pods with their templates and placement, network policies and events."""
+"""Rendering of Kubernetes objects: worker pods with their templates and placement, and network policies."""

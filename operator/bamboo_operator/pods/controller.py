@@ -67,7 +67,7 @@ GIVE_BACK_SECONDS = 3600.0
 
 
 class PodController:
-    """The pods of one job.
+    """The controller of one job's pods.
 
     demand: returns which workers the coordinator wants now. tell: makes the coordinator handle an event at once.
     forced: notes that a pod is about to be deleted, because its worker did not exit. created: how many workers the job

@@ -46,7 +46,9 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Makes a worker leave after the others have taken over its work. message: why, for the user."""
+    """Asks the coordinator to let a worker go, after a planned takeover if the worker trains. message: why, for the
+    user.
+    """
 
     worker: WorkerId
     message: str
@@ -88,8 +90,8 @@ def let_quota_go(view: PodsView) -> Iterator[Action]:
 def yield_quota(view: PodsView) -> Iterator[Action]:
     """Delete all pods of a job that has given its quota back, so that other jobs can begin.
 
-    If they stayed, its waiting pods would take the quota again. Otherwise delete pods that wait as growth if the job
-    lacks workers to train at all.
+    If they stayed, its waiting pods would take the quota again. At other times delete waiting pods of the growth class
+    that the job needs in its first class.
     """
     request = view.queue_request
     going = tuple(view.staying) if view.now < view.quota.until else request.outranked if request else ()
@@ -110,7 +112,9 @@ def create(view: PodsView) -> Iterator[Action]:
 
 
 def delete_ended(view: PodsView) -> Iterator[Action]:
-    """Delete the pods that have ended, except the last failed ones, and pods of workers that did not leave in time."""
+    """Delete the pods that have ended, except the last failed ones, and pods of workers that were asked to stop and did
+    not.
+    """
     pods = view.pods
     ended = {name: found for name, pod in pods.items() if (found := worker_exit(pod)) is not None}
     failed = sorted((n for n, (code, _) in ended.items() if code != 0), key=lambda n: worker_number(pods[n]) or 0)
@@ -163,7 +167,7 @@ def roll(view: PodsView) -> Iterator[Action]:
 def shrink(view: PodsView) -> Iterator[Action]:
     """Give back one worker: of a fallback pool once an earlier pool has nodes again, or beyond the wanted number.
 
-    Whether an earlier pool has nodes again, only a request for one more worker there shows: a probe.
+    Only a probe, the request for one more worker in an earlier pool, shows whether that pool has nodes again.
     """
     if view.rolls:
         return

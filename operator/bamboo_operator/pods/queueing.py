@@ -100,7 +100,7 @@ def unmanaged(job: JobSpec, pods: Iterable[Json]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldQuota:
-    """A record of quota that a job holds in vain: it cannot begin with it, and other jobs may wait for it.
+    """A record of quota that a job holds in vain: it is too little to begin with, and other jobs may wait for it.
 
     since: when that began (time.monotonic()); None if the job does not hold quota in vain. times: how often the job has
     given quota back since it last trained. until: when it requests quota again. uid: the job's; its jitter differs from
@@ -132,7 +132,7 @@ class HeldQuota:
     def let_go(self, now: float, held: int, fewest: int) -> "HeldQuota":
         """Return the record after the job has given its quota back.
 
-        held: how many workers the queue has admitted. fewest: with how many the job can begin.
+        held: number of workers that the queue has admitted. fewest: number with which the job can begin.
         """
         waited = now - (now if self.since is None else self.since)
         pause = self._jittered(min(LAST_PAUSE, FIRST_PAUSE * 2.0 ** min(self.times, 10)))

@@ -155,8 +155,8 @@ class RollingChange:
         )
 
     def _began(self, view: PodsView) -> datetime | None:
-        """Return a time before which no pod of the newest template was made: the creation of the newest outdated pod;
-        None if no outdated pods are left.
+        """Return when the newest outdated pod was created; younger pods are of the newest template. None without
+        outdated pods.
         """
         outdated = [pod for pod in _living(view).values() if not self.templates.is_newest(view.spec, pod)]
         return max(filter(None, map(_made_at, outdated)), default=None)

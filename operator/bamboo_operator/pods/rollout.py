@@ -95,8 +95,8 @@ class RolloutRecord:
 
 
 def observed(before: RolloutRecord | None, view: RolloutView, now: float, time: datetime) -> RolloutRecord:
-    """Return the record after a look at the workers. before: None for the first look. now: monotonic seconds; time: the
-    same moment as a date.
+    """Update the record of a rollout from its workers. before: None for the first look. now: monotonic seconds; time:
+    the same moment as a date.
     """
     if before is None:  # another operator may have begun the rollout
         since, active = view.since or time, bool(view.outdated)
@@ -146,7 +146,7 @@ def _why_stalled(record: RolloutRecord, view: RolloutView, now: float) -> str:
 class RolloutStep:
     """The next step of a rollout; at most one field is set.
 
-    release: the worker to release. delete: the outdated worker that is not ready.
+    release: the worker to release. delete: the outdated worker, not ready, whose pod to delete.
     """
 
     release: WorkerId | None = None

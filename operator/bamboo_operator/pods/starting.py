@@ -63,7 +63,7 @@ class GateReleases:
         self._seen, self._held = set(waiting), held
 
     def at(self, worker: WorkerId) -> float | None:
-        """Return when the worker's gates went away; None if it was never held back."""
+        """Return when the worker's gates went away; None if it never had any, or still has some."""
         return self._at.get(worker)
 
 
@@ -128,7 +128,7 @@ HAS_SANDBOX = "PodReadyToStartContainers"
 
 @dataclass(frozen=True, slots=True)
 class StartupProblem:
-    """Why a pod does not start."""
+    """A reason why pods do not start, with a sentence about them."""
 
     reason: str  # CamelCase
     message: str  # a sentence
@@ -245,7 +245,7 @@ def _why(reason: str, message: Any, image: Any) -> str:
     return last_error or f"{reason}: {message or image}"
 
 
-FIRST_SECONDS = 10.0  # for which a pod has been awaited when its events are read first
+FIRST_SECONDS = 10.0  # from the first look at an unexplained pod until its events are read
 AGAIN_SECONDS = 60.0  # between two reads of the events of one pod
 READ_AT_ONCE = 10
 REPEATED_SECONDS = 150.0  # within which the kubelet tries a volume again and repeats its event

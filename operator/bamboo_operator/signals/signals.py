@@ -131,7 +131,7 @@ def is_deleted(pod: Json) -> bool:
 
 
 def lives(pod: Json) -> bool:
-    """Return whether a pod's worker runs or waits, and may stay."""
+    """Return whether a pod's worker has not ended and the pod is not being deleted."""
     return worker_exit(pod) is None and not is_deleted(pod)
 
 
