@@ -1,1 +1,1 @@
-"""The process around an engine: its agent, cloud notices, metrics, logs and traces."""
+"""The worker process around an engine: main loop, fork server, history, loggers, metrics and traces."""

@@ -103,7 +103,7 @@ KINDS = {
 
 
 def by_kind(numbers: Sequence[int]) -> Traffic:
-    """Sum the bytes by kind. numbers: bytes, by the number of the frame's kind."""
+    """Return the bytes summed by kind of traffic. numbers: bytes, indexed by `FrameKind`."""
     sums = dict.fromkeys(Traffic.__struct_fields__, 0)
     for number in FrameKind:
         sums[KINDS.get(number, "control")] += numbers[number]
@@ -111,7 +111,7 @@ def by_kind(numbers: Sequence[int]) -> Traffic:
 
 
 class TrafficMeter:
-    """Adds up the bytes that a worker has sent, and the steps in which it sent them."""
+    """A meter of the bytes that a worker has sent, and of the steps in which it sent them."""
 
     def __init__(self) -> None:
         self._step: int | None = None
@@ -121,7 +121,7 @@ class TrafficMeter:
         """Return the bytes sent so far, and the number of steps; None before the first step is over. Steps that are
         repeated from a checkpoint count again, as their bytes do.
 
-        step: the current step. sent: bytes by the number of the frame's kind.
+        step: the current step. sent: bytes, indexed by `FrameKind`.
         """
         if self._step is not None and step > self._step:
             self._steps += step - self._step
@@ -133,7 +133,7 @@ Item = Event | Copied | ToWorker | NoticeReceived | Callable[[], None]  # a func
 
 
 class Inbox:
-    """The one place where a worker blocks: items of other threads, in order of arrival."""
+    """The queue of events, messages and calls for a worker's main thread, which blocks nowhere else."""
 
     def __init__(self) -> None:
         self._items: SimpleQueue[Item] = SimpleQueue()  # a signal handler may add while the main thread takes
@@ -145,13 +145,13 @@ class Inbox:
         self._items.put(item)
 
     def arrival(self, plan: Plan) -> float | None:
-        """Return when a plan arrived, in seconds of time.monotonic(): it may have waited for an instruction to end.
-        None if a message with the same plan was asked about before.
+        """Return when a plan arrived, in seconds of time.monotonic(), and forget it: the plan may have waited for an
+        instruction to end. None if the plan's arrival was returned before.
         """
         return self._arrivals.pop(plan.epoch, None)
 
     def take(self, seconds: float) -> list[Item]:
-        """Return all items. seconds: the longest wait for the first one."""
+        """Remove and return all items, oldest first. seconds: the longest wait for the first item; 0 does not wait."""
         items = []
         if seconds > 0:
             try:
@@ -170,7 +170,7 @@ SELF_EXPLANATORY: Final = (DeviceError, CompilerUnavailable)
 
 
 def failure_reason(error: BaseException) -> str:
-    """Return the reason for an error that ends the worker: the machine's, the task's, memory, or a bug."""
+    """Return the reason, such as OutOfMemory, under which an error that ends the worker is reported."""
     if isinstance(error, DeviceError):
         return "DeviceUnavailable"
     if isinstance(error, CompilerUnavailable):
@@ -190,7 +190,7 @@ def failure_message(error: BaseException) -> str:
 
 
 def exit_code(error: SystemExit) -> int:
-    """Return the exit code that Python would use: log a code that is no number, and return 1."""
+    """Return the exit code that Python would use for a SystemExit. If its code is not a number, log it and return 1."""
     if error.code is None or isinstance(error.code, int):
         return (error.code or 0) & 0xFF
     logger.error("%s", error.code)
@@ -198,10 +198,10 @@ def exit_code(error: SystemExit) -> int:
 
 
 def place_of(thread: int) -> str:
-    """Return the layer in progress, and file, line and function of the innermost frame of user code; "" if none.
+    """Return a thread's layer in progress, and file, line and function of its innermost frame of user code, as text;
+    "" if there is neither.
 
-    If the thread waits for another one, such as for a batch of data, that thread's frame counts. thread: its
-    identifier.
+    If the thread has no such frame, for instance while it waits for data, another thread's counts. thread: its ident.
     """
     stacks = sys._current_frames()
     own = stacks.pop(thread, None)
@@ -236,12 +236,12 @@ LOGGER_SECONDS = 60.0  # for loggers at the end, to take the remaining records
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """The settings of a worker's place.
+    """The settings of a worker that depend on where it runs: on a local machine or in a pod.
 
     host: this machine's address, for the other workers. grace: seconds from SIGTERM to SIGKILL. authority: PEM of the
     authority that signed the coordinator's certificate; "" for the authorities that this machine trusts. metrics_port:
-    of its own metrics. logger_seconds: for loggers at the end. pod: it has its own container, with the resources that
-    the job requests, and its log to itself.
+    None serves no metrics. logger_seconds: the longest wait for loggers at the end. pod: the worker has its own
+    container, with the resources that the job requests, and a log that no other worker writes.
     """
 
     host: str = "127.0.0.1"
@@ -409,7 +409,7 @@ class WorkerAgent:
         self.control.send(job.ready())
 
     def _say_again(self, engine: Engine) -> None:
-        """Send all messages that still matter once more, since a broken channel may have lost them."""
+        """Resend all messages that still matter after a reconnection: the broken channel may have lost them."""
         assert self.job is not None
         self.control.send(self.job.ready())
         if self.leave_by < math.inf:
@@ -449,7 +449,7 @@ class WorkerAgent:
             self.control.send(WorkerWarning(reason="CallbacksNotCalled", message=text))
 
     def _commit(self, commit: Callable[[], None]) -> None:
-        """Commit a checkpoint; with a history here, after the steps before the checkpoint are written."""
+        """Commit a checkpoint by calling `commit`; with a history, only once the steps before it are written there."""
         if self.history:
             self.history.when_written(partial(self.inbox.put, commit))
         else:
@@ -480,7 +480,7 @@ class WorkerAgent:
         self.exit_code, self.last = EXIT_FAILED, f"{reason}: {message}"
 
     def _await_loggers(self) -> None:
-        """Wait for loggers to finish: the job is over, so this worker holds up no other."""
+        """Let loggers have their full time when `run` ends, since the job is over, and announce the wait for them."""
         self.job_over = True
         if self.history:
             self.history.announce_end(self.settings.logger_seconds)
@@ -497,7 +497,7 @@ class WorkerAgent:
         )
 
     def _heartbeat(self) -> Heartbeat:
-        """Return the heartbeat. The control channel's thread calls it."""
+        """Return a heartbeat: progress, memory and traffic. The control channel's thread calls it."""
         now = time.monotonic()
         if self.engine is None:
             place = place_of(self.thread) if self.began is not None and now > self.began + LONG_SECONDS else ""
@@ -520,8 +520,9 @@ class WorkerAgent:
         )
 
     def _on_term(self, *_: object) -> None:
-        """Handle SIGTERM as a notice: the worker hands over its stages within the grace period. Another one within that
-        period changes nothing, as the kubelet may send one after a person; afterwards it ends the worker at once.
+        """Handle SIGTERM as a preemption notice: the worker hands over its stages within the grace period. Another
+        SIGTERM in that period changes nothing, as a person and the kubelet may send one each; a later one ends the
+        worker at once.
         """
         now = time.monotonic()
         if now >= self.end_by:

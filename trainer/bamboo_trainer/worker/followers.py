@@ -31,8 +31,8 @@ Turn = Callable[[bool], None]  # with whether it is the last one
 
 
 class TurnThread:
-    """A thread that calls a function ("turn") from the first `wake` on. seconds: the longest time between two turns.
-    name: of the thread.
+    """A thread that calls a function ("turn") at each `wake`, and once more at the end. The first `wake` starts it.
+    seconds: the longest time between two turns. name: of the thread.
     """
 
     def __init__(self, turn: Turn, seconds: float, name: str) -> None:
@@ -42,7 +42,7 @@ class TurnThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def wake(self) -> None:
-        """Call the next turn now."""
+        """Let the thread call the next turn now."""
         with self._changed:
             self._due = True
             self._changed.notify_all()
@@ -50,13 +50,13 @@ class TurnThread:
                 self._thread.start()
 
     def end(self) -> None:
-        """Call the last turn now, and none after it."""
+        """Let the thread call its last turn now. A thread that was never woken calls none."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     def join(self, seconds: float) -> None:
-        """Wait that long for the last turn to end."""
+        """Wait for the last turn to end. seconds: the longest wait."""
         if self._thread.ident is not None:
             self._thread.join(seconds)
 
@@ -73,8 +73,10 @@ MakeTurns = Callable[[Turn, float, str], TurnThread]
 
 
 class Cursor(msgspec.Struct, frozen=True, kw_only=True):
-    """The records that a logger or a callback was given: steps up to this one, evaluations up to that (attempt, step),
-    and of each source the events up to that number.
+    """The position in the history up to which a logger or a callback was given records.
+
+    attempt, step: of the last step. evaluated: (attempt, step) of the last evaluation. events: the number of the last
+    event, by source.
     """
 
     attempt: int = 0
@@ -105,9 +107,9 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE: Final = 10  # records; then its state is saved
-MOST_KEPT: Final = 16  # states of checkpoints
-MOST_STATE: Final = 64 * 1024  # bytes of its state
+AT_ONCE: Final = 10  # records; after them the callback's state is saved
+MOST_KEPT: Final = 16  # states of a callback at checkpoints
+MOST_STATE: Final = 64 * 1024  # bytes of a callback's state, as JSON
 DISRUPTIONS: Final = frozenset(
     {"NoticeReceived", "WorkerLost", "WorkerEnded", "WorkerLeft", "Takeover", "Restoring", "Restored"}
 )
@@ -117,7 +119,7 @@ _SAVED: Final = re.compile(r"the state of step (\d+) is saved")  # of Checkpoint
 class Called(Cursor, frozen=True, kw_only=True):
     """A callback's cursor and its state.
 
-    during: the attempt of the cursor. at: its state at checkpoints, by step. off: the attempt in which it failed.
+    during: the attempt of the cursor. at: its state at checkpoints, by step. off: the attempt in which it failed, or 0.
     ended: `on_end` was called.
     """
 
@@ -133,7 +135,7 @@ class Called(Cursor, frozen=True, kw_only=True):
 
 
 class CallbackCalls:
-    """The calls of a callback. make, facts: of the callback. tell: sends to the coordinator."""
+    """The recipient that calls a callback for each record. make: creates it from facts. tell: reports its failure."""
 
     kind = Called
     at_once = AT_ONCE
@@ -225,7 +227,7 @@ class CallbackCalls:
         return self._callback
 
     def _kept(self, now: Called) -> Called:
-        """Save the callback's current state."""
+        """Return the cursor with the callback's current state, or off if the callback cannot give a valid state."""
         if self._callback is None:
             return now
         self._doing = f"in state_dict, after step {now.step},"
@@ -238,7 +240,7 @@ class CallbackCalls:
             return self._failed(error, now)
 
     def _failed(self, error: BaseException, now: Called) -> Called:
-        """Report the error, and end the job or this callback."""
+        """Report an error of the callback, which ends the job if `fails_job`; return a cursor that is off."""
         fails_job = getattr(self._callback or self._make, "fails_job", False)
         text = f"{self.who}, {self._doing} raised {describe(error)}"
         logger.warning("%s", text, exc_info=error)
@@ -261,7 +263,7 @@ def facts_of(job: str, url: str) -> LoggerFacts:
 
 
 class LoggerRecipient:
-    """A logger, which is created again after a failure.
+    """The recipient that writes records to a logger, which it creates again after a failure.
 
     Like `CallbackCalls` it has: who, its name in messages; file, of its cursor, in the history's folder; reason, of a
     warning that it fails; kind, the file's type; at_once, records between two saves of the cursor.
@@ -292,7 +294,7 @@ class LoggerRecipient:
 
 
 class HistoryFollower:
-    """Gives one recipient the records of a history that it has not received yet, each once and in order."""
+    """A reader of the history that gives one recipient each record once, in order."""
 
     def __init__(
         self,
@@ -313,7 +315,7 @@ class HistoryFollower:
         self.turns = turns(self._turn, AGAIN_SECONDS, recipient.file.removesuffix(".json"))
 
     def lead(self, leads: bool) -> None:
-        """Follow the history while this worker is the root: two loggers must not write into the same run."""
+        """Follow the history if this worker is the root, else stop: two loggers must not write into the same run."""
         if leads or self.leads:
             with self._lock:
                 self.leads, self.whole, self._ended = leads, False, None
@@ -360,8 +362,8 @@ class HistoryFollower:
         return True
 
     def _follow(self, *, complete: bool) -> None:
-        """Give the recipient the records after its cursor. Raises the recipient's errors, and StorageError; the call
-        can be repeated then.
+        """Give the recipient the records after its cursor, and save the cursor. complete: training is complete; call
+        its `end`, too. Raises the recipient's errors, and StorageError; the call can be repeated then.
         """
         if self._cursor is None:
             data = self._files.read_bytes(self.recipient.file)

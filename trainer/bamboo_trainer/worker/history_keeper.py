@@ -28,7 +28,7 @@ SENT_AT_ONCE: Final = 1000  # commits, in one frame
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """The data of a step. batch: samples of a step. tokens: of a sample; None if unknown."""
+    """The amount of data in a step. batch: samples per step. tokens: tokens per sample; None if unknown."""
 
     batch: int
     tokens: int | None = None
@@ -38,7 +38,7 @@ class HistoryBuffer:
     """The newest commits and events that are not in the history yet. Every worker has a buffer, so no step is lost with
     a root.
 
-    Commits are named by the number of steps before them. written: all commits before this number are in the history;
+    Commits are numbered by the steps before them. written: all commits before this number are in the history;
     the root sends it with each commit. attempt: of the job; 0: unknown. The buffer has no lock.
     """
 
@@ -52,7 +52,7 @@ class HistoryBuffer:
     # events
 
     def obey(self, plan: Plan) -> None:
-        """Forget the commits of steps that are repeated, if the states start from an earlier step."""
+        """Follow a plan: if its states have a new origin, forget the commits from its first step on."""
         if plan.origin == self._origin:
             return
         self._origin, self.written = plan.origin, min(self.written, plan.first_step)
@@ -68,7 +68,7 @@ class HistoryBuffer:
             self.heard([(step, commit)])
 
     def heard(self, commits: Commits) -> None:
-        """Keep commits from another worker that may lack in the history."""
+        """Keep commits that another worker knows and the history may lack; beyond MOST_KEPT, drop the oldest."""
         for step, commit in commits:
             if commit.history is not None and step >= self.written:
                 self._commits.setdefault(step, msgspec.structs.replace(commit, common=CommonState()))
@@ -90,7 +90,7 @@ class HistoryBuffer:
             del self._events[next(iter(self._events))]
 
     def wrote(self, written: int, events: Mapping[str, int]) -> None:
-        """Forget what is in the history: the commits before that one, and each source's events up to that number."""
+        """Forget records that are in the history: commits before `written`, and events up to their source's number."""
         self._forget(written)
         self._events = {key: event for key, event in self._events.items() if key[1] > events.get(key[0], 0)}
 
@@ -118,7 +118,7 @@ class HistoryBuffer:
         return [commits[at : at + SENT_AT_ONCE] for at in range(0, len(commits), SENT_AT_ONCE)]
 
     def pending(self, attempt: int) -> tuple[list[Record], int, dict[str, int]]:
-        """Return all records to write, and what to pass to `wrote` afterwards. attempt: the current one."""
+        """Return all records to write, and the two arguments of `wrote` for later. attempt: the current attempt."""
         commits = sorted(self._commits.items())
         records: list[Record] = []
         for step, commit in commits:
@@ -181,8 +181,8 @@ class _Waiter:
 
 
 class HistoryKeeper(History):
-    """Writes the job's history if this worker is the root, and otherwise keeps what the next root may need. tell: sends
-    a message to the coordinator, from any thread. turns: makes the thread.
+    """The writer of the job's history on the root; on other workers, the keeper of records that the next root may need.
+    tell: sends a message to the coordinator, from any thread. turns: makes the thread.
     """
 
     def __init__(
@@ -247,8 +247,8 @@ class HistoryKeeper(History):
             self._buffer.happened(message)
 
     def when_written(self, callback: Callable[[], None], *, complete: bool = False) -> None:
-        """Call a function once all commits and events known now are written, or after HELD_SECONDS. Any thread may call
-        this.
+        """Call a function in the writing thread once all commits and events known now are written, or after
+        HELD_SECONDS. If this worker is not the root, or is closed, call it at once. Any thread may call this.
 
         complete: training is complete; wait until the callbacks have handled its end, too.
         """
@@ -328,7 +328,7 @@ class HistoryKeeper(History):
         return waiting
 
     def _prepare(self, term: tuple[int, int]) -> None:
-        """Find or choose the attempt's number, and begin a file."""
+        """Determine the attempt's number from the history, begin a file, and let the followers start."""
         self._files.remove_partial(older=DEAD_SECONDS)
         files = self._files.all()
         written = self._files.read(files[-1]) if files else ()

@@ -98,11 +98,11 @@ END_SECONDS = 3.0  # for all children, when the launcher ends; ForkServer.close(
 
 
 class Unresolved(ValueError):
-    """Error of a name that leads to no function; the text is a sentence for the user."""
+    """Error of a name that cannot be imported, or is not a function's; the text is a sentence for the user."""
 
 
 def resolve(name: str) -> Callable[..., Any]:
-    """Return the function "module:function". Raises Unresolved if it names nothing callable."""
+    """Import and return the function named "module:function". Raises Unresolved."""
     module, _, function = name.partition(":")
     try:
         named = getattr(importlib.import_module(module), function)
@@ -134,7 +134,7 @@ class Gates:
         self._open: dict[str, socket.socket] = {}
 
     def open(self, worker: str) -> socket.socket:
-        """Return the worker's end. Opened before the fork, so that the worker closes all of the launcher's ends."""
+        """Create a worker's gate and return the worker's end. Call it before the fork: the child closes our ends."""
         ours, theirs = socket.socketpair()
         self._open[worker] = ours
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._read(worker, ours))
@@ -390,7 +390,7 @@ def _preload(modules: Sequence[str], events: int) -> None:
 
 
 def _own_channel() -> tuple[int, int]:
-    """Move the command and event pipes away from 0 and 1, so that nothing that prints can disturb them."""
+    """Move the command and event pipes away from stdin and stdout, which prints may use; return them."""
     commands, events = os.dup(0), os.dup(1)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)

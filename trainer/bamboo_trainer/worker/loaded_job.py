@@ -29,12 +29,12 @@ from bamboo_trainer.training import TrainingConfig
 from bamboo_trainer.worker.loggers import loggers_of
 
 OTHERS: Final = 6  # samples that are read in addition to the first and the last one
-IN_ORDER: Final = 64  # samples of the order
+IN_ORDER: Final = 64  # the first samples of the shuffled order
 
 
 def record_of(task: Task, seed: int) -> DataRecord:
-    """Return a record of the dataset, made from a few samples, each read alone and twice. seed: of the job. Raises
-    TaskError.
+    """Return a fingerprint of the dataset: its length, and digests of its order and of a few samples, each read alone
+    and twice. seed: of the job. Raises TaskError.
 
     Torch's generator has the same state before each reading, as a dataset may draw from it, and is restored afterwards.
     """
@@ -96,7 +96,7 @@ class LoadedJob:
     data: DataRecord
 
     def profile(self, memory: int) -> Profile:
-        """Measure each layer's cost by building and running it. memory: bytes of the worker's device; 0: unknown."""
+        """Return each layer's cost, and for an elastic job its bytes. memory: bytes of the device; 0 if unknown."""
         costs, chosen = split_costs(self.task, self.spec), self.spec.elastic is not None
         layers = tuple(size.bytes for size in measure(self.task, self.spec)) if chosen else ()
         return Profile(costs=costs, layers=layers, memory=memory if chosen else 0)
@@ -107,8 +107,8 @@ class LoadedJob:
 
 @dataclass(frozen=True, slots=True)
 class StagesOfJob:
-    """Builds the stages of a job on this worker's devices, in turn. See `StageBuilder`. first: the task with its
-    initial weights.
+    """The builder of a job's stages, distributed over this worker's devices. See `StageBuilder`. first: the task with
+    its initial weights.
     """
 
     job: LoadedJob
@@ -123,7 +123,7 @@ class StagesOfJob:
 
 
 def load_job(manifest: Mapping[str, Any]) -> LoadedJob:
-    """Load a job. Raises TaskError for mistakes of the task, and any error of its own code."""
+    """Load a job's task from its manifest, and sample its data. Raises TaskError, and errors of the task's code."""
     task, spec = settled_task(parse_manifest(manifest))
     config = TrainingConfig.of(spec.training)
     return LoadedJob(

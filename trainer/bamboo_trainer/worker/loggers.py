@@ -29,8 +29,8 @@ _USER_IN_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/@\s]+@", re.IGNORECASE
 
 
 def loggers_of(task: Task, training: TrainingSpec) -> dict[str, MakeLogger]:
-    """Return the loggers of the task and of the manifest, by name, not connected yet. Raises TaskError, naming the
-    field.
+    """Return the functions that create the loggers of the task and of the manifest (`training.loggers`), by name.
+    Raises TaskError, naming the field.
     """
     loggers = dict(task.loggers)
     for number, spec in enumerate(training.loggers):
@@ -67,7 +67,8 @@ logger = logging.getLogger(__name__)
 def write(source: str, make: MakeLogger) -> int:
     """Write a whole history into a logger, the last record of each step; return the number of steps.
 
-    The run is the one of the job's own logger. Raises the logger's errors, HistoryError, StorageError, ValueError.
+    source: the history's URL, or a .jsonl file. The run is the one that the job's own logger writes to. Raises the
+    logger's errors, HistoryError, StorageError, ValueError.
     """
     records, facts = _read(source)
     target = make(facts)

@@ -29,8 +29,8 @@ _VARIABLES: Final = re.compile(
 
 
 def this_platform(worker: str) -> Platform:
-    """Return the platform of this process. worker: its name, which decides the device. A missing device is left out:
-    the worker reports it itself, and ends.
+    """Return the versions, hardware and settings of this process that can change the bits of results. worker: its
+    name, which decides the device. A missing device is left out: the worker reports it itself, and ends.
     """
     try:
         device = choose_device(worker)
@@ -54,9 +54,9 @@ def this_platform(worker: str) -> Platform:
 
 
 def processor(info: Mapping[str, str], machine: str) -> str:
-    """Return the processor's kind, by which libraries choose how they compute; not its clock rate.
+    """Return the CPU's vendor, family and model, by which math libraries choose their kernels.
 
-    info: the first processor in Linux's list.
+    info: the fields of the first processor in /proc/cpuinfo. machine: the architecture.
     """
     named = [info[key] for key in (_X86 if "vendor_id" in info else _ARM) if key in info]
     return " ".join([machine, *named])
@@ -72,7 +72,7 @@ def instructions(info: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def settings(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the settings of torch and its libraries that can change results, in words, sorted. Call it before the
+    """Return the settings of torch and its libraries that can change results, as sorted texts. Call it before the
     task's code is loaded.
     """
     flags = {
@@ -86,7 +86,7 @@ def settings(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def driver(text: str) -> str:
-    """Return the version in the text of NVIDIA's kernel module; "" if there is none."""
+    """Return the driver's version from the text of /proc/driver/nvidia/version; "" if there is none."""
     match = re.search(r"Kernel Module\D*?(?:x86_64|aarch64)?\s+(\d+(?:\.\d+)+)", text)
     return match[1] if match else ""
 

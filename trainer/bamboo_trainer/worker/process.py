@@ -137,10 +137,10 @@ ANSWER_SECONDS = 60.0
 
 
 class StrikeGate(Follower):
-    """Asks the launcher before each forward and backward of chosen steps, and waits for the answer. If none comes, the
-    worker proceeds.
+    """A gate that asks the launcher before each forward and backward of chosen steps, and waits for the answer. If no
+    answer comes, the worker proceeds, and never asks again.
 
-    channel: to the launcher; a line out, a line back. steps: in which it asks.
+    channel: the socket to the launcher; each request and each answer is one line. steps: the chosen steps, from 0.
     """
 
     def __init__(self, channel: socket.socket, steps: Collection[int]) -> None:

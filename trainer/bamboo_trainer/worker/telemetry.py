@@ -1,4 +1,4 @@
-"""Spans of a worker's time, as a trace and in torch.profiler.
+"""Spans of a worker's time: sums for metrics, a timeline (Chrome trace), and torch.profiler.
 
 `StepProfiler` runs torch.profiler in chosen steps of a local run's workers (`bamboo run --profile`), with instructions
 as spans. Each step has its own file, `WORKER.STEP.pt.trace.json.gz`, written between two steps: TensorBoard's plugin
@@ -19,7 +19,7 @@ from bamboo_core.complaints import said_by
 from bamboo_core.metrics.time_use import TIME_USE_OF_SPAN, TimeUse
 from bamboo_core.planning.plan import Cell
 
-# These fill a wait; the awaited instruction comes after them.
+# Instructions that fill a wait; the awaited instruction comes after them.
 IN_ADVANCE: Final = {"Rehearsal", "SpotCheck"}
 NEVER_AWAITED: Final = IN_ADVANCE | {"ReplicaUpdate"}  # after these the worker is still idle
 FIRST_CALLS: Final = {"Rehearsal"}  # their durations are not typical
@@ -119,8 +119,8 @@ class Spans:
         return text, max(0.0, self._clock() - span.begin)
 
     def seconds(self) -> Mapping[TimeUse, float]:
-        """Return the seconds by kind, including the wait in progress. The numbers never fall, although another thread
-        reads them while the engine writes.
+        """Return the seconds of each use of time, including the wait in progress. The numbers never fall, although
+        another thread reads them while the engine writes.
         """
         seconds, since = dict(self._seconds), self._idle_since
         if since is not None:
@@ -146,7 +146,8 @@ FLUSH_SECONDS = 0.5
 
 
 class TraceFile(Follower):
-    """A trace file with one JSON object and a comma per line; a killed worker loses at most the last half second.
+    """A worker's timeline in Chrome's trace event format, for Perfetto. It has one JSON object and a comma per line,
+    without the closing bracket, so a killed worker loses at most the last half second.
 
     The worker is a process of the trace, and each cell that it runs or replicates a thread. Waits are spans of the
     category Wait, in the thread of the instruction that ended them; plans in force and takeovers are instants. Times

@@ -19,10 +19,10 @@ MOST_BYTES: Final = 128
 
 
 class WorkClock:
-    """Seconds of `clock`, minus those for which the calling thread has waited for a processor, by the kernel's account.
+    """Seconds of `clock`, minus the calling thread's time of waiting for a processor, by Linux's schedstat.
 
-    It never goes back, though the thread may wait between reading the two. Only the thread that creates it may read it.
-    Without the kernel's account it is `clock`.
+    It never goes back, even if the thread waits between the two readings. Only the thread that creates it may read it.
+    Without schedstat it is `clock`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, account: Path = SCHEDSTAT) -> None:
