@@ -35,7 +35,7 @@ LOSS = "loss"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSchedule:
-    """The times of evaluations, and their batches: every `every_steps` steps, and after the last one."""
+    """The schedule of evaluations: every `every_steps` steps, and after the last one. batches: of each evaluation."""
 
     every_steps: int
     batches: int
@@ -48,8 +48,8 @@ class EvaluationSchedule:
 
 
 def evaluation_schedule(task: Task, training: TrainingSpec) -> EvaluationSchedule | None:
-    """Return the schedule of evaluations; None if the job requests none. Raises TaskError if the task lacks what it
-    needs.
+    """Return the schedule of evaluations; None if the job requests none. Raises TaskError if the task has no
+    evaluation, its metrics are invalid, or `training.evaluation.metric` is unknown.
     """
     wanted = training.evaluation
     if wanted is None:
@@ -75,12 +75,12 @@ def evaluation_schedule(task: Task, training: TrainingSpec) -> EvaluationSchedul
 
 
 def evaluated_samples(evaluation: Evaluation, batch: int, size: int) -> range:
-    """Return the samples of a batch: in the order of the dataset; the last batch may have fewer."""
+    """Return the sample numbers of an evaluation's batch, in the dataset's order. size: samples per batch."""
     return range(batch * size, min((batch + 1) * size, len(evaluation.dataset)))
 
 
 def measured(task: Task, evaluation: Evaluation, outputs: Parts, targets: Parts, samples: int) -> dict[str, Sum]:
-    """Return the loss and each metric of a batch. A mean counts once for each sample. Raises TaskError."""
+    """Return the loss and each metric of a batch, with weights; a mean's weight is `samples`. Raises TaskError."""
     outputs = tuple(p.float() if p.is_floating_point() else p for p in outputs)
     with in_task("the loss, in an evaluation,"):
         values: dict[str, object] = {LOSS: task.loss(outputs, targets)}
@@ -142,11 +142,11 @@ def _measure(task: Task, batch: _Batch, outputs: Parts) -> None:
         measured(task, task.evaluation, outputs, batch.targets, batch.samples)
 
 
-_LARGEST: Final = 2**53  # of whole numbers
+_LARGEST: Final = 2**53  # absolute value of a whole number in a decision's memory
 
 
 def next_decided(task: Task, before: Decided | None, done: Committed) -> Decided | None:
-    """Return the decisions after that step; None if the task has none. before: those after the step before, if any."""
+    """Call and combine the task's decisions after a step; return None if it has none. before: the previous result."""
     if not task.decisions:
         return None
     memories = before.memory if before else {}
@@ -172,7 +172,7 @@ def committed_step(step: int, commit: Commit) -> Committed:
 
 
 def frozen_among(names: Collection[str], decided: Decided | None) -> frozenset[str]:
-    """Return which of these parameters stay unchanged in the next step."""
+    """Return the names of the parameters that are frozen in the next step, by the decisions' patterns."""
     return _matching(tuple(names), tuple(decided.frozen)) if decided else frozenset()
 
 

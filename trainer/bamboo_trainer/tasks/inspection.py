@@ -1,4 +1,4 @@
-"""Inspection of a task before it trains: its layers run without data, what they cost, and what they must not do.
+"""Inspection of a task before training: layers run without data, their costs, and checks for forbidden behavior.
 
 `look` walks along a task's layers, each on the outputs of the one before, to find their costs, sizes and forms. The
 layers run on tensors without data (torch's FakeTensorMode), which takes no memory and hardly any time, however large
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 def from_child(items: Iterator[T]) -> tuple[list[T], str]:
-    """Return what the iterator yields in a child process, and why it ended early; "" if it did not.
+    """Run an iterator in a forked process; return its items, and the reason why it ended early, or "".
 
     An item is taken as soon as it is sent, so items before an error, or before the end of the process, count.
     """
@@ -167,7 +167,7 @@ class Walk:
 
 
 def look(task: Task, inputs: Any, visit: Visit[T]) -> tuple[T, ...]:
-    """Return the finding of every layer. inputs: of the first one. Raises TaskError."""
+    """Visit every layer, without data if possible; return the findings. inputs: the first layer's. Raises TaskError."""
     layers = range(len(task.layers))
     seen, problem = look_without_data(task, inputs, visit, layers)
     if not problem:
@@ -217,7 +217,7 @@ GRADIENT_TRAFFIC: Final = 3 * 4  # bytes per parameter: reads of a microbatch's 
 
 
 def split_costs(task: Task, spec: JobSpec) -> tuple[float, ...]:
-    """Return the costs by which the coordinator splits the layers; only their number counts if the split is given."""
+    """Return each layer's cost, by which the coordinator splits the layers into stages; 1 if the split is given."""
     if spec.topology.split is not None:
         return (1.0,) * len(task.layers)
     return layer_costs(task, spec.training.micro_batch_size)
@@ -258,7 +258,7 @@ def _cost(walk: Walk, index: int, inputs: Parts) -> tuple[float, Parts]:
 
 @dataclass(slots=True)
 class Draws:
-    """The generators that several runs of a layer have drawn from.
+    """The random number generators (Python's, numpy's) from which several runs of a layer have drawn.
 
     A generator counts even if its numbers make no difference in these runs, as for a layer that is skipped one time in
     ten. quiet: keeps other threads from drawing from numpy's generator, which all threads share.
@@ -269,7 +269,7 @@ class Draws:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Record, in this context, what this thread draws: the control channel draws numbers, too."""
+        """Record the generators from which this thread, and not the control channel's, draws in this context."""
         generators: set[str] = set()
         seeded = False
 

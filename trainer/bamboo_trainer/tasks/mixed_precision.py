@@ -1,4 +1,4 @@
-"""Products in bfloat16 or float16 with parameters in fp32: `torch.autocast`, with parameters cast once a step.
+"""Mixed precision: `torch.autocast` to bfloat16 or float16, with parameters in fp32 that are cast once a step.
 
 `torch.autocast` forgets its casts at its end, so every microbatch in flight would keep a copy of all weights for its
 backward. Here they stay until a parameter changes. The gradient of a cast is cast back for each microbatch by itself,
@@ -26,19 +26,19 @@ REDUCED: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LEAF: Final = "torch::autograd::AccumulateGrad"
 CAST: Final = "ToCopyBackward0"
 _AT_ONCE: Final = 2**64 - 2  # autograd's own number of LEAF is one more
-_layers: Final = WeakSet[nn.Module]()  # those whose casts have that number
+_layers: Final = WeakSet[nn.Module]()  # layers whose casts have that number
 
 # Their weights are few, and their kernels want them in fp32 if the input is.
 _NORMS: Final = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def kept_in_fp32(layer: nn.Module) -> set[int]:
-    """Return the ids of the layer's parameters that are never rounded, with any `training.parameterPrecision`."""
+    """Return the ids of the parameters of norms, which are not rounded, whatever `training.parameterPrecision` is."""
     return {id(p) for module in layer.modules() if isinstance(module, _NORMS) for p in module.parameters(recurse=False)}
 
 
 def rounded(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Return the layer with parameters of that type, as a stage holds them; shared ones stay shared."""
+    """Round a layer's parameters to a dtype in place, except norms', and return it; shared parameters stay shared."""
     made, precise = dict[int, nn.Parameter](), kept_in_fp32(layer)
     for module in layer.modules() if dtype is not torch.float32 else ():
         for name, own in list(module.named_parameters(recurse=False, remove_duplicate=False)):
@@ -49,8 +49,8 @@ def rounded(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """Return torch's autocast, to be entered for each layer, so that a parameter of two layers is cast for each of
-    them.
+    """Return torch's autocast context; for fp32, a context without effect. Enter it for each layer, so that a
+    parameter of two layers is cast for each of them.
     """
     dtype = REDUCED.get(precision)
     return torch.autocast(device.type, dtype=dtype) if dtype else nullcontext()
@@ -101,9 +101,9 @@ def _nodes(parts: Any) -> list[Node | None]:
 def passed_on(result: Any, dtype: torch.dtype) -> Any:
     """Return a layer's result as it is passed on, rounded to that type: its tensors in fp32 that have a gradient.
 
-    Every layer but the last one does it, not only those before a boundary between workers: the bits then do not depend
-    on the split. Autograd rounds the gradient alike. Tensors without a gradient, such as masks and angles, stay
-    unchanged: they are small, and the least number of fp32 would become infinite.
+    The results of all layers but the last are rounded, not only at a boundary between workers: the bits then do not
+    depend on the split. Autograd rounds the gradient alike. Tensors without a gradient, such as masks and angles, stay
+    unchanged: they are small, and a mask's lowest fp32 number would become infinite.
     """
     if dtype is torch.float32:
         return result
@@ -113,7 +113,7 @@ def passed_on(result: Any, dtype: torch.dtype) -> Any:
 
 
 def as_passed_on(parts: Parts) -> Parts:
-    """Return a layer's inputs as they would be behind another layer: no leaves, unlike the inputs of a stage.
+    """Return a layer's inputs as views, so that they are no autograd leaves, as if another layer had returned them.
 
     autocast keeps the cast of a leaf, as if it were a parameter. The gradients of its uses would be summed in 16 bits,
     unlike the gradients of a tensor passed on within the stage; and the cast would stay until `forget_casts`. A layer

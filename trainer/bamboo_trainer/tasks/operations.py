@@ -1,4 +1,4 @@
-"""Counts of torch's work: floating point operations, with memory traffic converted into them.
+"""Counting of floating point operations (FLOPs) in torch, with memory traffic converted into operations.
 
 An operation costs the larger of its computation and its traffic, as in the roofline model. torch's own counter
 (`torch.utils.flop_counter`) knows products and convolutions; this module adds what it lacks. Operations that only read
@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 
 def _attention(query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
-    """Return the operations of an attention: queries with keys, weights with values. [batch, heads, length, size]."""
+    """Return the operations of attention: queries by keys, weights by values. Shapes: [batch, heads, length, size]."""
     batch, heads, length, size = query
     return 2 * batch * heads * length * key[2] * (size + value[3])
 
@@ -108,7 +108,7 @@ _CONVOLUTIONS: Final = frozenset({aten.convolution, aten.convolution_backward})
 
 
 class Operations(TorchDispatchMode):
-    """Counts the operations run inside it, on tensors with or without data. kernels: how often each was run."""
+    """A mode that counts operations, on tensors with or without data. kernels: how often each was run."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -118,7 +118,7 @@ class Operations(TorchDispatchMode):
 
     @property
     def total(self) -> int:
-        """Return the operations, including traffic converted into them."""
+        """The number of operations; a kernel counts by the larger of its operations and its converted traffic."""
         return sum(n * max(one.flops, OPERATIONS_PER_BYTE * one.bytes) for one, n in self.kernels.items())
 
     def __enter__(self) -> "Operations":
@@ -155,7 +155,7 @@ def _moved(func: Any, given: Iterable[Any], result: Iterable[Any]) -> int:
         return 0
     read, written = _bytes(given), _bytes(result)
     if not written:
-        return 0  # a question for its form
+        return 0  # it only asks for a shape or a dtype
     if isinstance(func, torch._ops.OpOverload) and func.overloadpacket in _LOOKUPS:
         return min(read, written) + written
     return read + written
@@ -173,7 +173,7 @@ def _bytes(values: Iterable[Any]) -> int:
 
 
 class AllStepsAtOnce(TorchFunctionMode):
-    """Runs a recurrent layer as one product over all steps: as many operations, counted in hardly any time.
+    """A mode that runs a recurrent layer as one product over all steps: as many operations, in hardly any time.
 
     Only for tensors without data, since a step needs the one before it. On such tensors each step of torch's loop takes
     milliseconds, and there may be thousands.
@@ -187,7 +187,7 @@ class AllStepsAtOnce(TorchFunctionMode):
 
 
 class RecurrentRefused(TorchFunctionMode):
-    """Refuses recurrent layers with RuntimeError: without data they seem to keep nothing for their backward."""
+    """A mode in which recurrent layers raise RuntimeError: without data they seem to keep nothing for the backward."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in _GATES:

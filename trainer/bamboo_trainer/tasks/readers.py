@@ -1,7 +1,7 @@
-"""Reading of the task's data by step and microbatch, in the background while the worker computes.
+"""Reading of the task's batches, prefetched in the background while the worker computes.
 
-There is no reading ahead if the dataset draws from torch's generator: the background would draw from the one that
-layers draw from. The first batch, read in the foreground, shows whether it does.
+Nothing is prefetched if the dataset draws from torch's generator: the background would draw from the generator that
+layers use. The first batch, read in the foreground, shows whether it does.
 
 A `Prefetched` dataset has several processes that read (`Readers`). Each ends with the worker, however that ends, and
 holds none of the worker's connections open.
@@ -65,7 +65,7 @@ class Readers:
         self._pool: ProcessPoolExecutor | None = None
 
     def submit(self, indices: Sequence[int]) -> Reading:
-        """Request samples. Raises TaskError if no process can be started."""
+        """Request a batch of these samples. Raises TaskError if no process can be started."""
         try:
             if self._pool is None:
                 self._pool = ProcessPoolExecutor(self._wanted.readers, _FORK, _begin, (os.getpid(), self._task))
@@ -77,7 +77,7 @@ class Readers:
             raise TaskError(f"no process that reads the dataset can be started: {said_by(error)}") from None
 
     def result(self, reading: Reading) -> Batch:
-        """Return a submitted batch when it is ready. Raises TaskError, TaskOutOfMemory."""
+        """Wait for a submitted batch; request it again if a reader is killed. Raises TaskError, TaskOutOfMemory."""
         shown = list(reading.indices)[:8]
         for _ in range(MOST_ENDS):
             try:
@@ -140,7 +140,7 @@ def _let_go_of_connections() -> None:
                 os.dup2(nothing, int(name))
 
 
-MOST_AHEAD = 4  # batches, for each that a stage wants; batches made useless by a change of plan go first
+MOST_AHEAD = 4  # times the batches that a stage prefetches; the oldest, unused since a change of plan, go first
 MOST_AT_ONCE: Final = 16  # batches that the thread reads when it is woken, if they are small:
 AT_ONCE_BYTES: Final = 1 << 20
 
@@ -148,8 +148,8 @@ Key = tuple[int, int, int]  # stage, step, microbatch
 
 
 class BatchReader:
-    """Reads the batches of all stages of a worker, ahead of time if possible. One thread at a time calls the dataset,
-    unless the dataset has reader processes.
+    """The reader of batches for all stages of a worker, which prefetches if possible. One thread at a time calls the
+    dataset, unless the dataset has reader processes.
     """
 
     def __init__(self, task: Task, samples: Callable[[int, int, Dataset], Sequence[int]]) -> None:
@@ -177,10 +177,11 @@ class BatchReader:
         return batch
 
     def expect(self, stage: int, coming: Iterable[tuple[int, int]]) -> None:
-        """Read the next of these steps' microbatches, which the stage will request in this order.
+        """Prefetch the next batches that the stage will request, once the first batch has shown that this is possible.
 
-        Errors are raised when the batch is requested. Waking a thread takes longer than reading a small batch, so
-        several of these are read at once.
+        coming: (step, microbatch) in the order of requests. Raises TaskError if no reader process can be started; other
+        errors are raised when the batch is requested. Waking a thread takes longer than reading a small batch, so the
+        thread reads several small batches at once.
         """
         if self._draws is not False:
             return
@@ -199,7 +200,7 @@ class BatchReader:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Stop reading in the background while in this context."""
+        """Keep the background thread from calling the dataset in this context; reader processes continue."""
         with self._calling:
             yield
 

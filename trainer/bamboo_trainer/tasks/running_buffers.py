@@ -1,4 +1,4 @@
-"""Norms with running statistics (BatchNorm, InstanceNorm): what a forward would add to these is captured.
+"""Running statistics of norms (BatchNorm, InstanceNorm): forwards capture batches' statistics, and update nothing.
 
 A stage's forward may be repeated, on another worker, too, so it changes nothing. It captures the mean and the variance
 of each batch that a norm sees. Their weighted sums are a part of the stage's gradient, with which they are summed, sent
@@ -59,7 +59,7 @@ def current() -> Capture | None:
 
 
 class capturing:
-    """A context in which a forward is captured."""
+    """A context in which forwards add norms' batch statistics and layers' losses to a `Capture`."""
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
@@ -147,7 +147,7 @@ class RunningNorm:
 
     @property
     def contributes(self) -> bool:
-        """Whether its forward changes them: not if in eval mode when the layer is made, like a frozen BatchNorm."""
+        """Whether its forward updates the statistics: the norm is in training mode, unlike a frozen BatchNorm."""
         return self.module.training
 
     @property
@@ -160,7 +160,7 @@ class RunningNorm:
 
     @property
     def size(self) -> int:
-        """Elements of its sums: of means, of variances, of their weights, and the number of batches."""
+        """The number of elements in its sums: means, variances, the weight, and the number of batches."""
         return 2 * self.module.get_buffer(_STATISTICS[0]).numel() + 2
 
     @property
@@ -169,8 +169,8 @@ class RunningNorm:
         return self.module.momentum is None and isinstance(self.module, _BatchNorm) and _COUNT in self.names
 
     def weighed(self, batches: Sequence[Parts], following: int) -> Tensor:
-        """Return what one microbatch adds to the sums. batches: their means and variances, in order. following: the
-        number of the step's later microbatches, each of which takes weight from this one, as in plain PyTorch.
+        """Return one microbatch's part of the step's sums, [`size`]. batches: their means and variances, in order.
+        following: the number of the step's later microbatches, which reduce this one's weight, as in plain PyTorch.
         """
         factor = 1.0 if self._averages else self.module.momentum or 0.0
         keeps = 1.0 if self._averages else 1.0 - factor
@@ -213,7 +213,7 @@ def running_norms(layer: nn.Module) -> list[RunningNorm]:
 
 
 def spectrally_normed(layer: nn.Module) -> str:
-    """Return the name of a parameter with torch's spectral_norm, of either kind, that updates in a forward."""
+    """Return the name of a parameter with torch's spectral_norm, of either kind, that a forward updates; else ""."""
     for path, module in layer.named_modules():
         if isinstance(module, _SpectralNorm) and module.training:
             return str(path).replace("parametrizations.", "").rpartition(".")[0]

@@ -15,7 +15,7 @@ from bamboo_trainer.tasks.task_errors import TaskError, in_task
 
 Value = float | tuple[float, ...]
 RATE: Final = "lr"
-# With these a schedule does not decide which tensors an optimizer remembers.
+# Keys whose schedules do not change which tensors an optimizer's state has.
 _HARMLESS: Final = frozenset({RATE, "betas", "weight_decay", "eps", "alpha", "rho", "lr_decay", "lambd"})
 # Their steps leave gradients unchanged. SGD's step does not, with foreach and nesterov.
 _READING: Final = (
@@ -54,7 +54,7 @@ class ScheduledOptimizer:
 
     @property
     def keeps_its_names(self) -> bool:
-        """Whether the names of its state are fixed when it is built, for any results of the schedules."""
+        """Whether its state has the same names in every step, whatever the schedules return."""
         return self.scheduled <= _HARMLESS
 
     @property
@@ -63,12 +63,12 @@ class ScheduledOptimizer:
         return self.inner is not None and type(self.inner) in _READING and not _is_hooked(self.inner)
 
     def fuse(self) -> None:
-        """Use torch's fused kernel, as the module's `fuse` does; before the first step."""
+        """Use torch's fused kernel where the task allows it (see `fuse`). Call it before the first step."""
         if self.inner is not None:
             fuse(self.inner)
 
     def learning_rate(self, version: int) -> float:
-        """Return the task's rate of the step that begins at this version, times the factor. Raises TaskError."""
+        """Return the learning rate of the step after `version` steps: the task's times the factor. Raises TaskError."""
         with in_task(f"task.learning_rate({version})"):
             rate = float(self.task.learning_rate(version))
         if not (math.isfinite(rate) and rate >= 0):
@@ -78,7 +78,7 @@ class ScheduledOptimizer:
         return rate * self.factor
 
     def settings(self, version: int) -> dict[str, Value]:
-        """Return the settings of the step that begins at this version: the rate, and other schedules.
+        """Return the settings of the step after `version` steps: the learning rate, and the other schedules' values.
         Raises TaskError.
         """
         values: dict[str, Value] = {RATE: self.learning_rate(version)}
@@ -90,7 +90,9 @@ class ScheduledOptimizer:
         return values
 
     def step(self, version: int) -> None:
-        """Take an optimizer step from this version to the next; the gradients are set."""
+        """Set the rate and schedules, and take the optimizer step after `version` steps. Gradients are set. Raises
+        TaskError.
+        """
         if self.inner is None:
             return
         for name, value in self.settings(version).items():
@@ -119,7 +121,7 @@ def require_learning_rate(task: Task) -> None:
 def fuse(optimizer: torch.optim.Optimizer) -> None:
     """Make torch's fused kernel update the parameter groups whose kernel the task leaves open, before the first step.
 
-    A kernel that walks over memory wants it without gaps, which it does not check.
+    Parameters must be contiguous: the kernel needs that, and does not check it.
     """
     for one in optimizer.parts if isinstance(optimizer, Combined) else (optimizer,):
         for group in one.param_groups if type(one) in _FUSED and "step" not in vars(one) else ():
@@ -185,7 +187,7 @@ def _schedules(task: Task) -> dict[str, Callable[[int], Any]]:
 
 
 def _checked(name: str, value: object, default: object, version: int) -> Value:
-    """Return a schedule's value: a number, or as many as the default has. Raises TaskError."""
+    """Return a schedule's value: a number, or a tuple as long as the optimizer's default. Raises TaskError."""
     wanted = len(default) if isinstance(default, tuple | list) else None
     values = tuple(value) if wanted and isinstance(value, tuple | list) else (value,)
     numbers = tuple(float(v) for v in values if isinstance(v, int | float) and math.isfinite(v))
@@ -196,7 +198,7 @@ def _checked(name: str, value: object, default: object, version: int) -> Value:
 
 
 def _multipliers(optimizer: torch.optim.Optimizer, name: str) -> tuple[float, ...]:
-    """Return each group's own value over the optimizer's default; call it before a step changes them."""
+    """Return each parameter group's value divided by the optimizer's default; call it before a step changes them."""
     if name != RATE and name not in optimizer.defaults:
         known = ", ".join(sorted(k for k, v in optimizer.defaults.items() if isinstance(v, int | float | tuple)))
         raise TaskError(

@@ -22,7 +22,7 @@ class TaskError(ValueError):
 
 
 class NotDeterministic(TaskError):
-    """Error of work that, done again, gave other bits; the message names the first layer that differs."""
+    """Error of work that gave different bits when repeated; the message names the first layer that differs."""
 
 
 class TaskOutOfMemory(MemoryError):
@@ -110,7 +110,7 @@ class in_task:
 
 
 def blamed(what: str, error: BaseException) -> TaskError | TaskOutOfMemory:
-    """Return the error that blames the task. what: the part of the task that raised it."""
+    """Return a TaskError or TaskOutOfMemory for an error of the task. what: the part of the task that raised it."""
     if ran_out_of_memory(error):
         return TaskOutOfMemory(f"{what} ran out of memory: {describe(error)}")
     return TaskError(f"{what} raised {describe(error)}")
@@ -121,7 +121,7 @@ def _is_own(file: str) -> bool:
 
 
 def is_users(file: str) -> bool:
-    """Return whether it is the user's own code, or a task that comes with Bamboo."""
+    """Return whether a source file is the user's own code or one of Bamboo's models; installed libraries are neither."""
     path = Path(file)
     return path.is_relative_to(MODELS) or not (
         file.startswith("<") or path.is_relative_to(OWN) or path.is_relative_to(PYTHON) or _is_installed(path)

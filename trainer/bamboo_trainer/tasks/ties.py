@@ -1,4 +1,4 @@
-"""Tied parameters: several names, one value. `tie` applies `Task.tied`; `Search` finds others that layers share.
+"""Tied parameters: one value with several names. `tie` applies `Task.tied`; `Search` finds others that layers share.
 
 Shared parameters become tied, too, or the task is refused. In one process, layers that share a parameter train one
 object. Spread over workers, each would train its own, so sharing must be known before the layers are placed: every
@@ -30,7 +30,7 @@ from bamboo_trainer.tasks.user_code import build_layer, named_layer
 
 
 def tied_groups(task: Task) -> dict[str, tuple[int, str]]:
-    """Return the number and the first name of each tied name's group. Raises TaskError for invalid names."""
+    """Return the group of each tied name: its index in `Task.tied`, and its first name. Raises TaskError."""
     groups: dict[str, tuple[int, str]] = {}
     for number, names in enumerate(task.tied):
         if len(set(names)) < 2:
@@ -55,8 +55,8 @@ def tie(
 ) -> dict[int, tuple[int, str]]:
     """Make the tied parameters one object per group, with the value of the group's first name.
 
-    apart: trained ones stay one object per group and layer, with the same value, so that each layer's gradient stays
-    separate. Returns each such object's group and first name, by its id.
+    apart: trained parameters become one object per group and layer, with the same value, so that each layer's gradient
+    stays separate. Returns each object's group and first name, by its id. Raises TaskError if tied parameters differ.
     """
     sources: dict[int, nn.Parameter] = {}
     shared: dict[tuple[int, int | None], nn.Parameter] = {}
@@ -340,7 +340,7 @@ class Search:
 
 
 def _overlap(a: _Place, b: _Place) -> bool:
-    """Return whether two tensors of one storage have an element in common."""
+    """Return whether two tensors of one storage share an element. Tensors of different dtypes are assumed to."""
     if a.dtype != b.dtype:
         return True
     first, end = max(a.offset, b.offset), min(a.end, b.end)

@@ -32,7 +32,7 @@ _VERSION: Final = attrgetter("_version")
 def build_layer(task: Task, seed: int, layer: int, within: AbstractContextManager[object] = _AS_IT_IS) -> nn.Module:
     """Build one layer; its values are a pure function of (seed, layer). Leaves the global generator unchanged.
 
-    within: entered around the factory.
+    within: entered around the factory. Raises TaskError, also for a module that cannot be trained here.
     """
     with torch.random.fork_rng(devices=[]):
         _seed_all(pure_seed("init", seed, layer))
@@ -121,11 +121,11 @@ def run_layer(
     *,
     ends_stage: bool = False,
 ) -> Parts:
-    """Run a layer on its one tensor, or its several ones as `call_layer` does; its errors become a TaskError. So do
-    acts forbidden wherever the model is split: writing to its inputs, returning what cannot be sent.
+    """Run a user's layer forward, and check its result.
 
-    call: another way to call it. ends_stage: the gradient of its result comes from another stage, or from the loss,
-    which is with the last layer however the model is split.
+    parts: its inputs. call: replaces `call_layer`. ends_stage: the layer is the last of its stage, so the gradient of
+    its result comes from outside the stage. Raises TaskError for any error of the layer, and if it writes to its inputs
+    or returns something that cannot be sent to another stage; TaskOutOfMemory.
     """
     call, before = call or partial(call_layer, task_layer), _versions(parts)
     try:
@@ -156,7 +156,7 @@ def run_layer(
 
 def _with_own_gradients(parts: Parts, result: Parts) -> Parts:
     """Give a part that is passed on unchanged, or twice, its own gradient in each place, as it has where the model is
-    split. Otherwise the gradients of all its uses would be added up in one row, in another order.
+    split. Otherwise the gradients of all its uses would be summed in another order.
     """
     if len(parts) == len(result) == 1 and parts[0] is not result[0]:
         return result  # nearly always
@@ -198,7 +198,7 @@ def _contiguous(number: int, count: int, without: set[int], compiled: str, gradi
 
 
 def _is_compiled(part: Tensor) -> bool:
-    """Return whether a graph of torch.compile has computed it."""
+    """Return whether a tensor is the result of a torch.compile graph."""
     return type(part.grad_fn).__name__ == COMPILED_NODE
 
 
@@ -222,8 +222,8 @@ def _versions(parts: Parts) -> list[int]:
 
 
 def _would_write(call: Callable[[Any], Any], parts: Parts) -> bool:
-    """Return whether the call writes to its inputs: repeat it with copies, which it may write to, unlike a stage's
-    inputs.
+    """Return whether the call writes to its inputs. It is repeated with copies, because a write to an autograd leaf,
+    such as a stage's input, raises an error.
     """
     copies = tuple(part.clone() for part in parts)
     before = _versions(copies)
@@ -233,7 +233,7 @@ def _would_write(call: Callable[[Any], Any], parts: Parts) -> bool:
 
 
 def dataset_length(task: Task, dataset: Dataset | None = None) -> int:
-    """Return the length of a dataset, at least 1. dataset: if not the training one. Raises TaskError."""
+    """Return the length of a dataset, at least 1. dataset: None for the training dataset. Raises TaskError."""
     asked = task.dataset if dataset is None else dataset
     check_dataset(asked)
     return length_of(asked)
@@ -313,7 +313,7 @@ def check_functions(task: Task) -> None:
 
 
 def task_metrics(task: Task, outputs: Parts, targets: Parts) -> dict[str, Sum]:
-    """Return the metrics of a microbatch. Raises TaskError."""
+    """Return the sum and the weight of each metric of a microbatch. Raises TaskError."""
     if not task.metrics:
         return {}
     sums, outputs = {}, _in_fp32(p.detach() for p in outputs)
@@ -331,7 +331,7 @@ def _in_fp32(parts: Iterable[Tensor]) -> Parts:
 def load_batch(task: Task, indices: Sequence[int], dataset: Dataset | None = None) -> tuple[Parts, Parts]:
     """Return the dataset's batch of these samples. Raises TaskError for its errors, and for an invalid result.
 
-    dataset: if not the training one.
+    dataset: None for the training dataset.
     """
     with in_task(f"the dataset, asked for samples {list(indices)[:8]},"):
         batch = (task.dataset if dataset is None else dataset).batch(indices)
@@ -412,6 +412,6 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def tokens_of(task: Task) -> int | None:
-    """Return the number of tokens in a sample, if the task or its dataset has it."""
+    """Return the number of tokens in a sample; None if neither the task nor its dataset states it."""
     tokens = task.tokens_per_sample or getattr(task.dataset, "tokens_per_sample", None)
     return tokens if type(tokens) is int and tokens > 0 else None
