@@ -1,1 +1,1 @@
-"""The trainer: pipeline engine, redundancy and takeover on PyTorch. No kopf, no kubernetes."""
+"""The trainer on PyTorch: pipeline engine, replication and takeover of stages. Imports neither kopf nor kubernetes."""

@@ -19,7 +19,7 @@ from bamboo_core.names import (
 )
 from bamboo_trainer.worker.launcher import lasting_imports
 
-LEAST_LOGGER_SECONDS = 5.0  # of the pod's grace period, for loggers, and for the rest after them
+LEAST_LOGGER_SECONDS = 5.0  # of the pod's grace period for loggers, and as many for the rest of the shutdown
 
 HELP = f"""usage: python -m bamboo_trainer
 
@@ -98,4 +98,4 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # a dataset's thread that hangs must not keep the pod
+    os._exit(code)  # a dataset's thread that hangs must not keep the pod alive

@@ -1,4 +1,4 @@
-"""Code that follows a training without changing it: `Task.callbacks`. docs/history.md is the introduction.
+"""Callbacks of a training, which follow it without changing it: `Task.callbacks`. docs/history.md introduces them.
 
 `bamboo_trainer.decisions` change the training.
 """
@@ -15,7 +15,7 @@ class Callback:
     history's order. fails_job: an exception ends the job (`CallbackFailed`); otherwise it is reported, and this
     callback is not called any more, unless the job restarts from a checkpoint.
 
-    facts: the facts of the job that it gets.
+    facts: the job's name, run and history folder.
     """
 
     fails_job: bool = False
@@ -24,7 +24,7 @@ class Callback:
         self.facts = facts
 
     def on_step(self, step: StepRecord) -> None:
-        """Handle a committed step that is in the history: its loss, metrics, gradient norm, rate and others."""
+        """Handle a committed step: its loss, metrics, gradient norm, learning rate and others."""
 
     def on_evaluation(self, evaluation: EvaluationRecord) -> None:
         """Handle the evaluation of the state after `evaluation.step` steps; called with the step that follows it."""

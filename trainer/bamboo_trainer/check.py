@@ -23,25 +23,27 @@ from bamboo_trainer.worker.loggers import loggers_of
 
 
 def check(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return what a manifest's task consists of, or `problem`, one sentence; only JSON values. Nothing is trained.
+    """Load and try a manifest's task without training; return its sizes as JSON values, or {"problem": one sentence}.
 
     initial: sentences about task.initialFrom. layers, parameters: numbers. stages: first and last layer of each, and
     its parameters; the largest possible number of stages, if the coordinator chooses it (`chosen`). devices: of a
     worker. calm, taken_over: the stage whose worker needs most memory, and bytes by kind, for one device; taken_over:
-    while it also runs the stages of lost neighbours, `neighbours` of them.
+    while it also runs the stages of `neighbours` lost neighbours. Raises ValueError for an invalid manifest.
     """
     spec = parse_manifest(manifest)
     return result_or_problem(lambda: _check(spec))
 
 
 def count_layers(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return the number of a manifest's `layers`, or `problem`, one sentence. Builds no layer."""
+    """Return {"layers": their number} of a manifest's task, or {"problem": one sentence}. Builds no layer."""
     spec = parse_manifest(manifest)
     return result_or_problem(lambda: {"layers": len(task_of(spec).layers)})
 
 
 def result_or_problem(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the result, or `problem`: one sentence about the task, or about this machine."""
+    """Return what `look()` returns. If it raises an error of the task or of this machine (ValueError, OSError,
+    RuntimeError, MemoryError), return {"problem": one sentence}.
+    """
     try:
         return look()
     except ValueError as error:  # a TaskError or DeviceError, or more stages than layers

@@ -1,6 +1,6 @@
-"""Decisions that change a training while it runs: `Task.decisions`, and those that come with Bamboo.
+"""Decisions that change a training while it runs (`Task.decisions`): learning rate, freezing, early stopping.
 
-A decision is a pure function of what was committed and of its own memory; docs/models.md is the introduction.
+A decision is a pure function of the last committed step and its own memory; docs/models.md introduces them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,10 +12,10 @@ Memory = Mapping[str, Number]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """The facts that a decision may use: the step that was committed last.
+    """The facts that a decision may use: results of the last committed step.
 
     step: the number of steps committed with it; 0 before the first one, when nothing else is known. loss, gradient_norm
-    (before clipping), metrics: of that step; None for what is not finite. evaluation: of the state before that step,
+    (before clipping), metrics: of that step; None where not finite. evaluation: of the state before that step,
     after `step - 1` steps; empty if it was not evaluated. skipped: the step left the model unchanged.
     """
 
@@ -27,7 +27,7 @@ class Committed:
     skipped: bool = False
 
     def value(self, name: str) -> float | None:
-        """Return "loss", "gradient_norm", a metric by name, or "evaluation/NAME"; None if there is no number."""
+        """Return a number by name: "loss", "gradient_norm", a metric's, or "evaluation/NAME"; None if there is none."""
         if name == "loss":
             return self.loss
         if name == "gradient_norm":
@@ -67,8 +67,8 @@ def reduce_on_plateau(
 ) -> Decide:
     """Reduce the learning rate when a number has not improved for a while, like torch's ReduceLROnPlateau.
 
-    metric: a name for `Committed.value`. patience: how often it may fail to improve. threshold: relative. largest:
-    larger is better. least: the smallest factor of the rate.
+    metric: a name for `Committed.value`. factor: multiplies the rate at each reduction. patience: how often the number
+    may fail to improve. threshold: relative. largest: larger is better. least: the smallest factor of the task's rate.
     """
 
     def decide(done: Committed, memory: Memory) -> Decision:
@@ -86,7 +86,7 @@ def reduce_on_plateau(
 
 
 def frozen_for(steps: int, *parameters: str) -> Decide:
-    """Keep these parameters unchanged for the first `steps` steps. parameters: names or patterns, as in `Decision`."""
+    """Freeze parameters for the first `steps` steps. parameters: names or patterns, as in `Decision`."""
     return lambda done, memory: Decision(frozen=parameters if done.step < steps else ())
 
 

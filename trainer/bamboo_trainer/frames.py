@@ -1,4 +1,4 @@
-"""Frames, the messages of the data plane: addressed by their content and not by their sender, with payload and tensors.
+"""Frames: the messages between workers (data plane), with payload and tensors, addressed by content, not by sender.
 
 `FrameKind` lists the kinds; below it are the payloads, and the tensors that a frame of each kind carries. `read` checks
 a received frame once, before use. A peer knows the job's secret, so its facts are trusted; their form is not.
@@ -57,8 +57,8 @@ def unsendable(tensor: torch.Tensor, *, real: bool = False) -> str:
 
 
 class FrameKind(IntEnum):
-    """The kinds of frames. Those from ANNOUNCE to LAYERS_WANTED, READY, COMMIT, LAYERS_LACKED, HISTORY, KEPT_ALL,
-    EVALUATIONS, REPEAT and SUMMED carry no tensors.
+    """The kinds of frames. No tensors are in the kinds from ANNOUNCE to LAYERS_WANTED, READY, COMMIT, LAYERS_LACKED,
+    HISTORY, KEPT_ALL, EVALUATIONS, REPEAT and SUMMED.
     """
 
     ACTIVATION = 1  # outputs of a stage's forward, to the next stage's cell; part = EVALUATED of an evaluation's batch
@@ -75,14 +75,14 @@ class FrameKind(IntEnum):
     LOGGED = 13  # the answer's end: no more boundary frames; payload: the first step in the log, by own cell
     LOGGED_BULK = 14  # the same on the link of the large frames
     LOGGED_STATE = 15  # the same on the link of the states
-    LAYERS_WANTED = 16  # to a holder of a cut's or a checkpoint's state; payload: of which, which layers
+    LAYERS_WANTED = 16  # to a holder of a cut's or a checkpoint's state; payload: the state, and which layers
     LAYER = 17  # a layer's state, asked for or for a replica; part = layer; payload: its facts, and what it belongs to
-    LAYERS_LACKED = 18  # the answer for layers that are not here; payload: like the question's
+    LAYERS_LACKED = 18  # the answer for layers that are not here; payload: like the request's
     HISTORY = 19  # to the root, or from it: commits not known to be in the job's history; payload: a list
     PARTIAL_SUM = 20  # of a portion of a cell, to its owner; microbatch, part = first, end; payload: losses, metrics
     SPOT_CHECK = 21  # the inputs of a cell's microbatch, for the worker that checks it; payload: the results
     KEPT_SUM = 22  # of finished groups of a cell, to its keeper, and from it to a new owner; otherwise like PARTIAL_SUM
-    KEPT_ALL = 23  # from the keeper to a new owner, after these: there are no more
+    KEPT_ALL = 23  # from the keeper to a new owner: it has sent all its KEPT_SUM frames
     EVALUATIONS = 24  # to the root, or from it: the evaluations that this worker knows; payload: metrics, by state
     REPEAT = 25  # to a cell's runners: a neighbouring stage, part, lacks its frames from this microbatch of the step on
     SUMMED = 26  # from a cell's owner to a runner: the sum of these microbatches is here; microbatch, part = first, end
@@ -111,7 +111,7 @@ ANSWERS_END = (FrameKind.LOGGED, FrameKind.LOGGED_BULK, FrameKind.LOGGED_STATE) 
 
 
 class Address(NamedTuple):
-    """Names a frame's content. pipeline and stage are those of the cell it is for."""
+    """The name of a frame's content. pipeline, stage: the cell that receives it. part: see `FrameKind`."""
 
     kind: FrameKind
     pipeline: int
@@ -126,14 +126,14 @@ class Address(NamedTuple):
 
 
 def is_of_microbatch(address: Address) -> bool:
-    """Return whether it is for the runner of a cell's microbatch in the step, and not for the cell's owner."""
+    """Return whether a frame is for the worker that runs a cell's microbatch, and not for the cell's owner."""
     return address.kind in BOUNDARY and address.part != EVALUATED
 
 
 class FrameFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Facts of a frame that carries tensors only."""
 
-    # of each part of floats that crosses a boundary, whether it needs a gradient, or has one; empty: all do
+    # of each floating point tensor that crosses a boundary, whether it needs a gradient, or has one; empty: all do
     gradients: tuple[bool, ...] = ()
     weight: float | None = None  # of the microbatch's loss if that is a sum, with gradients
     again: bool = False  # the frame has been sent before
@@ -153,18 +153,18 @@ class Frame:
 
     address: Address
     epoch: int  # the sender's
-    origin: int = 1  # of the states that it belongs to
+    origin: int = 1  # of the states that it belongs to (`Plan.origin`)
     tensors: tuple[torch.Tensor, ...] = ()
-    payload: Any = None  # small facts, of each kind its own
+    payload: Any = None  # of the type that FORMS gives for the kind
 
     @property
     def again(self) -> bool:
-        """Whether this frame is sent again."""
+        """Whether this frame has been sent before."""
         return getattr(self.payload, "again", False) is True
 
     @property
     def inputs(self) -> tuple[torch.Tensor, ...]:
-        """The tensors of an activation, of which those that need a gradient require one."""
+        """The tensors of an activation. Reading this sets `requires_grad` of the floating point tensors."""
         floats = [part for part in self.tensors if part.is_floating_point()]
         for part, need in zip(floats, (self.payload and self.payload.gradients) or repeat(True), strict=False):
             part.requires_grad_(need)
@@ -172,7 +172,7 @@ class Frame:
 
     @property
     def gradients(self) -> tuple[torch.Tensor | None, ...]:
-        """The gradients of an activation's tensors, None for each missing one."""
+        """The gradients of an activation's floating point tensors; None for each missing gradient."""
         given, flags = iter(self.tensors), self.payload and self.payload.gradients
         return tuple([next(given) if one else None for one in flags]) if flags else self.tensors
 
@@ -180,7 +180,7 @@ class Frame:
 MOST_DECISIONS: Final = 16
 MOST_MEMORY: Final = 64  # numbers that a decision remembers
 MOST_FROZEN: Final = 1_000_000  # names or patterns
-MOST_TERMS: Final = 64  # numbers of 53 bits that do not overlap, from the smallest to the largest there are
+MOST_TERMS: Final = 64  # terms of an exact sum: as many 53-bit numbers, without overlap, cover a float's range
 Since = list[tuple[Cell, int]]  # the first step in a worker's log, by cell of its own
 Terms = Annotated[list[float], msgspec.Meta(max_length=MOST_TERMS)]
 Sums = Annotated[dict[str, tuple[Terms, Terms]], msgspec.Meta(max_length=MOST_METRICS)]  # and their weights
@@ -191,7 +191,7 @@ class RefusedFrame(ValueError):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A cell has finished a step."""
+    """A cell's report to the root that it has finished a step."""
 
     cell: Cell
     squared_norm: Terms  # of its gradient, as terms with exactly its sum (`step_report`)
@@ -205,8 +205,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class PartialSum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Results of some of a cell's microbatches, in addition to their gradients' sums: losses and their weights, metrics
-    with theirs, and what layers add.
+    """Results of some of a cell's microbatches, besides their gradients' sums, by microbatch: losses and their weights,
+    metrics with weights, and losses that layers add.
     """
 
     losses: dict[int, float]
@@ -221,7 +221,7 @@ class CheckpointMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     number: int  # of the coordinator's request
     id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]{1,32}$")]  # of the attempt
-    writers: tuple[tuple[WorkerId, ...], ...]  # of each stage, the workers that share its layers
+    writers: tuple[tuple[WorkerId, ...], ...]  # of each stage, the workers that share the writing of its layers
     hold: bool = False  # no step follows in this split of the layers, and all workers keep what they hold
 
 
@@ -299,7 +299,7 @@ class SpotSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     whole with losses; of the gradients of its inputs, and of the stage's parameters.
     """
 
-    # the first tensors of the frame, its inputs; the others are the gradients that its backward took
+    # how many of the frame's tensors, the first ones, are inputs; the others are the gradients given to its backward
     inputs: Annotated[int, msgspec.Meta(ge=0)]
     taken: FrameFacts | None  # of the inputs
     given: FrameFacts | None  # of these gradients
@@ -318,8 +318,8 @@ class LayersWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ReplicaStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a replica needs in addition to a stage's layers: how many they are, the layout's generation at their
-    version, and the newest commits.
+    """The facts that a new replica needs in addition to a stage's layers: their number, the layout's generation at
+    their version, and the newest commits.
     """
 
     layers: Annotated[int, msgspec.Meta(ge=1, le=MOST_LAYERS)]
@@ -328,7 +328,7 @@ class ReplicaStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class LayerPayload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A layer in the form of `LayerState`: of the cut or checkpoint that was asked for, or to fill a replica."""
+    """A layer's state (`LayerState`), of the requested cut or checkpoint, or for a new replica (`filling`)."""
 
     tensors: tuple[str, ...]  # the names of the frame's
     scalars: dict[str, int | float | bool | None]
@@ -377,7 +377,7 @@ FORMS: Final = {
 
 
 def read(frame: Frame) -> Frame:
-    """Return the frame with its payload parsed as its kind's type. Raises RefusedFrame."""
+    """Check a received frame; return it with its payload parsed as its kind's type. Raises RefusedFrame."""
     form, count = FORMS[frame.address.kind], len(frame.tensors)
     if not form.fewest <= count <= form.most:
         raise RefusedFrame(f"{count} tensors")

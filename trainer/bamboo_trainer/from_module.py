@@ -21,9 +21,9 @@ from bamboo_trainer.tasks.task_errors import TaskError, describe
 from bamboo_trainer.tasks.user_code import check_dataset
 
 Read = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
-"""Values from elsewhere: of some of the tensors of these names and forms."""
+"""A function from tensors without values, by name, to values for some of them, such as pretrained weights."""
 
-MOST_NAMED: Final = 8  # of lists of modules, in a message
+MOST_NAMED: Final = 8  # names of modules in a message
 MOST_SHAPES: Final = 256  # of inputs whose recordings are kept
 _Slot = tuple[str, str]  # a module's name, and its parameter's or buffer's name
 
@@ -46,8 +46,8 @@ class SplitModule:
     ) -> None:
         """Split the module that `make` builds. Raises CannotSplit.
 
-        blocks: names of a ModuleList, ModuleDict or Sequential, or of several that are called one after the other;
-        None: the module is a Sequential of them, or they are in its one ModuleList. example: inputs of some samples.
+        blocks: name of a ModuleList, ModuleDict or Sequential, or names of several that are called one after the other;
+        None: the module is a Sequential of blocks, or has one ModuleList. example: inputs of some samples.
         call: (model, inputs) -> its result; None: the inputs are its arguments. alongside: returns the tensors that are
         passed in addition to the model's.
         """
@@ -110,8 +110,8 @@ class SplitModule:
         return self._recordings[shapes]
 
     def _really(self, number: int, form: Form, given: Sequence[Tensor]) -> Any:
-        """Return a block's result, without values. Run it with values if no block of its class has run with such
-        inputs.
+        """Return a block's result, without values. Run the block with values, on random inputs, the first time that a
+        block of its class gets inputs of these shapes.
         """
         name = self.blocks[number]
         block = self._model.get_submodule(name)
@@ -178,7 +178,7 @@ class SplitModule:
         return SplitLayer(module, position, self.route)
 
     def _real(self, tensors: Sequence[Tensor], names: Sequence[str], read: bool = True) -> dict[int, Tensor]:
-        """Return the tensors with values, by the id of those without."""
+        """Return parameters and buffers with values, by the ids of the tensors without values that they replace."""
         distinct = {id(t): t for t in tensors}
         if not values_wanted():
             made = {i: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for i, t in distinct.items()}
@@ -221,11 +221,11 @@ class SplitModule:
         return model
 
     def _in_block(self, name: str) -> bool:
-        """Return whether the name is a block's, or of a module in one."""
+        """Return whether a module is a block, or is in a block."""
         return any(f"{name}.".startswith(f"{block}.") for block in self.blocks)
 
     def _plain(self, modules: Iterable[nn.Module], memo: Mapping[int, Any]) -> dict[int, Any]:
-        """Return the tensors with values that are plain attributes, by the id of those without."""
+        """Return plain attributes' tensors with values, by the ids of the tensors without values that they replace."""
         plain = {id(t): t for t in _plain_tensors(modules) if id(t) not in memo}
         if not plain:
             return {}
@@ -252,7 +252,7 @@ def _some_values(imagined: Tensor) -> Tensor:
 
 
 def _like(imagined: Tensor, value: Tensor) -> Tensor:
-    """Return the value as the parameter or buffer that it stands for."""
+    """Return the value as a parameter if `imagined` is one, with its `requires_grad`; else as it is."""
     if isinstance(imagined, nn.Parameter):
         return nn.Parameter(value, imagined.requires_grad)
     return value
@@ -318,7 +318,7 @@ def _only_list(model: nn.Module) -> str:
 
 
 def _outermost(model: nn.Module, kind: type[nn.Module]) -> list[str]:
-    """Return the names of the non-empty modules of that kind that are in none of the others."""
+    """Return the names of the outermost non-empty modules of a kind, which are not inside another such module."""
     names = [
         name
         for name, module in model.named_modules()
@@ -342,7 +342,7 @@ def from_module(
     checkpoint: bool = False,
     **task: Any,
 ) -> Task:
-    """Return the task of a model whose blocks become layers.
+    """Return the task of a torch.nn.Module, split into layers: each of its blocks becomes a layer.
 
     make: builds the whole model, without computing values. A model in eval mode is put into training mode; parts in
       eval mode of one in training mode stay so.
@@ -352,10 +352,11 @@ def from_module(
       that the forward runs one after the other. Not needed for a Sequential, or where there is one ModuleList.
     inputs: the names of the forward's arguments that get the dataset's inputs; by default in order.
     call: (model, inputs) -> its result, for a model that is not simply called with its inputs.
-    read: first values from elsewhere, for one layer at a time: names and forms -> the available values.
-    checkpoint: blocks keep only their inputs for the backward.
-    task: the other fields of `Task`: optimizer, learning_rate (a function, or a number) and so on. `metrics`, and ones
-      of `evaluation`, are called with the arguments of the loss.
+    read: returns initial values, such as pretrained weights, for one layer at a time: tensors without values by name ->
+      the available values by name.
+    checkpoint: activation checkpointing: blocks keep only their inputs for the backward.
+    task: the other fields of `Task`: optimizer, learning_rate (a function, or a number) and so on. `metrics`, and the
+      metrics of `evaluation`, are called with the arguments of the loss.
 
     Raises ValueError if the model cannot be split, in a sentence with the reason.
     """
@@ -391,7 +392,7 @@ def task_of_split(
 
 
 def example_of(dataset: Dataset) -> Parts:
-    """Return inputs of a few samples. Raises TaskError if it is no dataset."""
+    """Return the inputs of EXAMPLE samples of a dataset. Raises TaskError if it has no `batch`."""
     check_dataset(dataset)
     with torch.random.fork_rng(devices=[]):
         given, _ = dataset.batch([n % len(dataset) for n in range(EXAMPLE)])
@@ -412,6 +413,6 @@ def _metrics(metrics: Any, form: Form) -> Any:
 
 
 def _as_returned(function: Callable[[Any, Parts], Any], form: Form, outputs: Parts, targets: Parts) -> Any:
-    """Call a loss or a metric with what the model returned; a single tensor becomes a tuple, as in a `Task`."""
+    """Call a loss or a metric with the model's result in its own form; a single tensor becomes a tuple."""
     returned = put_together(form, outputs)
     return function((returned,) if isinstance(returned, Tensor) else returned, targets)

@@ -1,4 +1,4 @@
-"""Loading of a checked task from the name of its entrypoint."""
+"""Loading of a job's task: its entrypoint is imported and called, and the result is checked."""
 
 import importlib
 import inspect
@@ -47,7 +47,7 @@ def task_of(spec: JobSpec) -> Task:
 
 
 def load_task(entrypoint: str, config: Mapping[str, Any], training: TrainingFacts = ALONE) -> Task:
-    """Call "module:function" with the config, and with the training if it takes it.
+    """Import "module:function" and call it with the config, and the training facts if it takes them; return its task.
 
     Raises TaskError, in one sentence, for anything but a valid Task.
     """

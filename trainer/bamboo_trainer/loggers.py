@@ -17,19 +17,19 @@ class LoggerFacts:
     """The facts about the job that a logger gets."""
 
     job: str  # its name
-    run: str  # the same for all that write for that job, one after the other
+    run: str  # the run's ID, the same for all workers that write for the job, one after the other
     folder: str = ""  # of the job's history on this machine; "" if it is in an object store
 
 
 class Logger(Protocol):
     """A writer of the history to another system, called by a separate thread.
 
-    An error is reported once; then the logger is created again and called again.
+    If it raises an error, that is reported once, and the logger is created and called again.
     """
 
     def write(self, records: Sequence[Record]) -> None:
-        """Take records of the history, in order. After the loss of a worker, the first ones may have been given to its
-        logger already.
+        """Write records of the history, in order. After the loss of a worker, its logger may already have written the
+        first of them.
         """
 
     def close(self) -> None:
@@ -69,11 +69,14 @@ def _library(module: str, extra: str) -> Any:
 
 
 TAG: Final = "bamboo.run"
-AT_ONCE: Final = 1000  # numbers that a server takes in one request
+AT_ONCE: Final = 1000  # metrics that a server accepts in one request
 
 
 def mlflow(experiment: str, tracking_uri: str = "") -> MakeLogger:
-    """Return a logger to MLflow. tracking_uri: default MLFLOW_TRACKING_URI. Credentials: from the environment."""
+    """Return a function that creates a logger to MLflow. Credentials come from the environment.
+
+    tracking_uri: by default MLFLOW_TRACKING_URI.
+    """
     return partial(_MlFlow, experiment, tracking_uri)
 
 
@@ -102,8 +105,8 @@ class _MlFlow(Logger):
 
 
 def tensorboard(folder: str = "") -> MakeLogger:
-    """Return a logger to TensorBoard. folder: for the event files; by default `tensorboard` in the folder of the job's
-    history.
+    """Return a function that creates a logger to TensorBoard. folder: for the event files; by default `tensorboard` in
+    the folder of the job's history.
     """
     return partial(_TensorBoard, folder)
 
@@ -140,7 +143,7 @@ class _TensorBoard(Logger):
             self._writer.close()
 
     def _begin_anew(self, step: int, forgotten: int) -> None:
-        """Begin new files if that step is before the last written one. forgotten: the first step that they replace."""
+        """Begin a new event file if a step is repeated. forgotten: the first step that the new file replaces."""
         if self._writer is None or step < self._step:
             self.close()
             self._writer = self._open(self._folder, purge_step=forgotten)
@@ -152,14 +155,14 @@ class _TensorBoard(Logger):
 
 
 def wandb(project: str, **settings: Any) -> MakeLogger:
-    """Return a logger to Weights & Biases. settings: further arguments of `wandb.init`; dir: by default the folder of
-    the job's history. The key comes from the environment, WANDB_API_KEY.
+    """Return a function that creates a logger to Weights & Biases. settings: further arguments of `wandb.init`; dir: by
+    default the folder of the job's history. The key comes from the environment, WANDB_API_KEY.
     """
     return partial(_WeightsAndBiases, {"project": project, **settings})
 
 
 class _WeightsAndBiases(Logger):
-    """A writer to a run, which ignores a step that it has already, so that none appears twice."""
+    """A writer to a run of Weights & Biases, which ignores a step that it already has: no step appears twice."""
 
     def __init__(self, settings: dict[str, Any], facts: LoggerFacts) -> None:
         module = _library("wandb", "wandb")

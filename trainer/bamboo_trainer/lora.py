@@ -1,4 +1,4 @@
-"""Low-rank adapters: training of a small update to chosen linear layers (LoRA, Hu et al., 2021).
+"""LoRA, low-rank adapters: training of a small update to chosen linear layers (Hu et al., 2021).
 
     def build(config):
         return with_lora(huggingface.build(config), rank=8, targets=("*q_proj", "*v_proj"))
@@ -81,9 +81,10 @@ def with_peft(task: Task, folder: str | Path, *, dropout: float | None = None, t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitting:
-    """Equal adapters at the linear layers whose names match a target. trained: patterns of other trained parameters.
+    """New LoRA adapters of one rank and scale, at the linear layers whose names match a target.
 
-    Like `PeftAdapter` it has `dropout`, the share of the adapters' inputs that is dropped.
+    targets, trained: name patterns; parameters that match `trained` are trained themselves. dropout: share of the
+    adapters' inputs that is dropped. Same interface as `PeftAdapter`.
     """
 
     rank: int
@@ -93,19 +94,19 @@ class Fitting:
     trained: tuple[str, ...]
 
     def at(self, name: str) -> tuple[int, float] | None:
-        """Return the rank and the scale of that linear layer's adapter; None if it has none."""
+        """Return the rank and the scale of a linear layer's adapter; None if it has no adapter."""
         return (self.rank, self.scale) if any(fnmatchcase(name, pattern) for pattern in self.targets) else None
 
     def trains(self, name: str) -> bool:
-        """Return whether that parameter of a layer is trained itself."""
+        """Return whether a layer's own parameter is trained, and not frozen."""
         return any(fnmatchcase(name, pattern) for pattern in self.trained)
 
     def value(self, name: str) -> Tensor | None:
-        """Return the first value of that parameter of a layer; None keeps its own."""
+        """Return a parameter's initial value; here None: it keeps its own. (`PeftAdapter` returns saved values.)"""
         return None
 
     def check(self, linears: Collection[str]) -> None:
-        """Raise ValueError for an adapter at none of the task's linear layers. linears: all their names."""
+        """Raise ValueError if no linear layer matches a target. linears: names of all linear layers of the task."""
         if any(map(self.at, linears)):
             return
         names = ", ".join(map(repr, list(linears)[:8])) or "none"
@@ -117,7 +118,7 @@ _Names = tuple[tuple[str, ...], bool]  # the names of a layer's linear layers; w
 
 
 def with_adapters(task: Task, adapters: Adapters) -> Task:
-    """Return the task with these adapters, and all else frozen. Raises ValueError for an adapter at no nn.Linear."""
+    """Return the task with LoRA adapters, all else frozen. Raises ValueError for an adapter without an nn.Linear."""
     linears = look(task, (), _linears_of)
     adapters.check(tuple(dict.fromkeys(name for names, _ in linears for name in names)))
     again = [_again(index, linears) for index in range(len(linears))]
@@ -132,7 +133,7 @@ def with_adapters(task: Task, adapters: Adapters) -> Task:
 
 
 def merged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Merge a state dict, such as an export's: add the updates to the weights, under the original model's names."""
+    """Merge LoRA adapters into the weights of a state dict; return it under the original model's names."""
     weights: dict[str, Tensor] = {}
     for name, tensor in state.items():
         prefix, _, last = name.rpartition(".")
@@ -150,7 +151,7 @@ def merged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _adapted(factory: Callable[[], nn.Module], adapters: Adapters, skipped: Collection[str]) -> nn.Module:
-    """Return a layer of the factory with adapters, which do not change its first values."""
+    """Build a layer, and put adapters into it; only they and `adapters.trains` parameters are trained."""
     layer = factory()
     for name, parameter in layer.named_parameters():
         parameter.requires_grad_(adapters.trains(name))
@@ -169,7 +170,7 @@ def _adapted(factory: Callable[[], nn.Module], adapters: Adapters, skipped: Coll
 
 
 def _put(layer: nn.Module, name: str, adapter: LoraLinear) -> nn.Module:
-    """Return the layer with the adapter at that name; "" is the layer itself."""
+    """Replace the layer's module of that name by the adapter; return the layer, or the adapter if the name is ""."""
     if not name:
         return adapter
     parent, _, last = name.rpartition(".")
@@ -188,8 +189,8 @@ def _linears(layer: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
 
 
 def _renamed(task: Task, adapted: Sequence[Collection[str]]) -> tuple[tuple[str, ...], ...]:
-    """Return the task's tied parameters by their names with adapters: a head's weight is its adapter's base's. adapted:
-    names of linear layers, by layer.
+    """Return the task's tied groups, with a weight that has an adapter under its new name, `base.weight` of the
+    adapter. adapted: names of linear layers with adapters, by layer.
     """
 
     def renamed(tied: str) -> str:

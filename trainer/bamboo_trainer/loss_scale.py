@@ -1,4 +1,4 @@
-"""The scale of losses in fp16: a pure function of which steps had finite gradients.
+"""Dynamic loss scaling for fp16: the scale is a pure function of which steps had finite gradients.
 
 The rule is that of `torch.amp.GradScaler` (after Micikevicius et al., Mixed Precision Training, 2018): half the scale,
 and the step is skipped, when a gradient is not finite; twice the scale after GROWTH_INTERVAL good steps in a row.

@@ -1,4 +1,4 @@
-"""Several optimizers as one, such as Muon for matrices and AdamW for all else."""
+"""`Combined`: several optimizers as one, such as Muon for matrices and AdamW for all other parameters."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,7 +20,7 @@ class Combined(torch.optim.Optimizer):
         parts: for each optimizer, the function that makes it, and its parameters; an optimizer without parameters is
         left out, because a stage may have none for it.
 
-        lr: base learning rate; each part scales it: a step's rate is the task's times the part's over this.
+        lr: base learning rate; in a step, a part's rate is the task's learning rate times the part's own `lr` / this.
         """
         given = [(make, list(parameters)) for make, parameters in parts]
         self.parts = [make(parameters) for make, parameters in given if parameters]

@@ -1,4 +1,4 @@
-"""Measurements and counts of layers for `bamboo profile`: on this machine's device, or for a GPU that is not here.
+"""Profiles of layers for `bamboo profile`: times measured on this machine's device, or work counted for another GPU.
 
 `profile` measures one layer after the other, each again until its median is known well enough, within bounds. Each
 layer is a stage of its own, run by the same code as in training, with the job's microbatch and precision. The earlier
@@ -44,16 +44,16 @@ from bamboo_trainer.tasks.user_code import run_layer, task_loss
 from bamboo_trainer.training import TrainingConfig
 from bamboo_trainer.worker.work_clock import WorkClock
 
-FEWEST: Final = 5  # times; nothing is known from fewer
-NOTCH: Final = 1.57  # times the quartiles' distance over the root of their number: where a median is (McGill, 1978)
+FEWEST: Final = 5  # times, to know anything about their median
+NOTCH: Final = 1.57  # times interquartile range / sqrt(n): half the interval of a median (McGill, 1978)
 
 
-BOUND: Final = 0.03  # by what share of itself a median may be off
-FLOOR: Final = 20e-6  # seconds that do not matter
+BOUND: Final = 0.03  # relative uncertainty of a median that is accepted
+FLOOR: Final = 20e-6  # absolute uncertainty that is accepted, in seconds
 
 
 def is_steady(times: Sequence[float]) -> bool:
-    """Return whether the median of these seconds is known well enough."""
+    """Return whether the median of these seconds is known well enough: within BOUND or FLOOR."""
     off = spread(times)
     return off <= BOUND or off * statistics.median(times) <= FLOOR
 
@@ -80,11 +80,11 @@ def profile(manifest: dict[str, Any], repeats: int, seconds: float = REPEAT_SECO
     repeats: microbatches whose median counts; as many again, up to ten times, while it is not steady, for `seconds` of
     all layers together.
 
-    layers: seconds of forward, backward and update, and bytes. device: its name. load: seconds until the task was
+    layers: seconds of forward, backward and update, bytes, and cost. device: its name. load: seconds until the task was
     loaded. waited: share of the measuring in which no processor was free, which is not in the seconds. repeats: most
-    microbatches counted for a layer. unsteady: the layers whose measurement was given up; spread: by what share of
-    itself the worst median may be off; bound: by what share it should be. loopback: bytes per second of a connection
-    within this machine. memory: bytes of the device.
+    microbatches counted for a layer. unsteady: the layers whose measurement was given up; spread: relative uncertainty
+    of the worst median; bound: the largest that counts as steady. loopback: bytes per second of a connection within
+    this machine. memory: bytes of the device; None for a CPU.
     """
     began = time.monotonic()
     torch.set_num_threads(1)  # as in a worker
@@ -136,7 +136,7 @@ def _figures(times: LayerTimes, size: LayerSize, cost: float) -> dict[str, Any]:
 def _measured(
     task: Task, spec: JobSpec, device: torch.device, repeats: int, seconds: float, clock: WorkClock
 ) -> list[LayerTimes]:
-    """Return each layer's times, with one layer in memory at a time. Each may use its share of the seconds left."""
+    """Measure each layer, with one layer in memory at a time. Each may use its share of the seconds left."""
     count = len(task.layers)
     config = replace(TrainingConfig.of(spec.training), microbatches=WARMUP + repeats)
     stages = tuple((index, index + 1) for index in range(count))
@@ -167,7 +167,9 @@ def _measured(
 def _round(
     clock: WorkClock, stage: Stage, config: TrainingConfig, inputs: Parts | None
 ) -> tuple[list[float], list[float], Work, Parts]:
-    """Run a step; return its forwards' and backwards' seconds after the warm-up, its work, and the last outputs."""
+    """Run a step of one stage; return the seconds of its forwards and backwards after the warm-up, its work, and the
+    outputs of its last microbatch.
+    """
     work = stage.begin(range(config.microbatches), (0, config.microbatches))
     forwards, backwards, outputs = [], [], None
     for microbatch in range(config.microbatches):
@@ -192,7 +194,7 @@ def _backward(clock: WorkClock, stage: Stage, work: Work, microbatch: int, outpu
 
 
 def _update(clock: WorkClock, stage: Stage, work: Work, repeats: int) -> list[float]:
-    """Return the seconds of optimizer steps, without the first one, which makes the optimizer's state."""
+    """Return the seconds of up to 5 optimizer steps, after a first one, which makes the optimizer's state."""
     values = stage.values
     gradient = work.gradients.total()[: values.size]
     times = [_timed(clock, stage, lambda: values.apply(gradient, 1.0))[0] for _ in range(1 + min(repeats, 5))]
@@ -200,7 +202,7 @@ def _update(clock: WorkClock, stage: Stage, work: Work, repeats: int) -> list[fl
 
 
 def loopback() -> float:
-    """Return the bytes a second that one TCP connection carries within this machine."""
+    """Measure the bytes per second of a TCP connection within this machine. Raises OSError."""
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         server.settimeout(LOOPBACK_SECONDS)
         sender = threading.Thread(target=_send, args=(server.getsockname()[1],), daemon=True)
@@ -222,7 +224,7 @@ def _send(port: int) -> None:
         connection.sendall(bytes(LOOPBACK_BYTES))
 
 
-Row = tuple[str, int, int, int]  # a Kernel, and how often it is run
+Row = tuple[str, int, int, int]  # the fields of a Kernel, and how often it is run
 
 
 class LayerWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,8 +237,8 @@ class LayerWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def count(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Count what the layers of a manifest's task compute and move. The answer has `problem`, one sentence, or `layers`:
-    of each its work, bytes and cost, as `bamboo.profiles.analytic.LayerCount` has them.
+    """Count the operations and bytes of each layer of a manifest's task; return only JSON values: {"problem": one
+    sentence}, or `layers`: each layer's work, bytes and cost, with the fields of `bamboo.profiles.analytic.LayerCount`.
     """
     torch.set_num_threads(1)  # as in a worker
     spec = parse_manifest(manifest)
@@ -288,8 +290,8 @@ def _rows(kernels: Counter[Kernel]) -> tuple[Row, ...]:
 
 
 class FusedOperations(TorchFunctionMode):
-    """Replaces attention (with any mask and dropout) and dropout, each of them several operations on a CPU, by the one
-    that a GPU would run. The outputs have the same form.
+    """A mode that replaces attention and dropout, each several operations on a CPU, by the fused operation that a GPU
+    would run, without attention's mask and dropout. The outputs have the same form.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

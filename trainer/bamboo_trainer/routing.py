@@ -1,4 +1,4 @@
-"""The plan in force, and the frames that this worker sends to others and keeps for sending again."""
+"""Routing of frames: the plan in force, the outbox to other workers, and the log of frames that may be resent."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +19,7 @@ from bamboo_trainer.transport.wire import Lane, lane_of
 
 
 class MessageLog:
-    """Frames by destination cell, kept for two steps: the commit of step k drops frames older than k."""
+    """A log of sent frames by destination cell, kept for two steps: the commit of step k drops frames older than k."""
 
     def __init__(self) -> None:
         self._frames: dict[Cell, dict[Address, Frame]] = {}
@@ -37,7 +37,7 @@ class MessageLog:
         yield from list(self._frames.get(cell, {}).values())
 
     def frames(self) -> Iterator[Frame]:
-        """Return the frames for all cells."""
+        """Return an iterator over the frames for all cells. Do not change the log meanwhile."""
         return (frame for logged in self._frames.values() for frame in logged.values())
 
     def committed(self, step: int) -> None:
@@ -50,8 +50,8 @@ class PlanState:
     """The plans that a worker knows. current: the plan in force. pending: a boundary plan that waits until the root has
     committed under it.
 
-    devices: the number of parts in which the worker runs each stage. heirs_may_differ: of adjacent stages lost
-    together, under the plan in force. nodes_are_shared: some workers are lost together.
+    devices: the number of devices over which the worker divides each stage. heirs_may_differ: adjacent stages lost
+    together may have no common heir under the plan in force. nodes_are_shared: some workers share a failure domain.
     """
 
     def __init__(self, worker: WorkerId, first: Plan, devices: int = 1) -> None:
@@ -64,7 +64,9 @@ class PlanState:
         self._required_epoch = 0
 
     def offer(self, plan: Plan) -> Plan | None:
-        """Take in a plan from the coordinator; return it if it must be activated now."""
+        """Receive a plan from the coordinator; return it if it must be activated now. An old plan is ignored; a
+        boundary plan under which the root has not committed becomes `pending`.
+        """
         if plan.epoch <= self.current.epoch:
             return None
         if plan.boundary and self._required_epoch < plan.epoch:
@@ -73,12 +75,12 @@ class PlanState:
         return plan
 
     def require(self, epoch: int) -> Plan | None:
-        """Note that the root has committed under the plan of that epoch; return that plan if it waits here."""
+        """Note that the root has committed under the plan of an epoch; return the pending plan if it is due now."""
         self._required_epoch = max(self._required_epoch, epoch)
         return self.pending if self.pending and self.pending.epoch <= self._required_epoch else None
 
     def activate(self, plan: Plan) -> None:
-        """Put a plan in force."""
+        """Put a plan in force; drop a pending plan that is not newer."""
         self.current = plan
         self.heirs_may_differ, self.nodes_are_shared = heirs_may_differ(plan), share_nodes(plan.workers)
         self._workers = plan.worker_ids()
@@ -88,7 +90,7 @@ class PlanState:
 
     @property
     def newest(self) -> Plan:
-        """Return the newest plan known here, in force or not."""
+        """The newest plan known here: the pending one, else the plan in force."""
         return self.pending or self.current
 
     @property
@@ -97,7 +99,7 @@ class PlanState:
 
     @property
     def is_outdated(self) -> bool:
-        """Return whether the root has switched to a plan that has not arrived here."""
+        """Whether the root has switched to a plan that is not in force here yet."""
         return self._required_epoch > self.current.epoch
 
     def owner(self, cell: Cell) -> WorkerId:
@@ -115,7 +117,7 @@ class PlanState:
         return set(self._workers) - {self.worker}
 
     def accepts(self, sender: WorkerId, epoch: int) -> bool:
-        """Return whether to take a frame: not if its sender was declared lost before the plan in force."""
+        """Return whether to accept a frame: its epoch is newer than the plan's, or its sender is in the plan."""
         return epoch > self.current.epoch or sender in self._workers
 
     def link_broke(self, peer: WorkerId) -> bool:
@@ -132,7 +134,7 @@ class PlanState:
 
 
 Received = tuple[WorkerId, Frame]  # sender and frame
-_DIRECT: Final = BOUNDARY | {FrameKind.TIED}  # what stages exchange within a step, from device to device
+_DIRECT: Final = BOUNDARY | {FrameKind.TIED}  # tensors that stages exchange within a step, device to device
 
 
 class _Leaving(NamedTuple):
@@ -146,7 +148,7 @@ class _Leaving(NamedTuple):
 
 
 class Outbox:
-    """Sends frames to the workers that the plan in force names. log: frames to cells, while a worker may need them.
+    """The sender of frames to the workers in the plan in force. log: frames to cells, while a worker may need them.
 
     A frame leaves when its tensors are in host memory, while the engine continues; frames on the same lane keep their
     order. Stages of this worker get each other's tensors at once, on any device; the log's copy is made separately.
@@ -179,7 +181,7 @@ class Outbox:
         self._transport.peers({p.worker: (p.host, p.port) for p in workers if p.worker != self._plan.worker})
 
     def frame(self, address: Address, tensors: Iterable[Tensor] = (), payload: Any = None) -> Frame:
-        """Return a frame to send at once, after waiting for the copy of its tensors."""
+        """Return a frame with tensors in host memory, after waiting for their copy."""
         return self._frame(address, self._copies.start(tensors).wait(), payload)
 
     def _frame(self, address: Address, tensors: Parts, payload: Any) -> Frame:
@@ -250,7 +252,7 @@ class Outbox:
     def resend(self, cell: Cell, worker: WorkerId | None = None, *, since: Address | None = None) -> None:
         """Send a cell's logged frames again, to its receiver or to that worker, which drops duplicates.
 
-        since: only boundary tensors, from its step and microbatch on.
+        since: send only activations and gradients of its step and microbatch, and later ones.
         """
         self.finish()
         epoch = self._plan.current.epoch

@@ -1,10 +1,10 @@
-"""Learning rates and other numbers of an optimizer as functions of the step, by name.
+"""Learning rate schedules, also for other numbers of an optimizer: cosine, linear, one-cycle and others.
 
-Each returns a pure function of the number of steps done (0 for the first step), for `Task.learning_rate` or
-`Task.schedules`.
+Each function here returns a pure function of the number of steps done (0 for the first step), for
+`Task.learning_rate` or `Task.schedules`.
 
 All but `constant` and `milestones` begin with a linear warm-up over `warmup` steps: the first step has peak / warmup,
-the last one of them the peak. `steps` is the number of steps done when the decay ends; from then on the value is
+the last warm-up step has the peak. `steps` is the number of steps done when the decay ends; from then on the value is
 `final`.
 """
 
@@ -16,13 +16,13 @@ Schedule = Callable[[int], float]
 
 
 def constant(value: float, warmup: int = 0) -> Schedule:
-    """Return a schedule with one value at each step after the warm-up, if there is one."""
+    """Return a schedule with a constant value, after a linear warm-up if `warmup` is given."""
     _check(warmup=warmup)
     return lambda step: _warming(value, warmup, step, value)
 
 
 def linear(peak: float, *, steps: int, warmup: int = 0, final: float = 0.0) -> Schedule:
-    """Return a schedule in a straight line from the peak to `final`."""
+    """Return a schedule that decays linearly from the peak to `final`."""
     return polynomial(peak, steps=steps, warmup=warmup, final=final, power=1.0)
 
 
@@ -39,7 +39,7 @@ def polynomial(peak: float, *, steps: int, warmup: int = 0, final: float = 0.0, 
 
 
 def cosine(peak: float, *, steps: int, warmup: int = 0, final: float = 0.0) -> Schedule:
-    """Return a schedule along half a cosine from the peak to `final`."""
+    """Return a cosine decay: a schedule along half a cosine from the peak to `final`."""
     _check(warmup=warmup, steps=steps)
 
     def at(step: int) -> float:
@@ -50,8 +50,8 @@ def cosine(peak: float, *, steps: int, warmup: int = 0, final: float = 0.0) -> S
 
 
 def inverse_sqrt(peak: float, *, warmup: int) -> Schedule:
-    """Return the schedule peak * sqrt(warmup / (step + 1)) after the warm-up, as for the first Transformer; without an
-    end.
+    """Return the inverse square root schedule of the first Transformer: peak * sqrt(warmup / (step + 1)) after the
+    warm-up, without an end.
     """
     if warmup < 1:
         raise ValueError(f"warmup must be at least 1, got {warmup}")
@@ -59,7 +59,7 @@ def inverse_sqrt(peak: float, *, warmup: int) -> Schedule:
 
 
 def milestones(value: float, at: Sequence[int], factor: float = 0.1) -> Schedule:
-    """Return a schedule of the value, multiplied by the factor from each of these steps on."""
+    """Return a step decay, as torch's MultiStepLR: the value is multiplied by the factor from each step in `at` on."""
     steps = sorted(at)
     if steps and steps[0] < 0:
         raise ValueError(f"milestones must be steps from 0 up, got {steps[0]}")
@@ -83,7 +83,7 @@ def one_cycle(
 
 
 def cycled(high: float, low: float, *, steps: int, rise: float = 0.3) -> Schedule:
-    """Return a schedule for momentum while the rate runs through `one_cycle`: from high to low and back."""
+    """Return a schedule for momentum or betas while the rate follows `one_cycle`: from high to low and back."""
     _check(steps=steps)
     return _cycle((high, low, high), steps, rise)
 
@@ -109,7 +109,7 @@ def _warming(peak: float, warmup: int, step: int, after: float) -> float:
 
 
 def _progress(step: int, warmup: int, steps: int) -> float:
-    """Return the share of the way from the end of the warm-up (0) to `steps` (1)."""
+    """Return the progress of the decay, from 0 at the end of the warm-up to 1 at `steps`."""
     if step >= steps:
         return 1.0
     return max(0.0, (step - warmup) / (steps - warmup))

@@ -1,4 +1,4 @@
-"""The user's part: `build(config) -> Task`, or `build(config, training) -> Task`."""
+"""The task, which a user defines by `build(config) -> Task` or `build(config, training) -> Task`: model, data, loss."""
 
 import math
 import re
@@ -15,7 +15,7 @@ from bamboo_trainer.loggers import MakeLogger
 from bamboo_trainer.tasks.running_buffers import current
 from bamboo_trainer.tasks.task_errors import TaskError
 
-Sum = tuple[float, float]  # and its weight
+Sum = tuple[float, float]  # a sum and its weight
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
@@ -33,10 +33,11 @@ class Weighted:
 
 
 def add_loss(value: Tensor, name: str = "added") -> None:
-    """Add a layer's own loss (such as balancing experts) to the task's. Call it in the layer's forward.
+    """Add an auxiliary loss of a layer (such as balancing experts) to the task's. Call it in the layer's forward.
 
     It counts as its mean over the microbatches of the step, with the weights of a `Weighted` loss. It is part of the
-    reported loss, and reported under its name, too. Outside of Bamboo nothing happens.
+    reported loss, and reported under its name, too. Outside of Bamboo's training it does
+    nothing. Raises TaskError for an invalid value or name.
 
     value: a scalar tensor, multiplied by its coefficient already. name: letters, digits and underscores.
     """
@@ -48,7 +49,7 @@ def add_loss(value: Tensor, name: str = "added") -> None:
 
 
 def checked_name(name: object, what: str) -> str:
-    """Return the name; raise TaskError if a metric cannot have it. what: the first words of the message."""
+    """Return a valid metric's name. Raises TaskError for an invalid one. what: the first words of the message."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise TaskError(f"{what} must be up to 64 letters, digits and underscores, got {name!r}")
     return name
@@ -73,8 +74,8 @@ def parted(given: Any, what: str) -> tuple[Any, float | None]:
 
 
 def sum_and_weight(name: str, value: object, samples: int) -> Sum:
-    """Return the sum and weight of a metric's result for a batch: `Weighted` or a pair; or a mean, which counts once
-    for each sample.
+    """Return the sum and weight of a metric's result for a batch. value: `Weighted`, a pair (sum, weight), or a mean
+    over the batch's `samples`. Raises TaskError for any other.
     """
     if isinstance(value, Weighted):
         total, weight = parted(value, f"the metric {name!r}")
@@ -110,8 +111,8 @@ Parts = tuple[torch.Tensor, ...]  # the tensors that layers pass on: one or seve
 
 
 class Dataset(Protocol):
-    """Samples by number. The same number always gives the same sample. Each pass visits each sample once, in another
-    order.
+    """Samples by number. The same number always gives the same sample. Each pass (epoch) visits each sample once, in a
+    new order.
 
     A separate thread calls it, one call at a time, unless its first batch draws from torch's global generator, which a
     dataset must do always or never.
@@ -147,19 +148,20 @@ class Task:
     layers: each factory builds one layer; a worker builds only those it holds. A layer takes and returns one tensor
       or a tuple of tensors (unpacked if its forward takes several arguments), and must not write to its inputs.
     loss: (outputs of the last layer, targets) -> scalar, the mean over the samples of the microbatch; or `Weighted`.
-    metrics: further figures of each step, by name; functions like `loss`, without gradients.
+    metrics: further numbers to report for each step, by name; functions like `loss`, without gradients.
     optimizer: builds a torch optimizer over one stage's (name, parameter) pairs. A group may be empty on some
       stage, which torch takes only if groups hold parameters, not pairs.
-    learning_rate: the learning rate of a step, a pure function; finite and not negative. A parameter group's rate is
-      this times the "lr" it was built with divided by `optimizer.defaults["lr"]`.
+    learning_rate: a pure function from the number of steps done to the rate, finite and not negative. A parameter
+      group's rate is this times the "lr" it was built with divided by `optimizer.defaults["lr"]`.
     schedules: other numbers of the optimizer's parameter groups that change from step to step, such as "momentum",
-      "weight_decay" or "betas" (a tuple): pure functions of the step, with multipliers as for the rate.
+      "weight_decay" or "betas" (a tuple): pure functions like `learning_rate`, with multipliers as for the rate.
     decisions: by name, functions that end training, lower the rate or freeze parameters (`bamboo_trainer.decisions`).
-    tied: groups of parameters that are one: names as "<layer index>.<parameter name>".
-    checkpointed: numbers of the layers that keep only their inputs for the backward, and are run once more in it.
+    tied: groups of parameters that share one value: names as "<layer index>.<parameter name>".
+    checkpointed: numbers of the layers with activation checkpointing: they keep only their inputs for the backward, and
+      are run once more in it.
     costs: the cost of each layer, in any unit, if it is known better than it can be counted.
     evaluation: measurements of the model from time to time (`training.evaluation`).
-    tokens_per_sample: for `training.tokens`.
+    tokens_per_sample: tokens in each sample, for `training.tokens` and reported rates.
     callbacks: by name, a function that makes each (`bamboo_trainer.callbacks`), such as its class.
     loggers: by name, a function that makes each (`bamboo_trainer.loggers`).
     """
@@ -199,7 +201,7 @@ class TrainingFacts:
     tokens: int | None = None
 
     def steps_with(self, dataset: Dataset, tokens_per_sample: int | None = None) -> int:
-        """Return the number of the job's steps, if its task has that dataset. The last step is a whole one.
+        """Return the number of the job's steps with that dataset, rounded up to whole steps.
 
         Raises ValueError if tokens are counted, and `tokens_per_sample` is not given.
         """
@@ -213,7 +215,7 @@ class TrainingFacts:
 
     @property
     def microbatches(self) -> int:
-        """The microbatches of a step, over all pipelines."""
+        """The number of microbatches of a step, over all pipelines."""
         return self.global_batch_size // self.micro_batch_size
 
 

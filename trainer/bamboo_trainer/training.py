@@ -1,4 +1,4 @@
-"""The settings that the numbers of a training depend on, in addition to the task."""
+"""Training settings: hyperparameters that workers need in addition to the task, and facts for `build`."""
 
 import math
 from collections.abc import Sized
@@ -17,12 +17,12 @@ from bamboo_trainer.tasks.user_code import dataset_length, length_of, tokens_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
-    """The settings of a training that its numbers depend on.
+    """The settings of a training on which its numerical results depend.
 
     microbatches: of a whole step, over all pipelines.
 
-    deterministic: check that work done twice gives the same bits. early: the evaluations that may end the job; None:
-    none do. compile: the layers.
+    deterministic: check that repeated work gives the same bits. early: the evaluations that may end the job (early
+    stopping); None: none do. compile: use torch.compile for the layers.
     """
 
     seed: int
@@ -72,18 +72,17 @@ class TrainingConfig:
         return self.microbatches * self.micro_batch_size
 
     def samples(self, step: int, microbatch: int, dataset: Sized) -> tuple[int, ...]:
-        """Return the numbers of the samples of a microbatch. Raises TaskError."""
+        """Return the sample numbers of a microbatch. Raises TaskError for an empty dataset, or errors of its length."""
         size = self.micro_batch_size
         first = step * self.global_batch + microbatch * size
         return sample_numbers(self.seed, first, size, length_of(dataset))
 
 
 def loss_unit(task: Task, config: TrainingConfig) -> float:
-    """Return the divisor of losses that are sums over tokens or samples before they are scaled; 1 if they are not
-    scaled.
+    """Return the divisor of summed losses (over tokens or samples) before loss scaling; 1 without loss scaling.
 
-    About the weight of a whole step, as a power of two. A scaled mean is about 1, and then so is a sum: the same scales
-    suit both.
+    It is about the weight of a whole step, rounded up to a power of two. It brings sums to the size of means, so the
+    same scales suit both.
     """
     if not config.scales_losses:
         return 1.0
@@ -91,7 +90,7 @@ def loss_unit(task: Task, config: TrainingConfig) -> float:
 
 
 def shown_to_build(training: TrainingSpec) -> TrainingFacts:
-    """Return a job's training settings in the form for a `build`."""
+    """Return a job's training settings as the second argument of a task's `build`."""
     return TrainingFacts(
         steps=training.known_steps,
         epochs=training.epochs,
@@ -105,7 +104,9 @@ def shown_to_build(training: TrainingSpec) -> TrainingFacts:
 
 
 def with_steps(spec: JobSpec, task: Task) -> JobSpec:
-    """Return the job with the number of steps that follows from the task's data. Raises TaskError if none does."""
+    """Return the job with its number of steps, computed from epochs or tokens and the task's data if needed. Raises
+    TaskError for invalid tokens per sample, or if the number cannot be computed.
+    """
     tokens = task.tokens_per_sample
     if tokens is None:
         tokens = getattr(task.dataset, "tokens_per_sample", None)

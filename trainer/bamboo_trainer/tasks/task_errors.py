@@ -121,7 +121,7 @@ def _is_own(file: str) -> bool:
 
 
 def is_users(file: str) -> bool:
-    """Return whether a source file is the user's own code or one of Bamboo's models; installed libraries are neither."""
+    """Return whether a source file is the user's own code or one of Bamboo's models, not an installed library."""
     path = Path(file)
     return path.is_relative_to(MODELS) or not (
         file.startswith("<") or path.is_relative_to(OWN) or path.is_relative_to(PYTHON) or _is_installed(path)
