@@ -38,8 +38,8 @@ class Committed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The settings of the next step. Several decisions combine: their rates are multiplied, and a parameter frozen by
-    one is frozen.
+    """The settings of the next step. Several decisions combine: their rates are multiplied, and a parameter that any of
+    them freezes is frozen.
 
     learning_rate: a factor of `Task.learning_rate`; finite and not negative. frozen: parameters that stay unchanged, as
     "<layer index>.<parameter name>", or patterns such as "0.*"; their gradients do not count in the gradient's norm.

@@ -252,7 +252,7 @@ class CommonState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The part of the state that belongs to no layer. It follows from the commits alone, so all workers have the same.
 
     loss_scale: of the next step, in fp16. decided: for the next step, if the task has decisions. course: of the
-    evaluations of all earlier states, if they may end the job. metric: its goal and metric.
+    evaluations of all earlier states, if they may end the job. metric: the goal and metric of that course, or "".
     """
 
     loss_scale: LossScale | None = None

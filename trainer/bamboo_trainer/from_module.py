@@ -29,7 +29,7 @@ _Slot = tuple[str, str]  # a module's name, and its parameter's or buffer's name
 
 
 class SplitModule:
-    """A module whose parameters have no values yet, and the layers made from it.
+    """A torch.nn.Module split into layers at its blocks; its parameters have no values (fake tensors).
 
     blocks: the names of its blocks, in the order of their calls. layers: factories, as a Task has them. tied: groups of
     names of parameters that several layers have.
@@ -369,7 +369,7 @@ def from_module(
 def task_of_split(
     split: SplitModule, *, loss: Callable[[Any, Parts], Any], dataset: Dataset, checkpoint: bool = False, **task: Any
 ) -> Task:
-    """Return the task of a module that is split already; see `from_module`."""
+    """Return the task of a split module. See `from_module`."""
     rate = task.pop("learning_rate", None)
     if isinstance(rate, int | float):
         task["learning_rate"] = constant(float(rate))

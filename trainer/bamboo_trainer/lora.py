@@ -56,7 +56,7 @@ def with_lora(
     dropout: float = 0.0,
     trained: Collection[str] = (),
 ) -> Task:
-    """Add adapters at each `nn.Linear` whose name in its layer matches one of the targets, and freeze all else.
+    """Return the task with LoRA adapters at each `nn.Linear` whose name in its layer matches a target, all else frozen.
 
     rank: of the update. alpha: its scale is alpha / rank; by default 1. dropout: of the adapters' inputs. targets,
     trained: patterns such as "*q_proj" or "attention.*"; parameters that match `trained` are trained themselves. A
@@ -72,9 +72,9 @@ def with_lora(
 
 
 def with_peft(task: Task, folder: str | Path, *, dropout: float | None = None, trained: Collection[str] = ()) -> Task:
-    """Add the adapters that PEFT has saved in the folder to the task of a split module; freeze all else, except what
-    PEFT has saved as a whole (`modules_to_save`). dropout: None: the folder's. trained: see `with_lora`. Raises
-    ValueError.
+    """Return the task of a split module with the LoRA adapters that PEFT has saved in a folder; freeze all else, except
+    modules that PEFT has saved as a whole (`modules_to_save`). dropout: None uses the saved one. trained: see
+    `with_lora`. Raises ValueError.
     """
     return with_adapters(task, PeftAdapter.read(Path(folder), dropout, trained))
 
@@ -210,7 +210,7 @@ def _linears_of(walk: Walk, index: int, _: object) -> tuple[_Names, object]:
 
 
 def _again(index: int, linears: Sequence[_Names]) -> set[str]:
-    """Return the linear layers of a split module that appear again in a later layer: a head whose weight is the
+    """Return the names of a split module's linear layers that appear again in a later layer: a head whose weight is the
     embedding's is in the embedding's layer, too, and runs in the last one.
     """
     names, is_split = linears[index]

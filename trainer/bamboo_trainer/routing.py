@@ -203,7 +203,7 @@ class Outbox:
         self._leave_after(address, tensors, payload, worker)
 
     def is_sending(self, worker: WorkerId, lane: Lane) -> bool:
-        """Return whether a frame on this lane to that worker would have to wait for another one."""
+        """Return whether a frame on this lane to that worker would have to wait for another frame."""
         return bool(self._leaving[lane]) or self._transport.is_sending(worker, lane)
 
     def _leave_after(

@@ -69,11 +69,10 @@ def milestones(value: float, at: Sequence[int], factor: float = 0.1) -> Schedule
 def one_cycle(
     peak: float, *, steps: int, rise: float = 0.3, start_factor: float = 25.0, final_factor: float = 1e4
 ) -> Schedule:
-    """Return a schedule from peak / start_factor up to the peak and down to that start / final_factor, along half
-    cosines.
+    """Return the same schedule as torch's OneCycleLR: from peak / start_factor up to the peak, and down to the start
+    value / final_factor, along half cosines.
 
-    rise: the share of the steps in which it goes up. The same as torch's OneCycleLR. For momentum or betas, which go
-    the other way, use `cycled`.
+    rise: the share of the steps in which it goes up. For momentum or betas, which go the other way, use `cycled`.
     """
     _check(steps=steps)
     if not 0 < rise < 1:

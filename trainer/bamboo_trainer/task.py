@@ -21,7 +21,7 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weighted:
-    """A sum over a microbatch, and its weight: the number of tokens or samples that it is the sum over.
+    """A sum over a microbatch, and its weight: the number of tokens or samples in the sum.
 
     A loss of this form is the sum of all totals of the global batch divided by the sum of all weights.
 

@@ -1,7 +1,7 @@
-"""A task's evaluation and decisions: their calls, with checked results, and a trial of them before a job runs.
+"""A task's evaluations, metrics and decisions: calls with checked results, and a trial before a job runs.
 
-A metric is a sum and its weight, batch by batch; a state's value is the sum of all sums over that of all weights,
-exactly rounded, so it depends neither on the grid nor on which worker computed which batch.
+A metric is a sum and its weight, batch by batch; a state's value is the total of the sums divided by the total of the
+weights, exactly rounded, so it depends neither on the grid nor on which worker computed which batch.
 
 The trial (`try_measurements`) reports before a job runs what would end it at its first evaluation. Layers are run
 forward (see `inspection`). Metrics get their outputs, or, as these have no data, zeros of their form; an error must
@@ -101,7 +101,7 @@ class _Batch:
 
 
 def try_measurements(task: Task, spec: JobSpec) -> None:
-    """Call each metric of a step and of the job's evaluations. Raises TaskError for one that fails."""
+    """Try each metric of a step and of the job's evaluations. Raises TaskError if a metric fails."""
     batches, config, last = list(_batches(task, spec)), TrainingConfig.of(spec.training), len(task.layers) - 1
 
     def tried(walk: Walk, index: int, inputs: list[Parts]) -> tuple[None, list[Parts]]:

@@ -108,9 +108,9 @@ def values_wanted() -> bool:
 
 @contextmanager
 def failing_quietly() -> Iterator[None]:
-    """Silence torch's own traceback while layers are tried without data; if that fails, they run with data.
+    """Silence torch's log of errors while layers are tried without data.
 
-    The traceback would look like an error of the job.
+    Its traceback would look like an error of the job, but layers that fail without data run with data.
     """
     torchs = logging.getLogger(FakeTensorMode.__module__)
     level = torchs.level
@@ -200,8 +200,8 @@ def forward(task: Task, config: TrainingConfig, index: int, layer: nn.Module, in
 
 
 def layer_without_values(task: Task, index: int, mode: FakeTensorMode) -> nn.Module:
-    """Return a layer without data, built without memory if its factory allows that. A factory that reads values from a
-    file may not.
+    """Return a layer without data (fake tensors), built without memory if its factory allows that. A factory that reads
+    values from a file may not.
     """
     try:
         return build_layer(task, 0, index, mode)
@@ -295,8 +295,8 @@ class Draws:
             self.runs.append(generators)
 
     def each_time(self) -> str:
-        """Return the generators that every run drew from. The state of numpy's stays the same from the second run on
-        if each run seeds it.
+        """Return the generators that every run drew from. numpy's does not count if each run seeds it: its
+        state then stays the same from the second run on.
         """
         return " and ".join(sorted(set.intersection(*self.runs))) if self.runs else ""
 

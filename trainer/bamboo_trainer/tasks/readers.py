@@ -44,7 +44,7 @@ _task: Task  # of a reader process
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A batch that the readers were asked for. answer: the batch, pickled."""
+    """A batch that was requested from the readers. answer: the batch, pickled."""
 
     indices: Sequence[int]
     answer: Future[bytes]
@@ -165,7 +165,7 @@ class BatchReader:
         self._readers = Readers(task, wanted) if wanted else None
 
     def batch(self, stage: int, step: int, microbatch: int) -> Batch:
-        """Return inputs and targets of that microbatch, not shared with another stage. Raises TaskError."""
+        """Return inputs and targets of a microbatch, shared with no other stage. Raises TaskError, TaskOutOfMemory."""
         expected = self._expected.pop((stage, step, microbatch), None)
         if expected:
             return self._result(expected)

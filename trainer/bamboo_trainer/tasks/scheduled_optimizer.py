@@ -107,7 +107,7 @@ class ScheduledOptimizer:
 
 
 def require_learning_rate(task: Task) -> None:
-    """Raise TaskError if the task's learning rate is no function of the step that returns a number."""
+    """Raise TaskError unless the task's learning rate is a function that returns a valid number for step 0."""
     rate = task.learning_rate
     if isinstance(rate, type) or not callable(rate):
         given = f"the class {rate.__name__}" if isinstance(rate, type) else type(rate).__name__

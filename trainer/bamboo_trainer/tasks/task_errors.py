@@ -18,7 +18,7 @@ NO_MEMORY: Final = ("can't allocate memory", "Cannot allocate memory", "CUBLAS_S
 
 
 class TaskError(ValueError):
-    """Error of the user's task, which did what a task may not do; the message names the part and the mistake."""
+    """Error for which the user's task is to blame; the message names the part of the task and the mistake."""
 
 
 class NotDeterministic(TaskError):
@@ -50,7 +50,7 @@ def ran_out_of_memory(error: BaseException) -> bool:
 
 
 def _message(error: BaseException) -> str:
-    """Return an error's message in one line. An exception of the user's may fail to convert to text."""
+    """Return an error's message in one line. A user's exception may fail to convert to text."""
     try:
         return one_line(str(error))
     except Exception as failed:

@@ -125,7 +125,7 @@ HAVE_IT: Final = "let each layer that uses it have it as an attribute, and Bambo
 
 
 def stranger(outputs: Iterable[Tensor], own: Iterable[nn.Parameter]) -> nn.Parameter | None:
-    """Return a parameter that a backward from these outputs would reach, and that is not in `own`; else None."""
+    """Return a parameter outside `own` that a backward from these outputs would reach; None if there is none."""
     known = {id(parameter) for parameter in own}
     nodes: list[Any] = [part.grad_fn for part in outputs if part.grad_fn is not None]
     seen = set(nodes)
@@ -201,7 +201,7 @@ def _copy(layer: nn.Module) -> nn.Module:
 
 
 def joined_groups(tied: Iterable[Names], shared: Iterable[Sequence[str]]) -> tuple[Names, ...]:
-    """Merge groups with a name in common; the first name of the first one stays first."""
+    """Return all groups, merged where they share a name; the first name of the first merged group stays first."""
     groups: list[list[str]] = [list(names) for names in tied]
     for names in shared:
         joined = [group for group in groups if set(group) & set(names)]

@@ -72,8 +72,8 @@ def _seed_all(seed: int) -> None:
 
 
 def layer_factory(task: Task, layer: int) -> Callable[[], nn.Module]:
-    """Return the function that makes that layer. Raises TaskError if the task gives a module or anything else that is
-    no function.
+    """Return the function that creates a layer. Raises TaskError if the task has a module or anything else in its place
+    that is not callable.
     """
     factory = task.layers[layer]
     if isinstance(factory, nn.Module):
@@ -214,7 +214,7 @@ _WRITES: Final = (
 
 
 def _versions(parts: Parts) -> list[int]:
-    """Return numbers that grow with each write to these tensors."""
+    """Return the tensors' version counters, which grow with each write."""
     try:
         return list(map(_VERSION, parts))
     except RuntimeError:  # inference tensors are not counted
@@ -281,7 +281,9 @@ class Loss(NamedTuple):
 
 
 def task_loss(task: Task, outputs: Parts, targets: Parts) -> Loss:
-    """Return the loss in fp32, checked to be a scalar that depends on the model, unless its weight is 0."""
+    """Return the loss, computed from outputs in fp32. Raises TaskError unless it is a scalar that depends on the model;
+    a loss of weight 0 need not.
+    """
     outputs = _in_fp32(outputs)
     with in_task("the loss"):
         given = task.loss(outputs, targets)

@@ -1,4 +1,4 @@
-"""One worker: the control channel, the transport and the engine, joined in one process."""
+"""The main loop of a worker, which joins the control channel, the transport and the engine in one process."""
 
 import logging
 import math

@@ -1,4 +1,4 @@
-"""The keeper of the job's history: the root writes it, and every worker keeps what a next root would need.
+"""The keeper of the job's history: the root writes it, and every worker keeps the records that a next root would need.
 
 A root writes all commits that any worker knows and that are not known to be in the history; readers merge what two
 roots have written. A separate thread writes; neither the training nor its end waits for the store, or not for long.
@@ -107,7 +107,7 @@ class HistoryBuffer:
         return max((commit.history.attempt for commit in self._commits.values() if commit.history), default=0)
 
     def knows(self, records: Sequence[Record]) -> bool:
-        """Return whether one of these records belongs to a kept commit of this attempt."""
+        """Return whether a kept commit of this attempt matches one of these records by step and time."""
         times = {step + 1: commit.history.at for step, commit in self._commits.items() if commit.history}
         steps = [record for record in records if isinstance(record, StepRecord) and record.step > self._first]
         return any(times.get(record.step) == record.time for record in steps)

@@ -1,4 +1,4 @@
-"""Loggers that a manifest names, and `bamboo history --to`, which writes an existing history into one."""
+"""Loggers that a manifest names, and `bamboo history --to`, which writes an existing history into a logger."""
 
 import json
 import logging
@@ -88,7 +88,7 @@ def _read(source: str) -> tuple[list[Record], LoggerFacts]:
 
 
 def _facts_beside(path: Path) -> LoggerFacts:
-    """Return the facts of the history beside this file, if there is one; otherwise those of the file's name."""
+    """Return the facts of the history that a file's folder belongs to; if there is none, facts by the file's name."""
     try:
         return _facts(find(str(path.parent)).url)
     except ValueError:

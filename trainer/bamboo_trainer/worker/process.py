@@ -78,7 +78,7 @@ class _Context(logging.Filter):
 
 
 class Printed(io.TextIOBase):
-    """A text stream that passes whole lines on to another one, each with time, worker and step, in one piece."""
+    """A text stream that writes whole lines to another stream in one piece, each after time, worker and step."""
 
     def __init__(self, stream: TextIO, worker: str, step: Step) -> None:
         self._stream, self._worker, self._step = stream, worker, step
