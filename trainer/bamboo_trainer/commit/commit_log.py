@@ -1,4 +1,4 @@
-"""The log of commits and reports by step, and the policy by which a step is applied or left out."""
+"""The log of commits and of cells' reports, by step, and the policy that skips steps that are not finite."""
 
 import math
 from collections.abc import Container
@@ -15,10 +15,10 @@ from bamboo_trainer.training import TrainingConfig, loss_unit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPolicy:
-    """The treatment of steps that are not finite, and of losses.
+    """The policy that skips steps whose loss or gradient is NaN or infinite.
 
-    skips: leave out steps that are not finite. scales: losses are scaled, so gradients that are not finite may come
-    from the scale alone. loss_unit: the divisor of summed losses before their backward.
+    skips: skip all such steps. scales: losses are scaled (fp16), so the scale alone may have made the gradient
+    infinite. loss_unit: the number by which summed losses are divided before their backward.
     """
 
     skips: bool = False
@@ -27,7 +27,7 @@ class StepPolicy:
 
     @classmethod
     def of(cls, training: TrainingSpec, task: Task) -> Self:
-        """Return the policy that a manifest asks for."""
+        """Return the policy for a job's training settings and task."""
         return cls(
             skips=training.non_finite is NonFinite.SKIP,
             scales=training.precision is Precision.FP16,
@@ -35,9 +35,9 @@ class StepPolicy:
         )
 
     def leaves_out(self, loss: float, norm: float) -> bool:
-        """Return whether to skip the step. norm: of the gradient.
+        """Return whether to skip a step with this loss and norm of the gradient.
 
-        The loss scale cannot make a forward overflow, so with scaling alone a loss that is not finite skips nothing.
+        The loss scale cannot make a forward overflow, so `scales` alone skips no step whose loss is not finite.
         """
         if math.isfinite(loss) and math.isfinite(norm):
             return False
@@ -66,7 +66,7 @@ class CommitLog:
         self._ready: dict[int, dict[Cell, tuple[Ready, set[WorkerId]]]] = {}  # with the workers that have reported it
 
     def ready(self, step: int, report: Ready, worker: WorkerId) -> None:
-        """Record a cell's first report of a step; later ones are the same, sent again or by a repeating worker."""
+        """Record a worker's report that a cell finished a step; keep only the first one, since later ones are equal."""
         if step not in self.commits:
             self._ready.setdefault(step, {}).setdefault(report.cell, (report, set()))[1].add(worker)
 
@@ -95,7 +95,7 @@ class CommitLog:
         self._generations.setdefault(step, generation)
 
     def forget(self, oldest_needed: int) -> None:
-        """Forget commits older than the last few steps and than any state held here needs."""
+        """Forget the steps before `oldest_needed` (by any state held here), except for the last KEPT_STEPS."""
         limit = min(oldest_needed, self.newest - KEPT_STEPS)
         for table in (self.commits, self._ready, self._generations):
             for step in [k for k in table if k < limit]:
@@ -105,7 +105,7 @@ class CommitLog:
         return sorted(self.commits.items())[-2:]
 
     def decide(self, step: int, stages: int, layout: Layout, generation: int, epoch: int) -> Commit | None:
-        """Return the commit of a step once every cell of its layout has reported; equal on every worker."""
+        """Return the commit of a step, equal on every worker; None until every cell of its layout has reported."""
         reports = self._ready.get(step, {})
         cells = layout.cells(stages)
         if any(cell not in reports for cell in cells):

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Committer:
-    """Decides the commits of steps while this worker is the root, and records the commits of any root.
+    """A worker's part in commits: decides them while it is the root, and records the commits of any root.
 
     log: the commits known here. step_seconds: durations of the steps that this worker committed.
     """
@@ -46,7 +46,7 @@ class Committer:
         self.step_seconds = Histogram.of(STEP_SECONDS)
         self.awaited_reports: set[WorkerId] = set()  # workers that may know a commit of an earlier root
         self.cut: CheckpointId | None = None  # the state with which this split of the layers ends
-        self._owes_report = False  # to the coordinator, once those are here
+        self._owes_report = False  # to the coordinator, once no reports are awaited
         self._root_since = 0  # the epoch in which this worker became the root
         self._marked: tuple[int, CheckpointId] | None = None  # the newest checkpoint request fulfilled by a commit
         self._committed_at: float | None = None
@@ -61,7 +61,11 @@ class Committer:
         return self._plan.owner(ROOT) == self._plan.worker
 
     def decide(self, step: int, layout: Layout) -> Commit | None:
-        """Return the root's commit of the current step once every cell has finished it, else None."""
+        """As the root, return the commit of the current step, with a checkpoint's mark if one is due.
+
+        None until every cell has reported the step, while the job pauses or this root awaits other workers' reports,
+        and if the step is committed or cut off.
+        """
         if self.pauses or self.awaited_reports or step in self.log.commits or self.is_cut(step):
             return None
         plan = self._plan.newest if self._may_change_hands(step, layout) else self._plan.current
@@ -83,11 +87,11 @@ class Committer:
         return msgspec.structs.replace(commit, checkpoint=mark)
 
     def is_cut(self, step: int) -> bool:
-        """Return whether no worker runs that step in this split of the layers."""
+        """Return whether a step comes after the end of this split of the layers; only the next split runs it."""
         return self.cut is not None and step >= self.cut.step
 
     def hold(self, cut: CheckpointId) -> bool:
-        """End this split of the layers with that state. Return False if the next step is committed."""
+        """End this split of the layers with the state `cut`. Return False if the step after it is committed."""
         if self.log.newest < cut.step:
             self.cut = cut
         return self.cut == cut
@@ -103,9 +107,9 @@ class Committer:
         return waits and all(self.log.has_reported(step, cell, self._plan.owner(cell)) for cell in cells)
 
     def _with_common_state(self, commit: Commit) -> Commit:
-        """Add the state that belongs to no layer after the step. If the state before the step is the last one, reduce
-        the commit to that state's evaluation and the early stop. A pure function of the reports and the root's state,
-        so a new root decides the same.
+        """Return the commit, marked as skipped if the policy says so, with the state after the step that belongs to no
+        layer. If a decision or the evaluation ends training before this step, return only the evaluation and the early
+        stop. A pure function of the reports and the root's state, so a new root decides the same.
         """
         if self._policy.leaves_out(commit.loss, commit.norm):
             commit = msgspec.structs.replace(commit, skipped=True)
@@ -131,9 +135,9 @@ class Committer:
         return rate if math.isfinite(rate) else None
 
     def take_checkpoint(self, wanted: TakeCheckpoint) -> None:
-        """As the root, mark a checkpoint with the commit of the requested step or a later one.
+        """As the root, begin a checkpoint with the commit of the requested step or a later one.
 
-        The newest request counts, and ends a pause.
+        A request replaces the one before and ends a pause. If a commit has already begun it, tell the coordinator.
         """
         if self._marked and self._marked[0] == wanted.number:
             self._coordinator.tell(CheckpointBegun(number=wanted.number, checkpoint=self._marked[1]))
@@ -141,7 +145,7 @@ class Committer:
             self._wanted, self.pauses = wanted, False
 
     def record(self, step: int, commit: Commit) -> bool:
-        """Record a commit by this root or received from another. Return False if it is already known."""
+        """Record a commit decided here or received. Return False if the step already has a commit."""
         known = self.log.commits.get(step)
         if known is not None:
             if (known.generation, known.epoch) != (commit.generation, commit.epoch):
@@ -168,7 +172,7 @@ class Committer:
         self._evaluations = dict(sorted((self._evaluations | new).items())[-MOST_EVALUATIONS:])
 
     def evaluations_received(self, new: Evaluations) -> None:
-        """Keep the evaluations that another worker knows. The root sends new ones to the coordinator, because the root
+        """Keep evaluations that another worker sent. The root passes new ones on to the coordinator, because the root
         that made them may have been lost before it sent them.
         """
         is_new = not self._evaluations.keys() >= new.keys()
@@ -181,7 +185,7 @@ class Committer:
         self._coordinator.tell(Evaluated(states=self._evaluations, early_stop=ended.early_stop if ended else None))
 
     def publish(self, step: int, commit: Commit) -> None:
-        """As the root, send a commit to all workers, even one of an earlier root, which may have reached only some."""
+        """As the root, send a commit to all workers and the coordinator, even if an earlier root may have sent it."""
         now, before = self._clock(), self._committed_at
         self._committed_at = now
         if before is not None and commit.microbatches:
@@ -191,7 +195,10 @@ class Committer:
         self._tell_coordinator(step, commit, now - before if before is not None else 0.0)
 
     def meet_root(self, old: Plan | None) -> None:
-        """Introduce workers and root to each other. A new root first collects the commits of earlier ones."""
+        """Exchange commits between root and workers under a new plan. old: the plan before, None for the first.
+
+        A new root decides no step until all other workers have sent it the commits that they know.
+        """
         others = self._plan.others()
         if not self.is_root:
             self.awaited_reports, self._wanted, self.pauses = set(), None, False
@@ -209,7 +216,7 @@ class Committer:
         self._look_whether_informed()
 
     def report_received(self, worker: WorkerId, epoch: int) -> None:
-        """Note that a worker has sent this root, under the plan of that epoch, all it knows of earlier roots."""
+        """Record that a worker has sent this root all commits that it knows. epoch: of the plan that it obeyed then."""
         if epoch >= self._root_since:
             self.awaited_reports.discard(worker)
             self._look_whether_informed()
@@ -221,15 +228,15 @@ class Committer:
             self._history.informed()
 
     def relinked(self, peer: WorkerId) -> None:
-        """Send messages between that peer and the root again, which may be lost."""
+        """Send commits again that a broken link to a peer may have lost, if that peer or this worker is the root."""
         if self.is_root:
             self._tell_newest([peer])
         elif self._plan.owner(ROOT) == peer:
             self._introduce()
 
     def report(self) -> None:
-        """Repeat the newest commits and evaluations to the coordinator, and end a pause, even one that is to come: the
-        coordinator requests it again, unless it does not know of it.
+        """As the root, send the newest commits and evaluations to the coordinator again. Also end a pause and drop a
+        request for one: a coordinator that still wants it requests it again.
 
         A new root waits for the other workers' evaluations first, as the coordinator may end the job with the last
         commit.
@@ -244,14 +251,16 @@ class Committer:
                 self._tell_coordinator(step, commit)
 
     def _introduce(self) -> None:
-        """Send the root the commits known here, in one frame, so that it never receives only some of them."""
+        """Send the root the history and evaluations known here, then the newest commits in one frame, so that it never
+        receives only some of them.
+        """
         root = self._plan.owner(ROOT)
         self._tell_of_the_past([root])
         self._send(FrameKind.HEARD, 0, self.log.latest(), [root])
 
     def _tell_newest(self, workers: Sequence[WorkerId]) -> None:
-        """As the root, send workers the newest commits and those that the history may lack: then more workers know
-        them if this one is lost.
+        """As the root, send workers the newest commits, and older ones that the history may lack, so that they survive
+        the loss of this worker.
         """
         if workers:
             self._tell_of_the_past(workers)

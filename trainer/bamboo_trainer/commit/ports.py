@@ -1,4 +1,4 @@
-"""What commits need of a worker: the coordinator's channel, the job's history, and the context of an engine's parts."""
+"""Interfaces that commits use: the channel to the coordinator, the job's history, the context of an engine's parts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from bamboo_trainer.stage.stage_states import StageStates
 
 
 class Coordinator(Protocol):
-    """Sends messages to the coordinator. Its answers reach the engine later, through the caller that runs it."""
+    """The channel to the coordinator, whose answers reach the engine later, through the caller that runs the engine."""
 
     def tell(self, message: Message) -> None:
         """Send a message without waiting, from any thread."""
 
 
 class History:
-    """The job's history, which is not kept here; `worker.history_keeper` has one that is.
+    """The interface of the job's history. This class keeps none; `worker.history_keeper` has a subclass that does.
 
     Called on the engine's thread; no method may block.
     """
@@ -35,21 +35,21 @@ class History:
         """Record a step that any root has committed. step: the number of steps committed before."""
 
     def take_role(self, plan: Plan, leads: bool) -> None:
-        """Note whether this worker is now the root."""
+        """Record whether this worker is the root under a plan. leads: it is."""
 
     def informed(self) -> None:
-        """As the root: all other workers have sent what they know. May be called again."""
+        """As the root, record that all other workers have sent the commits that they know. May be called again."""
 
     def unwritten(self) -> Sequence[Commits]:
-        """Return, in pieces, the commits not known to be written, for a new root or a worker that joins."""
+        """Return the commits that may not be written yet, in batches, for a new root or a worker that joins."""
         return ()
 
     def heard(self, commits: Commits) -> None:
-        """Record commits that another worker does not know to be written."""
+        """Record commits from another worker that may not be written yet."""
 
 
 class NoHistory(History):
-    """Keeps no history. missed: called when this worker becomes the root."""
+    """A history that is not kept. missed: called each time this worker becomes the root."""
 
     def __init__(self, missed: Callable[[], None] = lambda: None) -> None:
         self._missed, self._leads = missed, False
@@ -74,7 +74,7 @@ class CommitContext:
     coordinator: Coordinator
 
     def generation(self, step: int) -> int:
-        """Return the generation of that step's layout; if unknown, the first one in force."""
+        """Return the generation of the step's layout; if unknown, of the first layout in force."""
         known = self.log.generation(step)
         return self.plan.current.layouts[0].generation if known is None else known
 

@@ -1,5 +1,5 @@
-"""Replicas: what a cell's owner sends to them, what they answer, and when the owner waits for them. Also finds owners
-that repeat a committed step and lack frames.
+"""Replication of stages: a cell's owner sends its state and final gradients to replicas, and sometimes waits for them.
+Also finds owners that repeat a committed step and lack frames for it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,11 +15,13 @@ from bamboo_trainer.frames import ANSWERS_END, Address, Announce, Commits, Frame
 from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.task import Parts
 
-CLOSE_STEPS = 2  # the owner waits for a replica that lags by no more, once, to bring it level
-PATIENCE_STEPS = 16  # it also waits for one that has had a state for that long and comes no closer
+CLOSE_STEPS = 2  # the owner waits once for a replica that lags by at most this number of steps
+PATIENCE_STEPS = 16  # it also waits for a replica that has had a state for this number of steps and comes no closer
 
 
 class Owed(Enum):
+    """The data that an owner must send to a replica now."""
+
     NOTHING = auto()
     STATE = auto()  # the whole state
     GRADIENTS = auto()  # the final gradients of the step in progress and of later ones
@@ -29,10 +31,10 @@ class Owed(Enum):
 class ReplicaProgress:
     """The owner's record of one replica.
 
-    since: the replica gets all final gradients from this step on; None: none. acked: the version that it holds. epoch:
-    of the plan that made it a replica; what it sends under an earlier one is of a state that it may have dropped.
-    secured: the version that it can reach with its gradients, without help. level: it has been in step together with
-    the replicas of the stage's other parts, if workers have several devices.
+    epoch: of the plan that made it a replica; under an earlier plan it may report a state that it has dropped since.
+    since: the first step whose final gradients it gets; None: it gets none. acked: the version that it holds.
+    secured: the version that it can reach with the gradients it has. synced: it has once held the owner's version.
+    level: it has done so in all parts of the stage at one time, if workers have several devices.
     """
 
     epoch: int = 0
@@ -44,7 +46,7 @@ class ReplicaProgress:
     follows_from: int | None = None  # the owner's version when the replica first had all it needs to continue alone
 
     def announced(self, version: int, secured: int, mine: int) -> Owed:
-        """Record an announcement of the replica, and return what to send.
+        """Record the version that the replica announced, and return what to send it.
 
         version: held by the replica; -1: none. secured: the version that it can reach. mine: the owner's version.
         """
@@ -56,7 +58,7 @@ class ReplicaProgress:
         return owed
 
     def _owed(self, version: int, mine: int) -> Owed:
-        if version < 0 <= self.acked:  # it was no replica in a plan that this owner has never obeyed
+        if version < 0 <= self.acked:  # a plan that this owner has never obeyed had dropped it as a replica
             self.since, self.acked, self.follows_from, self.synced, self.level = None, -1, None, False, False
         self.acked = max(self.acked, version)
         if self.since is not None and max(version, self.secured) >= self.since:
@@ -87,8 +89,8 @@ class ReplicaProgress:
     def holds_back(self, step: int, strict: bool) -> bool:
         """Return whether the owner must wait for the replica before `step` is committed. See docs/design/commit.md.
 
-        It does not wait for a replica that is being filled, but for one that only has to come level: where a step is
-        shorter than the way to the replica and back, the replica would never come level by itself. strict: the replica
+        It does not wait for a replica that still gets its state, but for one that is a few steps behind: where a step
+        is shorter than the round trip to the replica, the replica would never catch up by itself. strict: the replica
         must be able to complete the step without any worker's log.
         """
         if self.synced:
@@ -102,7 +104,7 @@ class ReplicaProgress:
 class ArrivedState:
     """A stage's state that arrives from another worker, layer by layer.
 
-    wanted: the number of the stage's layers. generation: that of the layout at the state's version.
+    wanted: the number of the stage's layers. generation: of the layout at the state's version.
     """
 
     cell: Cell
@@ -117,7 +119,7 @@ class ArrivedState:
 
 
 class Replicator:
-    """Sends states and final gradients to replicas, and takes them in as a replica.
+    """Both ends of replication: sends states and final gradients as an owner, and receives them as a replica.
 
     progress: of each replica of the cells that this worker owns. `send_next`, not `finalize`, sends final gradients:
     the step is reported first, because all workers wait for its commit, and its gradients are copied afterwards.
@@ -133,7 +135,10 @@ class Replicator:
     # as an owner
 
     def take_roles(self, old: Plan | None) -> None:
-        """Keep records of the replicas in the plan in force. old: the plan before."""
+        """Under a new plan, begin the progress of new replicas, and drop arriving states of stages no longer here.
+
+        old: the plan before.
+        """
         worker = self._plan.worker
         self._arrived = {stage: state for stage, state in self._arrived.items() if stage in self._states}
         was_mine = set(old.owned_by(worker)) if old else set()
@@ -145,9 +150,9 @@ class Replicator:
         }
 
     def finalize(self, stage: int, step: int, final: Tensor) -> None:
-        """Keep a step's final gradient for the state here, and for the replicas, which get it later.
+        """Keep a step's final gradient for the state here, and queue it for the replicas (see `send_next`).
 
-        It comes from a cell of this worker or, if none of its cells runs this step, from the owner it replicates.
+        final: from a cell of this worker or, if none of its cells runs this step, from the owner that it replicates.
         """
         if not self._states.keep_final(stage, step, final):
             return
@@ -160,15 +165,15 @@ class Replicator:
         return bool(self._unsent)
 
     def send_next(self) -> None:
-        """Send one replica one step's final gradients, if they are still here and it is still a replica."""
+        """Send one step's queued gradients to one replica, unless either is gone. Gradients must be owed."""
         cell, replica, step = key = next(iter(self._unsent))
         del self._unsent[key]
         if (cell, replica) in self.progress and self._states.has_final(cell.stage, step):
             self.send_final(replica, cell, step)
 
     def hand_over(self, cell: Cell, worker: WorkerId, step: int) -> Frame:
-        """Return the step's final gradients for a replica that takes over the cell. First send what it was still to
-        get: it waits for that now, and `send_next` serves only replicas.
+        """Return a frame with the step's final gradients for a replica that takes over the cell. First send it all
+        gradients still queued for it: it waits for them now, and `send_next` serves only replicas.
         """
         for key in [one for one in self._unsent if one[:2] == (cell, worker)]:
             del self._unsent[key]
@@ -177,19 +182,19 @@ class Replicator:
         return self._outbox.frame(*self._final(cell, step))
 
     def send_final(self, worker: WorkerId, cell: Cell, step: int) -> None:
-        """Send final gradients held here to a worker with a part in that cell, once they are copied."""
+        """Send a step's final gradients to an owner or replica of the cell, once they are copied to host memory."""
         self._outbox.post(worker, *self._final(cell, step))
 
     def _final(self, cell: Cell, step: int) -> tuple[Address, Parts, Commits]:
-        """Return the gradients with the newest commits, which a replica that is being filled may have missed: no worker
-        waits for it.
+        """Return address, tensors and payload of a frame with final gradients. The payload is the newest commits: no
+        worker waits for a replica that still gets its state, so it may have missed them.
         """
         final = self._states.final(cell.stage, step)
         assert final is not None
         return Address(FrameKind.SYNC, *cell, step), (final,), self._log.latest()
 
     def announced(self, cell: Cell, replica: WorkerId, epoch: int, announce: Announce) -> None:
-        """Process a replica's announcement of its version. epoch: of the plan that the replica obeys."""
+        """Record the version that a replica announced, and send what it lacks. epoch: of the plan that it obeys."""
         progress, held = self.progress[cell, replica], self._states.here(cell.stage)
         if epoch < progress.epoch:
             return  # it announces again when it obeys that plan
@@ -226,7 +231,7 @@ class Replicator:
                 self._send_owed(cell, replica, progress.relinked(self._states.version(cell.stage)))
 
     def skipped(self, stage: int) -> None:
-        """Bring replicas up to an owner that took over a newer state, and so never has the gradients in between."""
+        """Send replicas the newer state that their owner took over, since it never gets the gradients in between."""
         for (cell, replica), progress in self.progress.items():
             if cell.stage == stage:
                 self._send_owed(cell, replica, progress.relinked(self._states.version(stage)))
@@ -241,6 +246,7 @@ class Replicator:
             self.send_final(replica, cell, step)
 
     def send_state(self, cell: Cell, worker: WorkerId) -> None:
+        """Send a worker the whole state of a cell's stage, with one frame for each layer."""
         held = self._states[cell.stage]
         states = held.layer_states(held.layers_needed(), shown=False)
         filling = ReplicaStart(
@@ -258,7 +264,7 @@ class Replicator:
         return any(p.holds_back(step, strict) for (c, _), p in self.progress.items() if c == cell)
 
     def synced(self) -> Iterator[tuple[Cell, WorkerId]]:
-        """Return the replicas that have held all that their owner holds."""
+        """Return the cells and replicas whose replica has caught up with its owner, in all parts of the stage."""
         return (key for key, progress in self.progress.items() if progress.level)
 
     # as a replica
@@ -272,12 +278,15 @@ class Replicator:
                 self._outbox.send(self._plan.owner(cell), frame)
 
     def received(self, address: Address, final: Tensor) -> None:
-        """Keep a stage's final gradient from its owner."""
+        """Keep the final gradient that a stage's owner sent, and announce the version reached."""
         self.finalize(address.stage, address.step, final)
         self.announce(address.stage)
 
     def layer_arrived(self, frame: Frame) -> None:
-        """Keep a layer of another worker's state of a stage for `next_state`: of the newest version that comes."""
+        """Store a layer of a stage's state that another worker has sent, for `next_state`.
+
+        A newer version replaces an older one; layers of older versions are dropped.
+        """
         address, filling = frame.address, frame.payload.filling
         state = self._arrived.get(address.stage)
         if state is None or state.version < address.step:
@@ -287,8 +296,9 @@ class Replicator:
             state.layers[address.part] = LayerState.of(frame)
 
     def next_state(self) -> ArrivedState | None:
-        """Return a state that may be taken over now, or None. A replica with parts on several devices waits until the
-        other parts can reach the same version: if their owner is lost at different versions, none can be repeated.
+        """Remove and return a complete state that may be taken over now, else None. A replica with parts on several
+        devices waits until the other parts can reach the same version: with unequal versions, none of them could repeat
+        a step if their owner were lost.
         """
         number = next((n for n, state in self._arrived.items() if state.is_complete and self._may_take(n, state)), None)
         return None if number is None else self._arrived.pop(number)
@@ -301,7 +311,7 @@ class Replicator:
         return all(max(self._states.secured(other), self._waiting(other)) >= state.version for other in held)
 
     def _waiting(self, number: int) -> int:
-        """Return the version of a state that has arrived, or -1."""
+        """Return the version of a state that has arrived completely, or -1."""
         state = self._arrived.get(number)
         return state.version if state and state.is_complete else -1
 
@@ -326,7 +336,7 @@ class Repeated:
 
 @dataclass(slots=True)
 class Question:
-    """A question to all workers. answers: by worker and link, the first logged step of each of its cells."""
+    """A question to all workers. answers: the first step that each cell has in its log, by worker and link."""
 
     step: int
     epoch: int
@@ -334,7 +344,7 @@ class Question:
 
 
 class RepeatedSteps:
-    """Asks all workers once in an epoch, and reports to the coordinator a step that cannot be completed."""
+    """Repetition of committed steps: asks all workers for missing frames, once per epoch, and reports lost ones."""
 
     def __init__(self, shared: CommitContext, replicator: Replicator) -> None:
         self._plan, self._outbox, self._states, self._replicator = shared.plan, shared.outbox, shared.states, replicator
@@ -347,7 +357,10 @@ class RepeatedSteps:
         return address.step <= max(self._log.newest, self._asked.get(address.cell, -1))
 
     def look(self, repeated: Iterable[Repeated], since: Mapping[Cell, int]) -> None:
-        """Ask about repeated steps, report lost ones. since: for each of this worker's cells, the first logged step."""
+        """Ask all workers for the frames that repeated steps lack; report cells that can never complete theirs.
+
+        since: the first step in the message log, for each of this worker's cells.
+        """
         epoch = self._plan.current.epoch
         for one in repeated:
             question = self._questions.get(one.cell)
@@ -359,11 +372,11 @@ class RepeatedSteps:
                 self._coordinator.tell(LeftBehind(cell=one.cell))
 
     def ask_again(self) -> None:
-        """Ask everything again after a broken link, which may have lost questions or answers."""
+        """Let `look` ask all questions again, after a broken link that may have lost them or their answers."""
         self._questions.clear()
 
     def answer(self, worker: WorkerId, cell: Cell, step: int, since: Mapping[Cell, int]) -> None:
-        """Send the owner of a cell that repeats a committed step all that may help it."""
+        """Send a cell's owner, which repeats a committed step, newer state or gradients, and logged frames, if any."""
         self._asked[cell] = max(step, self._asked.get(cell, -1))
         number = cell.stage
         if number in self._states and self._states.version(number) > step:

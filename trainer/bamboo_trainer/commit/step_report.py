@@ -15,7 +15,7 @@ from bamboo_trainer.stage.work import Work
 
 
 def exact_terms(numbers: Iterable[float]) -> list[float]:
-    """Return at most about 40 terms with exactly the numbers' sum, or the first number that is not finite."""
+    """Return at most about 40 floats with exactly the numbers' sum, or the first number that is not finite."""
     terms: list[float] = []
     for number in numbers:
         if not math.isfinite(number):
@@ -35,7 +35,7 @@ def exact_terms(numbers: Iterable[float]) -> list[float]:
 def exact_sums(
     measured: Iterable[Mapping[str, tuple[float, float]]],
 ) -> dict[str, tuple[list[float], list[float]]]:
-    """Return for each name the exact terms of its sums and of its weights."""
+    """Return the exact terms of each metric's sums and weights, by name. measured: (sum, weight) by name."""
     pairs_by_name: dict[str, list[tuple[float, float]]] = {}
     for one in measured:
         for name, pair in one.items():
@@ -77,9 +77,9 @@ def step_report(cell: Cell, squared_norms: Iterable[float], work: Work) -> Ready
 
 
 def combined(reports: Sequence[Ready], loss_unit: float = 1.0, *, generation: int = 0, epoch: int = 0) -> Commit:
-    """Combine the reports of all cells, in any order, to the same commit. Its numbers are NaN if not finite; after the
-    last step, for an evaluation alone, loss and norm are 0. loss_unit: the divisor of summed losses before their
-    backward.
+    """Combine the reports of all cells, in any order, into a step's commit. Its numbers are NaN if not finite. For an
+    evaluation alone, after the last step, loss and norm are 0. loss_unit: the number by which summed losses were
+    divided before their backward.
     """
     losses = [loss for report in reports for loss in report.losses.values()]
     weights = [weight for report in reports for weight in report.weights.values()]
@@ -106,7 +106,7 @@ def combined(reports: Sequence[Ready], loss_unit: float = 1.0, *, generation: in
 
 
 def _quotients(reports: Sequence[Sums]) -> dict[str, float]:
-    """Return for each name the quotient over all cells that measured it."""
+    """Return each metric's weighted mean over all cells that measured it, by name."""
     return {
         name: quotient(
             [term for one in reports if name in one for term in one[name][0]],
