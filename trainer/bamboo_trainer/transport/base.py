@@ -1,4 +1,4 @@
-"""The seam between the engine and the network."""
+"""The interface between the engine and the network: a transport and its events."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ def ordinary(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 class Transport(Protocol):
-    """Sends frames to peers. Never blocks the engine, never raises because of a peer."""
+    """A network of workers that exchange frames. It never blocks the engine, and never raises because of a peer."""
 
     def send(self, peer: WorkerId, frame: Frame) -> None:
         """Queue a frame, whose tensors must not be written any more. Dropped if the peer is unknown or down."""
@@ -60,5 +60,5 @@ class Transport(Protocol):
         ...
 
     def close(self, flush_seconds: float) -> None:
-        """Send what is queued for at most that long, then close every link and thread."""
+        """Send queued frames for at most `flush_seconds`, then close every link and end every thread."""
         ...

@@ -69,7 +69,7 @@ def receive(sock: socket.socket, size: int, deadline: float) -> bytearray:
 
 
 def after(views: list[memoryview], count: int) -> list[memoryview]:
-    """Return what is left of the views after their first `count` bytes."""
+    """Return the views without their first `count` bytes."""
     for at, view in enumerate(views):
         if count < len(view):
             return [view[count:], *views[at + 1 :]]
@@ -131,7 +131,7 @@ PIECE: Final = 256 << 10  # bytes sent between two checks of the rate
 
 
 def parts_of(body: Sequence[wire.Buffer], count: int) -> list[list[memoryview]]:
-    """Cut buffers, as one range of bytes, into that number of equal parts."""
+    """Cut buffers, as one range of bytes, into `count` equal parts, each a list of views."""
     size = sum(map(len, body))
     bounds, parts = [size * index // count for index in range(count + 1)], []
     for start, stop in pairwise(bounds):
@@ -228,7 +228,7 @@ class Outbound:
         flows: int,
         rate: float | None,
     ) -> None:
-        """flows: connections that large bodies are spread over. rate: the most bytes that the link sends a second."""
+        """route: this worker, peer, lane. flows: connections for large bodies. rate: limit in bytes per second."""
         self.me, self.peer, self.lane = route
         self._secret = secret
         self._address = address
@@ -241,19 +241,19 @@ class Outbound:
         self._sock: socket.socket | None = None
         # Of the current connection:
         self._nonce = b""  # the acceptor's nonce of this connection
-        self._further: list[socket.socket] = []  # others that have joined it, for parts of large bodies
-        self._spread = False  # they were opened
+        self._further: list[socket.socket] = []  # further connections that have joined it, for parts of large bodies
+        self._spread = False  # those were opened, as far as possible
         self._standing = False  # the handshake is done
         self._lost = False  # the other side has ended it
         self._due = 0.0  # when the rate allows more
-        self._broken = False  # what is sent is dropped
+        self._broken = False  # `send` drops frames
         self._sending = False
         self._closed = False
         self._attempts = 0  # a name with several addresses: each in turn
         self.thread = threading.Thread(target=self._run, name=f"bamboo-tx-{self.peer}-{self.lane}", daemon=True)
 
     def send(self, frame: wire.Encoded) -> None:
-        """Queue a frame, or send it at once if that is quicker."""
+        """Send a small frame at once if the kernel takes it, else queue it. Dropped while the link is down."""
         with self._lock:
             if self._closed or self._broken:
                 logger.debug("frame to %s dropped: its %s link is down", self.peer, self.lane)
@@ -264,7 +264,7 @@ class Outbound:
                 self._changed.notify_all()
 
     def _send_at_once(self, buffers: list[wire.Buffer]) -> list[wire.Buffer]:
-        """Send what does not block; return the rest. The caller holds the lock."""
+        """Send as much of a small frame as the kernel takes at once; return the rest. The caller holds the lock."""
         sock = self._sock
         if sock is None or not self._standing or self._sending or self._queue or sum(map(len, buffers)) > AT_ONCE:
             return buffers
@@ -284,7 +284,7 @@ class Outbound:
             return bool(self._queue) or self._sending
 
     def flush(self, seconds: float) -> bool:
-        """Wait until nothing is queued; return False if something still is."""
+        """Wait until every queued frame is sent; return False if that takes longer than `seconds`."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._queue and not self._sending, max(0.0, seconds))
 
@@ -321,7 +321,7 @@ class Outbound:
                 backoff = min(2 * backoff, longest)
 
     def _drop(self) -> bool:
-        """Drop everything queued. Return False if closed."""
+        """Mark the link as broken and drop its queue. Return False if it is closed."""
         with self._changed:
             self._broken = True
             self._sending = False
@@ -348,7 +348,7 @@ class Outbound:
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[socket.socket]:
-        """Yield a socket past the handshake; close it in the end, with those that have joined it."""
+        """Yield a socket past the handshake; close it in the end, with the link's further connections."""
         host, port = self._address
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, address = addresses[self._attempts % len(addresses)]
@@ -514,7 +514,7 @@ class Inbound:
             self._acceptor.left(self, reason)
 
     def _serve(self) -> str:
-        """Read until the link ends; return the reason."""
+        """Authenticate the sender and deliver its frames; return why the link ended."""
         try:
             hello = self._greet()
             if hello.joins:

@@ -49,7 +49,7 @@ class TcpTransport:
         self._threads: list[threading.Thread] = []
         self._closed = False
         self.sent, self.resent = [0] * (max(FrameKind) + 1), [0] * (max(FrameKind) + 1)  # bytes, by kind of frame
-        self.broken = 0  # links to peers of the plan
+        self.broken = 0  # how many links to peers of the plan broke
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=128)
         self.port: int = self._listener.getsockname()[1]
@@ -57,9 +57,9 @@ class TcpTransport:
             self._start(threading.Thread(target=self._accept, name=f"bamboo-accept-{worker}", daemon=True))
 
     def trust(self, secret: str, state_rate: float | None = None, flows: int = 1, buffer: Buffer = ordinary) -> None:
-        """Replace the job's secret, for links formed from now on.
+        """Set the job's secret and the options of links, for links formed from now on.
 
-        state_rate: the most bytes of whole states that a link sends a second. flows: connections that a link spreads
+        state_rate: limit in bytes per second for whole states; None: no limit. flows: connections that a link spreads
         large frames over. buffer: allocates the memory that tensors are read into.
         """
         self._secret, self._flows, self._buffer = secret.encode(), flows, buffer
@@ -133,11 +133,11 @@ class TcpTransport:
         self._listener.close()
 
     def admit(self, link: Inbound, hello: wire.LinkHello) -> bool:
-        """Return whether a link may deliver frames. A newer link replaces an older one of the same sender and lane.
-        Only links' own threads call this.
+        """Admit a link, which replaces an older one of the same sender and lane. Return False if no plan names its
+        sender within PLAN_SECONDS. Only links' own threads call this.
 
-        Then only the sender has seen the older link break. Frames that it sent may be lost all the same, so a LinkUp
-        follows.
+        If it replaces one, only the sender has seen that link break. Frames may be lost all the same, so deliver a
+        LinkUp.
         """
         key = (hello.worker, hello.lane)
         with self._changed:
@@ -159,8 +159,8 @@ class TcpTransport:
         return True
 
     def join(self, sock: socket.socket, hello: wire.LinkHello) -> bool:
-        """Return whether a connection may join its link: only the newest link of a sender and lane. Only links' own
-        threads call this.
+        """Let a connection join the link that its hello names. Return False if that is not the newest one of its
+        sender and lane, or is full. Only links' own threads call this.
         """
         with self._lock:
             link = self._inbound.get((hello.worker, hello.lane))

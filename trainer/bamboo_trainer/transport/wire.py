@@ -1,10 +1,9 @@
 """The wire format of the TCP data plane: pure functions between frames or hellos and bytes. No byte is trusted.
 
 A frame is a fixed header, a msgpack meta `[[[dtype, shape], ...], payload]`, and the tensors' bytes one after the
-other, in the machine's byte order (little-endian everywhere that torch runs). Between meta and body of a striped frame
-stands, in one byte, the number of connections that the body is spread over: see `links`. Anything out of bounds or
-inconsistent is a WireError; the reader then closes the link. `frames` knows what a frame of each kind must carry,
-this module does not.
+other, in the machine's byte order (little-endian everywhere that torch runs). A striped frame has one more byte between
+meta and body: the number of connections that carry the body, see `links`. Anything out of bounds or inconsistent is a
+WireError; the reader then closes the link. `frames` knows what a frame of each kind must carry, this module does not.
 """
 
 import hashlib
@@ -42,7 +41,7 @@ MAX_HELLO: Final = 2048
 NONCE_SIZE: Final = 16
 COALESCE: Final = 64 << 10
 ACCEPTED: Final = b"\x01"
-STRIPED_FROM: Final = LARGE_BODY  # a smaller one arrives as soon on one connection
+STRIPED_FROM: Final = LARGE_BODY  # bytes; a smaller body arrives as soon on one connection
 
 # magic, version, kind, striped, epoch, origin, pipeline, stage, step, microbatch, part, meta length, body length
 HEADER: Final = struct.Struct("<4sBB?qqiiqiiIQ")
@@ -115,8 +114,8 @@ _META_ERRORS: Final = (msgspec.MsgspecError, ValueError, TypeError, OverflowErro
 class Encoded(NamedTuple):
     """A frame ready to send; it shares the storage of the frame's tensors.
 
-    head: header and meta. parts: contiguous tensors in host memory, whose bytes follow. striped: the parts travel apart
-    from the frame, see `links`.
+    head: header and meta. parts: contiguous tensors in host memory, whose bytes follow. striped: the parts are spread
+    over the link's connections, see `links`.
     """
 
     head: bytes
@@ -135,10 +134,10 @@ class Encoded(NamedTuple):
 
 
 def encode_frame(frame: Frame, *, may_stripe: bool = False) -> Encoded:
-    """Encode a frame. Raises ValueError if it cannot be sent. may_stripe: a large body is striped."""
+    """Encode a frame. may_stripe: spread a large body over connections. Raises ValueError, TypeError (payload)."""
     parts, specs, body_length = [], [], 0
     for tensor in frame.tensors:
-        sendable = tensor.detach()  # the engine may mark it as in need of a gradient while it is sent
+        sendable = tensor.detach()  # the engine may set requires_grad on the tensor while it is sent
         if not (sendable.is_cpu and sendable.is_contiguous()):
             sendable = sendable.cpu().contiguous()
         name, size = DTYPE_NAMES.get(sendable.dtype), sendable.nbytes
@@ -178,7 +177,7 @@ def parse_header(raw: bytes | bytearray) -> Header:
 
 
 def parse_meta(raw: bytes | bytearray, body_length: int) -> tuple[tuple[TensorSpec, ...], Any]:
-    """Return the body's tensor specs and the frame's payload. Raises WireError, also if they do not fill the body."""
+    """Return the tensors' specs and the payload. Raises WireError, also if the tensors do not fill the body."""
     try:
         meta = _META_DECODER.decode(raw)
     except _META_ERRORS as error:
@@ -201,7 +200,7 @@ def _spec(name: str, shape: tuple[int, ...]) -> TensorSpec:
 
 
 def coalesce(buffers: Iterable[Buffer], limit: int = COALESCE) -> Iterator[Buffer]:
-    """Yield these bytes in order; small buffers are joined up to `limit`, large ones are untouched."""
+    """Yield the buffers in order, with small ones joined into pieces of less than `limit` bytes."""
     small: list[Buffer] = []
     size = 0
     for buffer in buffers:
@@ -218,7 +217,7 @@ def coalesce(buffers: Iterable[Buffer], limit: int = COALESCE) -> Iterator[Buffe
 
 
 def _mac(secret: bytes, nonce: bytes, route: tuple[WorkerId, WorkerId, Lane], joins: bytes) -> bytes:
-    # The receiver is in it, so that a link to a port that another worker now has is refused.
+    # It covers the receiver, so that a link to a port that another worker now has is refused.
     message = msgspec.msgpack.encode([*route, nonce, joins])
     return hmac.new(secret, message, hashlib.sha256).digest()
 
