@@ -45,7 +45,7 @@ def checkpointed_layers(task: Task) -> frozenset[int]:
 
 
 def recomputing(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a call of a layer that is repeated in the backward, with the same graph and the same bits of gradients.
+    """Wrap a layer's call in activation checkpointing: the backward repeats it, with bit-equal gradients.
 
     The call seeds the generators and enters autocast itself, so no state is kept for the repetition.
     """
@@ -70,8 +70,8 @@ ADAM = 2  # assumed tensors per parameter of an optimizer whose step needs value
 class LayerSize:
     """The size of a layer.
 
-    parameters: number of elements. tied: number of these that belong to, and are counted for, another layer. casts:
-    bytes of parameters cast to the precision of products, shared by all microbatches. inputs: bytes of one microbatch.
+    parameters: number of elements. tied: number of these that belong to another layer, which counts them. casts: bytes
+    of parameters cast by autocast, shared by all microbatches. inputs: bytes of one microbatch.
     """
 
     parameters: int
@@ -173,7 +173,7 @@ class _Saved:
 
 
 def _optimizer_bytes(task: Task, index: int, layer: nn.Module) -> int:
-    """Return the bytes of the optimizer's state for a layer after a step."""
+    """Return the bytes of the optimizer's state for a layer after a step; assume Adam's if its step needs values."""
     trained = {f"{index}.{n}": nn.Parameter(p.to("meta")) for n, p in layer.named_parameters() if p.requires_grad}
     inner = ScheduledOptimizer(task, list(trained.items())).inner
     if inner is None:

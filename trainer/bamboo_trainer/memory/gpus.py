@@ -1,4 +1,4 @@
-"""A worker's GPUs, or the CPU in their place: their choice, their settings, moved layers, marks in their queues."""
+"""A worker's GPUs, or the CPU instead: their choice, torch's settings, moved layers, marks in their streams."""
 
 import os
 import queue
@@ -54,7 +54,7 @@ def choose_devices(worker: str, count: int) -> tuple[torch.device, ...]:
         return (first,) * count
     available = torch.cuda.device_count()
     index = first.index
-    if os.environ.get(ENV_DEVICE) in (None, "", "cuda"):  # divide the GPUs among as many workers as get all of theirs
+    if os.environ.get(ENV_DEVICE) in (None, "", "cuda"):  # divide the GPUs among workers, `count` for each
         index = _number(worker) % max(1, available // count) * count
     if index + count > available:
         raise DeviceError(
@@ -70,7 +70,7 @@ def choose_devices(worker: str, count: int) -> tuple[torch.device, ...]:
 def require_gpus(spec: JobSpec, devices: Sequence[torch.device]) -> None:
     """Raise DeviceError if a job asks for GPUs and a worker in a pod would compute on the CPU.
 
-    devices: the chosen ones. BAMBOO_DEVICE=cpu permits the CPU.
+    devices: of the worker. BAMBOO_DEVICE=cpu permits the CPU.
     """
     asks = asking_for_gpus(spec)
     if asks and devices[0].type == "cpu" and not os.environ.get(ENV_DEVICE):
@@ -86,10 +86,10 @@ def _number(worker: str) -> int:
 
 
 def use(device: torch.device, *, deterministic: bool = True) -> None:
-    """Let this process compute on a device, with the same bits each time where torch supports that.
+    """Make a GPU this process's current device, with torch's deterministic algorithms where it has them.
 
-    deterministic: otherwise cuDNN tries which kernels are fastest. On a CPU nothing changes: on one thread torch gives
-    the same bits each time.
+    deterministic: if False, cuDNN benchmarks its kernels and takes the fastest. For a CPU, do nothing: on one thread
+    torch gives the same bits each time.
     """
     if device.type != "cuda":
         return
@@ -109,7 +109,7 @@ def wait_for(device: torch.device) -> None:
 
 
 def release_cached() -> None:
-    """Release unused cached memory of a GPU, and pinned memory, for other sizes."""
+    """Release torch's caches of GPU and pinned host memory, so that blocks of other sizes fit."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
         torch.accelerator.empty_host_cache()
@@ -118,11 +118,11 @@ def release_cached() -> None:
 def apart_from_others(
     layers: Mapping[int, nn.Module], device: torch.device, *, rounds: bool = False
 ) -> dict[int, nn.Module]:
-    """Return the layers, or copies of those that share constants or modules with another device's layers.
+    """Return the layers, with a copy of each layer that shares buffers or frozen parameters with another device.
 
-    `Module.to` would move what they share away from there: modules, buffers and frozen parameters. rounds: frozen
-    parameters change their dtype, so they are copied from all other layers. Copies keep what they share among
-    themselves; trained parameters are not copied.
+    `Module.to` would move these away from that device. rounds: frozen parameters will change their dtype, so each layer
+    with frozen parameters is copied. Copies share tensors and modules as their originals do; trained parameters are
+    never copied.
     """
     memo: dict[int, object] = {}
     apart = {}
@@ -167,7 +167,7 @@ class QueueMark(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PassedMark:
-    """A mark behind finished work. at: its time in seconds."""
+    """A mark that its device has passed already, as on a CPU. at: monotonic time in seconds."""
 
     at: float = field(default_factory=time.monotonic)
 

@@ -43,7 +43,7 @@ class Copy(Protocol):
 
 
 class HostCopies(Protocol):
-    """Copies for one device. Only the engine's thread may use it, except for `buffer`."""
+    """Copies between one device, host memory and other devices, for the engine's thread only, except for `buffer`."""
 
     def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
         """Start to copy tensors to host memory. bulk: large and not urgent; urgent copies must not queue behind."""
@@ -70,7 +70,7 @@ class HostCopies(Protocol):
 
 
 class _Made:
-    """A copy that is complete after a GPU's event; None: it is complete already."""
+    """A copy that is complete once a GPU has passed an event; without an event, at once."""
 
     def __init__(self, parts: Parts, event: torch.cuda.Event | None = None) -> None:
         self._parts, self._event = parts, event
@@ -108,7 +108,7 @@ class AtOnce:
 
 
 class _All:
-    """A copy of tensors of several devices. places: for each tensor, the copy that has it."""
+    """A copy of tensors of several devices. places: for each tensor, the index of its copy in `copies`."""
 
     def __init__(self, copies: Sequence[Copy], places: Sequence[int]) -> None:
         self._copies, self._places = copies, places
@@ -235,7 +235,7 @@ class CudaCopies:
         return event_mark(self._device)
 
     def buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return a buffer, in pinned memory as long as there is room."""
+        """Return uninitialized host memory, pinned if it still fits in `pinned_bytes`."""
         size = pinned_size(math.prod(shape) * dtype.itemsize)
         pinned = self._take(size)
         buffer = torch.empty(shape, dtype=dtype, pin_memory=pinned)
@@ -296,12 +296,15 @@ class CopiesOfDevices:
 
 
 def copies_by_device(devices: Iterable[torch.device], notify: Callable[[], None]) -> dict[torch.device, HostCopies]:
-    """Return the copies for each device; they share the pinned memory and the handed-over tensors."""
+    """Create a `HostCopies` for each device. notify: called by another thread when a copy is ready.
+
+    They divide PINNED_BYTES equally, and share the record of handed-over tensors.
+    """
     each, handed_over = tuple(dict.fromkeys(devices)), HandedOver()
     room = PINNED_BYTES // len(each)
     return {one: CudaCopies(one, notify, room, handed_over) if one.type == "cuda" else AtOnce(one) for one in each}
 
 
 def together(by_device: Mapping[torch.device, HostCopies]) -> HostCopies:
-    """Return the copies for tensors of any of these devices."""
+    """Return one `HostCopies` for tensors of any of these devices."""
     return next(iter(by_device.values())) if len(by_device) == 1 else CopiesOfDevices(by_device)

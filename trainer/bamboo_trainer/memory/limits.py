@@ -45,13 +45,13 @@ _VERSION_1: Final = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "to
 
 
 def host_memory(root: Path = ROOT, groups: Path = GROUPS) -> HostMemory | None:
-    """Return the memory of the group with the least room; None if no limit is known. Safe in any thread."""
+    """Return the memory of the control group with the least room; None if no limit is known. Safe in any thread."""
     known = [memory for folder, files in _folders(root, groups) if (memory := _read(folder, files)) is not None]
     return min(known, key=lambda memory: memory.limit - memory.used, default=None)
 
 
 def _folders(root: Path, groups: Path) -> Iterator[tuple[Path, _Files]]:
-    """Yield the folders of this process's groups and of those above; some do not exist inside a container."""
+    """Yield the folders of this process's control groups and their parents; some do not exist inside a container."""
     try:
         lines = groups.read_text().splitlines()
     except OSError:
@@ -85,7 +85,7 @@ def _read(folder: Path, files: _Files) -> HostMemory | None:
 
 
 def headroom(devices: Sequence[torch.device], memory: Callable[[], HostMemory | None] = host_memory) -> float | None:
-    """Return the ratio of the usable to the used memory of a GPU or of the host, whichever is less.
+    """Return the ratio of usable to used memory, the smallest among the GPUs and the host.
 
     Memory that torch caches on a GPU counts as used. None if no limit is known. Safe in any thread.
     """
@@ -103,7 +103,7 @@ def has_room(device: torch.device, size: int) -> bool:
 
 
 def memory_of(devices: Sequence[torch.device], memory: Callable[[], HostMemory | None] = host_memory) -> Memory:
-    """Return peak and limit of the GPU closest to its limit; without GPUs, of the host's memory.
+    """Return peak and limit, in bytes, of the GPU closest to its limit; without GPUs, of the host's memory.
 
     Memory that torch caches on a GPU counts. The host's limit is that of its control group, or else all of the
     machine's memory. Safe in any thread.
