@@ -23,7 +23,7 @@ WATCHED: Final = 4  # the first backwards of a stage, watched for modules that r
 
 
 class BackwardRunner:
-    """Runs backwards. Gradients are summed in the order of the microbatches, whenever they are computed."""
+    """The runner of backwards. It sums gradients in the order of microbatches, whenever they are computed."""
 
     def __init__(self, values: StageValues, bring: Bring, *, splits: bool) -> None:
         """Create the runner.
@@ -66,7 +66,7 @@ class BackwardRunner:
         inputs = tuple(p.grad for p in leaves if p.is_floating_point())
         if microbatch in work.postponed:
             for leaf in leaves:
-                leaf.grad = None  # what is sent must not stay as long as the graph
+                leaf.grad = None  # sent gradients must not stay as long as the graph
         return inputs
 
     def _scale(self) -> BackwardScale:
@@ -89,7 +89,7 @@ class BackwardRunner:
             total.added(microbatch)
 
     def _reached(self, ends: Ends) -> list[tuple[GradientEdge, Tensor]]:
-        """Return the ends that need their gradient, on the device."""
+        """Return the graph edges of the ends, with gradients on the device. Ends without a graph are left out."""
         edges = [(end if isinstance(end, GradientEdge) else edge_of(end), g) for end, g in ends]
         reached = [(edge, g) for edge, g in edges if edge is not None]
         return list(zip([edge for edge, _ in reached], self._bring([g for _, g in reached]), strict=True))

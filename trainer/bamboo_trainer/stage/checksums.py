@@ -29,7 +29,7 @@ _SIGN: Final = (1 << 64) - 1
 
 
 def checksum(tensor: Tensor) -> int:
-    """Return a checksum: equal for equal bits on every device; for other bits equal in about one case in 2**64."""
+    """Return a 64-bit checksum, equal for equal bits on any device; equal for other bits in about one case in 2**64."""
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     whole = data.numel() // 8 * 8
     if data.is_cpu and whole <= 8 * CHUNK:  # numpy takes a third of torch's time for a small tensor
@@ -57,7 +57,7 @@ def checksum_of(tensors: Iterable[Tensor | None], values: Iterable[object] = ())
 
 @cache
 def _weights(device: torch.device) -> Tensor:
-    """Return odd numbers without a pattern, the same everywhere, so that the position of a value counts, too."""
+    """Return CHUNK pseudorandom odd weights, equal on all machines, so that the position of a value counts, too."""
     words = torch.arange(1, CHUNK + 1, dtype=torch.int64)
     for shift in (29, 31, 32):
         words = (words ^ (words >> shift)) * _STEP
@@ -76,7 +76,7 @@ def check(parameters: FlatParameters, optimizer: OptimizerState) -> None:
 
 
 def digest(parameters: FlatParameters, optimizer: OptimizerState, without: Collection[str] = ()) -> str:
-    """Return the sum of the sha256 of all parts; equal digests mean bit-equal state. without: slots left out."""
+    """Return the sum of the SHA-256 of all tensors and numbers: equal for bit-equal states. without: names left out."""
     digests = []
     for name, tensor in _named(parameters, optimizer):
         if _slot(name) not in without:
@@ -98,13 +98,13 @@ def checksums(parameters: FlatParameters, optimizer: OptimizerState) -> dict[str
 
 
 def _slot(name: str) -> str:
-    """Return the name of the parameter or constant that a part belongs to. name: the part's."""
+    """Return the name of the parameter or constant to which a tensor or number of the state belongs."""
     kind, _, place = name.partition(":")
     return place.rpartition(":")[0] if kind == "state" else place
 
 
 def _named(parameters: FlatParameters, optimizer: OptimizerState) -> Iterator[tuple[str, Tensor]]:
-    """Yield the whole state in fixed order; the tensors themselves."""
+    """Yield all tensors of the state, not copied, by name and in fixed order."""
     yield from parameters.named()
     yield from optimizer.named()
 
@@ -133,8 +133,8 @@ class _Kind(StrEnum):
 
 
 class Constants:
-    """The constants of a stage's layers, as they were when the stage was built or restored. running: places of the
-    buffers that commits, and nothing else, may change.
+    """The buffers and frozen parameters of a stage's layers, as built or restored, to detect changes. running: the
+    buffers that only commits may change, by layer and name.
     """
 
     def __init__(self, layers: Mapping[int, nn.Module], running: Collection[_Place] = ()) -> None:

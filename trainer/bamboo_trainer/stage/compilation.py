@@ -1,4 +1,4 @@
-"""Layers compiled by torch.compile, each separately: requirements, cut backwards, and when to compile.
+"""Layers compiled by torch.compile, each separately: the required toolchain, and compiling ahead of time.
 
 A compiled layer's code must not depend on the model's split, nor its bits on what a worker has run before. So each
 layer is one graph for exactly the shapes and dtypes of its inputs (no dynamic shapes), always with the graph for the
@@ -35,12 +35,12 @@ SECONDS: Final = 60.0  # limit for a compiler to print its version
 
 
 class CompilerUnavailable(ValueError):
-    """The manifest asks for compiled layers, but this image lacks a requirement. The message names the field."""
+    """Error because a job asks for compiled layers and this image lacks a requirement. The message names the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """The compiler of machine code."""
+    """The compilers that torch.compile needs: C++, and Triton for a GPU."""
 
     version: str  # the compiler's version, "" if a requirement is missing
     lacks: str = ""  # the missing requirement, in words
@@ -48,7 +48,7 @@ class Toolchain:
 
 @functools.cache
 def toolchain(*, gpu: bool) -> Toolchain:
-    """Return this machine's compiler, or the missing requirement. gpu: it must compile for a GPU, too."""
+    """Return the versions of this machine's compilers, or what is missing. gpu: Triton is required, too."""
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         return Toolchain("", f"Python's headers (Python.h in {sysconfig.get_path('include')})")
     compiler = os.environ.get("CXX") or "g++"
@@ -75,7 +75,7 @@ def require_toolchain(training: TrainingSpec, *, gpu: bool) -> None:
 
 
 class InputForm(NamedTuple):
-    """Shape, type and need of a gradient of a layer's input."""
+    """The shape and dtype of a layer's input, and whether it needs a gradient."""
 
     shape: tuple[int, ...]
     dtype: str  # torch's name
@@ -87,7 +87,7 @@ class InputForm(NamedTuple):
 
 
 def input_forms(task: Task, config: TrainingConfig, end: int) -> dict[int, tuple[InputForm, ...]]:
-    """Return the forms of each layer's inputs up to layer `end`; of fewer if a layer cannot run without data."""
+    """Return the forms of each layer's inputs, for layers before `end`; for fewer if one cannot run without data."""
 
     def outputs(walk: Walk, index: int, inputs: Parts) -> tuple[tuple[InputForm, ...], Parts]:
         layer = rounded(walk.layer(index), config.parameter_dtype)
@@ -111,9 +111,9 @@ _ALL_LAYERS: Final = 1 << 20  # limit for codes of all layers of one class in a 
 
 
 class CompiledLayers:
-    """The compiled layers by number. left: layers that run eagerly, and why.
+    """A stage's layers, compiled. left: the reasons of layers that run eagerly, by number.
 
-    deterministic: no measurement chooses kernels. Layers draw the same random numbers as without compilation.
+    deterministic: torch chooses no kernels by benchmarks. Layers draw the same random numbers as without compilation.
     """
 
     def __init__(self, layers: Mapping[int, nn.Module], *, deterministic: bool) -> None:

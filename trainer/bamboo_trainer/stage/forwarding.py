@@ -72,7 +72,7 @@ class Forwarding:
 
 
 class ForwardRunner:
-    """Runs forwards, whole or layer by layer.
+    """The runner of a stage's forwards, whole or layer by layer.
 
     The bits of a forward depend only on the parameters, the seed, step, microbatch and inputs.
     """
@@ -99,12 +99,12 @@ class ForwardRunner:
 
     @property
     def repeats(self) -> bool:
-        """Whether the backward runs some of the layers again."""
+        """Whether the backward runs some of the layers again (activation checkpointing)."""
         return not self._checkpointed.isdisjoint(self._layers)
 
     def expect(self, step: int, microbatches: Iterable[int]) -> None:
-        """Compute the seeds of a step's forwards at once: a fraction of the time that it takes one by one, between
-        layers. Other forwards compute their own.
+        """Compute the random seeds of a step's forwards ahead: together they take a fraction of the time that they take
+        one by one, between layers. Other forwards compute their own.
         """
         known = {place: seeds for place, seeds in self._seeds.items() if place[0] == step}
         self._seeds = known | {(step, m): self._seeds_of(step, m) for m in microbatches}
@@ -113,7 +113,7 @@ class ForwardRunner:
         return tuple([forward_seed(self._config.seed, step, microbatch, index) for index in self._layers])
 
     def start(self, step: int, microbatch: int, inputs: Parts | None) -> Forwarding:
-        """Return a forward that has run no layer yet. inputs: require a gradient if one goes back for them."""
+        """Return a forward that has run no layer yet. inputs: None on the first stage, which loads its data."""
         assert (inputs is None) == (self._first == 0)
         targets = None
         if inputs is None:
@@ -157,7 +157,7 @@ class ForwardRunner:
                 f.measure(self._task, f.targets)
 
     def call(self, index: int, seed: int, given: Any, capture: Capture) -> Any:
-        """Run a layer's forward with all that its bits depend on. capture: gets what norms see."""
+        """Run a layer's forward, seeded, for the backward's recomputation. capture: gets its norms' statistics."""
         with capturing(capture):
             return self._call(index, seed, given)
 
@@ -178,14 +178,14 @@ class ForwardRunner:
 
 
 class Evaluator:
-    """Runs a stage's layers in eval mode."""
+    """The runner of evaluation batches through a stage's layers, in eval mode and without gradients."""
 
     def __init__(self, values: StageValues, reader: BatchReader) -> None:
         self._values, self._reader = values, reader
         self._task, self._config, self._device = values.task, values.config, values.device
 
     def run(self, batch: int, inputs: Parts | None) -> tuple[Parts, dict[str, Sum]]:
-        """Return the stage's outputs; on the last stage (), and the sums measured on the batch.
+        """Run an evaluation batch. Return the outputs and {}; on the last stage (), and the sums of its metrics.
 
         A pure function of the parameters and the batch. inputs: None on the first stage, which reads them.
         """
@@ -206,7 +206,7 @@ class Evaluator:
             return (), measured(self._task, self._task.evaluation, parts, on_device, samples)
 
     def _read(self, batch: int) -> tuple[Parts, Parts, int]:
-        """Return inputs, targets, and their number of samples."""
+        """Return an evaluation batch's inputs, targets, and number of samples."""
         assert self._task.evaluation is not None
         samples = evaluated_samples(self._task.evaluation, batch, self._config.micro_batch_size)
         with self._reader.quiet():

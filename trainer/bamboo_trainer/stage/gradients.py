@@ -58,7 +58,7 @@ class _Held:
     gradients: tuple[Tensor | None, ...] | None = None
 
     def note(self, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
-        """Keep them in the first part. In the second return those kept, so that hooks of tensors do not count twice."""
+        """As a prehook, keep the gradients. In the second part return the kept ones, so that hooks count once."""
         if self.gradients is None:
             self.gradients = gradients
             return None
@@ -71,15 +71,15 @@ class _Held:
 
 @dataclass(slots=True, eq=False)
 class WeightGradients:
-    """The weight gradients of a microbatch that are not computed yet. Holds the microbatch's graph, and so all that its
-    forward has kept.
+    """The postponed weight gradients of a microbatch. Holds the microbatch's graph, and so all tensors that its forward
+    has saved.
     """
 
     leaves: Parts
     _frontier: list[tuple[list[tuple[Node, _Held]], list[Tensor]]] = field(default_factory=list)
 
     def compute(self) -> None:
-        """Add the weight gradients to the parameters' `grad`, once."""
+        """Compute the weight gradients and add them to the parameters' `grad`. A second call does nothing."""
         while self._frontier:
             nodes, parameters = self._frontier.pop(0)
             reached = [(GradientEdge(node, i), g) for node, held in nodes for i, g in held.reached()]
@@ -115,10 +115,10 @@ def split(ends: Sequence[tuple[GradientEdge, Tensor]], leaves: Parts) -> WeightG
 
 
 def _frontier(ends: Sequence[Node], inputs: Sequence[Tensor]) -> dict[tuple[Node, ...], list[Tensor]] | None:
-    """Return the operations that lead to inputs and to parameters, with the parameters that only they lead to;
-    operations that lead to the same ones are together.
+    """Return the operations that lead both to inputs and to parameters, grouped by these parameters, which are the
+    values.
 
-    None if a parameter is reached in another way, or if one of them cannot compute a part of its gradients.
+    None if a parameter is also reached in another way, or if an operation cannot compute only a part of its gradients.
     """
     roots = dict.fromkeys(ends)
     order, following = _walk(roots)
@@ -197,10 +197,10 @@ PIECE: Final = 1 << 24  # elements to bring from host memory at once
 
 
 class GradientSum:
-    """Sums gradients: backwards add to `target`; a group's sum joins those before it as soon as both are halves of a
-    node. So it needs at most log2 of the number of groups tensors in addition to the target. A group of one microbatch
-    that is the right half of a node needs no target: its gradient is added to the left half (`half`), the same
-    addition. On a GPU without room for them the finished sums wait in host memory, where they are not modified.
+    """The sum of gradients: backwards add to `target`; a group's sum joins the one before it as soon as both are halves
+    of a node of the tree. So it needs at most log2 of the number of groups tensors in addition to the target. A group
+    of one microbatch that is the right half of a node needs no target: its gradient is added to the left half (`half`),
+    the same addition. On a GPU without room the finished sums wait in host memory, where they are not modified.
 
     marked: the parameters that the current group has marked as used, by number.
     """
@@ -215,8 +215,8 @@ class GradientSum:
     ) -> None:
         """Create an empty sum.
 
-        size: elements, fp32. bounds: of all groups of a step. microbatches: this cell's, whole groups. buckets: of
-        elements, all of them together.
+        size: elements, fp32. bounds: the first microbatch of each group of a step, and the end. microbatches: of this
+        cell, in whole groups. buckets: ranges of elements; together they are all elements.
         """
         self._size, self._device, self._bounds = size, device, bounds
         share = share_of(microbatches, bounds)
@@ -259,7 +259,7 @@ class GradientSum:
     def _zeros(self) -> Tensor:
         """Return a tensor of zeros, after moving finished sums, the first ones first, to make room."""
         for place in range(len(self._done)):
-            self._done[place] = self._moved(*self._done[place])  # and no name is left for what is moved
+            self._done[place] = self._moved(*self._done[place])  # and no name keeps the moved tensor
         return torch.zeros(self._size, dtype=torch.float32, device=self._device)
 
     def _moved(self, node: SumNode, total: Tensor) -> tuple[SumNode, Tensor]:
@@ -268,13 +268,13 @@ class GradientSum:
         return node, total if stays else total.cpu()
 
     def apart(self, total: Tensor) -> Tensor:
-        """Return a finished sum's current value: a copy where there is room, else in host memory."""
+        """Return a finished sum's value, safe from later additions: a copy, in host memory if the device is full."""
         if total.device != self._device:
             return total
         return total.clone() if has_room(self._device, total.nbytes) else total.cpu()
 
     def added(self, microbatch: int) -> None:
-        """Note that a microbatch's gradient is in `target`, or in `half`, if there is one. They come in order."""
+        """Record that a microbatch's gradient was added to `target`, or to `half` if there is one; call in order."""
         first, end = self._bounds[self._group], self._bounds[self._group + 1]
         assert first <= microbatch < end, f"microbatch {microbatch} is not of the group from {first} to {end - 1}"
         self._added += 1
@@ -304,7 +304,7 @@ class GradientSum:
         return [*self._done, (SumNode(self._group, self._group + 1), self.target)]
 
     def _merged(self, nodes: list[tuple[SumNode, Tensor]], places: Sequence[slice]) -> list[tuple[SumNode, Tensor]]:
-        """Return the nodes with the last ones summed, in these places, where they are halves of a node."""
+        """Return the nodes; sum the last two, in these places, as long as they are halves of a node."""
         nodes = list(nodes)
         while len(nodes) > 1:
             (left, total), (right, other) = nodes[-2:]
@@ -317,7 +317,7 @@ class GradientSum:
         return nodes
 
     def _add(self, left: Tensor, right: Tensor, place: slice) -> None:
-        """Add a finished sum and one on the device: into the left one, if that is on the device, too."""
+        """Add two sums in place: into the left one if both are on the device, else into the right one, which is."""
         if left.device == right.device:
             left[place] += right[place]
             return
@@ -330,7 +330,7 @@ class GradientSum:
         return tuple(self._done)
 
     def resume(self, microbatches: tuple[int, int], sums: Sequence[Tensor]) -> None:
-        """Continue after the next groups, half-open, which another worker has summed. sums: are not modified."""
+        """Continue after groups that another worker has summed. microbatches: their range. sums: not modified."""
         for node, total in zip(
             nodes_of(SumNode(*map(self._bounds.index, microbatches)), len(self._bounds) - 1), sums, strict=True
         ):
@@ -354,12 +354,12 @@ class GradientSum:
         return tuple(nodes)
 
     def total(self) -> Tensor:
-        """Return the sum of all groups of the step, if they are all here."""
+        """Return the sum of all groups of the step, all of which must be here."""
         ((_, total),) = self.nodes()
         return total
 
     def drop(self) -> None:
-        """Drop the sums, which another worker has."""
+        """Drop the finished sums, once they are handed over."""
         self._done = []
 
     def tensors(self) -> Iterator[Tensor]:
@@ -369,6 +369,6 @@ class GradientSum:
 
 
 def pieces(size: int, place: slice = slice(None)) -> Iterator[slice]:
-    """Divide a place among `size` elements into pieces that are brought to a device one after the other."""
+    """Divide a range of `size` elements into slices of at most PIECE elements, to be brought to a device in turn."""
     first, end, _ = place.indices(size)
     return (slice(start, min(start + PIECE, end)) for start in range(first, end, PIECE))

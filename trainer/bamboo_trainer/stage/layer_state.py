@@ -2,7 +2,7 @@
 
 Names are "parameter:0.weight", "constant:0.mask", "state:0.weight:exp_avg". A tied parameter, with its optimizer state,
 belongs to the layer of its group's first name, and to no other. "value:0.x" is an entry of a layer's state_dict that is
-neither; it is kept for readers of the state dict, and never restored.
+none of these; it is kept for readers of the state dict, and never restored.
 
 `LateCopies` copies layers' states piece by piece while training continues. Parameters and the optimizer's tensors
 change only with the next optimizer step, so until then a piece may be copied whenever the worker waits for others.
@@ -57,7 +57,7 @@ class LayerState:
         )
 
     def payload(self, *, checkpoint: CheckpointId | None = None, filling: ReplicaStart | None = None) -> LayerPayload:
-        """Return the payload of the frame that has this state's tensors. checkpoint, filling: what it is sent for."""
+        """Return the payload of the frame that has this state's tensors. checkpoint, filling: what it is for."""
         return LayerPayload(
             tensors=tuple(self.tensors),
             scalars=dict(self.scalars),
@@ -84,8 +84,8 @@ def take(
     shown: bool = True,
     late: tuple[str, ...] = (),
 ) -> dict[int, LayerState]:
-    """Return copies of the state of the wanted layers; of a layer that is not among the stage's, only its tied
-    parameters that the stage has.
+    """Return copies, in host memory, of the state of the wanted layers. Of another stage's layer, copy only the tied
+    parameters that this stage has, too.
 
     shown: with names and values of their state dicts. late: prefixes of names; their tensors are returned themselves,
     to be copied later.
@@ -120,7 +120,7 @@ def take(
 
 
 def in_words(layers: Mapping[int, nn.Module], name: str) -> str:
-    """Describe a parameter or constant by its name here. A tied one has its first name, of any layer."""
+    """Describe a parameter or constant for messages. name: such as "parameter:0.weight"; of a tied one the first."""
     kind, _, place = name.partition(":")
     index, _, path = place.partition(".")
     layer = layers.get(int(index))
@@ -216,7 +216,7 @@ class LateCopies:
                     state.tensors[name] = self._later(tensor.detach())
 
     def _later(self, source: Tensor) -> Tensor:
-        """Return the tensor that the copy will fill."""
+        """Return a host tensor that `copy_piece` will fill; a source that is not contiguous is copied at once."""
         if not source.is_contiguous() or source.layout is not torch.strided:
             return source.to("cpu", copy=True)
         copy = torch.empty(source.shape, dtype=source.dtype, device="cpu")

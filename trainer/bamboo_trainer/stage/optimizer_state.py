@@ -31,7 +31,7 @@ from bamboo_trainer.tasks.task_errors import NotDeterministic, TaskError
 from bamboo_trainer.tasks.user_code import same_bits
 
 Scalar = int | float | bool | None
-MARK: Final = "param_group."  # prefix of such a number's key
+MARK: Final = "param_group."  # prefix of the keys of a parameter group's numbers
 _OTHERS: Final = frozenset({"params", "param_names", "lr"})
 
 
@@ -69,7 +69,7 @@ class GroupNumbers:
         return changed
 
     def checked(self, given: Mapping[str, Mapping[str, Scalar]]) -> list[dict[str, Scalar]]:
-        """Return what `set` takes. given: of each slot, by key with MARK. Raises ValueError if a group's differ."""
+        """Return numbers by group, for `set`. given: by slot and MARKed key. Raises ValueError if a group's differ."""
         wanted: list[dict[str, Scalar] | None] = [None] * len(self._groups)
         witness: dict[int, str] = {}
         for slot, number in self._places.items():
@@ -147,7 +147,10 @@ class OptimizerTrial:
         self._groups.set(self._groups.checked(groups.changed()))
 
     def compare(self, version: int) -> None:
-        """Compare after the real optimizer's step from that version. Raises NotDeterministic."""
+        """Take the trial's step from that version and compare it bit by bit with the real optimizer's, already taken.
+
+        Raises NotDeterministic if they differ. A TaskError of the trial's step is only logged.
+        """
         try:
             self._optimizer.step(version)
         except TaskError as error:
@@ -225,26 +228,26 @@ class OptimizerState:
                 tensor.zero_()
 
     def obey(self, common: CommonState) -> None:
-        """Use the task's decisions and the loss scale of the next step."""
+        """Apply the task's decisions (frozen parameters, learning rate) and the loss scale of the next step."""
         decided, scale = common.decided, common.loss_scale
         self.frozen = frozen_among(self._by_name, decided)
         self.unscale = 1.0 / scale.scale if scale else 1.0
         self._scheduled.factor = decided.learning_rate if decided else 1.0
 
     def _values(self) -> Iterator[tuple[str, Any]]:
-        """Yield tensors and numbers, in fixed order; the tensors themselves."""
+        """Yield the state's tensors, not copied, and numbers, by name and in fixed order."""
         for slot in self._slots:
-            # Get, because some optimizers would take an entry that reading creates for a state.
+            # `get`, because reading a missing entry would create one, which some optimizers take for a state.
             state = self._state.get(slot.parameter, {})
             for key in sorted(state):
                 yield f"{state_of(slot.name)}{key}", state[key]
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the state's tensors in fixed order; the tensors themselves."""
+        """Yield the state's tensors, not copied, by name and in fixed order."""
         return ((name, value) for name, value in self._values() if isinstance(value, Tensor))
 
     def scalars(self) -> dict[str, Scalar]:
-        """Return the state's plain numbers, and the numbers of parameter groups that change from step to step."""
+        """Return the state's numbers and the parameter groups' changing ones. Raises TaskError for other types."""
         scalars: dict[str, Scalar] = {}
         for name, value in self._values():
             if isinstance(value, Tensor):
@@ -276,7 +279,7 @@ class OptimizerState:
         return tuple(map(state_of, self._by_name))
 
     def check_scalars(self, scalars: Mapping[str, Scalar]) -> None:
-        """Raise ValueError if the numbers of groups among these cannot be set."""
+        """Raise ValueError if the numbers for one parameter group differ, so that they cannot be set."""
         self._groups.checked(self._group_numbers(scalars))
 
     def replace_tensors(self, given: Mapping[str, Tensor]) -> None:
@@ -303,7 +306,7 @@ class OptimizerState:
                         state[key] = value.to(parameter.device if on_device else "cpu")
 
     def park(self) -> None:
-        """Move tensors as large as the parameters to host memory."""
+        """Move the state's tensors to host memory, except for scalars such as step counts."""
         self._move(to_host)
 
     def fetch(self, device: torch.device) -> None:
@@ -311,7 +314,7 @@ class OptimizerState:
         self._move(lambda tensor: tensor.to(device))
 
     def _move(self, moved: Callable[[Tensor], Tensor]) -> None:
-        """Replace tensors as large as the parameters by what `moved` returns for them."""
+        """Replace each of the state's tensors, except for scalars, by `moved(tensor)`."""
         for slot in self._slots:
             state = self._state.get(slot.parameter, {})
             for key, value in state.items():

@@ -86,7 +86,7 @@ class BackwardPart(NamedTuple):
 
 
 def parts_of(ends: Ends, added: int, cuts: Sequence[Cut]) -> Iterator[BackwardPart]:
-    """Yield the parts of a backward, last layers first. Each may be requested only when the one before is done. ends:
+    """Yield the parts of a backward, last layers first. Run each part before requesting the next. ends:
     where the whole begins; the last `added` of them are losses that layers have added, in order.
     """
     whole = len(ends) - added
@@ -100,7 +100,7 @@ def parts_of(ends: Ends, added: int, cuts: Sequence[Cut]) -> Iterator[BackwardPa
 
 
 class NormPlace(NamedTuple):
-    """A norm of a layer, and where the flat gradient has its sums."""
+    """A normalization module with running statistics, and where the flat gradient has its sums."""
 
     layer: int
     norm: RunningNorm
@@ -116,7 +116,7 @@ NormSums = Sequence[tuple[NormPlace, Tensor]]
 def norm_sums(
     norms: Sequence[NormPlace], captured: Sequence[tuple[nn.Module, NormSumsParts]], following: int
 ) -> NormSums:
-    """Return what a microbatch's forward adds to the sums of norms. following: the step's later microbatches.
+    """Return what a microbatch's forward adds to norms' running statistics. following: number of later microbatches.
 
     Raises TaskError for a norm that is not one of these.
     """
@@ -170,7 +170,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TiedUse:
-    """A layer that uses a tied parameter. offset: of that use's gradient in the stage's flat one, if it is here."""
+    """A layer that uses a tied parameter. offset: of its gradient in this stage's flat one; None: on another stage."""
 
     stage: int
     layer: int
@@ -196,7 +196,7 @@ class TiedSegment:
         return frozenset(use.stage for use in self.uses)
 
     def places(self, stage: int) -> list[slice]:
-        """Return the places of the gradients of this segment's uses on that stage, to which the segment belongs."""
+        """Return the places of this segment's uses in the gradient of `stage`, to which the segment belongs."""
         offsets = [use.offset for use in self.uses if use.stage == stage and use.offset is not None]
         return [slice(offset, offset + self.size) for offset in offsets]
 
@@ -279,7 +279,7 @@ class FlatParameters:
             note = partial(self._reached.__setitem__, number)  # holds nothing of the stage, which is freed at once
             place.parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
         held = [self.flat, *(slot.parameter for slot in self.slots), *self.constants.values()]
-        strided = [t for t in held if t.layout is torch.strided]  # `state_digests.check` refuses the others
+        strided = [t for t in held if t.layout is torch.strided]  # `checksums.check` refuses the others
         self._storages = {t.untyped_storage().data_ptr() for t in strided if t.numel()}
 
     def _collect(
@@ -335,8 +335,8 @@ class FlatParameters:
         self._bound = gradient
 
     def release(self, gradient: Tensor) -> list[Tensor]:
-        """Unbind, so that the next backward gives each parameter a gradient of its own, in fp32; return their places
-        here.
+        """Unbind, so that the next backward gives each parameter a gradient of its own, in fp32. Return the parameters'
+        views of `gradient`, for `add_to`.
         """
         bound = self._bound is gradient
         places = [place.parameter.grad if bound else place.of(gradient) for place in self._places]
@@ -388,7 +388,7 @@ class FlatParameters:
         self._bound = None
 
     def trained(self) -> Iterator[nn.Parameter]:
-        """Yield the parameters of each layer that the layer's own backward reaches."""
+        """Yield all trained parameters; of a tied one, the parameter of each layer that uses it."""
         return (place.parameter for place in self._places)
 
     def objects(self) -> Iterator[tuple[str, Tensor]]:
@@ -397,7 +397,7 @@ class FlatParameters:
         yield from ((f"parameter:{slot.name}", parameter) for slot, _, parameter in self._others)
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield all tensors of the layers, in fixed order; the tensors themselves."""
+        """Yield all tensors of the layers, not copied, by name and in fixed order."""
         for slot in self.slots:
             yield f"parameter:{slot.name}", slot.parameter
         for name, constant in self.constants.items():

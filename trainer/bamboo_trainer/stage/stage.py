@@ -30,7 +30,7 @@ from bamboo_trainer.training import TrainingConfig
 
 
 class Stage:
-    """Computes on a stage's `values`, which no forward and no backward changes.
+    """The computations on a stage's `values`, which no forward and no backward changes.
 
     The boundary contract: outputs are all parts, and require a gradient if anything before them is trained. Gradients
     are those of the floating-point parts only, in order (integer parts have none). A part that needs none, or that the
@@ -143,7 +143,7 @@ class Stage:
         wait_for(self.values.device)
 
     def bring(self, tensors: Iterable[Tensor]) -> Parts:
-        """Return received tensors on the device."""
+        """Return received tensors, copied to the device if they are elsewhere."""
         brought = self._copies.bring(tensors)
         if self._marks_inputs:
             self._marks_inputs, self._entry = False, self.mark()
@@ -154,11 +154,11 @@ class Stage:
         return self._copies.mark()
 
     def mark_inputs(self) -> None:
-        """Put a mark behind the next inputs brought to the device: what follows does not wait for inputs."""
+        """Put a mark behind the next inputs brought to the device, so that measured times include no wait for them."""
         self._marks_inputs, self._entry = True, None
 
     def take_entry(self) -> QueueMark | None:
-        """Return the mark behind the inputs brought last; None if nothing was brought."""
+        """Return and forget the mark behind the inputs brought since `mark_inputs`; None if none were brought."""
         entry, self._marks_inputs, self._entry = self._entry, False, None
         return entry
 
@@ -182,11 +182,11 @@ class Stage:
     def backward(
         self, work: Work, step: int, microbatch: int, gradients: Gradients | None, *, postpone: bool = False
     ) -> Gradients:
-        """Add to the sum of gradients; return the gradients of the floating-point inputs, () on stage 0.
+        """Run a backward: add to the sum of gradients, and return those of the floating-point inputs, () on stage 0.
 
         gradients: of the floating-point outputs; None on the last stage, which starts from loss / microbatches, or from
-        a sum, whose weight the work has on every stage. Uses up the saved context. postpone: leave work that only the
-        sum needs to `weight_gradients`, where it can be separated.
+        a summed loss, whose weight `work` has on every stage. Uses up the saved context. postpone: leave the weight
+        gradients to `weight_gradients`, where they can be separated.
         """
         assert (gradients is None) == self.values.last
         return self._backwards.run(work, step, microbatch, gradients, postpone=postpone)
@@ -196,11 +196,11 @@ class Stage:
         self._backwards.next_part(work, step, microbatch)
 
     def weight_gradients(self, work: Work, step: int, microbatch: int) -> None:
-        """Add the gradients that a backward has postponed, if any. Must be called in order."""
+        """Compute and add the weight gradients that backwards up to this microbatch have postponed, if any."""
         self._backwards.weights(work, step, microbatch)
 
     def evaluate(self, work: Work, batch: int, inputs: Parts | None) -> Parts:
-        """Run the forward of an evaluation batch, in eval mode; return outputs, or () on the last stage."""
+        """Run an evaluation batch in eval mode; return outputs, or () on the last stage, where `work` gets the sums."""
         outputs, sums = self._evaluator.run(batch, inputs)
         if self.values.last:
             work.evaluated[batch] = sums

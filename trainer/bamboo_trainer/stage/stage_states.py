@@ -15,7 +15,7 @@ from bamboo_trainer.stage.values import StageValues
 
 
 class StageBuilder(Protocol):
-    """Builds stages in the state before the first step. stages: the layers of all, half-open ranges."""
+    """A builder of stages in the state before the first step. stages: the layers of each, half-open ranges."""
 
     def stage(self, index: int, stages: Sequence[tuple[int, int]], *, begins: bool = False) -> Stage:
         """Build one stage. begins: training begins with its values, and no restored state replaces them."""
@@ -33,7 +33,7 @@ def first_states(plan: Plan, worker: WorkerId) -> list[int]:
 
 
 def _helps(plan: Plan, worker: WorkerId, devices: int) -> bool:
-    """Return whether a worker runs more than one cell on each of its devices, or a portion of a cell."""
+    """Return whether a worker runs more cells than it has devices, or a portion of a cell."""
     portions = (portion for cell in plan.cells() for portion in plan.at(cell).portions)
     return len(plan.owned_by(worker)) > devices or any(portion.worker == worker for portion in portions)
 
@@ -73,7 +73,7 @@ class StageStates:
         self.by_stage: dict[int, StageState] = {}
 
     def take_roles(self, plan: Plan, worker: WorkerId) -> None:
-        """Keep the states of the stages that this worker has a part in."""
+        """Under a new plan, keep the states of stages that this worker owns or replicates, and drop the others."""
         owned = {c.stage for c in plan.owned_by(worker)}
         replicated = {c.stage for c in plan.replicated_by(worker)}
         held = (c for c in plan.cells() if worker in plan.at(c).holders)
@@ -92,7 +92,7 @@ class StageStates:
             self.by_stage[index].staying = index in staying
 
     def _give(self, state: StageState, owned: bool) -> None:
-        """Park or unpark a state.
+        """Set whether this worker runs a state, and whether its optimizer's state waits in host memory between steps.
 
         If this worker also runs a lost worker's cells, the optimizer's state waits in host memory when the device lacks
         room for their gradients and microbatches in flight.
@@ -140,7 +140,7 @@ class StageStates:
         return self.by_stage[index].version
 
     def oldest(self, otherwise: int) -> int:
-        """Return the oldest version held here."""
+        """Return the oldest version held here; `otherwise` if no state is."""
         return min((state.version for state in self.by_stage.values()), default=otherwise)
 
     def tied_to(self, cell: Cell) -> tuple[int, ...]:
@@ -169,12 +169,12 @@ class StageStates:
         return sorted(self.by_stage[index].final)
 
     def secured(self, index: int) -> int:
-        """Return the version that can be reached here without help."""
+        """Return the version that the final gradients held here suffice to reach."""
         state = self.by_stage[index]
         return state.version + (state.version in state.final)
 
     def applicable(self, committed: Container[int], ran: Container[int], owned: bool) -> int | None:
-        """Return a stage whose step is committed and whose final gradient is here. owned: only of stages run here.
+        """Return a stage whose step is committed and final gradient here, or None. owned: only of stages run here.
 
         ran: stages that ran their step here, so the log has what they sent. All others of a version wait for each
         other: of stages that are lost together none can be repeated without the others, so the worker that takes them
@@ -211,7 +211,7 @@ class StageStates:
     # states of other workers
 
     def restore(self, index: int, stages: Sequence[tuple[int, int]], layers: Mapping[int, LayerState]) -> None:
-        """Continue from another worker's newer state."""
+        """Replace a stage's state by another worker's newer one; first build the stage if it is not here."""
         state = self.by_stage[index]
         state.stage = state.stage or self._builder.stage(index, stages)
         state.stage.values.restore(layers)

@@ -37,11 +37,11 @@ from bamboo_trainer.tasks.ties import tie, tied_groups
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
 
-_WIDER: Final = frozenset({torch.float16, torch.bfloat16})  # whose norm is taken in fp32
+_WIDER: Final = frozenset({torch.float16, torch.bfloat16})  # types whose norm is taken in fp32
 
 
 class FiniteState:
-    """Checks that a stage's state is finite. On an asynchronous device only `confirm` waits for a step's result.
+    """The check that a stage's state is finite. On an asynchronous device only `confirm` waits for a step's result.
 
     A parameter whose initial values include infinity, such as a mask, may have it; nothing may be NaN. The optimizer's
     state may be infinite, such as a bound that nothing has reached yet.
@@ -62,7 +62,7 @@ class FiniteState:
         self._excused = False
 
     def look(self, step: int) -> None:
-        """Check the parameters after that step. Raises TaskError if the result is available at once."""
+        """Start to check the parameters after that step. Raises TaskError if the check ends at once and fails."""
         if self._excused:
             return
         tensors = [s.parameter.detach() for s in self._parameters.slots if s.name not in self._infinite]
@@ -72,7 +72,7 @@ class FiniteState:
             self.confirm()
 
     def confirm(self) -> None:
-        """Wait for the newest step's check, if one is pending. Raises TaskError."""
+        """Wait for the newest step's check, if one is pending. Raises TaskError if it fails."""
         if self._pending is None:
             return
         (step, copy), self._pending = self._pending, None
@@ -155,7 +155,7 @@ class StageValues:
     optimizer: its state. common: the state that belongs to no layer.
 
     size: elements of a final gradient, which `apply` takes. gradient_size: elements of a gradient in which each layer's
-    use of a tied parameter is still separate. buckets: places in the latter, which become final one after the other.
+    use of a tied parameter is still separate. buckets: places in the latter, finished one after the other.
     tied: the tied groups whose layers' gradients this stage sums, by group.
     """
 
@@ -272,7 +272,7 @@ class StageValues:
         return self._scheduled.learning_rate(step)
 
     def ends(self, evaluation: Mapping[str, float]) -> EarlyStop | None:
-        """Return the early stop if a decision, or this state's evaluation, makes it the last one."""
+        """Return the early stop if a decision, or this state's evaluation, makes this state the last one; else None."""
         common, course = self.common, self._course_with(evaluation)
         if self.config.early and course.is_over(self.config.early):
             return EarlyStop(best=course.state, without=course.without)
@@ -299,8 +299,8 @@ class StageValues:
         self.optimizer.obey(common)
 
     def _begin_with(self, common: CommonState) -> None:
-        """Begin with what the job has settings for. Missing parts begin from their first values, as does the course if
-        the job's evaluations differ.
+        """Set the state that belongs to no layer, without parts that the job's settings do not use. Missing parts get
+        their first values, as does the course of evaluations if the job's metric differs.
         """
         config = self.config
         metric = f"{config.early.goal} {config.early.metric}" if config.early else ""

@@ -114,7 +114,7 @@ class Work:
     ) -> tuple[Parts, Ends]:
         """Use up a forward's context; return its inputs, and where its backward begins: tensors with their gradients.
 
-        gradients: see `Stage.backward`. microbatches: of the step, whose mean a loss is. Raises ValueError.
+        gradients: see `Stage.backward`. microbatches: number in the step; it divides a mean loss. Raises ValueError.
         """
         leaves, outputs = self.contexts.pop(microbatch)
         added = self.added.pop(microbatch, [])
