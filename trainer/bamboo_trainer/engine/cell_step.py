@@ -65,7 +65,7 @@ class TakeoverProgress:
     """Times and repeated work of a takeover in progress.
 
     arrived: when the plan came. applied: when it came into force. until: when the last repetition ended. All in seconds
-    of the clock. forwards, backwards: the numbers of repeated ones.
+    of the clock. forwards, backwards: how many were repeated.
     """
 
     arrived: float
@@ -95,9 +95,9 @@ class CellStep:
 
     figures: reported results of the step, once computed: the final gradient's squared norms, and the losses. portions:
     of the cell, if others share its microbatches. is_portion: this step is only one of those, and the cell's owner may
-    be another worker. kept: the first microbatch whose results the cell's keeper has not been sent. passed: the sums of
-    others, and the SUMMED, that have been sent, with their receivers. again: the work on each microbatch that runs only
-    for neighbouring stages, because its gradient is in the sum.
+    be another worker. kept: the first microbatch whose results the cell's keeper has not been sent. passed: receivers
+    and addresses of the sums of others and SUMMED frames that have been sent. again: the work on each microbatch that
+    runs only for neighbouring stages, because its gradient is in the sum already.
     """
 
     cell: Cell
@@ -138,7 +138,7 @@ class CellStep:
         """Return the work on a portion of a cell, which another worker may own, in the step at the stage's version.
 
         left: the first microbatch whose gradient is to be summed. kept: sums of the microbatches before it; none if the
-        owner has the whole sum. again: those of them that run nevertheless, for neighbouring stages.
+        owner has the whole sum. again: microbatches before it that run nevertheless, for neighbouring stages.
         """
         step, order = stage.values.version, StageOrder(layout.schedule)
         program: list[Instruction] = [*portion_program(cell.stage, stages, portion, order, left, again)]
@@ -162,7 +162,7 @@ class CellStep:
         *,
         only_evaluates: bool = False,
     ) -> None:
-        """Start the step for which the stage's version is ready, with nothing done yet; without a layout, wait for it.
+        """Start the step for which the stage's version is ready, with nothing done. layout: None waits for its plan.
 
         tied_to: the other stages that share parameters with this one. evaluations: how many batches are evaluated
         before the step. only_evaluates: the step trains nothing.
@@ -189,7 +189,7 @@ class CellStep:
         self.passed.clear()
 
     def await_sums(self, microbatches: Sequence[Range], stages: int) -> None:
-        """Set the parts whose sums a shared cell adds up, unless it has done so. They cover the cell's microbatches."""
+        """Set the parts whose sums a shared cell adds up, unless it has added them. microbatches: of each part."""
         place = next((i for i, one in enumerate(self.program) if isinstance(one, AddPartialSums)), -1)
         if self.layout and place >= self.done:
             self.program[place] = one = AddPartialSums(tuple(microbatches))

@@ -85,14 +85,14 @@ class Components:
         return runner(assignment, layout, address.pipeline, address.microbatch) if layout else assignment.owner
 
     def _look_again(self) -> None:
-        """Look again for work other than instructions, after a change that is more than a boundary tensor."""
+        """Let `turn` look again for work other than instructions, after more than a boundary tensor has come."""
         self._look_first = self._look_last = True
         self.executor.look_again()
 
     # on a plan
 
     def on_plan(self, plan: Plan, old: Plan | None, arrived: float, begun: float | None = None) -> None:
-        """Obey a plan from now on. old: the plan before it.
+        """Obey a plan from now on, and tell the coordinator. old: the plan before it; None for the first.
 
         arrived: when the plan came. begun: when obeying it began, if before this call. Seconds of the clock.
         """
@@ -150,7 +150,7 @@ class Components:
     # on a frame
 
     def on_frame(self, sender: WorkerId, frame: Frame) -> None:
-        """Process a frame, or keep it for a part that this worker will have."""
+        """Process a frame, or keep it for a later plan that gives this worker the part that needs it."""
         kind, address = frame.address.kind, frame.address
         known, cell = frame.epoch <= self.plan.current.epoch, address.cell
         if kind not in BOUNDARY:
@@ -243,7 +243,7 @@ class Components:
             self.executor.link_broke(peer)
 
     def on_link_up(self, peer: WorkerId) -> None:
-        """Send again what was on its way to or from that peer."""
+        """After a broken link to a peer, send again and ask again for the frames that it may have lost."""
         self._look_again()
         if not self.plan.link_stands(peer):
             return
@@ -313,8 +313,8 @@ class Components:
         self.executor.execute(cell_step)
 
     def _report_or_send(self) -> None:
-        """Report a step, or send its final gradients, before the optimizer's step uses them up. The report goes first,
-        as copying gradients takes long, unless it has to wait for a replica that needs them.
+        """Report a step, or send its final gradients, which the optimizer's step would use up. The report goes first,
+        since copying gradients takes long, unless it has to wait for a replica that needs them.
         """
         reporting = self.executor.next_ready(only=ReportReady)
         if reporting:
@@ -343,7 +343,7 @@ class Components:
         self.checks.look(index)
 
     def _reached(self, index: int) -> None:
-        """Start to copy, piece by piece, a state's new version if a checkpoint or cut needs it."""
+        """Start to copy a state's new version, piece by piece, for a checkpoint, or copy it at once for a cut."""
         values = self.states[index]
         commit = self.committer.log.commits.get(values.version - 1)
         self._copies.reached(index, values, commit.checkpoint if commit else None, self.plan.current)
@@ -351,14 +351,14 @@ class Components:
         self._hold(index)
 
     def hold(self, cut: CheckpointId) -> None:
-        """Keep the state before the step in progress, which begins anew, unless that step is committed."""
+        """End this split of the layers with the state `cut`, unless the step after it is committed; copy that state."""
         self._look_again()
         if self.committer.hold(cut):
             for index in self.states:
                 self._hold(index)
 
     def _hold(self, index: int) -> None:
-        """Copy a state with which this split of the layers ends."""
+        """Copy a stage's state if this split of the layers ends with it."""
         values, cut = self.states.here(index), self.committer.cut
         if values is not None and cut is not None and values.version == cut.step:
             self._copies.hold(self.plan.current.origin, cut, values.layer_states(shown=False))
@@ -369,19 +369,19 @@ class Components:
         self._hand_over_copies()
 
     def _copy_piece(self) -> bool:
-        """Copy a piece; return False if there is none."""
+        """Copy a piece of a state for a checkpoint; return False if there is none."""
         copied = self._copies.advance()
         self._hand_over_copies()
         return copied
 
     def _hand_over_copies(self) -> None:
-        """Hand over complete copies. If a state differs from its reported checksums, the coordinator hears it first."""
+        """Hand complete copies to the checkpoint writer, but first tell the coordinator if checksums have changed."""
         for index in self._copies.complete():
             self.checks.copied(index)
         self._copies.hand_over()
 
     def _decide(self) -> bool:
-        """If this worker runs the root cell, commit the step once every cell has finished it."""
+        """As the root, commit the step if every cell has finished it. Return False if it is not committed now."""
         root = self.executor.cells.get(ROOT)
         if root is None or not root.program or root.layout is None:
             return False
@@ -397,7 +397,7 @@ class Components:
     # queries
 
     def keep_last(self, wanted: KeepLastState) -> bool:
-        """Keep the state after the last step for the coordinator. Return False if it is no longer here."""
+        """Copy the state after the last step for a checkpoint. Return False if it is no longer here."""
         self._look_again()
         is_held = self._copies.keep_last(wanted, self.states, self.plan.current)
         self._hand_over_copies()

@@ -44,14 +44,14 @@ def is_due(version: int) -> bool:
 
 
 class StateChecks:
-    """Sends checksums to the coordinator: for each stage, the newest versions and that of the newest checkpoint."""
+    """Checksums of states, sent to the coordinator. Those of each stage's newest versions and checkpoint are kept."""
 
     def __init__(self, shared: EngineContext) -> None:
         self._states, self._log, self._coordinator = shared.states, shared.log, shared.coordinator
         self._steps, self._deterministic = shared.ports.steps, shared.ports.deterministic
         self._sent: dict[int, dict[int, StateSums]] = {}
         self._checkpoint = (
-            0  # version of the newest one: the coordinator commits it once all holders sent its checksums
+            0  # version of the newest checkpoint: the coordinator commits it once all holders sent its checksums
         )
 
     def take_roles(self) -> None:
@@ -134,7 +134,7 @@ class _CheckedForward:
 
 
 class SpotChecks:
-    """As the owner of a cell, sends the inputs and results of a microbatch; as the checker, compares."""
+    """Spot checks: a cell's owner sends a microbatch's inputs and results; the checker computes them again."""
 
     def __init__(self, shared: EngineContext) -> None:
         self._plan, self._outbox, self._states, self._log = shared.plan, shared.outbox, shared.states, shared.log
@@ -172,14 +172,14 @@ class SpotChecks:
         return outputs
 
     def is_made(self, cell_step: CellStep, microbatch: int) -> bool:
-        """Return whether the next backward's forward is checked: then it must run as a whole."""
+        """Return whether the next backward belongs to a checked forward: then it must run as a whole."""
         made, layout = self._made.get(cell_step.cell), cell_step.layout
         if made is None or layout is None or made.work is not cell_step.work:
             return False
         return microbatch == layout.split[cell_step.cell.pipeline][0]
 
     def backward(self, cell_step: CellStep, microbatch: int, given: Frame | None, inputs: Gradients) -> None:
-        """Send the check after the backward. given: the frame of the gradients that it took. inputs: its results."""
+        """Send the checker the inputs and checksums. given: the frame that the backward took. inputs: its results."""
         made, cell = self._made.pop(cell_step.cell), cell_step.cell
         alone = made.work.gradients.alone
         if alone is None:
@@ -208,7 +208,7 @@ class SpotChecks:
             self._asked[frame.address.cell] = (sender, frame)
 
     def committed(self, step: int) -> None:
-        """Drop checks of that step and earlier ones that are not possible any more."""
+        """Drop checks that are no longer possible, because this step was committed."""
         self._made = {}
         for cell, (_, frame) in list(self._asked.items()):
             stage = self._stage(cell)
@@ -216,11 +216,11 @@ class SpotChecks:
                 del self._asked[cell]
 
     def asked_of(self) -> list[Cell]:
-        """Return the cells whose microbatch is to be checked here."""
+        """Return the cells of which a spot check waits here."""
         return list(self._asked)
 
     def turn(self, cells: Container[Cell]) -> bool:
-        """Check one of these cells, if there is any. Raises NotDeterministic."""
+        """Run a waiting check of one of these cells; return False if there is none. Raises NotDeterministic."""
         for cell, (owner, frame) in self._asked.items():
             stage = self._stage(cell)
             if stage is not None and stage.values.version == frame.address.step and cell in cells:
@@ -230,7 +230,7 @@ class SpotChecks:
         return False
 
     def turn_at_last(self) -> bool:
-        """Check a cell whose step is committed, before its state changes. Returns the result of `turn`."""
+        """Run a waiting check of a committed step, before the state changes. Return the result of `turn`."""
         if not self._asked:
             return False
         return self.turn({cell for cell, (_, frame) in self._asked.items() if frame.address.step in self._log.commits})
@@ -305,8 +305,8 @@ def forward_by_layer(
     capture: Capture | None = None,
     draws: Mapping[int, Draws] | None = None,
 ) -> tuple[Parts, ForwardSums]:
-    """Run `Stage.forward`; also return checksums. place: step and microbatch. capture: with other running statistics
-    than usually. draws: records the random numbers of each layer.
+    """Run `Stage.forward` layer by layer; also return checksums. place: step and microbatch. capture: replaces the
+    forward's own, for other running statistics. draws: records the random numbers of each layer.
     """
     layers = list[int]()
 
@@ -329,8 +329,8 @@ def forward_by_layer(
 
 def compute_anew(stage: Stage, frame: Frame, draws: Mapping[int, Draws] | None = None) -> SpotSums | None:
     """Return the results of `compute_again` with the layers' attributes as they were built, and in the first step, when
-    draws are recorded, also with other running statistics. None if the layers cannot run so: they may rely on something
-    that they keep elsewhere. Raises NotDeterministic.
+    draws are recorded, also with other running statistics. None if the layers cannot run this way, as they may rely on
+    other things that they keep. Raises NotDeterministic if a layer writes to its parameters.
     """
     capture, changed = Capture() if draws is None else Capture(fill=0.0, count=1 << 30, momentum=0.5), _changed(stage)
     if stage.as_built is None or not changed:
@@ -353,7 +353,7 @@ def compute_anew(stage: Stage, frame: Frame, draws: Mapping[int, Draws] | None =
 def compute_again(
     stage: Stage, frame: Frame, draws: Mapping[int, Draws] | None = None, capture: Capture | None = None
 ) -> SpotSums:
-    """Return the results of the frame's forward and backward here. draws, capture: see `forward_by_layer`."""
+    """Repeat the frame's forward and backward here; return the checksums. draws, capture: see `forward_by_layer`."""
     theirs: SpotSums = frame.payload
     step, microbatch, count = frame.address.step, frame.address.microbatch, theirs.inputs
     work = stage.begin([microbatch], [microbatch, microbatch + 1])
@@ -369,7 +369,7 @@ def compute_again(
 
 
 def differing(stage: Stage, one: SpotSums, other: SpotSums) -> str:
-    """Describe the first result that differs."""
+    """Describe the first result in which two checks differ. If all others are equal, it is the last."""
     layers = range(stage.values.first, stage.values.end)
     whole = f"layers {layers[0]} to {layers[-1]}"
     if one.data != other.data:

@@ -46,7 +46,7 @@ Part = TypeVar("Part", TakenOver, CellFinished, StateSums)
 
 
 class Folding:
-    """Folds messages about device stages into messages about stages.
+    """The folding of messages about device stages into messages about stages.
 
     devices: number of the worker's devices; each of its stages runs as that many device stages.
     """
@@ -65,7 +65,7 @@ class Folding:
         self._parts = {key: parts for key, parts in self._parts.items() if key[1] in kept}
 
     def fold(self, message: Message) -> Message | None:
-        """Return the message about the stage; None while it waits for those of other device stages."""
+        """Return the message about the stage; None while those of other device stages are missing."""
         match message:
             case Report():
                 return msgspec.structs.replace(message, held=self._held(message.held))
@@ -172,7 +172,7 @@ def make_engine(ports: Ports, devices: int) -> Engine:
 
 
 class DividedEngine(Engine):
-    """An engine of device stages, which speaks with the coordinator about stages."""
+    """An engine of device stages that exchanges messages about whole stages with the coordinator."""
 
     def __init__(self, ports: Ports, devices: int) -> None:
         self._devices, self._folding, self._coordinator = devices, Folding(devices), ports.coordinator
@@ -195,7 +195,7 @@ class DividedEngine(Engine):
         super().keep_last_state(msgspec.structs.replace(wanted, writers=self._writers(wanted.writers)))
 
     def _writers(self, writers: Writers) -> Writers:
-        """Return the writers of each device stage. Without states here there are none."""
+        """Return the writers of each device stage; () without states here."""
         if self.components is None:
             return ()
         return self._folding.unfolded_writers(writers, self.components.plan.current.stages)

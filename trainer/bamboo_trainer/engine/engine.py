@@ -95,7 +95,7 @@ class Engine:
         self._take_in()
 
     def obey(self, plan: Plan, arrived: float | None = None) -> None:
-        """Obey the coordinator's plan. arrived: when the plan came, if it had to wait for the end of an instruction."""
+        """Obey a plan; ignore it if its origin is older. arrived: when it came, if it waited for an instruction."""
         when = self._ports.clock() if arrived is None else arrived
         newest, before = self.newest_plan, self.origin
         if plan.origin < before:
@@ -114,7 +114,7 @@ class Engine:
         self._take_in()
 
     def forget(self) -> None:
-        """Drop all states and what depends on them, before other states are built: memory may not suffice for both."""
+        """Drop all states, and the parts that use them, before others are built: memory may not suffice for both."""
         had = bool(self.components or self._beginning)  # holding them here would keep them alive
         self.components = self._beginning = None
         self._exchange.stop()
@@ -201,18 +201,18 @@ class Engine:
         self.copies.drop(checkpoints)
 
     def take_checkpoint(self, wanted: TakeCheckpoint) -> None:
-        """As the root, mark the checkpoint that the coordinator requests."""
+        """As the root, mark a coming commit with the checkpoint that the coordinator requests."""
         if self.components:
             self.components.committer.take_checkpoint(wanted)
 
     def hold(self, cut: CheckpointId) -> None:
-        """Keep the state before the step in progress, which begins anew."""
+        """End this split of the layers with the state `cut`, unless the step after it is committed; copy that state."""
         if self.components:
             self.components.hold(cut)
         self._take_in()
 
     def keep_last_state(self, wanted: KeepLastState) -> None:
-        """Keep the state after the last step, as the coordinator asks, if it is still here."""
+        """Copy the state after the last step for a checkpoint; report CheckpointFailed if it is no longer here."""
         if not self.components or not self.components.keep_last(wanted):
             text = f"{self._ports.worker} does not hold the last state of its stages any more"
             self._ports.coordinator.tell(CheckpointFailed(checkpoint=wanted.checkpoint, message=text))
@@ -302,7 +302,7 @@ class Engine:
         return {index: state.stage.compile_seconds for index, state in held if state.stage}
 
     def waits_for(self) -> str:
-        """Return why there is no work right now, as text for the user."""
+        """Return what this worker waits for while it has no work, as text for the user."""
         if self._beginning:
             return f"layers from {', '.join(self._exchange.asked())}"
         return self.components.executor.waits_for() if self.components else "a part"

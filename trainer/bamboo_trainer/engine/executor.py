@@ -21,7 +21,7 @@ from bamboo_trainer.stage.stage import Stage
 
 
 class Executor:
-    """Runs cells. cells: the current step of each of them. handed_over: last gradients of cells that moved away."""
+    """The executor of this worker's cells. cells: their steps. handed_over: last gradients of cells that moved away."""
 
     def __init__(self, shared: EngineContext, committer: Committer, replicator: Replicator, spots: SpotChecks) -> None:
         self._shared, self._plan, self._outbox, self._states = shared, shared.plan, shared.outbox, shared.states
@@ -31,7 +31,7 @@ class Executor:
         self.cells: dict[Cell, CellStep] = {}
         self.portions = PortionSteps(shared, replicator, self.cells)
         self._instructions = Instructions(shared, replicator, spots, self.portions)
-        self.backwards = 0  # run here
+        self.backwards = 0  # number run here
         self.handed_over: dict[Cell, Frame] = {}
         self._runnable: list[CellStep] | None = None  # steps that may run; None: unknown
         self._left: dict[Cell, tuple[int, int]] = {}  # cells that moved away: the first and last step that was run here
@@ -44,7 +44,7 @@ class Executor:
     # roles
 
     def hand_over(self, old: Plan | None) -> None:
-        """Stop running the cells that the plan in force gives to others. old: the one before."""
+        """Stop running the cells that the plan in force gives to others. old: the plan before."""
         plan, worker = self._plan.current, self._plan.worker
         for cell in [c for c in self.cells if c.pipeline >= len(plan.pipelines)]:
             del self.cells[cell]
@@ -75,7 +75,7 @@ class Executor:
         self.portions.take_over(old)
 
     def _share(self, cell_step: CellStep) -> None:
-        """Adjust to a plan's new portions, in the middle of a step or at its start."""
+        """Adjust a step to the plan's portions of its cell; start it again if only one of the two plans shares it."""
         portions = self._plan.current.at(cell_step.cell).portions
         if portions and cell_step.portions:
             cell_step.portions = portions
@@ -83,7 +83,7 @@ class Executor:
             self._start(cell_step, self._states.running(cell_step.cell))
 
     def _promote(self, cell: Cell, old: Plan | None, arrived: float) -> None:
-        """Run the cell here from now on, from the replica's state."""
+        """Run a cell here from now on, with the state of the replica held here."""
         boundary = self._plan.current.boundary
         cell_step = self.cells[cell] = CellStep(cell)
         if old is not None and boundary and cell.pipeline < len(old.pipelines):
@@ -100,7 +100,7 @@ class Executor:
                 self._complete_takeover(cell_step)  # a move at the boundary, and nothing is owed
 
     def repeat(self, sender: WorkerId, frame: Frame) -> bool:
-        """Make a cell's frames that a neighbouring stage lacks. Return False if its microbatches do not run here."""
+        """Make a cell's frames that a neighbouring stage lacks. Return False if this worker runs none of the cell."""
         if not self.portions.repeat(sender, frame):
             return False
         owned = self.cells.get(frame.address.cell)
@@ -169,7 +169,7 @@ class Executor:
         self._outbox.resend(cell_step.cell, self._plan.worker)  # others send what they have when they are asked
 
     def _finish_if_over(self, cell_step: CellStep) -> None:
-        """Finish the cell if nothing is left to do for it, except to answer others."""
+        """Finish the cell, and tell the coordinator, if nothing is left to do for it, except to answer others."""
         held, step = self._states.here(cell_step.cell.stage), cell_step.step
         if cell_step.finished or cell_step.work is None or held is None or step < self._shared.steps:
             return
@@ -187,7 +187,7 @@ class Executor:
         return [cell_step for cell_step in self.cells.values() if cell_step.cell.stage == number]
 
     def active(self) -> tuple[CellStep, ...]:
-        """Return the only cell that runs here, if not at its end; with several devices a stage's parts."""
+        """Return the steps of the only stage that runs here, one per device; none if several run, or after the end."""
         cell_steps = [cell_step for cell_step in self.cells.values() if cell_step.program]
         if len(cell_steps) > 1 and not self._plan.are_parts(one.cell for one in cell_steps):
             return ()
@@ -196,7 +196,7 @@ class Executor:
     # instructions
 
     def next_ready(self, only: type[object] = object) -> CellStep | None:
-        """Return the cell whose next instruction is the most urgent that can run now. only: of that type."""
+        """Return the step with the most urgent instruction that can run now, or None. only: of that type."""
         if self._runnable is None:
             self._runnable = [one for one in self.portions.cell_steps() if self._may_run(one)]
         ready = [one for one in self._runnable if one.next and isinstance(one.next, only) and self._is_ready(one)]
@@ -205,7 +205,7 @@ class Executor:
         return ready[0] if ready else None
 
     def look_again(self) -> None:
-        """Forget which steps may run, after a change that is more than a boundary tensor."""
+        """Forget which steps may run, after any change but the arrival of a boundary tensor."""
         self._runnable = None
 
     def _may_run(self, cell_step: CellStep) -> bool:
@@ -279,7 +279,7 @@ class Executor:
         else:
             inputs = [cell_step.inbox[a] for a in cell_step.inputs[cell_step.done]]
             if inputs and not any(f.again or self._is_repeated_here(f.address) for f in inputs):
-                self._complete_takeover(cell_step)  # these were never sent to the one before: no repetition follows
+                self._complete_takeover(cell_step)  # these were never sent to the predecessor: no repetition follows
             else:
                 takeover.count(instruction)
 
@@ -296,7 +296,7 @@ class Executor:
         assert takeover is not None
         stage, plan = self._states.stage(cell_step.cell.stage), self._plan.current
         if stage is not None and stage.runs_ahead and (takeover.forwards or takeover.backwards):
-            stage.wait()  # for what is repeated, once: until then the device kept the order
+            stage.wait()  # for the repeated work, once: until then the device kept the order
             takeover.until = max(takeover.until, self._devices.freed(cell_step.cell.stage) or 0.0)
         taken = TakenOver(
             epoch=plan.epoch,
@@ -318,7 +318,7 @@ class Executor:
     # what others ask
 
     def repeated(self) -> Iterator[Repeated]:
-        """Yield the committed steps repeated here, without a predecessor that would still send their results."""
+        """Yield the committed steps that are repeated here, because no predecessor sends their results any more."""
         for cell_step in self.cells.values():
             committed = cell_step.step in self._shared.log.commits and cell_step.step < self._shared.steps
             number = cell_step.cell.stage
@@ -339,7 +339,7 @@ class Executor:
                 self._coordinator.tell(CellFinished(cell=cell_step.cell, digest=held.digest()))
 
     def waits_for(self) -> str:
-        """Return why there is no work right now, as text for the user."""
+        """Return what this worker waits for while it has no work, as text for the user."""
         if self._committer.is_cut(self._shared.log.newest + 1):
             return "the layers to be split anew"
         for cell_step in self.cells.values():

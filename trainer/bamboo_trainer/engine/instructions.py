@@ -40,7 +40,7 @@ from bamboo_trainer.stage.work import Work, packed_work, resume
 
 
 class Instructions:
-    """Runs instructions: each changes the cell's step and sends frames. Keeps no state."""
+    """The actions of instructions: each changes its cell's step and sends frames. No state is kept here."""
 
     def __init__(
         self, shared: EngineContext, replicator: Replicator, spots: SpotChecks, portions: PortionSteps
@@ -92,8 +92,8 @@ class Instructions:
             self._outbox.emit(address, [part.detach() for part in outputs], facts)
 
     def _is_timed_by_layer(self, cell_step: CellStep, stage: Stage) -> bool:
-        """Return whether each layer of the next forward is timed by itself, with the same bits. A stage's first
-        forward is checked, and repetitions are not measured.
+        """Count the next forward; return whether it runs layer by layer, each one timed, with the same bits. A stage's
+        first forward is checked, and repetitions are not measured.
         """
         ordinary = stage.has_run and cell_step.is_ordinary(self._shared.log.newest)
         return ordinary and self._shared.timer.begins_forward(cell_step.cell.stage)
@@ -156,7 +156,7 @@ class Instructions:
             resume(work, portion, frame.payload, frame.tensors)
 
     def _scatter(self, cell_step: CellStep, instruction: ScatterGradients) -> None:
-        """Send a bucket's shares. The reduced gradient is written over the sum (`_reduce`, `_gather`)."""
+        """Send other pipelines their chunks of a bucket (reduce-scatter). `_reduce`, `_gather` overwrite the sum."""
         stage, work = self._parts(cell_step)
         assert cell_step.layout is not None
         (d, s), bucket, pipelines = cell_step.cell, instruction.bucket, cell_step.layout.pipelines
@@ -213,7 +213,7 @@ class Instructions:
     def _sum_tied(self, cell_step: CellStep, _: SumTied) -> None:
         stage, _work = self._parts(cell_step)
         (d, s), final = cell_step.cell, cell_step.final_gradient()
-        self._outbox.finish()  # likewise
+        self._outbox.finish()  # what is sent of the gradient has left before it is overwritten
         received = {
             other: iter(stage.bring(cell_step.take(Address(FrameKind.TIED, d, s, cell_step.step, 0, other)).tensors))
             for other in self._states.tied_to(cell_step.cell)

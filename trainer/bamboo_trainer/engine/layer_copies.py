@@ -1,9 +1,9 @@
 """Copies of layers' states in host memory for checkpoints and cuts: made, held, and used to restore stages.
 
-**Made** piece by piece while the worker waits for others in the step after; pieces that are left when the state is
-about to change are copied then, and training waits only for those. **Held** are a cut's copies of all layers here,
-until the layers are split anew, and those of a checkpoint that this worker has written, until there is a newer one, or
-for one in writing until it is given up. **Restored** from copies held here; other layers are read from the store.
+Copies are made piece by piece while the worker waits for others in the next step. Pieces that are left when the state
+is about to change are copied then, and training waits only for these. A cut's copies are held until the layers are
+split anew, a checkpoint's until there is a newer one, or until it is given up before it is complete. Stages are
+restored from copies held here; other layers are read from the store.
 
 When all workers begin anew with the state of a cut or a checkpoint, `LayerExchange` asks workers that have copies for
 layers, and answers them. Some worker has each layer of a cut. A layer of a checkpoint is read from the store if no
@@ -44,8 +44,8 @@ class CheckpointFiles(Protocol):
     def restore(
         self, values: StageValues, checkpoint: CheckpointId, here: Mapping[int, LayerState]
     ) -> Mapping[int, LayerState]:
-        """Restore a checkpoint's state into the values; return the layers read, all but those here. Raises
-        RestoreError.
+        """Restore a checkpoint's state into the values; return the layers that were read from the store. here: layers
+        that need not be read. Raises RestoreError.
         """
 
 
@@ -79,7 +79,7 @@ class LayerCopies:
         self._memory = memory
         self._warned = False
         self.cut: CheckpointId | None = None
-        self._origin = 0  # of the plan in which the cut's were copied
+        self._origin = 0  # of the plan in which the cut's copies were made
         self.held: dict[CheckpointId, dict[int, LayerState]] = {}
         self._shares: dict[int, _Share] = {}  # by stage: being copied
         self._complete: list[tuple[int, _Share]] = []  # by stage: not handed over yet
@@ -100,7 +100,7 @@ class LayerCopies:
             self._begin(stage, values, state, share(mark.writers[stage], self._worker, plan.stages[stage]))
 
     def keep_last(self, wanted: KeepLastState, states: StageStates, plan: Plan) -> bool:
-        """Copy the last state for the coordinator, which may ask again. Return False if it is not here as planned."""
+        """Start to copy the state after the last step, once. Return False if a stage is not here at that version."""
         if wanted.checkpoint == self._last:
             return True
         mine = [stage for stage, named in enumerate(wanted.writers) if self._worker in named]
@@ -151,21 +151,23 @@ class LayerCopies:
         return [stage for stage, _ in self._complete]
 
     def hand_over(self) -> None:
-        """Have all complete copies written, and keep them if there is room."""
+        """Hand all complete copies to the checkpoint writer, and hold them here if there is room."""
         complete, self._complete = self._complete, []
         for _, done in complete:
             self.keep(done.checkpoint, done.copying.layers)
             self._files.keep(done.checkpoint, done.copying.layers, done.seconds)
 
     def forget_states(self) -> None:
-        """Drop unfinished copies: the states of stages here are given up."""
+        """Drop the copies that have not been handed to the checkpoint writer, finished or not, when this worker gives
+        up its stages' states. Copies in `held` stay.
+        """
         self._shares, self._complete, self._last = {}, [], None
 
     # restoring from them
 
     def restore(self, values: StageValues, checkpoint: CheckpointId, share: Collection[int]) -> None:
-        """Restore a checkpoint's state into values, from copies where they are here. share: layers of which copies stay
-        here after reading, if there is room. Raises RestoreError.
+        """Restore a checkpoint's state into values, from copies held here, else from the store. share: layers whose
+        copies stay here after reading, if there is room. Raises RestoreError.
         """
         read = self._files.restore(values, checkpoint, self.of(checkpoint))
         kept = sorted(read.keys() & share)
@@ -189,14 +191,14 @@ class LayerCopies:
             self._forget_cut()
 
     def goes_back(self, plan: Plan) -> None:
-        """Drop copies of other checkpoints if all workers begin with one."""
+        """Drop the copies of other checkpoints if all workers begin anew with a checkpoint."""
         if not plan.moved:
             self.drop([one for one in self.held if one not in (plan.restore, self.cut)])
 
     # of a cut
 
     def hold(self, origin: int, cut: CheckpointId, states: Mapping[int, LayerState]) -> None:
-        """Keep copies of what this worker has of a cut's state, and tell the coordinator."""
+        """Hold this worker's copies of a cut's layers, and tell the coordinator. origin: of the plan in force."""
         if cut != self.cut:
             self._forget_cut()
         self.cut, self._origin = cut, origin
@@ -204,7 +206,7 @@ class LayerCopies:
         self._say(cut, states)
 
     def committed(self, origin: int, step: int) -> None:
-        """Drop the copies of the state before that step, which does not begin anew."""
+        """Drop the cut's copies if the step after the cut is committed, so that it does not begin anew."""
         if self.cut is not None and (self._origin, self.cut.step) == (origin, step):
             self._forget_cut()
 
@@ -216,7 +218,7 @@ class LayerCopies:
     # of checkpoints
 
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState]) -> None:
-        """Keep copies of what this worker writes of a checkpoint if there is room, and tell the coordinator."""
+        """Hold copies of a checkpoint's layers if there is room, drop older ones, and tell the coordinator."""
         if not self.has_room(checkpoint, states.values()):
             return
         self.held.setdefault(checkpoint, {}).update(states)
@@ -225,7 +227,7 @@ class LayerCopies:
         self._say(checkpoint, self.held[checkpoint])
 
     def has_room(self, checkpoint: CheckpointId, states: Collection[LayerState]) -> bool:
-        """Return whether memory suffices to keep these copies and as many of the next checkpoint; warn once if not.
+        """Return whether memory suffices to hold these copies and the next checkpoint's as well; warn once if not.
 
         These copies exist already, to be written or for a stage that begins with them. Copies of other checkpoints do
         not count, because they will be dropped.
@@ -265,7 +267,7 @@ class LayerCopies:
         self.held.setdefault(state, {})[layer.layer] = layer
 
     def begins_with(self, state: CheckpointId) -> None:
-        """Expect layers of that cut, and drop those of another one."""
+        """Expect other workers' copies of a cut, and drop the copies of another cut."""
         if state != self.cut:
             self._forget_cut()
             self.cut = state
@@ -286,12 +288,12 @@ _ABOUT = (FrameKind.LAYERS_WANTED, FrameKind.LAYERS_LACKED)
 
 
 def is_exchanged(address: Address) -> bool:
-    """Return whether a frame is a question for layers, or belongs to an answer."""
+    """Return whether a frame belongs to `LayerExchange`: a request for layers, or a part of an answer."""
     return address.kind in _ABOUT or (address.kind is FrameKind.LAYER and address.pipeline == NO_CELL)
 
 
 class LayerExchange:
-    """Requests layers of other workers, and answers their requests. copies: of this worker; received ones are added."""
+    """The exchange of layers' copies between workers. copies: of this worker; received ones are added."""
 
     def __init__(self, worker: WorkerId, transport: Transport, copies: LayerCopies) -> None:
         self._worker, self._transport, self._copies = worker, transport, copies

@@ -29,7 +29,7 @@ class KeptSums:
         self._frames: dict[Cell, list[Frame]] = {}
 
     def keep(self, frame: Frame) -> None:
-        """Keep a sum instead of the sums that are part of it, unless it is itself part of a known one."""
+        """Keep a sum instead of the sums that are part of it. Ignore it if a known sum includes it, or is newer."""
         address = frame.address
         known = [one for one in self._frames.get(address.cell, ()) if one.address.step >= address.step]
         if any(one.address.step > address.step or _is_part(address, one.address) for one in known):
@@ -42,7 +42,7 @@ class KeptSums:
         return [frame for frame in self._frames.get(cell, ()) if frame.address.step == step]
 
     def of(self, cell: Cell, step: int, microbatches: Range) -> list[Frame]:
-        """Return the frames of the first of these microbatches (a half-open range) up to a gap."""
+        """Return the sums that cover these microbatches (a half-open range) from the first one up to a gap."""
         found, (at, end) = list[Frame](), microbatches
         for frame in self.all_of(cell, step):
             if frame.address.microbatch == at and frame.address.part <= end:
@@ -61,13 +61,13 @@ def _is_part(one: Address, other: Address) -> bool:
 
 
 class Pace:
-    """The pace of sending sums: none is sent while one is in transit, nor for as many microbatches afterwards."""
+    """The pace of sending sums: none while one is in transit, nor for the same number of microbatches afterwards."""
 
     def __init__(self) -> None:
         self._rests = 0
 
     def allows(self, *, is_sending: bool) -> bool:
-        """Return whether to send a sum, after each microbatch. is_sending: the one before is in transit."""
+        """Return whether to send a sum now; call after each microbatch. is_sending: the sum before is in transit."""
         if is_sending:
             self._rests += 1
             return False
@@ -87,7 +87,7 @@ class PortionSteps:
     """
 
     def __init__(self, shared: EngineContext, replicator: Replicator, cells: Mapping[Cell, CellStep]) -> None:
-        """Create the steps. cells: those that this worker owns."""
+        """Create the steps. cells: the steps of the cells that this worker owns."""
         self._shared, self._plan, self._outbox, self._states = shared, shared.plan, shared.outbox, shared.states
         self._replicator, self._cells = replicator, cells
         self.kept, self._pace = KeptSums(), Pace()
@@ -126,7 +126,7 @@ class PortionSteps:
         self.kept.keep(self._outbox.frame(address, tensors, payload))
 
     def take_over(self, old: Plan | None) -> None:
-        """Ask neighbours for frames, and wait for sums or give them, as the plan in force says. old: the one before."""
+        """Ask neighbours for frames, and wait for sums or give them, as the new plan says. old: the plan before it."""
         changed = changed_cells(self._plan.current, old) if old and not self._plan.current.boundary else set()
         for one in self.cell_steps():
             self._ask_beside(one, self._plan.current.cells() if one.cell in changed else changed)
@@ -141,7 +141,7 @@ class PortionSteps:
         self._give_kept()
 
     def await_kept(self, old: Plan | None, changed: Set[Cell]) -> None:
-        """Wait for other workers' sums of cells that this worker owns from now on, or give sums away (`gives`).
+        """Wait for other workers' sums of cells that this worker owns from now on, or give sums away (`_gives`).
 
         changed: cells that a plan in the middle of a step has given to others. old: the plan before it.
         """
@@ -169,7 +169,7 @@ class PortionSteps:
 
     def _give_kept(self, owner: WorkerId | None = None) -> None:
         """Give the sums that this worker keeps to the new owners of their cells: first those of the first groups up to
-        a gap, then "that is all", then the other ones. owner: only to that one.
+        a gap, then KEPT_ALL, then the other ones. owner: only to this one.
         """
         for cell, step in self._gives.items():
             receiver = self._plan.owner(cell)
@@ -186,7 +186,7 @@ class PortionSteps:
                 self._outbox.post(receiver, frame.address, frame.tensors, frame.payload)
 
     def relinked(self, peer: WorkerId) -> None:
-        """Send again what was on its way to that peer, and ask it again."""
+        """After a broken link to a peer, send again what it may have lost, and ask the peer again for frames."""
         plan = self._plan.current
         of_peer = {cell for cell in plan.cells() if peer in plan.at(cell).runners}
         for one in self.cell_steps():
@@ -325,7 +325,7 @@ class PortionSteps:
         return True
 
     def kept_all(self, frame: Frame) -> None:
-        """Note that a cell's keeper has given all the sums that it has kept."""
+        """Stop waiting for a cell's keeper, which has given all its sums, and begin the portions that waited."""
         if self._awaited.pop(frame.address.cell, None) is not None:
             self.refresh()
 
@@ -352,7 +352,7 @@ class PortionSteps:
     # frames that a neighbouring stage lacks
 
     def _ask_beside(self, one: CellStep, beside: Container[Cell], *, again: bool = False) -> None:
-        """Tell the runners of these cells from which microbatch on the step lacks frames. again: also of their logs."""
+        """Tell runners of neighbouring cells among these which frames the step lacks. again: even logged ones."""
         plan, (d, s), step, layout = self._plan.current, one.cell, one.step, one.layout
         if layout is None or d >= layout.pipelines or step <= self._shared.log.newest:
             return
@@ -404,7 +404,7 @@ class PortionSteps:
         return found
 
     def lacks(self, owned: CellStep) -> bool:
-        """Return whether a neighbouring stage wants frames of a cell's step that the log here does not have."""
+        """Return whether a neighbouring stage lacks frames of a cell's step that this worker's log lacks, too."""
         layout, pipeline = owned.layout, owned.cell.pipeline
         if layout is None or pipeline >= layout.pipelines:
             return False
@@ -412,7 +412,7 @@ class PortionSteps:
         return bool(self._lacking(owned.cell, owned.step, (own[0], own[-1] + 1)))
 
     def _lacking(self, cell: Cell, step: int, microbatches: Range) -> set[int]:
-        """Return the microbatches of these whose frames a neighbouring stage wants, and the log does not have."""
+        """Return which of these microbatches have frames that a neighbouring stage wants and the log does not have."""
         found = set[int]()
         for kind, other in ((FrameKind.GRADIENT, cell.stage - 1), (FrameKind.ACTIVATION, cell.stage + 1)):
             wanted, since = self._wanted.get((cell, other), (-1, 0))
@@ -425,7 +425,7 @@ class PortionSteps:
 
     def refresh(self, *, again: bool = False) -> None:
         """Begin and drop portions for a new plan or version, and give boundary tensors here to the steps that take
-        them. again: portions begun here begin again, so that they lack their inputs.
+        them. again: portions begun now are repetitions, so ask for logged inputs, too.
         """
         plan, begun = self._plan.current, list[CellStep]()
         old, self.steps = self.steps, {}
@@ -463,7 +463,7 @@ class PortionSteps:
                     self._ask_beside(owned, plan.cells())
 
     def _begin(self, cell: Cell, microbatches: Range, layout: Layout, stage: Stage) -> CellStep:
-        """Return the step of a portion, which starts behind its first groups whose sums are here."""
+        """Return a new step of a portion, which continues after its first groups if their sums are here."""
         step, (first, end) = stage.values.version, microbatches
         is_done = (cell, step, microbatches) in self._summed
         is_done = is_done or self._outbox.log.get(Address(FrameKind.PARTIAL_SUM, *cell, step, first, end)) is not None

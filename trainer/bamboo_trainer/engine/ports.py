@@ -1,6 +1,4 @@
-"""The other parts of a worker that its engine uses: network, clock, states and others; and the seam by which it reports
-its work.
-"""
+"""The collaborators of an engine: network, clock, states and others, and the observer to which it reports its work."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +18,7 @@ from bamboo_trainer.transport.base import Transport
 
 
 class Observer(Protocol):
-    """Called before and after every instruction: `worker.telemetry`, and the fault injection of the tests.
+    """An observer, called before and after every instruction: telemetry, or the fault injection of the tests.
 
     event: Idle (nothing that must be done is ready), Epoch (a plan came into force), Takeover, Move (at a boundary).
     """
@@ -67,7 +65,7 @@ class Ports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineContext(CommitContext):
-    """The collaborators that the parts of an engine share which run instructions. timer, devices: measure work."""
+    """The collaborators that an engine's parts share. timer, devices: measure work."""
 
     ports: Ports
     timer: StageTimer

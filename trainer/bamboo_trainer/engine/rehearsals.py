@@ -24,7 +24,7 @@ Place = tuple[Cell, int, int]  # cell, step and microbatch
 
 
 class Rehearsals:
-    """Decides which replicated stage an idle worker runs as a rehearsal, and when it does so."""
+    """The rehearsals of an idle worker: which replicated stage it runs, and when."""
 
     def __init__(self, shared: EngineContext) -> None:
         self._plan, self._log, self._states = shared.plan, shared.outbox.log, shared.states
@@ -34,7 +34,7 @@ class Rehearsals:
         self._given: dict[tuple[Cell, int], Parts] = {}  # by part and step: outputs of the part before it
 
     def take_roles(self, step: int, *, first: bool) -> None:
-        """Start no rehearsal in this step, as a new plan came. first: the plan is the first one of the job."""
+        """Allow no rehearsal in this step, as a new plan came. first: the plan is the first one of the job."""
         self._disturbed = None if first else step
         self._timed.clear()
 
@@ -44,9 +44,9 @@ class Rehearsals:
         return any(self._rehearse_behind(one) for one in reversed(active))
 
     def _rehearse_behind(self, active: CellStep) -> bool:
-        """Rehearse the next stage's cell on the active one's device, in its state before that step.
+        """Rehearse the cell of the stage behind, with its state before that step; return False if that is not due.
 
-        Not in a step in which roles have changed: others may wait for what this worker is about to repeat.
+        It never is in a step in which roles have changed: others may wait for what this worker is about to repeat.
         """
         plan, layout, step = self._plan.current, active.layout, active.step
         (d, s), devices = active.cell, self._plan.devices

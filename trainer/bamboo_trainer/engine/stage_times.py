@@ -71,7 +71,7 @@ class _Stage:
 
 
 class StageTimer:
-    """Measures times in the engine's thread; any one thread may call `due`.
+    """The times of stages, measured in the engine's thread; any one thread may call `due`.
 
     now: the clock, in seconds, which should not count waiting for a processor.
     """
@@ -100,7 +100,7 @@ class StageTimer:
         self._asked = True
 
     def begins_forward(self, stage: int) -> bool:
-        """Note that a forward of the ordinary schedule begins; return whether to run and time it layer by layer."""
+        """Count a forward of the ordinary schedule; return whether to run and time it layer by layer."""
         measured = self._stages[stage]
         measured.begun += 1
         by_layer = measured.begun > IGNORED and (measured.begun - IGNORED) % PERIOD == 1
@@ -109,7 +109,7 @@ class StageTimer:
         return by_layer
 
     def ran(self, stage: int, instruction: Instruction, seconds: float) -> None:
-        """Record an instruction of the ordinary schedule, run in one piece."""
+        """Record the seconds of an instruction of the ordinary schedule, run in one piece."""
         if isinstance(instruction, ReportReady):
             self._step_done()
             return
@@ -209,7 +209,7 @@ class _Device:
 
 
 class DeviceTimes:
-    """Records when each device is busy, in seconds of the clock. devices: number of the worker's devices."""
+    """The record of when each device is busy, in seconds of the clock. devices: number of the worker's devices."""
 
     def __init__(self, clock: Callable[[], float], timer: StageTimer, devices: int) -> None:
         self._clock, self._timer = clock, timer
@@ -255,7 +255,7 @@ class DeviceTimes:
         return stage.complete(work, forwarding)
 
     def collect(self) -> None:
-        """Report the finished pieces of work."""
+        """Pass the seconds of finished pieces of work to their callbacks (`took`)."""
         for device in self._devices:
             while device.measured and device.measured[0].end.done():
                 piece = device.measured.popleft()
