@@ -1,7 +1,7 @@
 """The client: command line, Python API, local runs, jobs on a cluster, simulations and plans.
 
-`bamboo.Job` makes a job, checks, plans, simulates, runs and submits it; docs/sdk.md shows how. What is not named here
-may change without notice.
+`bamboo.Job` builds, checks, plans, simulates, runs and submits a job; docs/sdk.md shows how. Names that are not listed
+here may change without notice.
 """
 
 from importlib import import_module

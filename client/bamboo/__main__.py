@@ -1,10 +1,10 @@
-"""The `bamboo` command. It imports the rest late, so that Ctrl-C is quiet from the start."""
+"""Entry point of the `bamboo` command. It handles signals before slow imports, so that Ctrl-C prints no traceback."""
 
 from bamboo import stop_signals
 
 
 def main() -> None:
-    """Run the command line; signals end the process at once before and after it, when nothing is open."""
+    """Run the command line. Before and after it, when nothing is open, a signal ends the process at once."""
     try:
         stop_signals.end_at_once()
         from bamboo.cli import commands

@@ -1,6 +1,7 @@
-"""The background event loop, in its own thread: it runs jobs of the Python API, and calls of the trainer.
+"""An event loop in a background thread, which runs jobs of the Python API and calls of the trainer.
 
-So a notebook's own loop does not matter. It starts at the first call, and ends with the interpreter.
+So the API works where another event loop runs, as in a notebook. The thread starts at the first call and ends with the
+interpreter.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ Close = Callable[[], Coroutine[Any, Any, None]]
 
 
 class _Background:
-    """The loop, its thread, and what to close before the interpreter ends. A fork inherits none of them."""
+    """The background event loop, and the coroutine functions to call at exit. A forked process starts its own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,7 +47,10 @@ async def _all_of(closing: list[Close]) -> None:
 
 
 def call(work: Coroutine[Any, Any, T]) -> T:
-    """Run work in the loop; return its result or raise its error. A signal cancels it and waits a while for its end."""
+    """Run a coroutine in the background loop, from another thread; return its result or raise its error.
+
+    KeyboardInterrupt and SystemExit cancel it, and are raised after its end, or after END_SECONDS.
+    """
     ended = threading.Event()
 
     async def watched() -> T:
@@ -65,11 +69,11 @@ def call(work: Coroutine[Any, Any, T]) -> T:
 
 
 def opened(close: Close) -> None:
-    """Register a coroutine to call before the interpreter ends, unless it is `closed` first. Called in the loop."""
+    """Register a coroutine function to call at exit, unless it is `closed` first. Called in the loop."""
     _BACKGROUND.open.append(close)
 
 
 def closed(close: Close) -> None:
-    """Unregister a coroutine that `opened` has registered. Called in the loop."""
+    """Unregister a coroutine function that `opened` has registered, if any. Called in the loop."""
     if close in _BACKGROUND.open:
         _BACKGROUND.open.remove(close)

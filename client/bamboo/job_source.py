@@ -1,4 +1,4 @@
-"""A job's source: a file or a program, with its name in errors and the folders of its modules."""
+"""A job parsed from a manifest, and what the manifest's errors and the task's imports need."""
 
 import copy
 from dataclasses import dataclass
@@ -12,9 +12,10 @@ from bamboo_core.job.yaml_file import ManifestSource, read_manifest_source
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSource:
-    """A job and its source.
+    """A job and the manifest from which it was parsed.
 
-    name: in errors. folders: where the task's modules are searched first. text: the manifest as written.
+    name: of the file or program, for errors. document: the parsed YAML. folders: where the task's modules are searched
+    first. text: the manifest as written.
     """
 
     name: str
@@ -25,8 +26,7 @@ class JobSource:
 
 
 def source_of_file(path: str) -> JobSource:
-    """Return the job of a manifest's file; - is standard input. Raises ManifestError, whose problems name file and
-    line.
+    """Read a job from a manifest file; - is standard input. Raises ManifestError, whose problems name file and line.
 
     The task's modules are searched in the manifest's folder, as for a script, then in the current one.
     """
@@ -34,7 +34,7 @@ def source_of_file(path: str) -> JobSource:
 
 
 def source_of_manifest(manifest: ManifestSource, folders: tuple[Path, ...]) -> JobSource:
-    """Return the job of a manifest that was read before. Raises ManifestError."""
+    """Parse the job of a manifest that has been read. Raises ManifestError."""
     return JobSource(
         name=manifest.name,
         spec=parse_source(manifest),

@@ -1,4 +1,4 @@
-"""Signals that stop a program while it runs an event loop.
+"""Handling of SIGINT, SIGTERM and SIGHUP while an asyncio event loop runs.
 
 An exception within asyncio leaves work half done, such as a coroutine that is never awaited. So `run` holds signals
 while the loop exists, and `taken` calls a handler in the loop for each of them.
@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def taken(handler: Callable[[], object]) -> Iterator[None]:
-    """Call the handler in the running loop for each signal, also held ones; restore the earlier handlers afterwards.
+    """During the block, call the handler in the running loop for each stop signal, including signals held before.
 
-    Nothing changes outside of the main thread, since only that gets signals.
+    Outside the main thread it does nothing, since only the main thread handles signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -42,13 +42,13 @@ def taken(handler: Callable[[], object]) -> Iterator[None]:
 
 
 def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run like `asyncio.run`, with signals held. A signal that the coroutine does not take is raised afterwards."""
+    """Run `main()` like `asyncio.run`, with signals held. A signal that is not `taken` is raised afterwards."""
     with held():
         return asyncio.run(main())
 
 
 def run_until_stopped(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run like `asyncio.run`; a signal cancels it and raises CancelledError."""
+    """Run `main()` like `asyncio.run`; a stop signal cancels it, which raises CancelledError."""
 
     async def work() -> T:
         task = asyncio.current_task()

@@ -1,8 +1,8 @@
-"""The signals that stop a program, and their effect at each moment of its life.
+"""Effects of SIGINT, SIGTERM and SIGHUP at each stage of a command.
 
-Before anything has begun, and when all is closed, the process ends on the spot. While a command works, SystemExit
-passes through it, so that all that is open is closed. Signals are held where an exception would leave things half done,
-as in asyncio (`loop_signals`). Each signal has its effect once.
+Before a command begins, and when it has closed everything, a signal ends the process at once. While the command works,
+a signal raises SystemExit, so that open resources are closed. Signals are held where an exception would leave work half
+done, as in asyncio (`loop_signals`). Each signal has its effect once.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ def end_by_exception() -> None:
 
 
 class Held:
-    """A handler that only records signals."""
+    """A signal handler that only records the signals' numbers."""
 
     def __init__(self) -> None:
         self.noted: deque[int] = deque()
@@ -45,7 +45,7 @@ class Held:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Hold signals, and raise the first one again at the end unless a handler has taken it (`loop_signals.taken`).
+    """Hold stop signals in the block; at its end raise the first one again, unless `loop_signals.taken` has handled it.
 
     Within another `held` it takes over the signals that are held already.
     """
