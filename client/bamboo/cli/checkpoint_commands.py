@@ -1,4 +1,4 @@
-"""The commands on checkpoints: their flags and --help. Slow imports happen late."""
+"""`bamboo checkpoints` and `bamboo export`: their flags and --help. Slow imports happen late."""
 
 import json
 import time
@@ -59,7 +59,7 @@ def checkpoints(
 ) -> None:
     """List the checkpoints in a folder or an object store, the newest first.
 
-    Damaged ones are listed, too, with the reason. Without --verify no file's contents are read.
+    Damaged checkpoints are listed, too, with the reason. Without --verify no file's contents are read.
 
     Example: bamboo checkpoints s3://bucket/llama
     """
@@ -95,7 +95,7 @@ def _list(found: "list[ListedCheckpoint]", output: OutputFormat) -> None:
 
 
 def _verify(store: "CheckpointStore", found: "list[ListedCheckpoint]", output: OutputFormat) -> bool:
-    """Read all checkpoints and print the mistakes of each. Return whether one is damaged or unreadable."""
+    """Verify the files of all checkpoints and print the result of each. Return whether any has a problem."""
     from bamboo.terminal.checkpoint_table import document
 
     documents, bad = [], False
@@ -153,11 +153,11 @@ def export(
 ) -> None:
     """Write a checkpoint, or a run's folder of weights, as one plain state dict.
 
-    Parameters and buffers have the names of the module that from_module has split, else "layers.NUMBER.NAME"; the
-    optimizer's state is left out.
+    Parameters and buffers keep the names of the module that from_module has split; without from_module they are named
+    "layers.NUMBER.NAME". The optimizer's state is left out.
 
-    The formats huggingface and peft are for models that bamboo_trainer.models.huggingface has trained: what
-    from_pretrained of transformers loads, with adapters merged into it, or the adapters alone, for PEFT.
+    The formats huggingface and peft are for models trained with bamboo_trainer.models.huggingface. huggingface writes
+    a folder for from_pretrained of transformers, with adapters merged into the model; peft writes the adapters alone.
 
     Example: bamboo export s3://bucket/llama --output llama.safetensors
     """
@@ -170,7 +170,7 @@ def export(
 
 
 def _check_url(url: str) -> None:
-    """End the command if the URL is not one of a store."""
+    """End the command with a usage error if the URL's store is not supported."""
     from bamboo_core.storage.url import parse_url
 
     try:
@@ -180,7 +180,7 @@ def _check_url(url: str) -> None:
 
 
 def _problems(store: "CheckpointStore", one: "ListedCheckpoint") -> list[str]:
-    """Return the mistakes of a checkpoint, whose files are read if its manifest is sound."""
+    """Return a checkpoint's problems, [] if it is sound. Its files are read unless its manifest cannot be."""
     from bamboo_core.checkpoint.selection import ListedState
     from bamboo_core.storage.bounded import StoreUnavailable
 

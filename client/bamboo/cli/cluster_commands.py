@@ -145,7 +145,7 @@ def logs(
     ] = False,
     prefix: Annotated[bool, typer.Option("--prefix/--no-prefix", help="Print the worker's name first.")] = True,
 ) -> None:
-    """Print what workers print."""
+    """Print the logs of a job's workers."""
     from bamboo.remote import logs as reading
 
     target, whole = targets_of([job])[0], None if since is None else max(1, round(since))

@@ -1,4 +1,4 @@
-"""The command line: `bamboo run JOB.yaml`, `bamboo validate JOB.yaml` and others; for a cluster see `remote`."""
+"""The `bamboo` command line: `run` and `validate`, and the commands of the other modules of this package."""
 
 import contextlib
 import logging
@@ -39,7 +39,7 @@ Job = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A BambooJob manif
 
 
 def main() -> None:
-    """Run the console script. A signal ends it without a traceback; a job sets signal handlers of its own."""
+    """Run the console script and exit. A signal ends it without a traceback; a job sets its own signal handlers."""
     stop_signals.end_by_exception()
     standard_streams.prepare()
     try:
@@ -107,11 +107,11 @@ def validate(
         typer.Option("--load", help="Also load the task, build its layers without values and count what they need."),
     ] = False,
 ) -> None:
-    """Check manifests and name everything that is wrong with them, with its line.
+    """Check manifests, and report every mistake with its line.
 
-    With --load also whether the task can be built and evaluated here, and about how much memory its workers need.
+    With --load, also check whether the task can be built and evaluated here, and estimate its workers' memory.
 
-    Of a job with a budget it says for how long its money lasts.
+    For a job with a budget, also print how long its money lasts.
     """
     from bamboo.job_source import source_of_file
     from bamboo.jobs.errors import BambooError

@@ -1,4 +1,4 @@
-"""Helpers that all commands share: jobs of files, targets, tables, usage errors. Slow imports happen late."""
+"""Helpers that commands share: reading manifests, naming jobs, tables, usage errors. Slow imports happen late."""
 
 import sys
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def run(cluster: ClusterPlace, command: "Command") -> NoReturn:
 
 
 def targets_of(given: list[str]) -> "list[Target]":
-    """Return the jobs on the cluster that arguments name. A wrong name ends the command."""
+    """Parse arguments that name jobs on a cluster: names or manifest files. A wrong one ends the command."""
     from bamboo.remote.session import target
     from bamboo_core.kube.errors import RemoteError
 
@@ -44,7 +44,7 @@ def usage(*messages: str) -> NoReturn:
 
 
 def print_table(table: Callable[[int], "RenderableType"]) -> None:
-    """Print a table for the width of the terminal; elsewhere no line wraps. table: called with the columns."""
+    """Print a table as wide as the terminal; elsewhere no line wraps. table: builds it for a width in columns."""
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 1000)
@@ -52,7 +52,7 @@ def print_table(table: Callable[[int], "RenderableType"]) -> None:
 
 
 def check_job(job: "JobSource", *, load: bool, quiet: bool) -> None:
-    """Print warnings about a job on standard error. A task that does not load here ends the command."""
+    """Print warnings about a job on standard error. load: also try its task here; a failure ends the command."""
     from bamboo.jobs.errors import BambooError
     from bamboo.jobs.here import validated
 
@@ -71,7 +71,7 @@ def check_job(job: "JobSource", *, load: bool, quiet: bool) -> None:
 
 
 def job_of(path: Path) -> "JobSource":
-    """Return the job of a manifest's file, as `source_of_file` does. A mistake in it ends the command."""
+    """Read a job from a manifest file (`source_of_file`). A mistake in the file ends the command."""
     from bamboo.job_source import source_of_file
     from bamboo_core.job.manifest import ManifestError
 

@@ -1,4 +1,4 @@
-"""`bamboo history`: prints, follows and converts the history of a job."""
+"""`bamboo history`: prints and follows the history of a job, or writes it to a logger."""
 
 import time
 from collections.abc import Callable
@@ -57,7 +57,7 @@ def history(
 ) -> None:
     """Show every step and every event of a job.
 
-    A job on the cluster is read from its object store, with this machine's credentials.
+    The history of a job on the cluster is read from its object store, with this machine's credentials.
 
     With --to the history goes into a logger: into the same run of W&B or MLflow, if it is still there.
 
@@ -87,7 +87,7 @@ def history(
 
 
 def _file_in(folder: str) -> str:
-    """Return history.jsonl in the output folder of a run that keeps its history elsewhere; otherwise the folder."""
+    """Return the source of a folder's history: its history.jsonl, or the folder itself if it stores the history."""
     from bamboo.local.history_end import FILE
     from bamboo_core.history.files import FOLDER
 
@@ -96,7 +96,7 @@ def _file_in(folder: str) -> str:
 
 
 def _logger(text: str) -> "tuple[str, dict[str, str]]":
-    """Return the type and the config of a logger given as TYPE:KEY=VALUE,KEY=VALUE. A wrong one ends the command."""
+    """Parse TYPE:KEY=VALUE,KEY=VALUE into a logger's type and config. A mistake ends the command."""
     from bamboo_core.job.training_spec import LoggerType
 
     kind, _, rest = text.partition(":")
@@ -121,7 +121,10 @@ def _write(source: str, kind: str, config: "dict[str, str]") -> int:
 
 
 def _reader(source: str) -> "Callable[[], list[Record]]":
-    """Return a function that reads the whole history. It raises HistoryError, StorageError, ValueError."""
+    """Return a function that reads the whole history from a .jsonl file, or from a folder or URL.
+
+    It raises HistoryError, StorageError, ValueError.
+    """
     from bamboo_core.history.files import find
     from bamboo_core.history.records import HistoryError, from_lines
 
@@ -176,7 +179,7 @@ def _show(read: "Callable[[], list[Record]]", form: OutputFormat, every: bool, f
 
 
 def _key(record: "Record") -> object:
-    """Return the identity of a record when the history is read again."""
+    """Return a key that identifies the record each time the history is read."""
     from bamboo_core.history.records import EventRecord
 
     if isinstance(record, EventRecord):

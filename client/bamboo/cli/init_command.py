@@ -1,4 +1,4 @@
-"""`bamboo init`: three questions, and the first files of a job. Slow imports happen late."""
+"""`bamboo init`: asks for model, data, place and checkpoints, and writes a job's first files. Slow imports are late."""
 
 import os
 import sys
@@ -64,7 +64,7 @@ def init(
 def _answers(
     name: str, model: str | None, data: str | None, where: str | None, checkpoints: str | None
 ) -> "JobAnswers":
-    """Return the answers in flags; ask the user for missing ones. Raises InvalidRequest."""
+    """Return the answers that the flags give; ask the user for the others. Raises InvalidRequest."""
     from bamboo.jobs.errors import InvalidRequest
     from bamboo.jobs.here import storage_url
     from bamboo.jobs.scaffold import JobAnswers, OwnModel, model_of
@@ -95,7 +95,7 @@ def _answers(
 
 
 def _asked(flag: str, given: str | None, question: str, default: str | None = None) -> str:
-    """Return the user's answer. Without a terminal a missing flag ends the command, unless it has a default."""
+    """Return the flag's value, or else ask for it. Without a terminal, return the default, or end the command."""
     if given is not None:
         return given
     if sys.stdin.isatty():
@@ -107,7 +107,7 @@ def _asked(flag: str, given: str | None, question: str, default: str | None = No
 
 
 def _kind(path: Path) -> str:
-    """Return the kind of the data at a path. Raises InvalidRequest."""
+    """Detect the kind of the data at a path, such as "tokens" or "npz" (docs/data.md). Raises InvalidRequest."""
     from bamboo.jobs.errors import InvalidRequest
     from bamboo.jobs.scaffold import read_kind
 

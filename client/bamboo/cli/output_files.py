@@ -13,7 +13,7 @@ STANDARD_OUTPUT = Path("-")
 
 
 def _file(path: Path | None) -> Path | None:
-    """Return the file of a flag; None for standard output."""
+    """Return a flag's path; None for -, which is standard output."""
     return None if path == STANDARD_OUTPUT else path
 
 
@@ -31,7 +31,7 @@ Written = Annotated[
 
 
 def check_output_file(flag: str, path: Path | None) -> None:
-    """End the command if it cannot write to the file."""
+    """End the command with a usage error if the file cannot be written. path: None for standard output."""
     if path is None:
         return
     check_is_path(flag, path, "a file")
@@ -44,13 +44,13 @@ def check_output_file(flag: str, path: Path | None) -> None:
 
 
 def check_plot(flag: str, path: Path | None) -> None:
-    """End the command if it cannot write the file (`check_output_file`), or matplotlib is not installed."""
+    """End the command if the plot's file cannot be written (`check_output_file`) or matplotlib is not installed."""
     check_output_file(flag, path)
     if path is not None and find_spec("matplotlib") is None:
         usage(f"{flag} needs matplotlib, not installed here; pip install 'bamboo-spot[plots]' installs it")
 
 
 def check_is_path(flag: str, path: Path, expected: str) -> None:
-    """End the command if the path is -, for output that cannot go to standard output."""
+    """End the command if the path is -, standard output. expected: the valid kind of path, such as "a folder"."""
     if path == STANDARD_OUTPUT:
         usage(f"{flag} -: expected {expected}, not standard output")

@@ -1,4 +1,4 @@
-"""The commands that plan, simulate and measure: their flags and --help. Slow imports happen late."""
+"""`bamboo simulate`, `plan`, `profile` and `traces`: their flags and --help. Slow imports happen late."""
 
 import json
 import shutil
@@ -42,9 +42,9 @@ def simulate(
     ] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Train a job in virtual time under preemptions.
+    """Simulate a job's training under preemptions, in virtual time.
 
-    The job's own coordinator decides; a profile says how long everything takes.
+    The job's real coordinator makes the decisions; a profile gives the duration of everything else.
 
     Example: bamboo simulate job.yaml --profile profile.json --preempt-rate 0.1 --preempt-rate 0.5 --plot runs.png
     """
@@ -164,9 +164,9 @@ def profile_job(
 ) -> None:
     """Measure the job's layers on this machine's device, and write a profile for `bamboo simulate`.
 
-    BAMBOO_DEVICE chooses the device. Flags say what the network and the nodes do.
+    BAMBOO_DEVICE chooses the device. Flags give the network's speed and the start time of nodes.
 
-    With --device the layers' operations are counted instead, and take as long as that GPU's figures say.
+    With --device, the layers' operations are counted instead, and their times computed from that GPU's figures.
 
     Example: bamboo profile job.yaml --flow 625 --machine 1250 --start 60 --output profile.json
     Example: bamboo profile job.yaml --device a100 --output a100.json
@@ -225,7 +225,7 @@ def traces(
     ],
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Show what a recording of spot nodes says: nodes, removals, lifetimes, zones, prices.
+    """Summarize a recording of spot nodes: nodes, removals, lifetimes, zones, prices.
 
     Example: bamboo traces p3-trace.csv
     """

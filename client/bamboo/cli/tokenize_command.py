@@ -51,7 +51,7 @@ def tokenize(
     force: Annotated[bool, typer.Option("--force", help="Replace a file at PATH.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")] = False,
 ) -> None:
-    """Turn texts into files of tokens, for data of kind "tokens".
+    """Tokenize texts into files, for data of kind "tokens".
 
     Example: bamboo tokenize books/ -o books.tokens --tokenizer tokenizer.json --end '<|endoftext|>'
     """
