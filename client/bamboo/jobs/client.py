@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class Client:
-    """The jobs in a namespace of the cluster that the kubeconfig names; in a pod, of its own cluster.
+    """Client for the jobs in a namespace of the kubeconfig's cluster; inside a pod, of the pod's cluster.
 
-    namespace, context, kubeconfig: as the flags of these names. Raises InvalidRequest, ClusterError.
+    namespace, context, kubeconfig: as the flags of `bamboo list`. Raises InvalidRequest, ClusterError.
     """
 
     def __init__(
@@ -38,17 +38,19 @@ class Client:
         return self._namespace
 
     def submit(self, job: "Job", *, apply: bool = False, force: bool = False, dry_run: bool = False) -> JobHandle:
-        """Create the job on the cluster; with apply, or merge it into the existing one, with force also over other
-        owners' fields. dry_run: only have the API server check it.
+        """Create the job on the cluster. Raises ClusterError, also if it exists and `apply` is not set.
+
+        apply: merge it into an existing job. force: also overwrite fields that others have set, such as kubectl edit.
+        dry_run: only have the API server check the job.
         """
         return call(self._submit(job.source, apply=apply, force=force, dry_run=dry_run))
 
     def job(self, name: str) -> JobHandle:
-        """Return the job of that name. Raises ClusterError if there is none."""
+        """Return a handle of the job of that name. Raises ClusterError if there is none."""
         return call(self._job(name))
 
     def jobs(self) -> list[JobHandle]:
-        """Return all jobs of the namespace, by name."""
+        """Return handles of all jobs in the namespace, sorted by name."""
         return call(self._jobs())
 
     def close(self) -> None:
@@ -64,7 +66,7 @@ class Client:
         self.close()
 
     def watch(self) -> Iterator[JobProgress]:
-        """Yield the progress of each job, now and at each change, forever."""
+        """Yield the progress of each job in the namespace, now and whenever it changes, forever."""
         shown: dict[str, JobProgress] = {}
         while True:
             yield from call(self._changes(shown))
@@ -98,7 +100,7 @@ class Client:
         return [JobHandle(ClusterJob(api, job)) for job in await self._views()]
 
     async def _changes(self, shown: dict[str, JobProgress]) -> list[JobProgress]:
-        """Wait until a job's progress differs from `shown`; return what differs. shown: by uid; it is updated."""
+        """Wait until any job's progress changes; return the new ones. shown: progress by uid, updated in place."""
         while True:
             now = {job.uid: progress_of(job) for job in await patiently(self._views)}
             new = [progress for uid, progress in now.items() if shown.get(uid) != progress]

@@ -1,4 +1,4 @@
-"""A job on a cluster, in the background loop."""
+"""A job on a cluster, as `JobHandle` uses it in the background loop."""
 
 import asyncio
 import random
@@ -21,9 +21,9 @@ GONE_SECONDS: Final = 600.0  # for workers to end, after a checkpoint
 
 
 class ClusterJob:
-    """One job, identified by its uid. All methods are called in the loop.
+    """A job on a cluster, identified by its uid. All methods are called in the background loop.
 
-    They raise RemoteError for errors of API server and connection, which `call` converts.
+    They raise RemoteError for errors of the API server or the connection; `handle.call` converts it.
     """
 
     def __init__(self, api: KubeApi, job: JobView) -> None:
@@ -38,9 +38,9 @@ class ClusterJob:
         return progress_of(await self._now())
 
     def feed(self) -> Callable[[], Coroutine[Any, Any, list[Occurrence]]]:
-        """Return a function that returns the job's events since its last call.
+        """Return a function that returns the events of the job and its pods since its last call.
 
-        A cluster keeps events for an hour, usually. A repeated event is returned again.
+        A cluster usually keeps events for an hour. A repeated event is returned again.
         """
         unseen = UnseenEvents()
 
@@ -64,7 +64,10 @@ class ClusterJob:
         return await patiently(lambda: self._reader.snapshot(pod_events=pod_events))
 
     async def wait(self, seconds: float | None) -> JobProgress:
-        """Wait until the job is complete, even if it is suspended meanwhile."""
+        """Wait until the job has ended, even if it is suspended meanwhile, and return its progress.
+
+        Raises JobFailed or JobUnrecoverable if it is not complete, WaitTimedOut, JobDeleted.
+        """
         job = await self._until(lambda job: job.status.ended is not None, "is not over", seconds)
         end = job.status.ended
         assert end is not None
@@ -77,14 +80,14 @@ class ClusterJob:
         """Handle Ctrl-C during a wait: the job on the cluster goes on."""
 
     async def preempt(self, worker: str | None, *, notice: bool) -> None:
-        """Delete the pod of a worker, or of one that trains, with or without a grace period."""
+        """Delete a worker's pod. worker: None for a random one that trains. notice: give the pod its grace period."""
         choice = VictimChoice(worker=worker, random=worker is None)
         snapshot = await self.snapshot()
         chosen = victim(snapshot.job, snapshot.workers, choice, random.SystemRandom().choice)
         await operations.take_away(self._api, snapshot.job, chosen, notice=notice)
 
     async def scale(self, workers: int) -> None:
-        """Change the number of workers. Raises InvalidRequest if the job's grid is fixed."""
+        """Set spec.elastic.maxWorkers. Raises InvalidRequest if the job's grid is fixed."""
         if self._job.spec.elastic is None:
             raise InvalidRequest(f"{self._job.name} cannot be scaled: without spec.elastic its grid is fixed")
         await operations.change_spec(self._api, self._job, {"elastic": {"maxWorkers": workers}})
@@ -125,14 +128,14 @@ class ClusterJob:
         return self._job.spec.task.config
 
     def weights_place(self) -> str:
-        """Return the place of the last checkpoint, which has the weights."""
+        """Return the URL of the checkpoints, whose newest has the weights. Raises InvalidRequest if there is none."""
         return self.checkpoint_place()
 
     async def close(self) -> None:
         """Do nothing: the job goes on, and its client has the connection."""
 
     async def _now(self) -> JobView:
-        """Read the job. Raises JobDeleted."""
+        """Read the job's current state from the API server. Raises JobDeleted."""
         self._job = await patiently(self._reader.job)
         return self._job
 

@@ -6,7 +6,7 @@ from bamboo_core.job.fields import Problem
 
 
 class BambooError(Exception):
-    """A request to Bamboo failed."""
+    """Base class of the API's errors."""
 
 
 class InvalidJob(BambooError, ValueError):
@@ -22,7 +22,7 @@ class InvalidRequest(BambooError, ValueError):
 
 
 class JobError(BambooError):
-    """A job ended and is not complete.
+    """A job ended without being complete.
 
     reason: a CamelCase word. message: a sentence. log: the last lines of its workers, with the traceback of the user's
     code if that is the cause; "" if unknown.
@@ -35,7 +35,7 @@ class JobError(BambooError):
 
 
 class JobFailed(JobError):
-    """The job failed: its code, its data or its machines."""
+    """The job failed because of its code, its data or its machines."""
 
 
 class JobUnrecoverable(JobError):
@@ -43,7 +43,7 @@ class JobUnrecoverable(JobError):
 
 
 class JobInterrupted(JobError):
-    """The user stopped the job."""
+    """The user stopped or deleted the job."""
 
 
 class ClusterError(BambooError):

@@ -1,4 +1,4 @@
-"""The handle of a started job, here or on a cluster: its progress, history, checkpoints and weights."""
+"""The handle of a started job, local or on a cluster: its progress, history, checkpoints and weights."""
 
 import importlib
 import json
@@ -49,7 +49,7 @@ NewEvents = Callable[[], Coroutine[Any, Any, list[Occurrence]]]
 
 
 async def _news(job: "ClusterJob | LocalJob", new: NewEvents, *, follow: bool) -> tuple[bool, list[Occurrence]]:
-    """Return (whether this is the end, new events). follow: wait until there are events or the job is over."""
+    """Return (whether no events follow, new events). follow: wait for events or the end of the job."""
     while True:
         over = not follow or await job.over()
         events = await new()
@@ -59,9 +59,10 @@ async def _news(job: "ClusterJob | LocalJob", new: NewEvents, *, follow: bool) -
 
 
 def call(work: Coroutine[Any, Any, T], job: str = "") -> T:
-    """Run work in the background loop; return its result. job: its name.
+    """Run a coroutine in the background loop and return its result. job: the job's name, for errors.
 
-    Raises the work's BambooError, or one for an error of API server, kubeconfig or connection.
+    Raises its BambooError. Converts UsageError to InvalidRequest, and RemoteError to ClusterError, JobInterrupted (for
+    JobDeleted) or NotInTime (for WaitTimedOut).
     """
     try:
         return background.call(work)
@@ -94,7 +95,7 @@ class JobHandle:
 
     @property
     def progress(self) -> JobProgress:
-        """The job's present progress."""
+        """The job's current progress, read anew each time."""
         return self._do(self._job.progress())
 
     def events(self, *, follow: bool = False) -> Iterator[Occurrence]:
@@ -105,7 +106,7 @@ class JobHandle:
             yield from events
 
     def history(self) -> HistoryRows:
-        """Return the losses, evaluations and events of all steps. Raises InvalidRequest if there are none yet."""
+        """Return the losses, evaluations and events of all steps. Raises InvalidRequest if none can be read."""
         try:
             return HistoryRows(find(self._job.history_place()).read_all())
         except UsageError as error:
@@ -126,7 +127,7 @@ class JobHandle:
             raise
 
     def watch(self) -> JobProgress:
-        """Wait like `wait`; meanwhile print events and, every two seconds, progress."""
+        """Wait like `wait` without a timeout; print new events, and progress at most every two seconds."""
         new, shown = self._job.feed(), ""
         while True:
             ended, failure = None, None
@@ -152,15 +153,20 @@ class JobHandle:
                 return ended
 
     def preempt(self, worker: str | None = None, *, notice: bool = False) -> None:
-        """Take a worker away, as a cloud would, to see the job survive. worker: None for one that trains."""
+        """Preempt a worker, as a cloud would, to test recovery. worker: None for one that trains. notice: warn it first
+        instead of killing it at once.
+        """
         self._do(self._job.preempt(worker, notice=notice))
 
     def scale(self, workers: int) -> None:
-        """Change how many workers may run stages (elastic.maxWorkers)."""
+        """Set how many workers may run stages (elastic.maxWorkers). Raises InvalidRequest if the grid is fixed."""
         self._do(self._job.scale(workers))
 
     def suspend(self) -> None:
-        """Save the job's state in a checkpoint, stop its workers, and wait until they are gone."""
+        """Save the job's state in a checkpoint, stop its workers, and wait until they are gone.
+
+        Without checkpoints, a local job raises InvalidRequest, and a job on a cluster resumes at step 0.
+        """
         self._do(self._job.suspend())
 
     def resume(self) -> None:
@@ -168,7 +174,7 @@ class JobHandle:
         self._do(self._job.resume())
 
     def stop(self) -> None:
-        """End the job and wait for its end; a job with checkpoints writes a last one."""
+        """Stop a local job, after a last checkpoint if it keeps any, or delete a job on a cluster; wait for its end."""
         self._do(self._job.stop())
 
     def checkpoints(self) -> list[StoredCheckpoint]:
@@ -196,7 +202,10 @@ class JobHandle:
         step: int | None = None,
         force: bool = False,
     ) -> Path:
-        """Write the trained weights, or with step that step's checkpoint, as one state dict: `bamboo export`."""
+        """Write the trained weights, or the checkpoint of `step`, as one state dict; return its path: `bamboo export`.
+
+        force: replace an existing path.
+        """
         job, output = self._job, Path(path)
         url = job.checkpoint_place() if step is not None else job.weights_place()  # only a checkpoint has that step
         config = json.dumps(job.task_config())
@@ -230,7 +239,7 @@ class JobHandle:
         return handle_html(self._seen(), self._losses())
 
     def _seen(self) -> JobProgress:
-        """Return the progress, or the reason why it is unknown now."""
+        """Return the progress; if it cannot be read, a progress "Unknown" whose message is the reason."""
         try:
             return self.progress
         except BambooError as error:
@@ -244,7 +253,7 @@ class JobHandle:
 
 
 def load(url: str | Path, *, step: int | None = None) -> dict[str, Any]:
-    """Return weights as a state dict of CPU tensors, from a file or folder of a job or export, or from a checkpoint.
+    """Load weights as a state dict of CPU tensors, from a file or folder of a job or export, or from a checkpoint.
 
     A module split by `from_module` keeps the names of its own `state_dict`; other layers are named
     "layers.NUMBER.NAME".

@@ -37,14 +37,14 @@ _LOOK_SECONDS: Final = 20.0  # limit for each access to the store before the sta
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """The result of validating a job. warnings: settings that may not be intended. told: about its task, if loaded."""
+    """The result of validating a job. warnings: probable mistakes. told: lines about its task, if it was loaded."""
 
     warnings: tuple[str, ...]
     told: tuple[str, ...]
 
 
 def validated(job: JobSource, *, load: bool) -> Validation:
-    """Return warnings about the job. load: also build its task here; raises BambooError if that fails."""
+    """Return warnings about the job. load: also build and describe its task; raises BambooError if that fails."""
     warnings = tuple(filter(None, (*manifest_warnings(job.spec), past(job.spec, datetime.now(UTC)))))
     try:
         return Validation(warnings, check_task(job.document, job.folders) if load else ())
@@ -66,7 +66,10 @@ def changed(job: JobSource, flag: str, **parts: Any) -> JobSource:
 
 
 def prepared(job: JobSource, options: LocalRunOptions) -> tuple[JobSource, RunOptions, list[str]]:
-    """Return the job to run on this machine, parsed options and warnings. Raises ValueError, which names the flag."""
+    """Return the job to run on this machine, parsed options and warnings, after a probe of its checkpoint store.
+
+    Raises ValueError, which names the flag.
+    """
     job, warnings = on_this_machine(_sized(job, options), checkpoints=options.checkpoints, resume=options.resume)
     schedule = parse_schedule(options.preempt or [], seed=options.seed)
     check_schedule(schedule, job.spec)
@@ -88,7 +91,7 @@ def prepared(job: JobSource, options: LocalRunOptions) -> tuple[JobSource, RunOp
 
 
 def _sized(job: JobSource, options: LocalRunOptions) -> JobSource:
-    """Return the job with the number of workers that the options set. Raises InvalidRequest."""
+    """Return the job with the options' numbers of workers, standbys and workers per node. Raises InvalidRequest."""
     given, stages = job.document["spec"], job.spec.topology.stages
     if options.workers is not None:
         flag = f"--workers {options.workers}"
@@ -123,10 +126,10 @@ def profiled_steps(text: str, spec: JobSpec, output: Path | None) -> tuple[int, 
 
 
 def on_this_machine(job: JobSource, *, checkpoints: str | None, resume: bool) -> tuple[JobSource, list[str]]:
-    """Return the job to run here, and warnings. Raises InvalidRequest.
+    """Return the job as it can run on this machine, and warnings. Raises InvalidRequest.
 
-    checkpoints: folder or URL of its checkpoints, instead of the job's. resume: it must go on from them. A volume claim
-    does not exist here: without a URL, such a job keeps no checkpoints on this machine.
+    checkpoints: folder or URL that replaces the job's store. resume: refuse a job without a store. A volume claim does
+    not exist here: without `checkpoints`, a job with a claim keeps no checkpoints on this machine.
     """
     spec, warnings = job.spec, list[str]()
     if spec.suspend:
@@ -163,15 +166,15 @@ def _torch_may_use_gpus() -> bool:
 
 
 def storage_url(place: str) -> str:
-    """Return the URL of a store, given as URL or folder."""
+    """Return the URL of a checkpoint store. place: a URL, or a folder of this machine."""
     return place if "://" in place else Path(place).absolute().as_uri()
 
 
 def store_trouble(spec: JobSpec, *, resume: bool) -> str:
-    """Return why checkpoints cannot be written now; "" if they can.
+    """Probe the checkpoint store. Return why checkpoints cannot be written now; "" if they can, or none are kept.
 
-    The store may recover, so that is only an error if nothing but checkpoints could save the job. Raises InvalidRequest
-    then, if a file is in place of the folder, or if resume is given and no checkpoint fits the job.
+    The store may recover. So this raises InvalidRequest only if nothing but checkpoints could save the job, if a file
+    is in place of the folder, or if `resume` is set and there are checkpoints, but none fits the job.
     """
     url = spec.checkpoint.url if spec.checkpoint is not None else None
     if url is None:
@@ -201,7 +204,7 @@ def _file_in_the_way(url: str) -> str:
 
 
 def _check_resumption(store: CheckpointStore, spec: JobSpec) -> None:
-    """Raise InvalidRequest if no checkpoint fits the job. Raises StorageError if the store does not answer."""
+    """Raise InvalidRequest if there are checkpoints and none fits the job. Raises StorageError if the store fails."""
     steps = None if spec.training.counts_data else spec.training.steps
     choice = choose(store.list(), numbers_digest(spec), steps=steps)
     if choice.manifest is None and choice.passed:

@@ -48,9 +48,9 @@ class Job:
         annotations: Mapping[str, str] | None = None,
         **parts: Any,
     ) -> None:
-        """Build a job of the parts of a manifest, named and shaped as in YAML (docs/api.md).
+        """Build a job. parts: sections of the manifest's spec, named and shaped as in YAML (docs/api.md).
 
-        task: the function that builds it, "module:function", or its part of the manifest. config: the function's
+        task: the function that builds it, its "module:function", or the section spec.task. config: the function's
         argument. labels, annotations: of the object on a cluster.
         """
         folder: Path | None = None
@@ -80,7 +80,7 @@ class Job:
 
     @classmethod
     def from_source(cls, source: JobSource) -> "Job":
-        """Return the job of a source that was read before."""
+        """Return the job of an already parsed manifest."""
         job = cls.__new__(cls)
         job._source = source
         return job
@@ -96,20 +96,20 @@ class Job:
 
     @property
     def source(self) -> JobSource:
-        """The job's source, with the folders of its modules."""
+        """The parsed manifest, with the folders of the task's modules."""
         return self._source
 
     @property
     def document(self) -> dict[str, Any]:
-        """The manifest as `kubectl apply` takes it."""
+        """A copy of the manifest, as `kubectl apply` takes it."""
         return copy.deepcopy(self._source.document)
 
     def to_yaml(self) -> str:
-        """Return the manifest as text, for a file with its comments."""
+        """Return the manifest's YAML. That of a job from a file is the file's text, with its comments."""
         return self._source.text
 
     def changed(self, **parts: Any) -> "Job":
-        """Return the job with some fields changed: `changed(training={"steps": 6})`. None removes a field or a part.
+        """Return a copy with some fields changed: `changed(training={"steps": 6})`. None removes a field or section.
 
         Raises InvalidJob.
         """
@@ -162,7 +162,8 @@ class Job:
     ) -> SimulatedRuns:
         """Run the job in virtual time, on recorded or made-up nodes: `bamboo simulate`.
 
-        options: other flags of the command, such as profile="p.json". Raises InvalidRequest.
+        seeds: a number of seeds, or a range without gaps. options: other flags of the command, such as
+        profile="p.json". Raises InvalidRequest.
         """
         one = seeds if isinstance(seeds, range) else range(1, seeds + 1)
         if one.step != 1:
@@ -247,7 +248,7 @@ def _source(read: Callable[[], JobSource]) -> JobSource:
 
 @contextmanager
 def _arguments_named() -> Iterator[None]:
-    """Raise InvalidRequest for a mistake. Its message names arguments instead of flags."""
+    """Convert the block's ValueError to InvalidRequest, with arguments' names instead of flags in its message."""
     try:
         yield
     except ValueError as error:
@@ -263,7 +264,7 @@ def _listed(given: str | Path | Sequence[str | Path]) -> list[str]:
 
 
 def _yaml(document: dict[str, Any]) -> str:
-    """Return the document as YAML. Raises InvalidRequest for a value that YAML does not have."""
+    """Return the document as YAML. Raises InvalidRequest for a value that plain YAML cannot represent."""
     try:
         return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
     except yaml.YAMLError as error:

@@ -1,4 +1,4 @@
-"""Profiles for a job, read by name. A check finds profiles of another model, whose figures would be meaningless."""
+"""Profiles for a job, read by name and checked against its model: another model's figures would be meaningless."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -24,10 +24,10 @@ _FIELDS: Final = {
 
 
 def read_profiles(job: JobSource, names: Iterable[str]) -> tuple[dict[str, ModelProfile], list[str]]:
-    """Return profiles by the names that the user gave, and warnings if they may be of another model.
+    """Read profiles. Return them by name, and warnings about those profiles that may be of another model.
 
-    It loads the task at most once, and only if a profile names another task or none. Raises ProfileError for a profile
-    that cannot be read, or has another number of layers than the job's model.
+    The job's task is loaded only for @DEVICE, or if a profile names another task or none. Raises ProfileError for a
+    profile that cannot be read, or has another number of layers than the job's model.
     """
     counts, layers = cache(lambda: count_task(job)), cache(lambda: count_layers(job.document, job.folders))
     profiles = {name: read_profile(name, counts) for name in names}
@@ -35,7 +35,10 @@ def read_profiles(job: JobSource, names: Iterable[str]) -> tuple[dict[str, Model
 
 
 def _doubts(name: str, profile: ModelProfile, job: JobSource, layers: Callable[[], int]) -> Iterator[str]:
-    """Yield a warning if the profile may be of another model. layers: counts the layers of the job's model."""
+    """Yield a warning if the profile may be of another model; raise ProfileError if the number of layers differs.
+
+    layers: returns the number of layers of the job's model.
+    """
     mine, its, unknown = task_of(job.spec), profile.task, ""
     if its is None or (its.entrypoint, its.config) != (mine.entrypoint, mine.config):
         try:
@@ -55,7 +58,7 @@ def _doubts(name: str, profile: ModelProfile, job: JobSource, layers: Callable[[
 
 
 def _differences(its: ProfiledTask | None, mine: ProfiledTask) -> list[str]:
-    """Return the profile's differences from the job, field by field, or that it does not name its task."""
+    """Describe how a profile's task differs from the job's, field by field, or that the profile names none."""
     if its is None:
         return ["it does not name its task (field task)"]
     pairs = [(name, getattr(its, field), getattr(mine, field)) for field, name in _FIELDS.items()]

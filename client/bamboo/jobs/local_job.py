@@ -132,12 +132,15 @@ class LocalJob:
         return self._ended is not None
 
     async def moment(self) -> None:
-        """Wait for something to happen."""
+        """Wait for the next status, event or end; return at once if the run is over."""
         if self._ended is None:
             await self._news.wait()
 
     async def wait(self, seconds: float | None) -> JobProgress:
-        """Return the progress of the complete job, even if it is suspended meanwhile. Raises BambooError."""
+        """Wait until the job has ended, even if it is suspended meanwhile, and return its progress.
+
+        Raises InvalidRequest if it is suspended already, NotInTime, and the job's BambooError if it is not complete.
+        """
         if self._progress.state == SUSPENDED:
             raise InvalidRequest(f"{self.name} is suspended; resume() lets it go on")
         try:
@@ -151,7 +154,7 @@ class LocalJob:
         return self._progress
 
     async def preempt(self, worker: str | None, *, notice: bool) -> None:
-        """Take a worker away, or one of the grid if none is named."""
+        """Preempt a worker. worker: None for the last one of the grid. Raises InvalidRequest."""
         self._check_runs()
         training = [one for pipeline in self._progress.grid for one in pipeline]
         if not training:
@@ -161,7 +164,7 @@ class LocalJob:
         self._check_runs()(TakeWorker(worker or training[-1], notice))
 
     async def scale(self, workers: int) -> None:
-        """Change how many workers may run stages. Raises InvalidRequest if the job's grid is fixed."""
+        """Set elastic.maxWorkers. Raises InvalidRequest if the job's grid is fixed, or it does not run."""
         elastic = self._job.document["spec"].get("elastic")
         if elastic is None:
             raise InvalidRequest(f"{self.name} cannot be scaled: without spec.elastic its grid is fixed")
@@ -181,7 +184,9 @@ class LocalJob:
         await self.stop()
 
     async def suspend(self) -> None:
-        """Save the job's state and stop it. Raises InvalidRequest if it keeps no checkpoints, or is over."""
+        """Save the job's state and stop it. Raises InvalidRequest if it keeps no checkpoints, or is over; BambooError
+        if it stopped without a checkpoint.
+        """
         if self._job.spec.checkpoint is None:
             raise InvalidRequest(
                 f"{self.name} cannot be suspended: it keeps no checkpoints (checkpoint.storage says where)"
@@ -196,7 +201,10 @@ class LocalJob:
             raise BambooError(f"{self.name} is suspended, and no checkpoint could be written: events() say why")
 
     async def resume(self) -> None:
-        """Resume the job from its newest checkpoint, without further planned preemptions."""
+        """Resume the job from its newest checkpoint, without planned preemptions, trace and profiler.
+
+        Raises InvalidRequest if it is not suspended.
+        """
         if self._progress.state != SUSPENDED:
             raise InvalidRequest(f"{self.name} is not suspended ({self._progress.state})")
         self._options = replace(self._options, preempt=Schedule(), trace=None, profile=None)

@@ -14,7 +14,7 @@ MOST_POINTS: Final = 240
 
 
 def handle_html(progress: JobProgress, losses: Sequence[tuple[int, float | None]]) -> str:
-    """Return the job's state, grid and losses of workers, a link to its page, and the curve of its loss, as HTML."""
+    """Return HTML with a job's state, grid, lost workers, link to its page, and loss curve. losses: (step, loss)."""
     lines = [f"<b>{escape(progress.name)}</b>: {escape(progress.state)}", *map(escape, _facts(progress))]
     if progress.message:
         lines.append(escape(progress.message))
@@ -34,7 +34,7 @@ def _facts(progress: JobProgress) -> list[str]:
 
 
 def loss_curve(losses: Sequence[tuple[int, float | None]]) -> str:
-    """Return the losses as an SVG line; "" if fewer than two are finite."""
+    """Return the curve of the finite losses as SVG; "" if there are fewer than two. losses: (step, loss)."""
     finite = [(step, loss) for step, loss in losses if loss is not None and math.isfinite(loss)]
     if len(finite) < 2:
         return ""

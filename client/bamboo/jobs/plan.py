@@ -22,7 +22,7 @@ class JobPlan:
 
     @property
     def recommended(self) -> "Job | None":
-        """The recommended job; None if no plan is within the bounds, and `why` tells what would be needed."""
+        """The job with the recommended plan. None if no plan meets budget and deadline; then `why` says what would."""
         from bamboo.jobs.job import Job  # which imports this module
 
         chosen = self._report.found.chosen

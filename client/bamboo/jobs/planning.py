@@ -63,7 +63,10 @@ def planned(job: JobSource, wanted: PlanOptions) -> tuple[PlanReport, tuple[str,
 
 
 def _bounds(wanted: PlanOptions, spec: JobSpec, now: datetime) -> Bounds:
-    """Return the bounds of the request, else of the manifest's budget. A date in the past is ignored."""
+    """Return the limits on cost (USD) and time (hours) of the options, else of the manifest's budget.
+
+    The manifest's date is ignored if it is past.
+    """
     budget, given = wanted.budget, spec.budget
     deadline = None if wanted.deadline is None else wanted.deadline / HOUR
     if budget is None and given is not None and given.money is not None:
@@ -98,7 +101,7 @@ def _world(job: JobSource, wanted: PlanOptions, warnings: list[str]) -> World:
 
 
 def _prices(wanted: PlanOptions) -> PriceList | None:
-    """Return the prices, by default Bamboo's newest list if devices are given. Raises PriceError."""
+    """Return the price list of --prices, for --device by default Bamboo's newest; else None. Raises PriceError."""
     devices = _names(wanted.device)
     path = wanted.prices or (shipped_prices()[-1] if devices else None)
     if path is None:
@@ -110,7 +113,10 @@ def _prices(wanted: PlanOptions) -> PriceList | None:
 def _machines(
     prices: PriceList | None, wanted: PlanOptions, job: JobSource, warnings: list[str]
 ) -> dict[str, MachineKind]:
-    """Return the kinds of machines by name, and add warnings about their profiles. Raises ProfileError, PriceError."""
+    """Return the kinds of machines by name: those of the prices, else the profile's. Raises ProfileError, PriceError.
+
+    warnings: extended by warnings about the profiles.
+    """
     if prices is None:
         assert wanted.profile is not None
         profiles, doubts = read_profiles(job, [wanted.profile])
@@ -128,7 +134,10 @@ def _machines(
 
 
 def _market(wanted: PlanOptions, spec: JobSpec) -> Market:
-    """Return the nodes in the job's allowed zones."""
+    """Return the recorded or generated spot nodes in the job's allowed zones.
+
+    Raises InvalidRequest, NodeTraceError, SimulationError.
+    """
     if wanted.trace:
         with RunProgress(1, "reading", shown=not wanted.quiet):
             recording = read_nodes(wanted.trace)
@@ -180,7 +189,7 @@ def _limits(wanted: PlanOptions, spec: JobSpec, market: Market) -> Limits:
 
 
 def _check(options: PlanOptions) -> None:
-    """Raise InvalidRequest for mistakes in the flags themselves."""
+    """Raise InvalidRequest for mistakes in the flags that show without the job."""
     if not options.trace and options.preempt_rate is None:
         raise InvalidRequest("--preempt-rate or --trace: expected one of them")
     for name, value in (("--preempt-rate", options.preempt_rate), ("--replace-rate", options.replace_rate)):
@@ -204,7 +213,7 @@ def _check(options: PlanOptions) -> None:
 
 
 def _names(text: str | None) -> tuple[str, ...]:
-    """Parse names such as "a100,h100"."""
+    """Parse devices such as "a100,h100", without repetitions. Raises InvalidRequest."""
     names = tuple(part.strip() for part in text.split(",")) if text is not None else ()
     if not all(names) or len(names) > MOST_LISTED:
         raise InvalidRequest(
@@ -214,7 +223,7 @@ def _names(text: str | None) -> tuple[str, ...]:
 
 
 def _numbers(text: str | None, name: str, least: int = 1) -> tuple[int, ...]:
-    """Parse numbers such as "4,8,12"."""
+    """Parse whole numbers such as "4,8,12", sorted and without repetitions. Raises InvalidRequest."""
     if text is None:
         return ()
     parts = [part.strip() for part in text.split(",")]

@@ -33,8 +33,8 @@ class JobProgress:
     """A job's progress.
 
     state: Starting, Running, Degraded, Restoring, Suspended, Complete, Failed and others, as in `bamboo status`. steps:
-    None if only the task's data can tell. grid: workers by pipeline and stage. workers: their number. eta_seconds,
-    samples_per_second: None if unknown. checkpoint_step: of the newest checkpoint. page: URL of the job's page, "" if
+    None if only the task's data can tell. grid: workers by pipeline and stage. workers: number of ready ones.
+    eta_seconds, samples_per_second: None if unknown. checkpoint_step: of the newest checkpoint. page: its URL, "" if
     there is none. lost_samples: None on a cluster, whose metrics count them.
     """
 
@@ -103,7 +103,7 @@ def local_progress(spec: JobSpec, live: Status, page: str) -> JobProgress:
 class HistoryRows(Sequence[dict[str, Any]]):
     """The rows of a job's history, oldest first: committed steps, evaluations and events, told apart by `kind`.
 
-    docs/history.md says what each holds. A step that was repeated appears once, as it was done last.
+    docs/history.md describes their fields. A step that was repeated appears once, with its last result.
     """
 
     def __init__(self, records: Sequence[Record]) -> None:
@@ -120,11 +120,11 @@ class HistoryRows(Sequence[dict[str, Any]]):
         return iter(self._rows)
 
     def losses(self) -> list[tuple[int, float | None]]:
-        """Return the loss of each step."""
+        """Return (step, loss) for each committed step; the loss is None if it was not finite."""
         return [(one.step, one.loss) for one in self._records if isinstance(one, StepRecord)]
 
     def to_pandas(self) -> Any:
-        """Return a pandas.DataFrame with one line per row. Raises ImportError without pandas."""
+        """Return a pandas.DataFrame with a line per row; nested fields become columns. Raises ImportError."""
         import pandas  # type: ignore[import-untyped]
 
         return pandas.json_normalize(self._rows)

@@ -23,7 +23,7 @@ class OwnModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedModel:
-    """A model of transformers: its folder as in the job's config, and its id on the Hub if it is not here yet."""
+    """A model of Hugging Face transformers: its folder, and its id on the Hub if it must be downloaded first."""
 
     folder: str
     hub_id: str = ""
@@ -31,7 +31,7 @@ class PublishedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAnswers:
-    """The user's answers.
+    """The user's answers to the questions of `bamboo init`.
 
     data: a file or folder, of the kind `data_kind` in docs/data.md. cluster: the job is for a cluster, not for this
     machine. checkpoints: a URL; "": none.
@@ -60,7 +60,7 @@ def model_of(answer: str, *, is_folder: bool, name: str) -> OwnModel | Published
 
 
 def files(answers: JobAnswers) -> dict[str, str]:
-    """Return the text of each file by its name, the manifest first."""
+    """Return the texts of the job's first files by file name, the manifest first."""
     module, model = _module(answers.name), answers.model
     made = {f"{answers.name}.yaml": _manifest(answers), f"test_{module}.py": _filled("test", name=answers.name)}
     if isinstance(model, OwnModel):

@@ -30,7 +30,7 @@ from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.profile import ProfileError, for_microbatch
 from bamboo_core.planning.steps.worker_memory import memory_warning
 
-HOURS = 24.0  # default length of made-up preemptions
+HOURS = 24.0  # default duration of generated preemptions
 ZONE = "zone-a"
 MOST_SEEDS = 1_000_000
 MOST_HOURS = 87_600.0
@@ -41,7 +41,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedCase:
-    """The runs of one rate, or the run on one recording; name: the rate or the recording."""
+    """The runs with one preemption rate, or the run on one recording. name: the rate, or the recording's files."""
 
     name: str
     runs: tuple[JobResult, ...]
@@ -82,7 +82,10 @@ class SimulatedRuns:
 
 
 def simulated(job: JobSource, wanted: SimulateOptions, *, say: Say | None = None) -> SimulatedRuns:
-    """Simulate the job. say: called with each event of a single run. Raises InvalidRequest if that is not possible."""
+    """Simulate the job, once or for each rate and seed. say: called with each event of a single run.
+
+    Raises InvalidRequest, also for `say` with several runs.
+    """
     _check(job, wanted)
     try:
         run, warnings = _run(job, wanted)
@@ -97,7 +100,7 @@ def simulated(job: JobSource, wanted: SimulateOptions, *, say: Say | None = None
 
 
 def _run(job: JobSource, wanted: SimulateOptions) -> tuple[JobRun, list[str]]:
-    """Return the input of all runs except their recording, and warnings."""
+    """Return the input that all runs share, with an empty recording, and warnings."""
     assert wanted.profile is not None
     job = with_steps(job, wanted.steps)
     spec = job.spec
@@ -149,7 +152,7 @@ def simulate_seeds(
     done: Callable[[int], None],
     say: Say | None = None,
 ) -> list[JobResult]:
-    """Return the results of the job with nodes generated for each case's seed. They do not depend on `jobs`.
+    """Simulate the job on nodes generated for each case, (settings, seed). The results do not depend on `jobs`.
 
     run: its trace is ignored. jobs: processes; 1 is this one. done: called at the end of each run. say: called
     with each event of a single run. Raises SimulationError for the first run that fails.
@@ -194,7 +197,7 @@ def spent_text(spec: JobSpec, runs: Sequence[JobResult]) -> str:
 
 
 def _generation(wanted: SimulateOptions, spec: JobSpec, rate: float) -> Generation:
-    """Return the generation of nodes. Raises SimulationError if the job may be in none of the zones."""
+    """Return the settings of generated nodes. Raises SimulationError if the job may run in none of their zones."""
     zones = wanted_zones(spec, wanted.zones, (ZONE,))
     return Generation(
         hours=wanted.hours or HOURS, removal=rate, addition=wanted.replace_rate, zones=zones, notice=wanted.notice
@@ -202,7 +205,7 @@ def _generation(wanted: SimulateOptions, spec: JobSpec, rate: float) -> Generati
 
 
 def _check(job: JobSource, options: SimulateOptions) -> None:
-    """Raise InvalidRequest for mistakes in the flags themselves."""
+    """Raise InvalidRequest for mistakes in the flags that show without the job's spec."""
     if options.profile is None:
         known = ", ".join(shipped_names())
         raise InvalidRequest(f"--profile: expected a file that `bamboo profile {job.name}` writes, or one of {known}")
@@ -218,7 +221,7 @@ def _check(job: JobSource, options: SimulateOptions) -> None:
 
 
 def _seeds(text: str) -> range:
-    """Parse N, the seeds 1 to N, or A:B, the seeds A to B."""
+    """Parse N, the seeds 1 to N, or A:B, the seeds A to B. Raises InvalidRequest."""
     first, colon, last = text.partition(":")
     numbers = [first, last] if colon else ["1", first]
     if not all(number.isascii() and number.isdigit() and len(number) < 10 for number in numbers):
