@@ -1,4 +1,4 @@
-"""The work after the end of a local job: a failure of it is a warning, and does not fail the job."""
+"""Cleanup after the end of a local job. A failure of the cleanup is a warning, and does not fail the job."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -11,7 +11,7 @@ STEP_SECONDS: Final = 30.0  # for each piece of work; normally it takes a fracti
 
 
 class Closing:
-    """Runs pieces of work one after the other. A failed piece becomes a warning, and the next ones still run.
+    """The steps of a cleanup. A failed step becomes a warning, and later steps still run.
 
     doing: the words for the warning, as in "while the workers were ended". A cancellation passes through.
     """
@@ -20,7 +20,7 @@ class Closing:
         self._warnings: list[str] = []
 
     async def wait(self, doing: str, work: Coroutine[Any, Any, T], seconds: float = STEP_SECONDS) -> T | None:
-        """Return the result of the work; None if it fails or takes longer."""
+        """Run a coroutine and return its result; None, with a warning, if it fails or takes longer than `seconds`."""
         try:
             async with asyncio.timeout(seconds) as limit:
                 return await work

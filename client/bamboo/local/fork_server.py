@@ -1,7 +1,7 @@
 """Worker processes on this machine, started by the trainer's fork server.
 
-The fork server ends all processes that workers have started. If it is killed, this process adopts them, so that none is
-left behind.
+The fork server ends all processes that workers have started. If it is killed, this process adopts those orphans, as
+their subreaper, and ends them.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class ForkServerError(Exception):
 
 
 class ForkServer:
-    """The process that forks workers, as its parent sees it.
+    """The trainer's fork server, the launcher of workers, as its parent process controls it.
 
     on_exit: called in the loop with (worker, exit code), negative for a signal; None if the launcher itself died.
 
@@ -52,7 +52,7 @@ class ForkServer:
     workers' too.
     """
 
-    _launchers: ClassVar[int] = 0  # of this process that run: while there is one, this process adopts orphans
+    _launchers: ClassVar[int] = 0  # running launchers of this process, which adopts orphans while there are any
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class ForkServer:
         return self._crashed.get(worker, "")
 
     async def open(self, *extra: str) -> None:
-        """Start the launcher and wait until it can fork. Raises ForkServerError."""
+        """Start the launcher and wait until it can fork. extra: arguments of its command. Raises ForkServerError."""
         arguments = [item for module in self._imports for item in ("--import", module)]
         arguments += [item for folder in self._folders for item in ("--folder", str(folder.absolute()))]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", ENV_LAUNCH: self._mark}
@@ -138,11 +138,11 @@ class ForkServer:
         return f": it {exit_detail(process.returncode)}" if process.returncode is not None else ": it has ended"
 
     def _imports_now(self, words: str) -> str:
-        """Return the module that the launcher is importing, after these words; "" if it imports none."""
+        """Return `words` followed by the module that the launcher is importing; "" if it imports none."""
         return f"{words} {self._importing}" if self._importing and not self._ready.is_set() else ""
 
     async def _outlast(self, done: asyncio.Future[Any], seconds: float, text: str) -> None:
-        """Wait for the future, and report every TOLD_SECONDS that it takes long. Raises TimeoutError."""
+        """Wait for the future, reporting to `on_wait` every TOLD_SECONDS. Raises TimeoutError after `seconds`."""
         waited = 0.0
         while not (await asyncio.wait([done], timeout=TOLD_SECONDS))[0]:
             waited += TOLD_SECONDS
@@ -175,7 +175,7 @@ class ForkServer:
             os.kill(pid, number)
 
     async def call(self, function: str, arguments: Mapping[str, Any]) -> Any:
-        """Return the result of "module:function", called in a process of its own. Raises ForkServerError."""
+        """Call "module:function" in a new process and return its result. Raises ForkServerError."""
         self._number += 1
         number, future = self._number, asyncio.get_running_loop().create_future()
         self._calls[number] = future
@@ -247,7 +247,7 @@ class ForkServer:
         adopt(adopts=ForkServer._launchers > 0)
 
     async def _end_orphans(self, launcher: int, workers: set[int]) -> None:
-        """End the processes that a killed launcher has left: workers, which die with it, and what they started."""
+        """End the processes that a killed launcher has left: workers, which die with it, and their descendants."""
         orphans, late = Orphans(), time.monotonic() + CLOSE_SECONDS
         left: set[int] = set()
         while time.monotonic() < late:
@@ -313,7 +313,7 @@ def _kill(process: asyncio.subprocess.Process) -> None:
 
 
 def exit_detail(code: int | None) -> str:
-    """Describe how a process ended."""
+    """Describe how a process ended, as in "was killed by SIGKILL". code: negative for a signal, None if unknown."""
     if code is None:
         return "ended with its launcher"
     if code < 0:

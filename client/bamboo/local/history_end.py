@@ -17,7 +17,7 @@ MOST_STEPS: Final = 10_000  # as many as a worker keeps while the store is away
 
 
 class StepsHeard:
-    """The newest steps and evaluations that workers reported to this process, for a store that lacks them.
+    """The newest MOST_STEPS steps and evaluations that workers reported, for a store that lacks them.
 
     batch: samples of a step.
     """
@@ -29,7 +29,7 @@ class StepsHeard:
         self._attempt = 1  # counted from the beginning of the run
 
     def committed(self, commit: StepCommitted, time: float) -> None:
-        """Record a committed step. time: seconds since 1970."""
+        """Record a committed step; a repeated step begins a new attempt. time: seconds since 1970."""
         step = commit.step + 1
         if self._steps and step <= self._steps[-1].step:
             self._attempt += 1
@@ -49,7 +49,7 @@ class StepsHeard:
         self._steps.append(record)
 
     def evaluated(self, report: Evaluated, time: float) -> None:
-        """Record new evaluations. time: seconds since 1970."""
+        """Record the evaluations that are new in this attempt. time: seconds since 1970."""
         known = {one.step for one in self._evaluations if one.attempt == self._attempt}
         for step in sorted(report.states.keys() - known):
             metrics = report.states[step]

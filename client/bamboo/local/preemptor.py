@@ -56,9 +56,9 @@ class Preemptor:
         return worker in self._taken
 
     def room(self, recorded: float, alive: Collection[WorkerId]) -> int | None:
-        """Return how many more workers have room at this second of the recording.
+        """Return how many more workers fit on the recorded nodes at this second of the recording.
 
-        Negative if there are too many; None without a limit.
+        Negative if there are too many workers; None if the schedule has no recorded nodes.
         """
         room = room_at(self._schedule, recorded)
         return None if room is None else room.nodes * self._per_node - len(set(alive) - self._taken)
@@ -74,7 +74,10 @@ class Preemptor:
         self._begun[worker] = (step, count + 1 if before == step else 1)
 
     def take(self, worker: WorkerId, *, notice: bool, where: str = "") -> Iterator[Strike]:
-        """Take away the worker and others of its node. A worker on notice gets no second one, but may be killed."""
+        """Mark a worker and the others of its node as taken, and yield a strike for each.
+
+        A worker on notice gets no second notice, but may be killed.
+        """
         for one in (worker, *self._lost_with(worker)):
             if not notice or one not in self._taken:
                 self._taken.add(one)
@@ -92,7 +95,7 @@ class Preemptor:
         """Yield the preemptions that are due now; None for one that has no worker to take.
 
         step: the newest known step of any worker. in_progress: the job's step. seconds: of training. recorded: seconds
-        of the recorded nodes. shown: returns the job's status.
+        since the recording began. shown: returns the job's status.
         """
         actions, self._schedule = due(self._schedule, step, seconds)
         for action in actions:
@@ -114,7 +117,7 @@ class Preemptor:
     def _take_those_without_room(
         self, recorded: float, alive: Collection[WorkerId], shown: Callable[[], Status]
     ) -> Iterator[Strike]:
-        """Take away joined workers at random until the recorded nodes have room for the rest."""
+        """Take away random workers that have joined, until the recorded nodes have room for the rest."""
         room = room_at(self._schedule, recorded)
         while room is not None and (self.room(recorded, alive) or 0) < 0:
             pick = random.Random(f"{self._schedule.seed}:room:{len(self._taken)}").random()

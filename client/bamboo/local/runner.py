@@ -1,7 +1,7 @@
 """The local runner: runs a BambooJob on this machine, with the coordinator in this process.
 
-One queue of events, one loop: every event goes through `coordinator.step`, and the shell carries out every command at
-once.
+One queue of events, one loop: every event goes through `coordinator.step`, and the runner executes the returned
+commands at once.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ EXPORT = "bamboo_trainer.checkpoint.export:export_weights"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """The options of a local run."""
+    """The parsed options of a local run."""
 
     preempt: Schedule = field(default_factory=Schedule)
     output: Path | None = None  # folder for weights and logs
@@ -209,9 +209,9 @@ class _LocalRun:
             self._lacking("were not waited for any longer")
 
     def _silent_root(self) -> set[WorkerId]:
-        """Return the root worker of a complete job, which reports whether its loggers still write; else no worker.
+        """Return the root worker of a complete job with a history, and cancel its pending kill; else no worker.
 
-        On a busy machine that report may take a while.
+        It reports whether its loggers still write, which may take a while on a busy machine.
         """
         complete = self._finish is not None and self._finish.outcome is Outcome.COMPLETE
         if not (complete and self._state.terms.history and self._state.plan):
@@ -221,7 +221,9 @@ class _LocalRun:
         return {root}
 
     def _hear_of_loggers(self, event: Event) -> bool:
-        """Record a worker's report that its loggers still write. Return whether the event is such a report."""
+        """Return whether the event is a worker's report that its loggers still write; then record it, show it, and
+        cancel the worker's pending kill.
+        """
         match event:
             case Received(worker, WorkerWarning(reason=protocol.LOGGERS_AWAITED, message=text)):
                 self._logging.add(worker)
@@ -311,7 +313,7 @@ class _LocalRun:
             self._timers.append(loop.call_later(self._options.replace_after, self._add, number))
 
     def _add(self, number: int) -> None:
-        """Start these workers and those that wait for nodes, as many as the recorded nodes have room for."""
+        """Start `number` workers and those that wait for nodes; if the recorded nodes lack room, the rest wait."""
         if self._finish or self._closing:
             return
         wanted = self._without_room + number
@@ -353,7 +355,7 @@ class _LocalRun:
         return record is not None and record.ready
 
     def _recorded(self, now: float) -> float:
-        """Return the seconds of the recorded nodes."""
+        """Return the seconds since the clock of the recorded nodes was started; 0 before that."""
         return 0.0 if self._recorded_since is None else now - self._recorded_since
 
     def _asked(self, worker: WorkerId, step: int) -> None:
@@ -364,7 +366,7 @@ class _LocalRun:
         self._pool.proceed(worker)  # a SIGKILL that was sent before arrives first
 
     def _preempt_due(self, now: float, step: int) -> None:
-        """Take away the workers that are due. step: the newest step that any worker has reported."""
+        """Execute the preemptions that are due in training. step: the newest step that any worker has reported."""
         if self._training_since is None or self._state.phase != "Running":
             return
         seconds, recorded, alive = now - self._training_since, self._recorded(now), self._workers.alive
@@ -399,7 +401,10 @@ class _LocalRun:
                 self._events.put_nowait(SpecChanged(request.spec))
 
     def _interrupt(self) -> None:
-        """Handle Ctrl-C: at first in training, request a clean end, which saves the state; otherwise end everything."""
+        """Handle Ctrl-C: the first one in training requests a clean end, which saves the state; others end everything.
+
+        While only loggers still write after the end of the job, it ends just that wait.
+        """
         assert self._task is not None
         if self._logging and not self._closing:  # the job is over; Ctrl-C ends only this wait
             for worker in self._logging:
@@ -435,7 +440,7 @@ class _LocalRun:
             shutil.rmtree(self._folder / LAST_STATE, ignore_errors=True)
 
     async def _exported(self, arguments: dict[str, Any]) -> str:
-        """Write the weights in a process of the launcher. Return the problem, "" if there was none."""
+        """Write the weights in a process of the launcher. Return the problem, a sentence; "" if there was none."""
         try:
             answer = await self._pool.call(EXPORT, arguments)
         except ForkServerError as error:
@@ -479,7 +484,7 @@ class _LocalRun:
                 logger.error("--trace %s: %s", path, system_reason(error))
 
     def _outcome(self) -> Finish:
-        """Return the coordinator's outcome, or Interrupted if the user stopped the job before it failed."""
+        """Return the coordinator's outcome; Interrupted if the user stopped the job and it did not fail."""
         if self._interrupted and (self._finish is None or self._finish.outcome is Outcome.COMPLETE):
             return Finish(Outcome.INTERRUPTED, "Interrupted", "stopped by the user")
         assert self._finish is not None
@@ -505,7 +510,7 @@ class _LocalRun:
 
     @property
     def _profile(self) -> str | None:
-        """The settings of a worker's torch.profiler: its steps, and the folder of its files."""
+        """The settings of a worker's torch.profiler, FIRST:LAST:FOLDER; None without --profile."""
         if self._options.profile is None:
             return None
         first, last = self._options.profile

@@ -45,7 +45,7 @@ class AtStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtRandom:
-    """Preemption number `drawn`, due at `due_at` seconds of training."""
+    """Random preemptions, a Poisson process. Number `drawn` of them is due at `due_at` seconds of training."""
 
     per_minute: float
     due_at: float = 0.0
@@ -62,7 +62,7 @@ Entry = AtStep | AtRandom | AtTimes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """The number of available nodes from that second of the recording on."""
+    """The number of available nodes from second `at` of the recording on."""
 
     at: float
     nodes: int
@@ -71,7 +71,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The times of all preemptions."""
+    """The planned preemptions of a run, and the available nodes over time."""
 
     seed: int = 0
     entries: tuple[Entry, ...] = ()
@@ -80,7 +80,7 @@ class Schedule:
 
 
 def parse(texts: Iterable[str], *, seed: int = 0) -> Schedule:
-    """Return the schedule of the texts of --preempt. Raises ValueError, which names the text and what was expected."""
+    """Parse the values of --preempt into a schedule. Raises ValueError, which names the value and what was expected."""
     entries: list[Entry] = []
     rooms: tuple[Room, ...] = ()
     for number, text in enumerate(texts):
@@ -110,7 +110,7 @@ def parse(texts: Iterable[str], *, seed: int = 0) -> Schedule:
 
 
 def check(schedule: Schedule, spec: JobSpec) -> None:
-    """Raise ValueError for preemptions that can never happen on any grid of the job, and for too few nodes to begin."""
+    """Raise ValueError for a preemption that no grid of the job allows, or a recording with too few nodes to start."""
     steps, stages = spec.training.steps, most_stages(spec)
     if schedule.rooms:
         most, fewest = max(room.nodes for room in schedule.rooms), fewest_workers(spec)
@@ -144,12 +144,15 @@ def due(schedule: Schedule, step: int, now: float) -> tuple[tuple[Preemption, ..
 
 
 def steps_of(schedule: Schedule) -> tuple[int, ...]:
-    """Return the steps with a preemption in their middle, ascending."""
+    """Return the steps (counted from 0) with a preemption in their middle, ascending."""
     return tuple(sorted({entry.step for entry in schedule.entries if isinstance(entry, AtStep)}))
 
 
 def victim(preemption: Preemption, status: Status, gone: Iterable[WorkerId] = ()) -> WorkerId | None:
-    """Return the worker to take: an owner of the stage, or any that has joined; None if there is no candidate."""
+    """Return the worker to take: an owner of the stage, or any that has joined; None if there is no candidate.
+
+    gone: workers that are excluded.
+    """
     excluded = set(gone)
     alive = [w for w, state in status.workers if state in TAKEABLE and w not in excluded]
     if preemption.stage is not None:
@@ -159,7 +162,7 @@ def victim(preemption: Preemption, status: Status, gone: Iterable[WorkerId] = ()
 
 
 def _advance(entry: Entry, step: int, now: float, seed: str) -> tuple[int, Entry]:
-    """Return how often the entry is due, and its remainder; a used entry is an empty AtTimes."""
+    """Return how often the entry is due now, and what remains of it; a used AtStep becomes an empty AtTimes."""
     match entry:
         case AtStep():
             return (1, AtTimes(seconds=())) if step >= entry.step else (0, entry)
@@ -245,12 +248,12 @@ def _rooms(text: str) -> tuple[Room, ...]:
 
 
 def room_at(schedule: Schedule, now: float) -> Room | None:
-    """Return the number of nodes at this second of the recording; None without a limit."""
+    """Return the room at this second of the recording; None if the schedule has no recorded nodes."""
     return next((room for room in reversed(schedule.rooms) if room.at <= now), None)
 
 
 def _recorded(text: str) -> tuple[Trace, float]:
-    """Parse FILE[:SPEEDUP]: return the recording and its speed of playing."""
+    """Parse FILE[:SPEEDUP], and read the file. Return the recording and the speedup. Raises ValueError."""
     path, speedup = text, 1.0
     head, _, tail = text.rpartition(":")
     if head and "/" not in tail and not tail.endswith((".csv", ".jsonl")):

@@ -20,7 +20,7 @@ PREFIX = "bamboo-run-"
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Make a new, empty folder, locked by this process."""
+    """Make a new, empty folder, locked by this process, and remove it after the block. Remove those of killed runs."""
     collect(Path(tempfile.gettempdir()))
     folder, lock = _make()
     try:
@@ -31,7 +31,7 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def collect(place: Path) -> None:
-    """Remove the folders of this user's runs that no longer exist."""
+    """Remove the scratch folders that this user's killed runs have left, recognized by their free locks."""
     for folder in place.glob(f"{PREFIX}*"):
         with suppress(OSError):  # it has just gone, or belongs to another user
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -71,7 +71,7 @@ def undisturbed_job(job: JobSource, ran: Summary) -> JobSource:
     It has one pipeline less than the manifest, or than the grid at the end of `ran` if the coordinator chose the grid.
     With a single pipeline it has one stage less, so that it takes no more memory on a worker than the job with its
     replicas. If the job had no room for replicas, it has none for longer stages either, and is compared on the same
-    grid. The copy has no budget and no date.
+    grid. The copy has no checkpoints and no budget.
     """
     spec, topology = job.spec, job.spec.topology
     stages, pipelines = ran.grid if spec.elastic and ran.grid else (topology.stages, topology.pipelines)
@@ -97,7 +97,7 @@ def _grid(spec: JobSpec) -> str:
 
 
 async def _shown(job: JobSource, options: RunOptions, report: ReportOptions) -> Summary:
-    """Run the job with its page and its view."""
+    """Run the job with its page, whose URL is printed, and its view in the terminal."""
 
     def view(url: str) -> RunView:
         if url:

@@ -1,4 +1,4 @@
-"""Conversion of workers' trace files to one for Perfetto and chrome://tracing."""
+"""Merging of workers' trace files into one file in Chrome's trace event format, for Perfetto and chrome://tracing."""
 
 import contextlib
 import json
@@ -9,7 +9,10 @@ from bamboo_core.storage.local_files import whole_file
 
 
 def merge_traces(folder: Path, target: Path) -> None:
-    """Write all events of the folder's files, one a line, without a killed worker's incomplete last line."""
+    """Merge the events of a folder's .json files into `target`. A killed worker's incomplete last line is left out.
+
+    Raises OSError.
+    """
     with whole_file(target) as merged:
         merged.write(b'{"displayTimeUnit": "ms", "traceEvents": [')
         separator = "\n"

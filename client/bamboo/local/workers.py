@@ -1,4 +1,4 @@
-"""Worker processes of a local run: their start at a place, their removal, and their end."""
+"""Worker processes of a local run: starting, removing and killing them, and reporting their end."""
 
 import asyncio
 import signal
@@ -21,10 +21,10 @@ GRACE_SECONDS = 5.0  # from SIGTERM to SIGKILL
 class LocalWorkers:
     """The worker processes of a local run.
 
-    They have made-up nodes in made-up zones, as in a cluster. A node that was full gets no further worker.
+    Each worker has a made-up node in a made-up zone, as on a cluster. A node that was full gets no further worker.
 
     pool: its owner opens and closes it. per_node: workers of a node, which are lost together. crashes: workers that
-    ended by themselves, and how.
+    crashed, and how.
     """
 
     def __init__(self, pool: ForkServer, per_node: int) -> None:
@@ -66,21 +66,21 @@ class LocalWorkers:
         self._kills.append((worker, asyncio.get_running_loop().call_later(seconds, self.kill, worker)))
 
     def spare(self, worker: WorkerId) -> None:
-        """Cancel the later kill of that worker."""
+        """Cancel the pending kills of a worker."""
         for one, timer in self._kills:
             if one == worker:
                 timer.cancel()
 
     def forget_kills(self) -> None:
-        """Cancel all later kills."""
+        """Cancel all pending kills."""
         for _, timer in self._kills:
             timer.cancel()
 
     def ended(self, worker: WorkerId, code: int | None, *, taken: bool, over: bool) -> WorkerLost:
-        """Return the event for the coordinator about an ended worker.
+        """Return the event that reports a worker's end to the coordinator, and record a crash.
 
-        taken: by a deliberate preemption. over: the job ended before the worker. A worker that was asked to leave may
-        end before its closed link is noticed.
+        code: its exit code, negative for a signal. taken: by a deliberate preemption. over: the job ended before the
+        worker. A worker that was asked to leave may end before its closed link is noticed.
         """
         where = self._pool.crashed_at(worker)
         detail = f"{exit_detail(code)} ({where})" if where else exit_detail(code)
@@ -96,7 +96,7 @@ class LocalWorkers:
         return (one for one in self.alive if one != worker and self._nodes.get(one) == mine)
 
     def located(self, event: Event) -> Event:
-        """Return the event with the node of a joining worker; without one if each node has a single worker."""
+        """Set the node in a WorkerJoined event, "" if each node has one worker; return other events as they are."""
         if not isinstance(event, WorkerJoined) or event.hello.worker not in self._nodes:
             return event
         node = f"node-{self._nodes[event.hello.worker]}" if self._per_node > 1 else ""

@@ -1,1 +1,1 @@
-"""Calls of the trainer, each in a process of its own, since this process may lack torch."""
+"""Calls to the trainer, each in a new process, since this process may lack torch."""

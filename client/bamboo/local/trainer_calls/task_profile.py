@@ -32,17 +32,16 @@ DETECTION: Final = "detection: the heartbeat timeout, as of a machine that vanis
 
 
 def measure_task(job: JobSource, repeats: int, seconds: float) -> ModelProfile:
-    """Return the measured profile of a task.
+    """Measure a task's layers on this machine's device, and return their profile. Raises ProfileError.
 
-    repeats: microbatches whose median counts, and as many again while that is not steady; seconds: limit for that.
-    Raises ProfileError.
+    repeats: microbatches whose median counts, and as many again while it is not steady. seconds: limit for repeating.
     """
     answer = _answer(PROFILE, job, "the task could not be measured", repeats=repeats, seconds=seconds)
     return profile_of(job.spec, answer, repeats)
 
 
 def count_task(job: JobSource) -> TaskCounts:
-    """Return the counts of a task's layers. Raises ProfileError."""
+    """Count the operations and bytes of a task's layers, for a computed profile. Raises ProfileError."""
     return counts_of(job.spec, _answer(COUNT, job, "the layers could not be counted"))
 
 
@@ -55,7 +54,7 @@ def _answer(function: str, job: JobSource, failed: str, **arguments: float) -> d
 
 
 def task_of(spec: JobSpec) -> ProfiledTask:
-    """Return the task that a profile of this job records."""
+    """Return the job's task as its profiles record it."""
     training = spec.training
     config: dict[str, Any] = json.loads(json.dumps(spec.task.config))
     return ProfiledTask(
@@ -68,7 +67,7 @@ def task_of(spec: JobSpec) -> ProfiledTask:
 
 
 def counts_of(spec: JobSpec, answer: dict[str, Any]) -> TaskCounts:
-    """Return the counts in the trainer's answer. answer: of `bamboo_trainer.profiling.count`."""
+    """Convert the trainer's counts. answer: the result of `bamboo_trainer.profiling.count`."""
     return TaskCounts(
         name=spec.name,
         samples=spec.training.micro_batch_size,
@@ -79,7 +78,10 @@ def counts_of(spec: JobSpec, answer: dict[str, Any]) -> TaskCounts:
 
 
 def profile_of(spec: JobSpec, answer: dict[str, Any], repeats: int) -> ModelProfile:
-    """Return the profile of the trainer's answer. answer: of `bamboo_trainer.profiling.profile`."""
+    """Convert the trainer's measurements to a profile. answer: the result of `bamboo_trainer.profiling.profile`.
+
+    repeats: the least number of microbatches, as requested.
+    """
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     device = answer["device"] if answer["device"] != "cpu" else f"processor of {os.uname().machine}"
     samples = spec.training.micro_batch_size
@@ -116,7 +118,7 @@ def profile_of(spec: JobSpec, answer: dict[str, Any], repeats: int) -> ModelProf
 def surrounded(
     profile: ModelProfile, *, flow: float | None, machine: float | None, start: float | None
 ) -> ModelProfile:
-    """Return the profile with the network and start time that flags give.
+    """Return the profile with the network's rates and the start time that flags give; None keeps the profile's.
 
     flow, machine: bytes a second of one connection, and of all. start: seconds.
     """

@@ -28,7 +28,10 @@ def missing_packages() -> str:
 
 
 def run_trainer(module: str, arguments: Sequence[str], what: str) -> int:
-    """Run `python -m MODULE`, which prints by itself, and return its exit code. what: its purpose, in words."""
+    """Run `python -m MODULE`, which prints by itself, and return its exit code; EXIT_FAILED without the trainer.
+
+    what: its purpose, in words.
+    """
     if missing := missing_packages():
         complain(f"{what} needs {missing}, not installed here")
         return EXIT_FAILED
@@ -87,10 +90,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def ask_trainer(function: str, arguments: dict[str, Any], folders: Sequence[Path], *, failed: str) -> dict[str, Any]:
-    """Return the answer of "module:function" of the trainer. folders: of the task's modules.
+    """Call "module:function" of the trainer in a new process and return its answer. folders: of the task's modules.
 
-    Raises TrainerError, which begins with what has failed and ends with the process's last output, or is the answer's
-    `problem`.
+    Raises TrainerError: the answer's `problem`, or a sentence that begins with `failed` and ends with the process's
+    last output.
     """
     if missing := missing_packages():
         raise TrainerError(f"{failed}: {missing} not installed here")

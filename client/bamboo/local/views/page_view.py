@@ -1,4 +1,4 @@
-"""The web page of a local run, a view of it."""
+"""The web page of a local run, as a `RunView`."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

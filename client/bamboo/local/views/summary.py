@@ -42,9 +42,8 @@ class Summary:
     """The summary of a run. status: the coordinator's last one. seconds: of training, without the start of the workers.
     batch: samples of one step.
 
-    Every commit reports how many microbatches it counts; `status.lost_samples` counts the missing samples. Losses and
-    gradients are summed together; --verify shows that the gradients are right. Steps that an incomplete run has trained
-    since `kept_step` are in no checkpoint.
+    `status.lost_samples` counts the samples that are missing from committed steps. Steps that an incomplete run has
+    trained since `kept_step` are in no checkpoint.
     """
 
     job: str
@@ -76,7 +75,7 @@ class Summary:
 
     @property
     def samples_per_second(self) -> float | None:
-        """The mean rate over the whole run."""
+        """The mean rate over the whole run; None if no step was done."""
         done = (self.status.step - self.first_step) * self.batch
         return done / self.seconds if done > 0 and self.seconds > 0 else None
 
@@ -86,7 +85,7 @@ class Summary:
         return (len(self.status.grid[0]), len(self.status.grid)) if self.status.grid else None
 
     def pause_in_steps(self, takeover: Takeover) -> float | None:
-        """Return the pause in units of an undisturbed step."""
+        """Return a takeover's pause divided by the time of an undisturbed step; None if that time is unknown."""
         step = self.status.step_seconds
         return takeover.pause_ms / 1000 / step if step else None
 
@@ -193,13 +192,13 @@ def compare(disturbed: Sequence[str], undisturbed: Sequence[str]) -> bool:
 
 
 def steps_done(summary: Summary) -> str:
-    """Return the number of steps done and wanted."""
+    """Return the numbers of steps done and planned in words: "40 of 100 steps"."""
     early = ", stopped early," if summary.status.stopped_early else ""
     return f"{summary.status.step} of {summary.status.steps or '?'} steps{early}"
 
 
 def _not_kept(summary: Summary) -> str:
-    """Return a sentence on the steps that an incomplete run has trained and that are in no checkpoint."""
+    """Return a phrase about the steps that an incomplete run has trained and that are in no checkpoint."""
     steps = count(summary.status.step - summary.kept_step, "step")
     if summary.kept_step:
         return f"{steps}, all since the checkpoint of step {summary.kept_step}"

@@ -1,4 +1,4 @@
-"""Display of the workers' log while the workers write it."""
+"""Live output of the workers' log while the workers write it, like `tail -f` (--debug)."""
 
 import contextlib
 from collections.abc import Callable
@@ -8,14 +8,14 @@ CHUNK = 1 << 20  # bytes read at once, and most bytes kept of an unfinished line
 
 
 class LogFollower:
-    """Reads what was appended to a file since the last call, and passes on whole lines, or parts of CHUNK bytes."""
+    """Reader that passes text appended to a file to `write`, in whole lines, or in parts of lines over CHUNK bytes."""
 
     def __init__(self, path: Path, write: Callable[[str], object]) -> None:
         self._path, self._write = path, write
         self._offset, self._partial = 0, b""
 
     def follow(self) -> bool:
-        """Read at most one CHUNK, since other work waits. Return whether there was any; the file may be missing."""
+        """Read and pass on at most one CHUNK, since other work waits. Return False if there was nothing, or no file."""
         with contextlib.suppress(FileNotFoundError), self._path.open("rb") as log:
             log.seek(self._offset)
             data = log.read(CHUNK)
@@ -28,7 +28,7 @@ class LogFollower:
         return False
 
     def end(self) -> None:
-        """Pass on the rest of the log."""
+        """Read to the end of the file, and pass on its unfinished last line, too."""
         while self.follow():
             pass
         self._rest()
