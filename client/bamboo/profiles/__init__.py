@@ -1,1 +1,1 @@
-"""Profiles of a model on a machine: seconds and bytes of each layer, network, storage, start. Pure except `files`."""
+"""Profiles of a model on a machine: times and bytes of its layers, network and storage rates, start time."""

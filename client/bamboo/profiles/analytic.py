@@ -1,6 +1,6 @@
-"""Profiles computed for a device without measuring on it (roofline model). Pure.
+"""Profiles computed for a device without measuring on it (roofline model), by the rates in devices.json.
 
-An operation takes as long as its products or its bytes, whichever is longer, and at least a launch.
+An operation takes the longer of the times of its arithmetic and of its memory traffic, and at least a kernel launch.
 
 The trainer counts what a model's layers compute and move. The rates are what programs reach, not what makers promise.
 The model leaves out losses of small kernels, gains of a cache, and copies between host and device.
@@ -14,7 +14,7 @@ from bamboo.profiles.devices import FP32, Device, DeviceTable, Figure, device_ta
 from bamboo_core.names import HEARTBEAT_TIMEOUT_SECONDS
 from bamboo_core.planning.profile import Layer, Machine, ModelProfile, ProfiledTask, Source, Storage, Times
 
-# The format of its products, floating point operations, bytes read and written, and how often it is run.
+# (number format, floating point operations, bytes read and written, number of runs)
 Operation = tuple[str, int, int, int]
 
 # An optimizer's step reads weights, gradients and its own state, and writes weights and state.
@@ -47,7 +47,7 @@ class TaskCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def analytic_profile(counts: TaskCounts, name: str) -> ModelProfile:
-    """Return the profile of counted layers on a device. name: of the device. Raises ProfileError for an unknown one."""
+    """Compute a profile from the counts of a task's layers. name: of a device. Raises ProfileError if it is unknown."""
     table = device_table()
     device = table.named(name)
     launch = table.launch.seconds
@@ -68,7 +68,7 @@ def analytic_profile(counts: TaskCounts, name: str) -> ModelProfile:
 
 
 def operation_seconds(operation: Operation, device: Device, launch: float) -> float:
-    """Return the seconds of all runs of the operation."""
+    """Return the seconds of all runs of the operation. launch: seconds of the shortest possible operation."""
     number, flops, size, times = operation
     longest = max(flops / _products(device, number).reached, size / device.bandwidth.reached, launch)
     return times * longest

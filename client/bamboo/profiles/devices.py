@@ -1,7 +1,7 @@
-"""Figures of rented devices: a dated JSON table with a source for each.
+"""Figures of rentable GPUs: a dated JSON table with a source for each figure.
 
-Products are in floating point operations a second, memory and network in bytes a second. Each has the maker's figure
-(peak) and what a program reaches, since their ratio differs between cards.
+Products are in floating point operations a second, memory and network in bytes a second. Products and memory have the
+maker's figure (peak) and the rate that programs reach, since their ratio differs between cards.
 """
 
 from functools import cache
@@ -13,7 +13,7 @@ import msgspec
 from bamboo_core.planning.profile import Network, ProfileError
 
 TABLE: Final = Path(__file__).parent / "devices.json"
-FP32: Final = "fp32"  # of the products of every device
+FP32: Final = "fp32"  # a number format that the table has for every device
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -25,14 +25,14 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class Duration(msgspec.Struct, frozen=True):
-    """Seconds with a source."""
+    """A number of seconds with its source."""
 
     seconds: float
     source: str
 
 
 class Link(msgspec.Struct, frozen=True):
-    """The network of the most rented machine with one such device: see `planning.profile.Network`."""
+    """The network of the most commonly rented machine with one such device; fields as in `planning.profile.Network`."""
 
     flow: float
     machine: float
@@ -45,13 +45,12 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class Device(msgspec.Struct, frozen=True, rename="camel"):
-    """The figures of a device, from which a profile is computed."""
+    """The figures of a device, from which a profile is computed. memory, host_memory: bytes."""
 
     device: str
     memory: int
     host_memory: int
-    # by the format of their numbers, fp32 at least; tf32 are those of convolutions in fp32, which cuDNN rounds where a
-    # device can
+    # by number format, at least fp32. tf32: convolutions in fp32, which cuDNN computes in TF32 on devices that have it
     products: dict[str, Figure]
     bandwidth: Figure  # of the device's memory
     network: Link
@@ -62,7 +61,7 @@ class DeviceTable(msgspec.Struct, frozen=True):
 
     date: str  # when the figures were looked up
     launch: Duration  # of the shortest operation
-    start: Duration  # of a node's worker
+    start: Duration  # of a worker, from its node's start until it is ready
     devices: dict[str, Device]
 
     def named(self, name: str) -> Device:
@@ -74,5 +73,5 @@ class DeviceTable(msgspec.Struct, frozen=True):
 
 @cache
 def device_table() -> DeviceTable:
-    """Read the table of devices that comes with Bamboo."""
+    """Return the table of devices that comes with Bamboo, read once."""
     return msgspec.json.decode(TABLE.read_bytes(), type=DeviceTable)

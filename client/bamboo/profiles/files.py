@@ -1,4 +1,4 @@
-"""Reading of profiles by name: files, profiles that come with Bamboo, and computed ones."""
+"""Lookup of profiles by name: files, profiles that come with Bamboo, and profiles computed for a device."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,14 +22,14 @@ def shipped_names() -> tuple[str, ...]:
 
 
 def counted_names() -> tuple[str, ...]:
-    """Return the models with counted layers: MODEL of the profiles MODEL@DEVICE."""
+    """Return the models whose layer counts come with Bamboo, as MODEL in the profile name MODEL@DEVICE."""
     return tuple(sorted(path.stem for path in COUNTS.glob("*.json")))
 
 
 def read_profile(name: str, count: Callable[[], TaskCounts] | None = None) -> ModelProfile:
-    """Return a profile by its name: of a file, one that comes with Bamboo, or computed for MODEL@DEVICE or @DEVICE.
+    """Read a profile that comes with Bamboo, else a file, or compute one for MODEL@DEVICE or @DEVICE.
 
-    count: counts the job's own layers, for @DEVICE. Raises ProfileError, which names the profile.
+    count: counts the job's own layers, for @DEVICE. Raises ProfileError, which names the profile or the device.
     """
     if name in shipped_names():
         return _read(FOLDER / f"{name}.json")
@@ -42,7 +42,7 @@ def read_profile(name: str, count: Callable[[], TaskCounts] | None = None) -> Mo
 
 
 def _counts(model: str) -> TaskCounts:
-    """Return the counts of a model; the hyphen of gpt-2 may be left out."""
+    """Return the layer counts of a model by name; hyphens may be left out. Raises ProfileError for an unknown model."""
     known = {name.replace("-", ""): name for name in counted_names()}
     if (name := known.get(model.lower().replace("-", ""))) is None:
         raise ProfileError(
