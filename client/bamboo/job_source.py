@@ -1,4 +1,4 @@
-"""A job parsed from a manifest, and what the manifest's errors and the task's imports need."""
+"""A job parsed from a manifest, with its name in errors and the search folders of its task's modules."""
 
 import copy
 from dataclasses import dataclass

@@ -35,7 +35,8 @@ def submit(
 ) -> None:
     """Run the job on a cluster.
 
-    Manifest and task are checked first; with --no-load the task is not, as when its data are only in the image.
+    The manifest is checked first, and the task is tried on this machine; --no-load skips the task, for example if its
+    data are only in the image.
     """
     from bamboo.remote import changes
 
@@ -91,7 +92,7 @@ def status(
 ) -> None:
     """Show a job's progress.
 
-    In the grid of pipelines and stages * marks a worker that runs several stages.
+    In the grid of pipelines and stages, * marks a worker that runs several stages.
     """
     from bamboo.remote import queries
 
@@ -208,7 +209,7 @@ def delete(
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the workers are gone.")] = True,
     timeout: options.Timeout = WAIT,
 ) -> None:
-    """Delete jobs with their workers. For a job that is not over it asks first."""
+    """Delete jobs with their workers. It asks for confirmation if a job is not over."""
     from bamboo.remote import changes
 
     targets = targets_of(jobs)
@@ -231,7 +232,7 @@ def preempt(
     timeout: options.Timeout = WAIT,
     yes: options.Yes = False,
 ) -> None:
-    """Take a worker away, as a drill, and report what happened."""
+    """Preempt a worker, as a drill, and report what happened."""
     from bamboo.remote import drill
     from bamboo.remote.victims import VictimChoice
     from bamboo_core.kube.errors import UsageError

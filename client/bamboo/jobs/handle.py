@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class StoredCheckpoint:
     """A checkpoint of the state after `step`.
 
-    state: Complete, Damaged, Unreadable or Unfinished; reason: why it is not Complete. written: time, None if the store
-    does not tell.
+    state: Complete, Damaged, Unreadable or Unfinished. reason: why it is not Complete. bytes: of all its files.
+    written: time in UTC; None if the store does not report it.
     """
 
     step: int

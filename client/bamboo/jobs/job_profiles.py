@@ -24,7 +24,7 @@ _FIELDS: Final = {
 
 
 def read_profiles(job: JobSource, names: Iterable[str]) -> tuple[dict[str, ModelProfile], list[str]]:
-    """Read profiles. Return them by name, and warnings about those profiles that may be of another model.
+    """Read profiles; return them by name, and a warning for each profile that may be of another model.
 
     The job's task is loaded only for @DEVICE, or if a profile names another task or none. Raises ProfileError for a
     profile that cannot be read, or has another number of layers than the job's model.

@@ -189,7 +189,7 @@ def _limits(wanted: PlanOptions, spec: JobSpec, market: Market) -> Limits:
 
 
 def _check(options: PlanOptions) -> None:
-    """Raise InvalidRequest for mistakes in the flags that show without the job."""
+    """Check the flags on their own, without the job. Raises InvalidRequest."""
     if not options.trace and options.preempt_rate is None:
         raise InvalidRequest("--preempt-rate or --trace: expected one of them")
     for name, value in (("--preempt-rate", options.preempt_rate), ("--replace-rate", options.replace_rate)):

@@ -34,8 +34,8 @@ class JobProgress:
 
     state: Starting, Running, Degraded, Restoring, Suspended, Complete, Failed and others, as in `bamboo status`. steps:
     None if only the task's data can tell. grid: workers by pipeline and stage. workers: number of ready ones.
-    eta_seconds, samples_per_second: None if unknown. checkpoint_step: of the newest checkpoint. page: its URL, "" if
-    there is none. lost_samples: None on a cluster, whose metrics count them.
+    eta_seconds, samples_per_second: None if unknown. checkpoint_step: of the newest checkpoint. page: URL of the job's
+    page, "" if there is none. lost_samples: None on a cluster, whose metrics count them.
     """
 
     name: str
@@ -95,7 +95,7 @@ def progress_of(view: JobView) -> JobProgress:
 
 
 def local_progress(spec: JobSpec, live: Status, page: str) -> JobProgress:
-    """Return the progress of a run on this machine. page: its URL."""
+    """Return the progress of a run on this machine. page: URL of its page, "" without a page."""
     view = view_of_run(spec, live, datetime.now(UTC))
     return replace(progress_of(view), metrics=live.metrics, lost_samples=live.lost_samples, page=page)
 

@@ -205,7 +205,7 @@ def _generation(wanted: SimulateOptions, spec: JobSpec, rate: float) -> Generati
 
 
 def _check(job: JobSource, options: SimulateOptions) -> None:
-    """Raise InvalidRequest for mistakes in the flags that show without the job's spec."""
+    """Check the flags on their own, without the job's spec. Raises InvalidRequest."""
     if options.profile is None:
         known = ", ".join(shipped_names())
         raise InvalidRequest(f"--profile: expected a file that `bamboo profile {job.name}` writes, or one of {known}")

@@ -313,7 +313,7 @@ def _kill(process: asyncio.subprocess.Process) -> None:
 
 
 def exit_detail(code: int | None) -> str:
-    """Describe how a process ended, as in "was killed by SIGKILL". code: negative for a signal, None if unknown."""
+    """Describe how a process ended: "was killed by SIGKILL". code: negative for a signal; None: its launcher died."""
     if code is None:
         return "ended with its launcher"
     if code < 0:

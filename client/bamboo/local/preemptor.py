@@ -92,7 +92,7 @@ class Preemptor:
         alive: Collection[WorkerId],
         shown: Callable[[], Status],
     ) -> Iterator[Strike | None]:
-        """Yield the preemptions that are due now; None for one that has no worker to take.
+        """Yield the strikes of the preemptions that are due now; None for a preemption without a worker to take.
 
         step: the newest known step of any worker. in_progress: the job's step. seconds: of training. recorded: seconds
         since the recording began. shown: returns the job's status.

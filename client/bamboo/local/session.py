@@ -66,7 +66,7 @@ def train(job: JobSource, options: RunOptions, report: ReportOptions) -> int:
 
 
 def undisturbed_job(job: JobSource, ran: Summary) -> JobSource:
-    """Return the job for the second run of --verify: another grid if bits do not depend on it, no replicas or standbys.
+    """Return the job for the second run of --verify, without replicas and standbys; if reproducible, on another grid.
 
     It has one pipeline less than the manifest, or than the grid at the end of `ran` if the coordinator chose the grid.
     With a single pipeline it has one stage less, so that it takes no more memory on a worker than the job with its

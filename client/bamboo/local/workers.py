@@ -96,7 +96,7 @@ class LocalWorkers:
         return (one for one in self.alive if one != worker and self._nodes.get(one) == mine)
 
     def located(self, event: Event) -> Event:
-        """Set the node in a WorkerJoined event, "" if each node has one worker; return other events as they are."""
+        """Add the worker's node to a WorkerJoined event, "" if each node has one worker; return others unchanged."""
         if not isinstance(event, WorkerJoined) or event.hello.worker not in self._nodes:
             return event
         node = f"node-{self._nodes[event.hello.worker]}" if self._per_node > 1 else ""

@@ -57,7 +57,7 @@ class Device(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class DeviceTable(msgspec.Struct, frozen=True):
-    """The devices that a profile can be computed for."""
+    """The table of devices for which profiles can be computed."""
 
     date: str  # when the figures were looked up
     launch: Duration  # of the shortest operation

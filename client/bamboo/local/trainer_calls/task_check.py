@@ -34,7 +34,7 @@ def count_layers(manifest: dict[str, Any], folders: Sequence[Path]) -> int:
 
 
 def _task(answer: dict[str, Any]) -> str:
-    """Describe a task, as in "8 layers, 4.9 M parameters; stages: layers 0-1 (0.9 M), 2-3 (1.6 M)"."""
+    """Describe a task: "task: 4 layers, 2.5 M parameters; layers of the stages: 0-1 (0.9 M), 2-3 (1.6 M)"."""
     stages = answer["stages"]
     shown = [
         f"{first if first == last else f'{first}-{last}'} ({_millions(parameters)})"
