@@ -1,1 +1,1 @@
-"""Commands on a cluster: show a job, change it, follow it, and take its workers away as a drill."""
+"""Commands on a Kubernetes cluster: submit, change, show and follow jobs, check the cluster, preempt workers."""

@@ -1,4 +1,4 @@
-"""`submit`, `suspend`, `resume` and `delete`: changes of a job, with warnings about their consequences."""
+"""`submit`, `suspend`, `resume` and `delete`: changes to jobs, with warnings about their consequences."""
 
 import asyncio
 
@@ -23,7 +23,10 @@ async def submit(
     watch: bool,
     wanted_namespace: str | None,
 ) -> int:
-    """Create the job; with `apply` also merge it into an existing one. wanted_namespace: the value of --namespace."""
+    """Create the job, or with `apply` change an existing one; with `watch` show it until it is over.
+
+    Return the exit code. force: take over fields that others manage. wanted_namespace: the value of --namespace.
+    """
     before, after = await operations.submit(
         session.api, job, wanted_namespace, apply=apply, force=force, dry_run=dry_run
     )
@@ -95,7 +98,7 @@ def _trains_or_will_not(job: JobView) -> bool:
 
 
 async def delete(session: Session, names: list[Target], *, yes: bool, wait: bool, timeout: float) -> int:
-    """Delete jobs. All are looked up first, so that a misspelt name changes nothing."""
+    """Delete jobs after a confirmation. All are looked up first, so that a misspelt name deletes nothing."""
     jobs = [view_of(body) for body in await asyncio.gather(*(session.api.job(*session.of(n)) for n in names))]
     if lost := "; ".join(text for job in jobs if (text := phrases.deleting(job))):
         confirm(lost, yes=yes)

@@ -1,4 +1,4 @@
-"""Checks of CRD, operator, rights, quotas, queue and nodes, each of which may keep a job from starting. Pure."""
+"""Checks of CRD, operator, permissions, quotas, Kueue queue and nodes for what keeps jobs from starting. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from bamboo_core.text import count
 
 
 class Severity(StrEnum):
-    """OK: all is well. UNKNOWN: it could not be checked. WARNING: jobs train, but not as well as they could. PROBLEM:
-    jobs, or this job, do not train.
+    """The severity of a finding. UNKNOWN: the check could not read the object. WARNING: it may hinder jobs. PROBLEM: it
+    keeps jobs, or the checked job, from training.
     """
 
     OK = "ok"
@@ -32,7 +32,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The result of a check. subject: what was checked, such as operator. advice: what to do, "" if nothing."""
+    """The result of a check. subject: the object, such as operator. advice: what the user can do; "" if nothing."""
 
     severity: Severity
     subject: str
@@ -68,11 +68,11 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFacts:
-    """The facts of a cluster; None: the object does not exist.
+    """The cluster's objects and the user's permissions, which the checks examine. None: the object does not exist.
 
-    namespace: of the jobs. operators: pods of all operators that were found. lease: of the namespace's operator, None
-    if it uses none. rights: whether the caller has each verb on jobs that submitting needs. spec: of the job; None
-    without one. queue: the job's LocalQueue.
+    namespace: of the jobs. operators: pods of all operators. lease: of the namespace's operator; None also if the
+    operator is not known or names no Lease. rights: whether the user may use each verb on jobs that `submit` needs.
+    spec: of the job to check; None to check no job. queue: the job's Kueue LocalQueue.
     """
 
     namespace: str
@@ -87,7 +87,7 @@ class ClusterFacts:
 
     @property
     def operator_pod(self) -> Object | None:
-        """Return the running pod of the namespace's operator; None if there is none, or none is known."""
+        """Return the running pod of the namespace's operator; None if none runs or it is not clear which."""
         return None if isinstance(self.operators, Unreadable) else operator_for(self.operators, self.namespace)
 
 
@@ -129,7 +129,7 @@ def _crd(crd: Object | Unreadable | None) -> Iterator[Finding]:
 
 
 def fields_of(kind: type, before: str = "spec") -> Iterator[str]:
-    """Yield the paths of a type's fields, such as spec.topology.stages; those of list elements follow the list."""
+    """Yield the paths of a type's fields, nested ones too: spec.topology.stages, or in a list spec.nodePools.name."""
     for one in api_fields(kind):
         yield f"{before}.{one.name}"
         if isinstance(one.form, InnerObject | ObjectList):
@@ -236,7 +236,10 @@ KEEPS_OFF = ("NoSchedule", "NoExecute")
 
 
 def job(facts: ClusterFacts) -> Iterator[Finding]:
-    """Yield the findings for a job; without one, of quotas and nodes only."""
+    """Check what may keep the job's pods from starting: resource quotas, its Kueue queue, and nodes.
+
+    Without a job, check quotas and nodes only.
+    """
     yield from _quotas(facts)
     if facts.spec is not None and facts.spec.queue is not None:
         yield _queue(f"queue {facts.spec.queue.name}", facts)
@@ -312,9 +315,9 @@ def _usable(node: Object) -> bool:
 
 
 def _fits(node: Object, spec: JobSpec, pool: NodePool | None) -> bool:
-    """Return whether the empty node would take a worker, by node selector, taints and allocatable resources.
+    """Return whether a worker fits on the node by node selector, taints and allocatable resources.
 
-    Affinities and running pods do not count.
+    Affinity and the pods that already run on the node are ignored.
     """
     labels = node["metadata"].get("labels") or {}
     taints = [one for one in (node.get("spec") or {}).get("taints") or () if one["effect"] in KEEPS_OFF]

@@ -1,4 +1,4 @@
-"""`doctor`: checks a cluster for causes that keep jobs from starting, and prints a line for each, with advice."""
+"""`doctor`: checks a cluster for problems that keep jobs from starting, and prints each finding with advice."""
 
 import json
 from collections.abc import Awaitable, Sequence
@@ -31,7 +31,11 @@ SUBMITTING: Final = ("get", "create", "patch")  # verbs on jobs
 async def read_facts(
     api: KubeApi, namespace: str, operator_namespace: str | None = None, spec: JobSpec | None = None
 ) -> ClusterFacts:
-    """Read the facts. Raises ClusterUnreachable if nothing can be read, ApiError if the credentials are rejected."""
+    """Read the cluster's objects for the checks; an object that cannot be read becomes Unreadable.
+
+    operator_namespace: None searches all. spec: of the job to check. Raises ClusterUnreachable if the API server
+    cannot be reached, ApiError if it rejects the credentials.
+    """
     operators = await _read(operator_pods(api, operator_namespace))
     pod = None if isinstance(operators, Unreadable) else operator_for(operators, namespace)
     return ClusterFacts(
@@ -59,7 +63,7 @@ async def _read(asked: Awaitable[T]) -> T | Unreadable:
 
 
 async def _lease(api: KubeApi, pod: Object | None) -> Object | Unreadable | None:
-    """Return the operator's Lease; None if its arguments name none."""
+    """Return the Lease that the operator's arguments name; None if they name none, or no pod or Lease exists."""
     names = arguments(pod, "--lease") if pod is not None else set()
     if not names:
         return None
@@ -68,13 +72,13 @@ async def _lease(api: KubeApi, pod: Object | None) -> Object | Unreadable | None
 
 
 async def _rights(api: KubeApi, namespace: str) -> dict[str, bool]:
-    """Return whether the caller has each verb that submitting needs."""
+    """Return for each verb that `submit` needs whether the user may use it on jobs in the namespace."""
     job = {"group": GROUP, "resource": PLURAL, "namespace": namespace}
     return {verb: await api.may({"verb": verb, **job}) for verb in SUBMITTING}
 
 
 async def _queue(api: KubeApi, namespace: str, spec: JobSpec | None) -> Object | Unreadable | None:
-    """Return the job's LocalQueue of Kueue."""
+    """Return the job's Kueue LocalQueue; None if the job names no queue, or the queue does not exist."""
     if spec is None or spec.queue is None:
         return None
     return await _read(api.find(f"/apis/{KUEUE}/v1beta2/namespaces/{namespace}/localqueues/{spec.queue.name}"))
@@ -91,9 +95,9 @@ STYLES: Final = {
 async def doctor(
     session: Session, target: Target | None, file: Object | None, *, operator_namespace: str | None, form: OutputFormat
 ) -> int:
-    """Print the diagnosis; return EXIT_FAILED if there is a problem.
+    """Print the findings of all checks; return EXIT_FAILED if one is a PROBLEM, else EXIT_OK.
 
-    target: the job to check as well. file: its manifest; None if it is on the cluster.
+    target: a job to check too. file: its manifest; None reads it from the cluster. Raises UsageError if it is invalid.
     """
     of_namespace, spec = session.namespace, None
     if target is not None:
@@ -111,7 +115,7 @@ async def doctor(
 
 
 def manifest_of_file(given: str | None) -> Object | None:
-    """Return the manifest in a file; None for a job's name or nothing. Raises UsageError."""
+    """Return the manifest in the file `given`; None for a job's name or None. Raises UsageError if it is invalid."""
     if given is None or not names_file(given):
         return None
     try:
@@ -123,7 +127,7 @@ def manifest_of_file(given: str | None) -> Object | None:
 
 
 def diagnosis(facts: ClusterFacts, now: datetime) -> tuple[Finding, ...]:
-    """Return all findings, in the order in which a user would look."""
+    """Run all checks and return their findings: of the installation, then of quotas, the job's queue, and nodes."""
     return (*installation(facts, now), *job(facts))
 
 

@@ -27,7 +27,11 @@ async def drill(
     timeout: float,
     yes: bool,
 ) -> int:
-    """Take a worker away and report the consequences. kill: without notice."""
+    """Preempt a worker of a training job: delete its pod, after a confirmation if the job may suffer.
+
+    kill: delete it by force, without notice. wait: report the recovery until the job is protected again; WaitTimedOut
+    after `timeout` seconds. Return the exit code. Raises RemoteError if the job does not train.
+    """
     job_reader = JobReader(session.api, *session.of(name))
     snapshot = await job_reader.snapshot()
     job = snapshot.job
@@ -62,7 +66,10 @@ async def _report(
     began: float,
     timeout: float,
 ) -> int:
-    """Follow the drill to its end: taken over, left, protected again."""
+    """Wait for each phase of the recovery and print it: stages taken over, pod gone, job protected again.
+
+    Return the job's exit code if it ends meanwhile, else EXIT_OK. Raises WaitTimedOut, except for the pod.
+    """
 
     async def so(met: Callable[[JobView], bool], otherwise: str) -> JobView:
         """Wait until the job meets a condition or is over."""

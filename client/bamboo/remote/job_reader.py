@@ -12,13 +12,13 @@ from bamboo_core.view.job_view import JobView, view_of
 
 
 class JobDeleted(RemoteError):
-    """The job was deleted while a command watched it."""
+    """Error because the job was deleted or replaced while a command watched it."""
 
     code = EXIT_FAILED
 
 
 class JobReader:
-    """A repeated reader of one job, not of a later job of its name. It reads each node once, since zones do not change.
+    """A reader that follows one job by its uid, not a later job of its name. It reads each node once, for its zone.
 
     uid: of the job; "": that of the first read.
     """
@@ -29,7 +29,7 @@ class JobReader:
         self._asked: set[str] = set()
 
     async def job(self) -> JobView:
-        """Return the present job. Raises JobDeleted if it is gone since an earlier read."""
+        """Read the job. Raises JobDeleted if the job with the known uid is gone or replaced, else ApiError."""
         try:
             job = view_of(await self._api.job(self.namespace, self.name))
         except ApiError as error:
@@ -42,7 +42,10 @@ class JobReader:
         return job
 
     async def snapshot(self, *, pod_events: bool = False) -> JobSnapshot:
-        """Return the job with its workers and events; with pod_events also its pods' events."""
+        """Read the job with its workers and events; with pod_events also its pods' events. Raises as `job` does.
+
+        Parts that the user may not see are left out and named in `missing`.
+        """
         job = await self.job()
         (pods, no_pods), (of_job, no_events), (of_pods, no_more) = await asyncio.gather(
             _allowed(self._api.pods(self.namespace, self.name), "workers"),
@@ -61,7 +64,7 @@ class JobReader:
 
 
 async def _allowed(asked: Awaitable[list[Object]], what: str) -> tuple[list[Object], str]:
-    """Return the objects, or why the user may not see them."""
+    """Return the objects and ""; if the user may not see them (403), no objects and a sentence that says so."""
     try:
         return await asked, ""
     except ApiError as error:

@@ -1,4 +1,4 @@
-"""`logs`: the output of workers, each line with its worker's name, including workers that come later."""
+"""`logs`: prints workers' logs, each line with its worker's name; while following, also those of new workers."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,11 @@ async def logs(
     previous: bool,
     prefix: bool,
 ) -> int:
-    """Print workers' logs. wanted: workers; empty: all. previous: only ended ones. tail: lines; -1 is everything."""
+    """Print workers' logs; return the exit code. Raises RemoteError if there is no such worker.
+
+    wanted: workers' names or numbers; empty: all. since: seconds back. previous: only ended workers. tail: last lines
+    of each log; -1: all; None: all of a single worker, MANY_TAIL of several.
+    """
     job_reader = JobReader(session.api, *session.of(name))
     snapshot = await job_reader.snapshot()
     if snapshot.missing and not snapshot.workers:
@@ -62,7 +66,7 @@ def _nothing(job: str, previous: bool) -> str:
 
 
 class Printer:
-    """A printer of log lines. width: of the names before the lines; 0: no names. Colours depend on the terminal."""
+    """A printer of log lines, coloured on a terminal. width: columns for the workers' names; 0: no names."""
 
     def __init__(self, width: int) -> None:
         self._width, self._terminal = width, sys.stdout.isatty()
@@ -78,14 +82,14 @@ class Printer:
 
 
 class LogReader:
-    """Prints the logs of a job's workers, once or as they grow."""
+    """A reader that prints the logs of a job's workers, once or as they grow. query: parameters of the log request."""
 
     def __init__(self, session: Session, job_reader: JobReader, query: dict[str, str], printer: Printer) -> None:
         self._session, self._job_reader, self._query, self._printer = session, job_reader, query, printer
         self._ended_at: dict[str, datetime] = {}  # when a followed log ended, by the worker's uid
 
     async def once(self, workers: Sequence[RemoteWorker], asked: Sequence[RemoteWorker]) -> None:
-        """Print one worker's log after the other. Name the workers that have not started."""
+        """Print the logs of `workers` one after the other. Report the workers of `asked` that have not started."""
         for worker in asked:
             if worker not in workers:
                 self._tell(worker, f"has not started: {worker.detail or worker.state}")
@@ -93,7 +97,10 @@ class LogReader:
             await self._read(worker, self._query)
 
     async def follow(self, workers: Sequence[RemoteWorker], *, newcomers: bool) -> None:
-        """Follow logs until these workers end, with newcomers until the job is over. Resume broken connections."""
+        """Print logs as they grow until these workers end or the job is deleted; reconnect broken connections.
+
+        newcomers: print new workers' logs too, until the job is over.
+        """
         known, waiting = {w.uid for w in workers}, list(workers)
         reading: dict[asyncio.Task[None], RemoteWorker] = {}
         try:
@@ -123,14 +130,17 @@ class LogReader:
             await asyncio.gather(*reading, return_exceptions=True)
 
     def _following(self, worker: RemoteWorker) -> dict[str, str]:
-        """Return the query for a worker's log: the user's at first, later for new lines."""
+        """Return the query parameters for following a worker's log.
+
+        The first read uses the user's; a read after a broken connection starts where the last one ended (`sinceTime`).
+        """
         at = self._ended_at.get(worker.uid)
         if at is None:
             return {**self._query, "follow": "true"}
         return {"container": TRAINER_CONTAINER, "follow": "true", "sinceTime": at.strftime("%Y-%m-%dT%H:%M:%SZ")}
 
     async def _some_end(self, reading: "dict[asyncio.Task[None], RemoteWorker]") -> list[RemoteWorker]:
-        """Wait for a while; return the workers whose logs have ended."""
+        """Wait LOOK_SECONDS; return the workers whose logs have ended, or raise the error of a read that failed."""
         began = time.monotonic()
         done: set[asyncio.Task[None]] = set()
         if reading:

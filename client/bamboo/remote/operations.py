@@ -1,4 +1,4 @@
-"""Operations on a cluster's jobs, for the command line and the Python API, without questions or output.
+"""Operations on a cluster's jobs, for the command line and the Python API, without prompts or output.
 
 All may raise RemoteError.
 """
@@ -40,10 +40,11 @@ async def existing(api: KubeApi, namespace: str, name: str) -> JobView | None:
 async def submit(
     api: KubeApi, job: JobSource, namespace: str | None, *, apply: bool, force: bool, dry_run: bool
 ) -> tuple[JobView | None, JobView]:
-    """Create the job of a manifest; with `apply` also merge it into an existing one, with `force` over other owners.
+    """Create a manifest's job, or with `apply` change an existing one, by server-side apply.
 
-    namespace: the user's choice; None for the manifest's, or else the kubeconfig's. Return the job before the change
-    (None if it did not exist) and after it.
+    Return the job before the change (None if it did not exist) and after it. namespace: the user's choice; None for the
+    manifest's, or else the kubeconfig's. force: take over fields that others manage. Raises UsageError if namespaces
+    contradict, RemoteError if the job exists without `apply`, or others manage its fields without `force`.
     """
     document, named = job.document, job.document["metadata"].get("namespace")
     if named and namespace and named != namespace:
@@ -65,14 +66,14 @@ async def submit(
 
 
 def _trimmed(document: dict[str, Any], namespace: str) -> dict[str, Any]:
-    """Return the document without the fields that the server writes, so that it accepts the output of `-o yaml`."""
+    """Return the document in the namespace, without the fields that the server writes, as in `kubectl get -o yaml`."""
     metadata = {key: value for key, value in document["metadata"].items() if key not in SERVERS and value is not None}
     body = {key: value for key, value in document.items() if key != "status"}
     return {**body, "metadata": {**metadata, "namespace": namespace}}
 
 
 async def change_spec(api: KubeApi, job: JobView, spec: dict[str, Any]) -> None:
-    """Merge fields into the spec of exactly this job."""
+    """Merge fields into the job's spec. The API server refuses if the name now belongs to a job with another uid."""
     await api.patch_job(job.namespace, job.name, {"metadata": {"uid": job.uid}, "spec": spec})
 
 
@@ -85,7 +86,10 @@ async def take_away(api: KubeApi, job: JobView, worker: RemoteWorker, *, notice:
 async def until_so(
     job_reader: JobReader, met: Callable[[JobView], object], what: str, seconds: float | None
 ) -> JobView:
-    """Wait until the job meets a condition. what: a verb phrase for the failure. Raises WaitTimedOut, JobDeleted."""
+    """Wait until the job meets a condition, and return it. Raises WaitTimedOut, JobDeleted.
+
+    what: a verb phrase for the error, such as "was not suspended". seconds: None waits forever.
+    """
 
     def otherwise(job: JobView) -> str:
         why = phrases.why_waiting(job)
@@ -95,7 +99,7 @@ async def until_so(
 
 
 async def until_gone(api: KubeApi, job: JobView, seconds: float) -> None:
-    """Wait until the job is gone, or another one has its name. Raises WaitTimedOut."""
+    """Wait until the job is gone, even if a new job has its name. Raises WaitTimedOut."""
     await until(
         lambda: existing(api, job.namespace, job.name),
         lambda now: now is None or now.uid != job.uid,

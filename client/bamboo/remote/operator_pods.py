@@ -1,4 +1,4 @@
-"""Pods of operators: which operator manages a namespace, and its arguments."""
+"""Pods of operators: the pod of the operator that manages a namespace, and its command-line arguments."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -13,7 +13,7 @@ INSTANCE: Final = "app.kubernetes.io/instance"
 
 
 async def operator_pods(api: KubeApi, namespace: str | None) -> list[Object]:
-    """Return the operators' pods in a namespace, or in the whole cluster. Raises RemoteError."""
+    """List the operators' pods in a namespace; None: in the whole cluster. Raises RemoteError."""
     place = pods_path(namespace) if namespace else "/api/v1/pods"
     try:
         return await api.listed(place, {"labelSelector": OPERATOR})
@@ -24,10 +24,10 @@ async def operator_pods(api: KubeApi, namespace: str | None) -> list[Object]:
 
 
 def operator_for(pods: Sequence[Mapping[str, Any]], namespace: str) -> Mapping[str, Any] | None:
-    """Return the running operator that names the namespace, else the one that watches all; None if it is not unique.
+    """Return the running pod of the operator whose arguments name the namespace, else of the one that watches all.
 
-    A single running pod is always the one, since it may be configured without arguments. Of one release's replicas, the
-    active one counts.
+    None if none runs, or pods of several releases match. A single running pod always matches, since it may be
+    configured without arguments. Of one release's replicas, return the active one.
     """
     pods = [pod for pod in pods if is_running(pod)]
     if len(pods) == 1:

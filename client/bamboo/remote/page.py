@@ -1,4 +1,4 @@
-"""`page`: a job's page in a browser, through a tunnel to the operator, with a token for the user."""
+"""`page`: opens a job's web page in a browser, by port forwarding to the operator, with a ServiceAccount's token."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,11 @@ LEADING = """\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunnelChoice:
-    """The user's options of the tunnel. account: the ServiceAccount whose token opens the page."""
+    """The user's options for the tunnel to the operator's web server.
+
+    operator_namespace: None searches for the operator. account: the ServiceAccount whose token opens the page. port:
+    the local port; 0 for a free one.
+    """
 
     operator_namespace: str | None
     account: str
@@ -48,7 +52,10 @@ class TunnelChoice:
 
 
 async def page(session: Session, name: Target, choice: TunnelChoice, *, open_browser: bool) -> int:
-    """Serve the job's page until interrupted. Print the URL, again whenever its token is renewed."""
+    """Serve the job's page until interrupted. Print the URL, again whenever its token is renewed.
+
+    Raises RemoteError if there is no such job, operator or account, or when the tunnel breaks.
+    """
     watching, job = session.of(name)
     await session.api.job(watching, job)  # report a wrong name before the tunnel is opened
     operator_namespace, account, port = choice.operator_namespace, choice.account, choice.port
@@ -88,7 +95,11 @@ async def _open(session: Session, url: str) -> None:
 
 
 async def _operator(api: KubeApi, namespace: str | None, watching: str) -> Object:
-    """Return the running pod of the operator for a namespace's jobs, in the operator's namespace if given."""
+    """Return the running pod of the operator that manages the jobs of a namespace.
+
+    namespace: the operator's; None searches the cluster. watching: the jobs'. Raises RemoteError if no operator runs,
+    or it is ambiguous in the cluster.
+    """
     running = [pod for pod in await operator_pods(api, namespace) if is_running(pod)]
     if not running:
         where = f"in namespace {namespace}" if namespace else "in the cluster"
@@ -104,13 +115,13 @@ async def _operator(api: KubeApi, namespace: str | None, watching: str) -> Objec
 
 
 def web_port(pod: Mapping[str, Any]) -> int:
-    """Return the container's web port; the usual one if none has that name."""
+    """Return the number of the pod's container port named "web"; WEB_PORT if there is none."""
     ports = [port for container in pod["spec"]["containers"] for port in container.get("ports") or ()]
     return next((int(port["containerPort"]) for port in ports if port.get("name") == PORT_NAME), WEB_PORT)
 
 
 async def _token(api: KubeApi, namespace: str, account: str) -> tuple[str, float]:
-    """Return a token that is valid only for job pages, and the seconds of its life."""
+    """Request a ServiceAccount's token, valid only for job pages; return it and the requested lifetime in seconds."""
     try:
         status = await api.token(namespace, account, PAGE_AUDIENCE, TOKEN_SECONDS)
     except ApiError as error:
@@ -122,11 +133,11 @@ async def _token(api: KubeApi, namespace: str, account: str) -> tuple[str, float
     return str(status["token"]), float(TOKEN_SECONDS)
 
 
-# The browser gets the secret URL in a file, since every user of this machine can read its arguments.
+# The browser gets the secret URL in a file, since every user of this machine can read a process's arguments.
 
 
 async def show(url: str, seconds: float = READ_SECONDS) -> bool:
-    """Open the URL in a browser by a temporary file; return False if there is no browser."""
+    """Open the URL in a browser through a temporary file, kept for `seconds`; return False if there is no browser."""
     with leading_to(url) as path:
         if not await asyncio.to_thread(webbrowser.open, path.as_uri()):
             return False
@@ -136,7 +147,7 @@ async def show(url: str, seconds: float = READ_SECONDS) -> bool:
 
 @contextlib.contextmanager
 def leading_to(url: str) -> Iterator[Path]:
-    """Provide a page that leads to the URL, readable only for this user, while the context is open."""
+    """Provide the path of a temporary HTML page that redirects to the URL and is readable only by this user."""
     with tempfile.NamedTemporaryFile("w", prefix="bamboo-", suffix=".html") as file:  # with mode 0600
         file.write(LEADING.format(url=html.escape(url)))
         file.flush()

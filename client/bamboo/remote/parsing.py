@@ -15,7 +15,7 @@ Json = Mapping[str, Any]
 
 
 def workers_of(job: JobView, pods: Iterable[Json], nodes: Mapping[str, Json] | None = None) -> tuple[RemoteWorker, ...]:
-    """Return the job's workers by number. nodes: known nodes by name."""
+    """Return the workers whose pods this job controls, sorted by number. nodes: by name, for the workers' zones."""
     mine = (pod for body in pods if _owner(pod := read_api_part(Pod, body)) == job.uid)
     return tuple(sorted((_worker(job, pod, nodes or {}) for pod in mine), key=lambda w: (w.number, w.name)))
 
@@ -23,7 +23,8 @@ def workers_of(job: JobView, pods: Iterable[Json], nodes: Mapping[str, Json] | N
 def events_of(job: JobView, of_job: Iterable[Json], of_pods: Iterable[Json], pods: Iterable[str]) -> list[JobEvent]:
     """Return the events of the job and of its pods, including deleted pods, oldest first.
 
-    Events of an earlier job of the same name have another uid, but its pods' events cannot be distinguished.
+    Events of an earlier job of the same name are left out: its own by their uid, those of its pods if they came before
+    this job's creation. pods: names of the job's pods.
     """
     known = set(pods)
     mine = [event for body in of_job if (event := read_api_part(Event, body)).involved_object.uid in ("", job.uid)]

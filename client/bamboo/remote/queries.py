@@ -19,7 +19,10 @@ from bamboo_core.view.job_view import JobView, view_of
 
 
 def print_objects(found: list[dict[str, Any]], *, single: bool) -> None:
-    """Print objects as JSON as the API server has them, without managedFields."""
+    """Print objects as JSON, as the API server has them, but without managedFields.
+
+    managedFields are also deleted from `found`. single: print its first object, not a List.
+    """
     for body in found:
         body.get("metadata", {}).pop("managedFields", None)
     whole = found[0] if single else {"apiVersion": "v1", "kind": "List", "items": found}
@@ -62,7 +65,7 @@ async def status(session: Session, name: Target, *, form: OutputFormat, watch: b
 
 
 async def events(session: Session, name: Target, *, form: OutputFormat, follow: bool, interval: float) -> int:
-    """Print the events of the job and its pods, oldest first."""
+    """Print the events of the job and its pods, oldest first; with `follow` new ones too, until the job is over."""
     if follow and form is not OutputFormat.TEXT:
         raise UsageError(f"--output {form}: cannot be followed; leave out one of --output and --follow")
     job_reader, unseen = JobReader(session.api, *session.of(name)), UnseenEvents()

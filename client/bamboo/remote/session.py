@@ -1,4 +1,4 @@
-"""The session of a command: access to the cluster, questions to the user, Ctrl-C, and exit codes."""
+"""The session of a command: access to the cluster, prompts, retries, waiting, Ctrl-C, and exit codes."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ from bamboo_core.text import printable
 T = TypeVar("T")
 PATIENCE_SECONDS = 60.0  # for which a watching command retries while the API server is away
 LOOK_SECONDS = 0.5  # between checks while waiting
-PIPE_WIDTH = 400  # without a terminal, lines are not cut
+PIPE_WIDTH = 400  # columns without a terminal, so that lines are hardly ever cut
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 KINDS = ("bamboojob/", "bamboojobs/", "bj/", "bamboojob.bamboo.dev/", "bamboojobs.bamboo.dev/")
 
@@ -41,14 +41,14 @@ class Target:
 
 
 class Session:
-    """The session of a command. namespace: the command's namespace."""
+    """The API client, default namespace and console of a running command. quiet: print no messages."""
 
     def __init__(self, api: KubeApi, namespace: str, *, quiet: bool = False) -> None:
         self.api, self.namespace, self.quiet = api, namespace, quiet
         self.console = console()
 
     def of(self, target: Target) -> tuple[str, str]:
-        """Return a job's namespace and name."""
+        """Return a job's namespace, by default the session's, and its name."""
         return target.namespace or self.namespace, target.name
 
     def say(self, text: str) -> None:
@@ -58,7 +58,7 @@ class Session:
 
 
 async def patiently(call: Callable[[], Awaitable[T]]) -> T:
-    """Make a call, retrying while the cluster is away, for PATIENCE_SECONDS."""
+    """Make a call, and retry it for up to PATIENCE_SECONDS while the API server is unreachable or overloaded."""
     end = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
@@ -70,7 +70,7 @@ async def patiently(call: Callable[[], Awaitable[T]]) -> T:
 
 
 class WaitTimedOut(RemoteError):
-    """A wait timed out."""
+    """Error of a wait whose condition was not met in time."""
 
 
 async def until(
@@ -94,7 +94,10 @@ Command = Callable[[Session], Coroutine[Any, Any, int]]
 def run(
     command: Command, *, namespace: str | None, context: str | None, kubeconfig: str | None, quiet: bool = False
 ) -> int:
-    """Run a command on the cluster of the flags and the kubeconfig; return its exit code. Print errors."""
+    """Run a command on the cluster that the flags and the kubeconfig select; return its exit code.
+
+    A RemoteError is printed on standard error; Ctrl-C returns EXIT_INTERRUPTED.
+    """
     try:
         return loop_signals.run_until_stopped(lambda: _run(command, namespace, context, kubeconfig, quiet))
     except RemoteError as error:
@@ -108,7 +111,7 @@ def run(
 
 
 async def way_to(namespace: str | None, context: str | None, kubeconfig: str | None) -> Access:
-    """Return the access to a cluster. Raises RemoteError."""
+    """Log in to the cluster that the flags and the kubeconfig select. Raises RemoteError, also for a bad namespace."""
     if namespace and not NAME.fullmatch(namespace):
         raise UsageError(f"--namespace {namespace}: expected the name of a namespace")
     return await log_in(kubeconfig, context)
@@ -123,12 +126,12 @@ async def _run(
 
 
 def names_file(given: str) -> bool:
-    """Return whether an argument is the file of a manifest, not a job's name."""
+    """Return whether an argument means the file of a manifest, which need not exist, not a job's name."""
     return given.endswith((".yaml", ".yml", ".json")) or Path(given).is_file()
 
 
 def target(given: str) -> Target:
-    """Parse a name, TYPE/NAME as kubectl prints it, or a manifest's file."""
+    """Parse an argument for a job: NAME, TYPE/NAME as kubectl prints it, or its manifest's file. Raises UsageError."""
     if names_file(given):
         try:
             metadata = load_document(given).get("metadata")
@@ -146,7 +149,7 @@ def target(given: str) -> Target:
 
 
 def console() -> Console:
-    """Return a console on standard output, as wide as the terminal; lines to a pipe are not cut."""
+    """Return a console on standard output, as wide as the terminal or COLUMNS, or else PIPE_WIDTH."""
     if sys.stdout.isatty() or os.environ.get("COLUMNS"):
         return Console(highlight=False)
     return Console(highlight=False, width=PIPE_WIDTH)
@@ -157,7 +160,7 @@ def on_a_terminal() -> bool:
 
 
 def confirm(consequence: str, *, yes: bool) -> None:
-    """Ask on a terminal, otherwise require --yes. Raises a RemoteError if the answer is no."""
+    """Ask whether to continue; do not ask if `yes`. Raises Declined on a no, UsageError if there is no terminal."""
     if yes:
         return
     if not on_a_terminal():
@@ -175,14 +178,14 @@ def confirm(consequence: str, *, yes: bool) -> None:
 
 
 class Declined(RemoteError):
-    """The user declined."""
+    """Error of a command that the user declined when asked to confirm it."""
 
     code = EXIT_FAILED
 
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let Ctrl-C interrupt a question, because the loop, which usually handles it, does not run meanwhile."""
+    """Let Ctrl-C interrupt a prompt, since the event loop, which usually handles it, does not run meanwhile."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield

@@ -12,7 +12,10 @@ from bamboo_core.view.job_view import JobView
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VictimChoice:
-    """The user's choice: exactly one of worker, stage and random."""
+    """The user's choice of a worker: exactly one of worker, stage and random; else it raises UsageError.
+
+    worker: its name or number. pipeline: that of `stage`; None for 0.
+    """
 
     worker: str | None = None
     stage: int | None = None
@@ -32,7 +35,10 @@ def victim(
     choice: VictimChoice,
     pick: Callable[[Sequence[RemoteWorker]], RemoteWorker],
 ) -> RemoteWorker:
-    """Return the chosen live worker. pick: selects one of several at random."""
+    """Return the chosen worker. pick: selects a worker at random.
+
+    Raises RemoteError if there is no such worker, or it has ended or is leaving.
+    """
     if choice.worker is not None:
         return _alive(named(job, workers, choice.worker))
     if choice.random:
@@ -45,7 +51,10 @@ def victim(
 
 
 def named(job: JobView, workers: Sequence[RemoteWorker], name: str) -> RemoteWorker:
-    """Return a worker by its full name, its name without the job's, or its number: quickstart-w3, w3, 3."""
+    """Return a worker by its full name, its name without the job's, or its number: quickstart-w3, w3, 3.
+
+    Raises RemoteError if there is none.
+    """
     number = name.removeprefix("w")
     matches = [w for w in workers if name in (w.name, job.short(w.name))]
     matches += [w for w in workers if number.isdecimal() and w.number == int(number)]
@@ -79,7 +88,7 @@ def _alive(worker: RemoteWorker) -> RemoteWorker:
 
 
 def objections(job: JobView, now: datetime, *, kill: bool) -> str | None:
-    """Return why the drill could cost more than a pause; None without objection."""
+    """Return a sentence if taking a worker away now could cost more than a pause, else None. kill: without notice."""
     if stale := phrases.stale(job, now):
         return f"of {job.name} {stale}; without an operator nothing is taken over"
     protection = job.status.condition("Protected")
@@ -94,10 +103,10 @@ def objections(job: JobView, now: datetime, *, kill: bool) -> str | None:
 
 
 def taken_over(job: JobView, before: JobView, lost: RemoteWorker) -> bool:
-    """Return whether other workers run all its stages, and the takeovers are counted."""
+    """Return whether other workers run all stages of the lost worker, and the job's status counts the takeovers."""
     return not job.cells(lost.name) and job.status.takeovers > before.status.takeovers
 
 
 def whole(job: JobView) -> bool:
-    """Return whether every stage has its own worker and a second copy."""
+    """Return whether the job is not Degraded: each stage has its own worker and protection, by the newest spec."""
     return not job.status.holds("Degraded")

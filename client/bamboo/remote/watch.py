@@ -1,4 +1,4 @@
-"""Follow a job until it is over: as a picture on a terminal, else as lines."""
+"""The view of a job that is followed until it is over: a picture on a terminal, else lines."""
 
 import asyncio
 from contextlib import suppress
