@@ -1,1 +1,1 @@
-"""A run on a terminal: its picture, its tables and its keys."""
+"""Terminal output of the commands: the live view of a job, local or on a cluster, progress bars, phrases and tables."""

@@ -30,7 +30,7 @@ def table(found: Sequence[ListedCheckpoint], now: float) -> Table:
 
 
 def document(one: ListedCheckpoint) -> dict[str, Any]:
-    """Return a checkpoint as JSON values."""
+    """Return a checkpoint as JSON values; details from its manifest only if the manifest is sound."""
     known: dict[str, Any] = {
         "folder": one.attempt.folder,
         "step": one.attempt.step,

@@ -1,4 +1,4 @@
-"""A history as text, one line per record."""
+"""A job's training history as text, one line for each record of a step, an evaluation or an event."""
 
 import json
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""A job on a terminal, local or on a cluster, drawn repeatedly: as a picture, or as lines for logs and pipes."""
+"""The live view of a job on a terminal, local or on a cluster: a picture that is redrawn, or lines for pipes."""
 
 import math
 import time
@@ -24,17 +24,20 @@ LINE_SECONDS = 2.0
 
 
 class Screen(Protocol):
-    """The place where a job is shown."""
+    """The output of a live view of a job: a picture or lines."""
 
     def open(self, waiting: str) -> None:
-        """Show a text until there is a job to show."""
+        """Start, and show a text until the first snapshot."""
 
     def show(self, snapshot: JobSnapshot) -> None: ...
     def close(self) -> None: ...
 
 
 class PictureScreen:
-    """A changing picture on a terminal; the last one stays. page: the URL of the job page, shown while the job runs."""
+    """A screen with a picture that is redrawn at most every LIVE_SECONDS; the last picture stays.
+
+    page: the URL of the job page, shown while the job runs.
+    """
 
     def __init__(self, console: Console, page: str = "") -> None:
         self._console, self._page = console, page
@@ -62,7 +65,7 @@ class PictureScreen:
 
 
 class LineScreen:
-    """Lines with the time: every event, each change of the state, and the progress at most every two seconds."""
+    """A screen of lines with the time: each event, each change of state, and progress at most every LINE_SECONDS."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._say, self._clock, self._unseen = say, clock, UnseenEvents()
@@ -87,7 +90,7 @@ class LineScreen:
 
 
 class LiveView:
-    """A view that shows a run on this machine on a screen."""
+    """A RunView that shows a local run on a screen: its newest status and its newest events."""
 
     def __init__(self, spec: JobSpec, screen: Screen) -> None:
         self._spec, self._screen = spec, screen
@@ -127,6 +130,6 @@ class LiveView:
 
 
 def run_snapshot(spec: JobSpec, status: Status | None, events: tuple[JobEvent, ...], began: datetime) -> JobSnapshot:
-    """Return a run on this machine as a job with its events. began: when it was started."""
+    """Return a snapshot of a local run. status: None before the first one. began: when the run was started."""
     view = view_of_run(spec, status, datetime.now(UTC), began)
     return JobSnapshot(job=view, events=events)

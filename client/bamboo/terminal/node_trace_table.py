@@ -57,7 +57,7 @@ def trace_document(trace: Trace, summary: NodeTraceSummary) -> dict[str, Any]:
 
 
 def bars(values: tuple[int, ...]) -> str:
-    """Return one character per value, or per mean of several if there are too many; the largest is full."""
+    """Return a bar chart: a character per value, or beyond MOST_BARS per mean of several. The largest bar is full."""
     width = -(-len(values) // MOST_BARS)
     groups = [values[start : start + width] for start in range(0, len(values), width)]
     means = [sum(group) / len(group) for group in groups]

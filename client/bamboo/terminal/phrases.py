@@ -1,4 +1,4 @@
-"""A job in words: ages, progress, money and consequences. Pure."""
+"""Text about a job for people: age, progress, cost, protection, and what suspending or deleting it would lose. Pure."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -74,7 +74,7 @@ def evaluation(job: JobView) -> str:
 
 
 def counts(job: JobView) -> str:
-    """Return a line with pipelines, workers, preemptions and takeovers."""
+    """Return a line with the numbers of pipelines, workers, preemptions, takeovers, and failures if there are any."""
     status, workers = job.status, job.status.workers
     parts = []
     if workers.desired:
@@ -122,12 +122,12 @@ def _went_back(restores: int) -> list[str]:
 
 
 def date(job: JobView, now: datetime) -> str:
-    """Return whether the job will be done by its date; "" if it has none or that is unknown."""
+    """Return a phrase on whether the job is done by the date of its budget; "" without a date or live data."""
     return date_told(job.live.done_by, now, job.live.eta_seconds) if job.live is not None else ""
 
 
 def is_late(job: JobView, now: datetime) -> bool:
-    """Return whether the job will be done after its date."""
+    """Return whether the job is expected to finish after its date; False if that is unknown."""
     live = job.live
     return bool(live and live.done_by and (seconds_late(live.done_by, now, live.eta_seconds) or 0.0) > 0)
 
@@ -138,7 +138,7 @@ def grid_choice(job: JobView) -> str:
 
 
 def cost(job: JobView) -> str:
-    """Return the job's cost; "" if no price is known."""
+    """Return the cost so far, per hour and at the end, and the budget; "" if neither a price nor a budget is known."""
     spent = job.status.cost
     parts = [f"{spent.total} so far"] if spent.total is not None else []
     if spent.per_hour is not None and job.status.ended is None:
@@ -172,7 +172,7 @@ def protection(job: JobView, now: datetime) -> str:
 
 
 def rollout(job: JobView) -> str:
-    """Return the progress of the replacement of the workers; "" if none is due."""
+    """Return the progress of the rollout of a changed spec, which replaces the workers; "" if there is none."""
     condition = job.status.condition("WorkersUpdated")
     if condition is None or condition.reason not in (ROLLING, STALLED) or job.status.ended or job.suspended:
         return ""
@@ -210,7 +210,7 @@ def deleting(job: JobView) -> str | None:
 
 
 def outcome(job: JobView) -> str:
-    """Return how the job ended, or why it does not train."""
+    """Return how the job ended, else why it does not train, else its state."""
     end = job.status.ended
     if end is not None:
         return f"{end.type}: {end.message}" if end.message else f"{end.type}: {end.reason}"

@@ -23,12 +23,12 @@ from bamboo_core.text import wrapped
 from bamboo_core.view.job_view import JobView
 
 BARS = "▁▂▃▄▅▆▇█"
-LEAST_WIDTH = 10  # of the bar and of the curve, even with long words next to them
-NEAR = 2  # losses on both sides whose median locates the curve
-FAR = 4  # a loss this many ranges of the medians away is beyond the curve's scale
+LEAST_WIDTH = 10  # columns of the progress bar and of the loss curve, even next to long words
+NEAR = 2  # neighbours on each side in the running medians that scale the loss curve
+FAR = 4  # a loss farther than this many times the medians' range from them does not stretch the scale
 SHOWN_EVENTS = 8
 SHOWN_METRICS = 3
-GRID_MARGIN = 12  # the column of pipelines
+GRID_MARGIN = 12  # width of the column with the pipelines' numbers
 TONES = {"good": "green", "warn": "yellow", "bad": "bold red", "idle": "cyan"}
 STYLES = {
     WorkerState.STARTING: "dim",
@@ -71,7 +71,7 @@ def jobs(found: Sequence[JobView], now: datetime, *, namespaces: bool = False) -
 
 
 def status(snapshot: JobSnapshot, now: datetime, width: int) -> RenderableType:
-    """Return everything known about a job."""
+    """Return the full status of a job: progress, problems, grid, workers, conditions and newest events."""
     job = snapshot.job
     parts: list[RenderableType] = [*head(snapshot, now, width), *grids(job, width)]
     if snapshot.workers:
@@ -84,8 +84,7 @@ def status(snapshot: JobSnapshot, now: datetime, width: int) -> RenderableType:
 
 
 def live(snapshot: JobSnapshot, now: datetime, width: int, height: int, page: str = "") -> RenderableType:
-    """Return the picture of a running job in at most `height` lines, with the most interesting workers and the newest
-    events.
+    """Return the picture of a running job, fitted into `height` lines by leaving out workers and older events.
 
     page: the URL of the job page, shown in the last line.
     """
@@ -107,7 +106,7 @@ def live(snapshot: JobSnapshot, now: datetime, width: int, height: int, page: st
 
 
 def workers_within(snapshot: JobSnapshot, now: datetime, width: int, lines: int) -> tuple[list[RenderableType], int]:
-    """Return the most interesting workers in at most this many lines, and the number of lines used."""
+    """Return the most interesting workers and a count of the rest, in at most `lines` lines; and the lines used."""
     most = lines - 1 if len(snapshot.workers) < lines else lines - 2
     if not snapshot.workers or most < 1:
         return [], 0
@@ -173,7 +172,10 @@ def _course(job: JobView, width: int) -> Text:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Return the values as at most `width` bars, each the mean of its share. Outliers do not change the scale."""
+    """Return a sparkline of at most `width` bars, each the mean of consecutive finite values; "" if there are none.
+
+    Outliers do not change the scale.
+    """
     finite = [v for v in values if math.isfinite(v)]
     if not finite:
         return ""
@@ -234,7 +236,7 @@ def _cells(job: JobView) -> list[list[Text]]:
 
 
 def _worker(job: JobView, worker: WorkerId, state: WorkerState | None) -> Text:
-    """Return the worker's name, and its state unless it trains."""
+    """Return the worker's name, and its state unless it trains. state: None if it is lost."""
     style = STYLES[state] if state else "red"
     suffix = "" if state is WorkerState.TRAINING else f" {state.value if state else 'lost'}"
     return Text(f"{_name(job, worker)}{suffix}", style)
@@ -245,7 +247,7 @@ def _name(job: JobView, worker: WorkerId) -> str:
 
 
 def _blocks(rows: list[list[Text]], width: int) -> list[tuple[int, int]]:
-    """Return the range of stages of each table."""
+    """Return the (first, end) of the stages in each table, as many as fit the width."""
     if not rows:
         return []
     stages = max(map(len, rows))
@@ -300,7 +302,7 @@ def conditions(found: Iterable[ReportedCondition], now: datetime) -> Table:
 
 
 def _is_usual(condition: ReportedCondition) -> bool:
-    """Return whether a condition is as usual, or only repeats that the job is over or suspended."""
+    """Return whether a condition needs no attention: it is as usual, redundancy is off, or the job is idle."""
     idle = condition.reason == "JobOver" or (condition.reason == "Suspended" and not condition.holds)
     return idle or condition.reason == OFF or condition.holds is (condition.type in HOLD_WHEN_ALL_IS_WELL)
 

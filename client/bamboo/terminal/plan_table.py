@@ -1,4 +1,4 @@
-"""Plans as a table and as JSON. Pure."""
+"""The report of `bamboo plan`: recommended and alternative plans as text with a table, and as JSON. Pure."""
 
 import io
 import json
@@ -39,7 +39,7 @@ class PlanReport:
     """The result of a search for a plan."""
 
     found: SearchResult
-    reasons: tuple[str, ...]  # sentences about why it is recommended, or why none is
+    reasons: tuple[str, ...]  # sentences on why the chosen plan is recommended, or why none is
     instead: tuple[Alternative, ...]
     bounds: Bounds
     world: World
@@ -164,13 +164,13 @@ def _changes(report: PlanReport) -> list[str]:
 
 
 def _path(path: Sequence[str | int]) -> str:
-    """Return a path as in YAML tools; keys with a dot are in brackets."""
+    """Return a path such as spec.topology.stages; list indices and keys with a dot are in brackets."""
     steps = (f"[{step}]" if isinstance(step, int) or "." in step else f".{step}" for step in path)
     return "".join(steps)[1:]
 
 
 def _looked_at(report: PlanReport) -> str:
-    """Return how the figures were made, and how much of them is measured, estimated, or chance."""
+    """Return sentences on how many grids and plans were tried, and which figures are measured, estimated, or chance."""
     listed, estimated = report.found.shortlist, _estimated(report)
     looked = f"Looked at: {count(listed.grids, 'grid')}"
     if listed.too_large:

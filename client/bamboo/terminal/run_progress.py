@@ -24,9 +24,9 @@ SECONDS: Final = 30.0  # between lines
 
 
 class RunProgress:
-    """A progress bar of `runs`, or the elapsed time for a single one, after the text `about`.
+    """A progress bar over `runs`, or the elapsed time of a single run, after the text `about`.
 
-    The bar leaves nothing on the screen. Without a terminal, a line appears every half a minute.
+    The bar leaves nothing on the screen. Without a terminal, a line appears every SECONDS. shown: False shows nothing.
     """
 
     def __init__(

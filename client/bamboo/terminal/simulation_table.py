@@ -61,7 +61,7 @@ def simulation_table(cases: Sequence[Case], width: int | None = None) -> Group:
 
 
 def simulation_documents(cases: Sequence[Case], over_time: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the cases as JSON values: means, deviations, and the share of runs with a fatal preemption.
+    """Return the cases as JSON values: number of runs, means, standard deviations, and the means over time.
 
     over_time: one document of `over_time_document` for each case.
     """
@@ -78,7 +78,7 @@ def over_time_document(runs: Sequence[Series]) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """Replace numbers that JSON does not have by None."""
+    """Return the value with NaN and infinities, which JSON does not have, replaced by None, also inside containers."""
     if isinstance(value, dict):
         return {name: _finite(one) for name, one in value.items()}
     if isinstance(value, list):

@@ -10,7 +10,8 @@ from bamboo_core.view.job_view import CellIndex, JobView
 class RemoteWorker:
     """A worker's pod.
 
-    state: pending, starting, waiting, training, standby, leaving, ended or failed. detail: why, if known.
+    state: pending, starting, waiting, training, standby, leaving, ended or failed. detail: the reason for the state.
+    cells: (pipeline, stage) that it runs. Text that is not known is "".
     """
 
     name: str
@@ -37,7 +38,10 @@ class RemoteWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEvent:
-    """An event. about: the name of a pod, or "" for the job itself."""
+    """An event of a job or a pod. about: the name of either, or "" for a local job.
+
+    count: how often it occurred. order: sorts events of the same time.
+    """
 
     at: datetime
     reason: str
@@ -51,7 +55,7 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSnapshot:
-    """A job with the parts that the user may see. missing: sentences about the others."""
+    """A job with the workers and events that the user may see. missing: a sentence for each other part."""
 
     job: JobView
     workers: tuple[RemoteWorker, ...] = ()
@@ -60,13 +64,13 @@ class JobSnapshot:
 
 
 class UnseenEvents:
-    """The events that were not shown yet. A repeated event counts as new."""
+    """A filter for events that were not shown yet. A repeated event counts as new."""
 
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
 
     def of(self, found: tuple[JobEvent, ...]) -> list[JobEvent]:
-        """Return the new events among these."""
+        """Return the new events among these, and remember them as shown."""
         new = [h for h in found if self._seen.get(h.uid, 0) < h.count]
         self._seen |= {h.uid: h.count for h in new}
         return new

@@ -20,7 +20,7 @@ def plain_table(*columns: str, header: bool = True) -> Table:
 
 
 def fitted(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int | None, left: Collection[str] = ()) -> Group:
-    """Return a table of the rows; if that is too wide, a table of two columns for each row.
+    """Return a table of the rows; if it is wider than `width`, a table of heads and values for each row.
 
     left: heads of columns of words, in addition to the first column, which names the row. Numbers are aligned right.
     """

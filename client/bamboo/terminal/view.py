@@ -11,7 +11,7 @@ from bamboo_core.planning.plan import WorkerId
 
 @dataclass(frozen=True, slots=True)
 class TakeWorker:
-    """The user's request to take a worker away."""
+    """The user's request to take a worker away, with a preemption notice or at once."""
 
     worker: WorkerId
     notice: bool
@@ -24,7 +24,7 @@ class StopJob:
 
 @dataclass(frozen=True, slots=True)
 class ChangeJob:
-    """An edit of the job."""
+    """The user's request to change the job's spec."""
 
     spec: JobSpec
 
@@ -40,7 +40,7 @@ class RunView(Protocol):
 
 
 class CombinedView:
-    """Several views at once; without any, it shows nothing."""
+    """A RunView that passes every call on to several views, or to none."""
 
     def __init__(self, *views: RunView) -> None:
         self._views = views
