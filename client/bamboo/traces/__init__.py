@@ -1,1 +1,1 @@
-"""Recordings of spot nodes: when nodes came and went, their zones, notices and prices. Pure except `files`."""
+"""Traces (recordings) of spot nodes: when nodes came and went, their zones, notices and prices. Pure except `files`."""

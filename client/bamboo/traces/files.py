@@ -1,4 +1,4 @@
-"""Recordings of nodes in files: JSON lines (docs/traces.md), or a table of changes. The only I/O of this package.
+"""Trace files of spot nodes: JSON lines (docs/traces.md), or a table of changes. The only I/O of this package.
 
 {"format": "bamboo-trace", "version": 1, "duration": 86400.0, "source": "..."}
 {"at": 0.0, "add": "node1", "zone": "us-east-1a"}
@@ -34,7 +34,7 @@ TABLE = "milliseconds,add|remove,node"
 
 
 def parse_trace(path: str, text: str) -> Trace:
-    """Return the recording in a text. Raises NodeTraceError, which names file and line."""
+    """Parse a trace file's text, JSON lines or a table. Raises NodeTraceError, which names file and line."""
     is_json = next((one for one in text if not one.isspace()), "") == "{"
     changes, prices, header = _parse_json_lines(path, text) if is_json else (_parse_table(path, text), [], None)
     duration, source = (header.duration, header.source) if header is not None else (0.0, "")
@@ -45,9 +45,9 @@ def parse_trace(path: str, text: str) -> Trace:
 
 
 def _parse_table(path: str, text: str) -> list[NodeChange]:
-    """Return the changes of a table. Lines with # are comments.
+    """Parse a table of changes, in any order. Lines that begin with # are comments.
 
-    A node whose first line removes it was there from the beginning.
+    A node whose first change is its removal is present from the beginning.
     """
     found: list[tuple[float, Change, str]] = []
     for number, line in _numbered_lines(text):
@@ -72,7 +72,7 @@ def _parse_table(path: str, text: str) -> list[NodeChange]:
 
 
 def _change(path: str, number: int, cells: list[str]) -> tuple[float, Change, str]:
-    """Return a line's seconds, its kind of change, and its node."""
+    """Parse the cells of a table's line into (seconds, kind of change, node). Raises NodeTraceError."""
     try:
         milliseconds, change, node = cells
         seconds = float(milliseconds) / 1000
@@ -90,7 +90,7 @@ def _change(path: str, number: int, cells: list[str]) -> tuple[float, Change, st
 
 
 def read_trace(path: str) -> Trace:
-    """Read one recording. Raises NodeTraceError naming the file, and the line if there is one."""
+    """Read a trace from a file, gzipped or not. Raises NodeTraceError, which names the file, and the line if known."""
     try:
         content = _content(path)
         if len(content) > MOST_BYTES:
@@ -102,10 +102,10 @@ def read_trace(path: str) -> Trace:
 
 
 def _content(path: str) -> bytes:
-    """Return the content of a file, unpacked if it is gzip, at most MOST_BYTES + 1. Raises NodeTraceError."""
+    """Return at most MOST_BYTES + 1 bytes of a file, decompressed if it is gzip. Raises NodeTraceError."""
     try:
         with Path(path).open("rb") as file:
-            content = file.read(MOST_BYTES + 1)  # at once, since a pipe is read but once
+            content = file.read(MOST_BYTES + 1)  # at once, since a pipe can be read only once
     except OSError as error:
         raise NodeTraceError(f"cannot read {path}: {system_reason(error)}") from None
     if not content.startswith(GZIP):
@@ -119,7 +119,7 @@ def _content(path: str) -> bytes:
 def read_traces(paths: Sequence[str]) -> Trace:
     """Read several files as one trace: nodes in one and prices in another, or one file for each zone.
 
-    It lasts as long as the nodes were watched; prices may have been watched for longer.
+    It lasts as long as the longest recording of nodes, if there is any; later prices are dropped.
 
     Raises NodeTraceError, also if two files name the same node.
     """
@@ -139,7 +139,7 @@ def read_traces(paths: Sequence[str]) -> Trace:
 
 
 def read_nodes(paths: Sequence[str]) -> Trace:
-    """Read a recording of nodes. Raises NodeTraceError, also if it has no node, or lasts no time."""
+    """Read files as one trace, as `read_traces`. Raises NodeTraceError, also if it has no node or lasts no time."""
     trace = read_traces(paths)
     if not trace.changes:
         raise NodeTraceError(f"{paths[0]}: no node is in it; --trace needs a recording of nodes")
@@ -157,7 +157,7 @@ VERSION = 1
 
 
 class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The first line of a recording in JSON lines."""
+    """The first line of a trace in JSON lines."""
 
     format: str
     version: int
@@ -166,7 +166,7 @@ class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Every other line of a recording in JSON lines: one of add, remove and price."""
+    """A line after the header of a trace in JSON lines; exactly one of add, remove and price is set."""
 
     at: float
     add: str | None = None
@@ -231,5 +231,5 @@ def _decoded(decoder: msgspec.json.Decoder[T], path: str, number: int, line: str
 
 
 def _numbered_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Return (number from 1, line without its end) of each line, for the line ends of any system."""
+    """Return (number from 1, line without its end) of each line. Lines end with LF, CR LF or CR."""
     return enumerate((line.rstrip("\n") for line in io.StringIO(text, newline=None)), start=1)

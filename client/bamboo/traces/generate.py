@@ -1,4 +1,4 @@
-"""Generated recordings of nodes, pure functions of a seed."""
+"""Generation of random traces of spot nodes from a seed. Pure."""
 
 import math
 import random
@@ -8,12 +8,12 @@ from enum import StrEnum
 from bamboo.traces.trace import Change, NodeChange, NodeTraceError, Trace, make_trace
 
 HOUR = 3600.0
-BATCH = 0.5  # the share of a zone's nodes that goes at once, with the pattern zones
+BATCH = 0.5  # the share of a zone's nodes that is removed at once, with the pattern zones
 MOST_DRAWS = 5_000_000  # nodes times hours
 
 
 class Pattern(StrEnum):
-    """The pattern of removals of nodes."""
+    """The pattern of removals. HOURLY: each node independently. ZONES: the share BATCH of a zone's nodes at once."""
 
     HOURLY = "hourly"
     ZONES = "zones"
@@ -21,7 +21,7 @@ class Pattern(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """The settings of a made-up recording."""
+    """The settings of a generated trace."""
 
     pattern: Pattern = Pattern.HOURLY
     nodes: int = 16  # the number at the beginning, and at most
@@ -33,7 +33,7 @@ class Generation:
 
 
 def generate(wanted: Generation, seed: int) -> Trace:
-    """Return a generated recording, the same for the same arguments on every machine.
+    """Generate a trace of spot nodes, the same for the same arguments on every machine.
 
     Raises NodeTraceError for settings out of bounds.
     """
@@ -65,7 +65,7 @@ def _check(wanted: Generation) -> None:
 
 
 def _zone(wanted: Generation, zone: str, nodes: int, rng: random.Random) -> list[NodeChange]:
-    """Return a zone's changes hour by hour: first removals, then new nodes."""
+    """Return a zone's changes, in each hour first removals, then additions. nodes: at the beginning, and at most."""
     present = [f"{zone}-{number}" for number in range(1, nodes + 1)]
     changes = [NodeChange(at=0.0, change=Change.ADD, node=node, zone=zone) for node in present]
     named, end = nodes, wanted.hours * HOUR
@@ -87,7 +87,7 @@ def _zone(wanted: Generation, zone: str, nodes: int, rng: random.Random) -> list
 
 
 def _removals(wanted: Generation, present: list[str], rng: random.Random) -> list[tuple[float, str]]:
-    """Return (seconds within the hour, node) of each removal."""
+    """Draw the removals of an hour: (seconds since its beginning, node) of each."""
     if wanted.pattern is Pattern.ZONES:
         size = math.ceil(BATCH * len(present))
         if not present or rng.random() >= wanted.removal * len(present) / size:

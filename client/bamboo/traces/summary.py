@@ -12,7 +12,7 @@ HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTraceSummary:
-    """Figures of a recording: times in seconds, rates by the hour. lifetimes: mean and median, of removed nodes."""
+    """Figures of a trace: times in seconds, rates by the hour. Lifetimes are of removed nodes, None without any."""
 
     duration: float
     added: int
@@ -32,7 +32,7 @@ class NodeTraceSummary:
 
 
 def summarize(trace: Trace) -> NodeTraceSummary:
-    """Return the figures of a recording. A mean of nothing is None."""
+    """Return the figures of a trace. Rates are 0 if it lasts no time."""
     steps = nodes_over_time(trace)
     node_seconds = sum(count * (after - at) for (at, count), (after, _) in pairwise([*steps, (trace.duration, 0)]))
     removed = removal_times(trace)
@@ -87,7 +87,7 @@ def _lifetimes(trace: Trace) -> list[float]:
 
 
 def _mean_price(trace: Trace) -> float | None:
-    """Return the mean price over the time of all nodes, at the prices of their zones; None if a zone has no price."""
+    """Return the mean USD per node and hour, at the prices of the nodes' zones; None if a zone has no price."""
     cost = node_seconds = 0.0
     for zone in sorted({change.zone for change in trace.changes}):
         series = price_series(trace, zone)

@@ -1,4 +1,4 @@
-"""Recordings as values: changes of nodes and of prices over time, checked when they are made. Times are seconds."""
+"""Traces of spot nodes: additions, removals and prices over time, checked when they are made. Times are seconds."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -8,15 +8,15 @@ from enum import StrEnum
 MOST_CHANGES = 1_000_000
 MOST_SECONDS = 1e9  # about 30 years
 MOST_USD = 1_000_000  # per hour
-MOST_NAME = 253  # characters, as of a Kubernetes node
+MOST_NAME = 253  # characters, the limit of a Kubernetes node's name
 
 
 class NodeTraceError(ValueError):
-    """A mistake in a recording, as one sentence with file and line if known."""
+    """A mistake in a trace, as one sentence with file and line if known."""
 
 
 class Change(StrEnum):
-    """A change of a node."""
+    """The kind of a node's change: its addition or its removal."""
 
     ADD = "add"
     REMOVE = "remove"
@@ -24,7 +24,7 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeChange:
-    """A node that came or was taken away."""
+    """The addition or the removal of a node."""
 
     at: float  # seconds since the trace began
     change: Change
@@ -41,14 +41,14 @@ class PriceChange:
     at: float
     zone: str  # a zone, the beginning of the names of several (a region), or "" for all
     usd_per_hour: float
-    on_demand: float | None = None  # the same node's price without the risk
+    on_demand: float | None = None  # USD per hour of the same node on demand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """A recording; `make_trace` checks and sorts it."""
+    """A trace; `make_trace` checks it, and sorts changes and prices by time."""
 
-    duration: float  # seconds; changes and prices are in the order of time
+    duration: float  # seconds
     changes: tuple[NodeChange, ...] = ()
     prices: tuple[PriceChange, ...] = ()
     source: str = ""
@@ -57,7 +57,7 @@ class Trace:
 def make_trace(
     changes: Iterable[NodeChange] = (), prices: Iterable[PriceChange] = (), *, duration: float = 0.0, source: str = ""
 ) -> Trace:
-    """Return a recording that lasts at least until its last change. Changes at one instant keep their order.
+    """Return a checked trace that lasts at least until its last change. Changes at one instant keep their order.
 
     Raises NodeTraceError for a value out of bounds, a node that is added twice, or removed while it is absent.
     """
@@ -73,22 +73,22 @@ def make_trace(
 
 
 def check_seconds(seconds: float, what: str) -> None:
-    """Raise NodeTraceError unless the seconds are between 0 and the maximum of a recording."""
+    """Raise NodeTraceError unless the seconds are between 0 and the maximum of a trace."""
     if not (math.isfinite(seconds) and 0 <= seconds <= MOST_SECONDS):
         raise NodeTraceError(f"{what} must be a number from 0 to {MOST_SECONDS:.0f} seconds, not {seconds:g}")
 
 
 def price_series(trace: Trace, zone: str) -> tuple[PriceChange, ...]:
-    """Return the prices of a zone: under its own name, else under its longest prefix, else those for all zones."""
+    """Return a zone's prices: under its own name, else its longest prefix, else for all zones; () if there are none."""
     names = {price.zone for price in trace.prices if zone.startswith(price.zone)}
     name = max(names, key=len, default=None)
     return tuple(price for price in trace.prices if price.zone == name)
 
 
 def unpriced(trace: Trace, *, all_nodes: bool = False) -> str:
-    """Return a sentence if a recording has prices, but none for the zone of one of its nodes; otherwise "".
+    """Return a sentence if a trace has prices, but none for the zone of one of its nodes; otherwise "".
 
-    all_nodes: only if no node has a price.
+    all_nodes: only if the zone of no node has a price.
     """
     zones = dict.fromkeys(change.zone for change in trace.changes) if trace.prices else {}
     if all_nodes and any(price_series(trace, zone) for zone in zones):

@@ -1,4 +1,4 @@
-"""A window of a recording, which continues from the recording's beginning at its end. Pure."""
+"""A window of a trace, which wraps around from the trace's end to its beginning. Pure."""
 
 from bisect import bisect_left
 from dataclasses import replace
@@ -9,9 +9,9 @@ MOST_ROUNDS = 1000
 
 
 def window(trace: Trace, start: float, seconds: float) -> Trace:
-    """Return the `seconds` of a recording from `start` on; it begins with the nodes present at `start`.
+    """Return the `seconds` of a trace from `start` on; it begins with the nodes present at `start`.
 
-    At its end the recording continues from its beginning. An empty recording stays empty.
+    The trace repeats from its beginning, at most MOST_ROUNDS times. A trace without nodes gives an empty window.
     """
     if not trace.changes or trace.duration <= 0:
         return make_trace(duration=seconds, source=trace.source)
@@ -47,7 +47,7 @@ def _follow(present: dict[str, str], change: NodeChange) -> None:
 
 
 def _prices(trace: Trace, start: float, seconds: float) -> list[PriceChange]:
-    """Return the prices in force at the start, and all later ones, repeated."""
+    """Return the prices in force at `start`, moved to 0, and all later ones in the window, with the trace repeated."""
     found: list[PriceChange] = []
     latest: dict[str, PriceChange] = {}
     for price in trace.prices:
