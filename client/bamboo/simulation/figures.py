@@ -23,7 +23,7 @@ class Spread:
 def spread(runs: Sequence[Any]) -> Spread:
     """Return the mean and deviation of each figure over at least one run.
 
-    runs: dataclasses of numbers. The deviation is that of these runs, not an estimate for further ones.
+    runs: dataclasses of numbers. The deviation is the population's (of these runs), not an estimate for further runs.
     """
     names = [field.name for field in fields(runs[0])]
     columns = {name: [float(getattr(run, name)) for run in runs] for name in names}
@@ -35,5 +35,5 @@ def spread(runs: Sequence[Any]) -> Spread:
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation; not a number, like the mean, if a value is unknown."""
+    """Return the population standard deviation; NaN, like the mean, if a value is NaN."""
     return math.nan if any(map(math.isnan, values)) else statistics.pstdev(values)

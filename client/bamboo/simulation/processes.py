@@ -14,11 +14,11 @@ from bamboo_core.orphans import end_with
 
 T = TypeVar("T")
 R = TypeVar("R")
-_inherited: list[tuple[Callable[[Any], Any], Sequence[Any]]] = []  # in a process: its work and all items
+_inherited: list[tuple[Callable[[Any], Any], Sequence[Any]]] = []  # in a process of the pool: its work and all items
 
 
 def in_processes(work: Callable[[T], R], items: Sequence[T], jobs: int) -> Iterator[R]:
-    """Yield the results in the order of the items. jobs: processes, at most one for each processor; 1 is this one.
+    """Apply `work` to each item in up to `jobs` forked processes (1: in this one); yield results in the items' order.
 
     Raises the work's exceptions, and SimulationError if a process is killed. If the iterator is abandoned, as by
     Ctrl-C, the processes are killed in the middle of their work; if this process is killed, the kernel kills them.

@@ -1,1 +1,1 @@
-"""A job in virtual time: the real coordinator, and workers with a profile's times."""
+"""Simulation of one job in virtual time: the real coordinator, and workers with the times of a model's profile."""

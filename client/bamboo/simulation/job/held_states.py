@@ -20,7 +20,7 @@ class StateOnItsWay(NamedTuple):
 
 
 class HeldStates:
-    """The stages that workers hold at the newest version, states being copied, and a checkpoint's layers in memory."""
+    """The stages whose newest state each worker holds, and the states that are being copied to workers."""
 
     def __init__(self, profile: ModelProfile) -> None:
         self._profile = profile
@@ -28,7 +28,7 @@ class HeldStates:
         self._coming: dict[tuple[WorkerId, int], float] = {}  # when the copy is complete
 
     def begin(self, plan: Plan) -> None:
-        """Let every worker hold the stages that the plan gives it."""
+        """Record that every worker holds the stages that the plan gives it, and forget copies in progress."""
         self._coming.clear()
         self._held = {w: set() for w in plan.worker_ids()}
         for cell in plan.cells():
@@ -84,16 +84,16 @@ class HeldStates:
         return self._held.get(worker, set())
 
     def bytes_of(self, layers: Iterable[int]) -> int:
-        """Return the bytes of layers with the optimizer's state."""
+        """Return the bytes of the layers' parameters and optimizer state."""
         return sum(self._profile.layers[i].parameters + self._profile.layers[i].optimizer for i in layers)
 
     def beginning(
         self, plan: Plan, copies: Mapping[WorkerId, Set[int]] | None = None
     ) -> tuple[dict[WorkerId, float], list[Transfer]]:
-        """Return the seconds until each worker has its state of a plan with a new origin, and the transfers.
+        """Return the seconds until each worker has loaded its state for a plan with a new origin, and the transfers.
 
         Layers in a worker's own memory cost nothing, other workers' come over the network, and the rest from the store.
-        copies: the layers of that state by worker; the plan names only some sources.
+        copies: the layers of that state in each worker's memory; the plan names only some of them as sources.
         """
         workers = sorted(plan.worker_ids())
         if plan.restore is None:

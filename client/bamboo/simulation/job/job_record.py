@@ -25,8 +25,8 @@ class JobFigures:
     fatal: int  # losses of a stage with all its copies
     repeated: int  # steps that were done again
     pause: float  # seconds; the mean extension of a step in which an owner was lost
-    nodes: float  # the mean number of paid ones
-    throughput: float  # samples per second, each counted once
+    nodes: float  # mean number of paid nodes
+    throughput: float  # samples per second, without repeated ones
     # usd_per_hour, usd: of nodes and traffic; nan if a price is unknown
     usd_per_hour: float
     usd: float
@@ -71,7 +71,7 @@ class JobResult:
     series: Series
     outcome: str  # how the job ended, or "cut": the time was up
     message: str
-    steps: tuple[Span, ...] = ()  # (from, until, number of new ones), in seconds since the job was submitted
+    steps: tuple[Span, ...] = ()  # (from, until, number of new steps), in seconds since the job was submitted
 
 
 SO_FAR = ("preemptions", "takeovers", "restores", "pauses")
@@ -85,15 +85,15 @@ class JobRecord:
     usual: float = 0.0  # seconds of an undisturbed step on the whole grid
     paid_usd: float = 0.0  # for nodes, so far
     begun: float | None = None
-    steps: list[Span] = field(default_factory=list)  # (from, until, number of new ones)
-    # nodes, usd: spans with a number, and with USD per hour
+    steps: list[Span] = field(default_factory=list)  # (from, until, number of new steps)
+    # nodes, usd: spans with node-seconds, and with USD for nodes
     nodes: list[Span] = field(default_factory=list)
     usd: list[Span] = field(default_factory=list)
     priced: bool = True
     zone_price: float = ZONE_TRAFFIC_PRICE  # USD per GB and direction
     crossed: list[Span] = field(default_factory=list)  # bytes between zones
-    moments: dict[str, list[float]] = field(default_factory=dict)
-    pauses: list[tuple[float, float]] = field(default_factory=list)
+    moments: dict[str, list[float]] = field(default_factory=dict)  # times by kind, such as preemptions
+    pauses: list[tuple[float, float]] = field(default_factory=list)  # (time, seconds)
     stopped: list[Span] = field(default_factory=list)
     redone: float = 0.0  # seconds of repeated steps
     repeated: int = 0
@@ -181,7 +181,7 @@ class JobRecord:
 
 
 def mean_over_time(name: str, runs: Sequence[Series]) -> tuple[list[float], list[float]]:
-    """Return the hours at the ends of the longest run's bins, and a value's mean over the runs that last that long.
+    """Return the hours at the ends of the longest run's bins, and a field's mean over the runs that last that long.
 
     Cumulative values are averaged over all runs, with their final value after a run's end.
     """
@@ -209,6 +209,6 @@ def _binned(spans: Sequence[Span], width: float) -> list[float]:
 
 
 def _counted(times: Sequence[float], edges: Sequence[float]) -> tuple[int, ...]:
-    """Return how many of the times come before each edge."""
+    """Return for each edge how many of `times` are at or before it."""
     ordered = sorted(times)
     return tuple(bisect_right(ordered, edge * (1 + 1e-12)) for edge in edges)

@@ -1,4 +1,4 @@
-"""A job in virtual time: the real coordinator decides, and everything else takes a profile's times.
+"""Simulation of a job in virtual time: the real coordinator decides, and all else takes the times of a profile.
 
 A shell of the coordinator, like the operator and the local runner: nodes come and go by a trace, events go through
 `coordinator.step`, and simulated workers carry out the commands.
@@ -60,7 +60,7 @@ CUT: Final = ("cut", "the time was up")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRun:
-    """The input of a simulation."""
+    """The input of one simulated run."""
 
     spec: JobSpec
     manifest: dict[str, Any]
@@ -212,7 +212,10 @@ class _Simulation:
         self._coordinate(Tick())
 
     def _most_steps(self) -> int:
-        """Return the steps until the coordinator must get a commit to request a checkpoint in time."""
+        """Return the number of steps after which the coordinator must get a commit, to request a checkpoint in time.
+
+        UNKNOWN_STEPS if no checkpoint is due.
+        """
         at = next_one(self._state)
         return UNKNOWN_STEPS if at is None else max(1, at - AHEAD_STEPS - self._training.step)
 
@@ -288,7 +291,7 @@ class _Simulation:
     # nodes and workers
 
     def _pay(self) -> None:
-        """Record the cost since the last change."""
+        """Record the cost since the last call, take the present prices, and reschedule the end of the budget."""
         self._record.paid(self._clock.now, *self._paid)
         self._paid = self._supply.used, self._supply.usd_per_hour(self._clock.now)
         self._clock.after(0.0, self._tell_prices)

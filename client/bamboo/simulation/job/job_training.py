@@ -23,7 +23,7 @@ from bamboo_core.planning.splits.resplit_plans import needed
 from bamboo_core.planning.splits.speeds import StageTimes
 from bamboo_core.planning.steps.step_times import StepModel
 
-LEARNING_STEPS: Final = 16  # on a new grid, which are reported to the coordinator one by one with the stages' times
+LEARNING_STEPS: Final = 16  # first steps on a new grid, reported to the coordinator one by one with the stages' times
 MEASURED_MICROBATCHES: Final = 64
 FIRST_TIMED: Final = 10  # microbatches of the first step on a grid after which owners report their stages' times
 COPY_RATE: Final = 5e9  # bytes per second from a device to pageable host memory, for the copies of a cut
@@ -52,16 +52,16 @@ class SimulatedTraining:
         self._tell, self._most = tell, most
         self._held = HeldStates(self._profile)
         self.step, self._furthest = 0, 0
-        self.plan: Plan | None = None  # the newest that has arrived and does not wait for its boundary
+        self.plan: Plan | None = None  # the newest plan that has arrived and does not wait for its boundary
         self._pending: Plan | None = None
         self._begun: Plan | None = None  # the plan with which the current step began; None: no step is in progress
         self._since = 0.0  # when it began
         self._seconds = 0.0  # its undisturbed duration
-        self._changes: list[tuple[float, Plan]] = []  # the plans that came during it, and after how many seconds
+        self._changes: list[tuple[float, Plan]] = []  # (seconds since it began, plan) of each new plan
         self._timer: Timer | None = None
         self._generation = 0
         self._gone: dict[WorkerId, float] = {}  # lost workers, and when
-        self._left: dict[WorkerId, float] = {}  # workers lost in the current step, or whose cells moved
+        self._left: dict[WorkerId, float] = {}  # workers lost in the current step, or whose cells moved, and when
         self._idle_since: float | None = 0.0
         self._wish: protocol.TakeCheckpoint | None = None
         self._carried: tuple[int, CheckpointId] | None = None
@@ -69,13 +69,13 @@ class SimulatedTraining:
         self._cut_state: CheckpointId | None = None  # the newest cut
         self._copies: dict[WorkerId, frozenset[int]] = {}
         self._checkpoints = self._backwards = 0
-        self._timed: tuple[object, int] = None, 0  # the grid whose steps are reported one by one, from which step on
-        self._counted = (-1, -1), 0.0  # a step's traffic, for the epoch and generation before it
+        self._timed: tuple[object, int] = None, 0  # the grid whose steps are reported one by one, and its first step
+        self._counted = (-1, -1), 0.0  # (epoch, generation), and its traffic per step
 
     # plans
 
     def plan_arrived(self, plan: Plan) -> None:
-        """Follow a plan that has arrived at its workers, at once or at its boundary; ignore it if it came before."""
+        """Follow a plan that has arrived at its workers, at once or at its boundary; ignore it unless it is newer."""
         newest = self._pending or self.plan
         if newest is not None and plan.epoch <= newest.epoch:
             return
@@ -101,7 +101,7 @@ class SimulatedTraining:
         self._clock.after(max(times[worker] for worker in owners), partial(self._started, plan))
 
     def _started(self, plan: Plan) -> None:
-        """Begin the plan's training: all owners have its initial state."""
+        """Begin the plan's training, since all owners have its initial state; do nothing if its origin is outdated."""
         current = self.plan
         if current is None or current.origin != plan.origin:
             return
@@ -118,13 +118,13 @@ class SimulatedTraining:
         self._begin()
 
     def end(self) -> None:
-        """End the run in its current state."""
+        """Record the standstill of the grid in which the run ends, if any."""
         if self._begun is not None and self._timer is None and self._idle_since is None:
             self._idle_since = min([self._clock.now, *self._left.values()])  # the remaining workers get no plan
         self._waited()
 
     def _waited(self) -> None:
-        """Record the time since the grid stopped, if it stands still."""
+        """Record the end of a standstill of the grid, if there is one."""
         if self._idle_since is not None:
             self._record.stopped.append((self._idle_since, self._clock.now, self._clock.now - self._idle_since))
             self._idle_since = None
@@ -174,7 +174,7 @@ class SimulatedTraining:
         self._watch()
 
     def _watch(self) -> None:
-        """Report finished microbatches long before the progress deadline."""
+        """Schedule a heartbeat that reports finished microbatches, long before the progress deadline."""
         self._clock.after(self._spec.progress_deadline_seconds / 4, partial(self._say_working, self._since))
 
     def _say_working(self, since: float) -> None:
@@ -187,7 +187,7 @@ class SimulatedTraining:
         self._watch()
 
     def _follow(self, plan: Plan) -> None:
-        """Change roles, and copy states to their new holders."""
+        """Apply a plan: change roles, and begin to copy states to their new holders."""
         self.plan = plan
         moving = self._held.follow(plan, self._clock.now)
         self._send(plan, [state.transfer for state in moving])
@@ -255,12 +255,12 @@ class SimulatedTraining:
             self._clock.after(self._seconds * FIRST_TIMED / fewest, partial(self._say_first_times, plan, self._since))
 
     def _say_first_times(self, plan: Plan, since: float) -> None:
-        """Report the stages' times in the step that began then, unless something has changed."""
+        """Report the stages' times in the step that began at `since`, unless it has ended or an owner has left."""
         if self._begun is plan and self._since == since and not self._left:
             self._say_times(plan)
 
     def _committed(self, steps: int) -> None:
-        """Commit a number of steps. The coordinator gets the message of the last one alone."""
+        """Commit the steps that end now, and begin the next. The coordinator gets only the last step's message."""
         plan, now = self._current_plan, self._clock.now
         self._record.sent(self._since, now, self._step_traffic(plan) * steps)
         new = self.step + steps - max(self._furthest, self.step)
@@ -325,7 +325,7 @@ class SimulatedTraining:
         return self._counted[1]
 
     def _send(self, plan: Plan, transfers: list[Transfer]) -> None:
-        """Record transfers at this moment, between the plan's zones."""
+        """Record the bytes of transfers that cross the plan's zones, all at this moment."""
         zones = {peer.worker: peer.zone for peer in plan.workers}
         self._record.sent(self._clock.now, self._clock.now, crossing(transfers, zones))
 
@@ -342,7 +342,7 @@ class SimulatedTraining:
             self._idle_since = min([self._clock.now, *self._left.values()])
 
     def lost(self, worker: WorkerId) -> None:
-        """Record that a worker is gone; the others learn it later."""
+        """Drop a lost worker's states; stop the step if it owned a cell. The coordinator learns it later."""
         now = self._clock.now
         self._gone[worker] = now
         self._held.lose(worker)
@@ -370,7 +370,7 @@ class SimulatedTraining:
             self._cut(self._current_plan, cut)
 
     def _carry(self, plan: Plan) -> tuple[tuple[int, CheckpointId] | None, bool]:
-        """Return the checkpoint that begins with this commit, if one is due, and whether training is cut there."""
+        """Begin a checkpoint if one is due; return it with its request's number, else None, and whether it is a cut."""
         wish = self._wish
         if wish is None or self.step < wish.at:
             return None, False
@@ -382,7 +382,7 @@ class SimulatedTraining:
         return self._carried, wish.hold
 
     def _write(self, plan: Plan, writers: tuple[tuple[WorkerId, ...], ...], checkpoint: CheckpointId) -> None:
-        """Let each writer write its layers, one after the other, while training goes on."""
+        """Let each writer hold copies of its layers at once, and write them while training goes on."""
         layers: dict[WorkerId, list[int]] = {}
         for stage, mine in enumerate(writers):
             for worker in mine:

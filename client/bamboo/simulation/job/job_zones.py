@@ -13,7 +13,7 @@ from bamboo_core.job.placement_spec import NodePool, SpreadPolicy
 from bamboo_core.job.pod_templates import asked_of_nodes
 from bamboo_core.job.spec import JobSpec, most_pipelines, pod_spread, wanted_workers
 
-MOST_ZONES: Final = 1000  # bounds the use of seeds
+MOST_ZONES: Final = 1000  # zones of a seed of `made_up`; each zone has a seed of its own
 SHOWN: Final = 12  # zones in a sentence
 NODE_TERMS: Final = (  # their path in a pod's spec
     *("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms"),
@@ -39,7 +39,7 @@ def zone_allowed(spec: JobSpec, zone: str) -> bool:
 
 
 def pool_allows(spec: JobSpec, pool: NodePool | None, zone: str) -> bool:
-    """Return whether a pod of that pool may be in that zone."""
+    """Return whether a pod of the pool may be in the zone; "" is allowed. pool: None for a job without pools."""
     selected, terms = _selected(spec, pool), node_terms(spec, pool)
     if not zone:
         return True
@@ -52,7 +52,10 @@ def pool_allows(spec: JobSpec, pool: NodePool | None, zone: str) -> bool:
 
 
 def allowed_zones(spec: JobSpec, zones: Iterable[str]) -> tuple[str, ...]:
-    """Return the allowed zones among these, in their order. Raises SimulationError if there is none."""
+    """Return the zones in which the job's workers may run (`worker.template`, node pools), in the given order.
+
+    Raises SimulationError if zones are given and none is allowed.
+    """
     known = tuple(zones)
     found = tuple(zone for zone in known if zone_allowed(spec, zone))
     if known and not found:
@@ -73,7 +76,7 @@ def wanted_zones(spec: JobSpec, given: str | None, default: Sequence[str]) -> tu
 
 
 def listed(zones: Iterable[str]) -> str:
-    """Return the zones' names for a sentence."""
+    """Return the zones' names for a sentence; beyond SHOWN only the number of the others."""
     known = [zone or "no named zone" for zone in zones]
     return ", ".join(known[:SHOWN]) + (f" and {len(known) - SHOWN} more" if len(known) > SHOWN else "")
 
@@ -98,7 +101,10 @@ def made_up(generation: Generation, spec: JobSpec, seed: int) -> Trace:
 
 
 def packed(zones: Sequence[str], spec: JobSpec, first: int = 0) -> dict[str, int]:
-    """Return the number of workers in each zone that the job uses: all in the first one, or whole pipelines in turn."""
+    """Return the number of workers in each zone that the job uses: all in the first, or whole pipelines in turn.
+
+    first: the index of the first pipeline's zone.
+    """
     if spec.spread.policy is SpreadPolicy.SINGLE_ZONE:
         return {zones[0]: wanted_workers(spec)}
     count, wanted = most_pipelines(spec), wanted_workers(spec)
@@ -128,7 +134,7 @@ def node_terms(spec: JobSpec, pool: NodePool | None = None) -> tuple[Mapping[str
 
 
 def _about(term: Mapping[str, Any], operator: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the expressions of a term about the zone, with that operator."""
+    """Yield the zone label's expressions in a node selector term. operator: In or NotIn."""
     for one in term.get("matchExpressions") or ():
         if one.get("key") == names.LABEL_ZONE and one.get("operator") == operator:
             yield one

@@ -24,7 +24,7 @@ class SimulatedNode:
     zone: str = ""
     pool: NodePool | None = None  # its on-demand pool; None: a spot node
     spot: str = ""  # the spot pool that it is used for, if the job has any
-    group: int = 0  # of nodes that should share a zone
+    group: int = 0  # of nodes that should share a zone: a pipeline's with ZonePerPipeline, else 0
 
 
 def _money(price: float | None) -> Decimal | None:
@@ -32,12 +32,10 @@ def _money(price: float | None) -> Decimal | None:
 
 
 class NodeSupply:
-    """The nodes that a simulated job gets. price: USD per hour of a spot node, instead of the trace's, pools' and
-    profile's.
+    """The nodes that a simulated job gets, as a scheduler places the operator's pods (`spread`, zones in templates).
 
-    Nodes are taken as a scheduler places the operator's pods (the job's `spread`, and the zones in templates). Spot
-    pools are tried in order; their templates' zones decide which nodes are theirs. If nodes have several workers, one
-    with room comes first.
+    Spot pools are tried in order; their templates' zones decide which nodes are theirs. If nodes have several workers,
+    one with room comes first. price: USD per hour of a spot node, instead of the trace's, pools' and profile's.
     """
 
     def __init__(self, trace: Trace, spec: JobSpec, prices: Prices | None, price: float | None = None) -> None:
@@ -79,7 +77,7 @@ class NodeSupply:
         return used
 
     def take(self) -> SimulatedNode | None:
-        """Return a spot node with room for one more worker, the oldest first; None if there is none."""
+        """Place a worker on a spot node, by pool, zone and then age, and return the node; None if none has room."""
         return next((node for pool in self.spot if (node := self._take_of(pool)) is not None), None)
 
     def _take_of(self, pool: NodePool) -> SimulatedNode | None:
@@ -123,7 +121,7 @@ class NodeSupply:
         return node
 
     def _groups(self) -> Iterable[int]:
-        """Return the groups that lack nodes, the smallest first."""
+        """Return the groups that lack workers, the smallest first; if none does, the smallest alone."""
         if self._spread is not SpreadPolicy.ZONE_PER_PIPELINE:
             return (0,)
         sizes: Counter[int] = Counter()
@@ -142,7 +140,7 @@ class NodeSupply:
         return sorted(free, key=lambda zone: (used[zone] > 0, -free[zone]))
 
     def take_on_demand(self, waited: float) -> SimulatedNode | None:
-        """Return a node of the first on-demand pool that is due and not full; None if there is none.
+        """Place a worker on a node of the first on-demand pool that is due and not full; None if there is none.
 
         waited: seconds since the worker was requested.
         """

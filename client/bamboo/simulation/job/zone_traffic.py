@@ -23,8 +23,8 @@ ZONE_TRAFFIC_PRICE: Final = 0.01
 class TrafficKind(StrEnum):
     """The kinds of traffic between workers.
 
-    boundaries: activations and their gradients. reduction: of gradients over pipelines, and of the parts of a lost
-    pipeline of one stage. replicas: final gradients (SYNC). states: whole stages, to new holders.
+    boundaries: activations and their gradients. reduction: sums of gradients between pipelines, and to a cell's owner
+    from the workers that run its portions. replicas: final gradients (SYNC). states: whole stages, to new holders.
     """
 
     BOUNDARIES = "boundaries"
@@ -34,7 +34,7 @@ class TrafficKind(StrEnum):
 
 
 class Transfer(NamedTuple):
-    """Data sent from one worker to another."""
+    """Data sent from one worker to another. size: bytes."""
 
     kind: TrafficKind
     sender: WorkerId
@@ -68,7 +68,7 @@ def step_transfers(
     parts = [profile.layers[first:end] for first, end in plan.stages]
     boundaries = [layers[-1].boundary for layers in parts]
     gradients = [sum(layer.gradients for layer in layers) for layers in parts]
-    trained = [any(gradients[: s + 1]) for s in range(len(parts))]  # else it gets no gradient back
+    trained = [any(gradients[: s + 1]) for s in range(len(parts))]  # else the stage gets no gradient back
     transfers = (
         transfer
         for cell in plan.cells()
@@ -105,7 +105,7 @@ def _boundaries(plan: Plan, cell: Cell, size: float, *, trained: bool) -> Iterat
 
 
 def _replicas(plan: Plan, cell: Cell, profile: ModelProfile) -> Iterator[Transfer]:
-    """Yield the final gradients for the cell's replicas."""
+    """Yield the transfers of final gradients from the cell's owner to its replicas."""
     size = sum(layer.gradients for layer in profile.layers[slice(*plan.stages[cell.stage])])
     for replica in plan.at(cell).replicas:
         yield Transfer(TrafficKind.REPLICAS, plan.at(cell).owner, replica, size)
@@ -119,7 +119,7 @@ def _finished_groups(plan: Plan, layout: Layout, cell: Cell, gradients: float) -
 
 
 def _receivers(plan: Plan, layout: Layout, stage: int, zones: Mapping[WorkerId, str] | None) -> list[Counter[WorkerId]]:
-    """Return the owners of a stage with their numbers of pipelines; with zones, those of a zone together."""
+    """Count each owner's pipelines of a stage, in a counter for each owner, or with `zones` for each zone."""
     owners = defaultdict[str, Counter[WorkerId]](Counter)
     for pipeline in range(layout.pipelines):
         owner = plan.at(Cell(pipeline, stage)).owner
@@ -134,7 +134,10 @@ def _reduction(
     gradients: float,
     receivers: Sequence[Counter[WorkerId]],
 ) -> Iterator[Transfer]:
-    """Yield a pipeline's transfers to every other pipeline: sums of their chunk, and the total of its own chunk."""
+    """Yield a pipeline's transfers to every other pipeline: sums of their chunk, and the total of its own chunk.
+
+    The workers that run portions of the cell send their sums to its owner. receivers: from `_receivers`.
+    """
     owner, bounds = plan.at(cell).owner, layout.bounds
     sums = len(nodes_of(layout.shares[cell.pipeline], len(bounds) - 1))
     for them in receivers:
