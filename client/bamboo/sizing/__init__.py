@@ -1,1 +1,1 @@
-"""Recommended machines, grid and protection of a job: the candidates, their trials, the choice."""
+"""Sizing of a job: a search for the machines, grid and redundancy that train it fast and cheaply."""

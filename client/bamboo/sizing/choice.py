@@ -13,7 +13,7 @@ from bamboo.traces.generate import Pattern
 from bamboo_core.job.placement_spec import SpreadPolicy, SpreadSpec
 from bamboo_core.text import count
 
-HUNDRED = 100  # runs, from which on a share of them may be claimed
+HUNDRED = 100  # least number of runs for which "in 95 of 100 runs" is claimed
 ALONE = (
     "This is a job for one node: no other one has a copy of its state, so a loss takes it back to its newest"
     " checkpoint, or to its beginning if it keeps none."
@@ -87,7 +87,10 @@ def _in_words(one: Candidate, several_zones: bool) -> str:
 
 
 def on_demand(world: World, estimated: Sequence[Estimate], chosen: Assessment) -> Alternative | None:
-    """Return the cheapest grid on on-demand nodes that is not slower, if nothing is lost; None without a price."""
+    """Return the cheapest grid on on-demand nodes, without losses, that is not slower; if all are slower, the fastest.
+
+    None if no machine has an on-demand price, or the chosen candidate costs nothing.
+    """
     found = []
     for one in estimated:
         grid, price = replace(one.candidate, standby=0), world.on_demand_usd(one.candidate.machine)
@@ -107,7 +110,7 @@ def on_demand(world: World, estimated: Sequence[Estimate], chosen: Assessment) -
 def comparisons(chosen: Assessment, simulated: Sequence[Assessment]) -> list[Alternative]:
     """Return the simulated options that differ from the chosen one in one field, to show what the choice saves.
 
-    A single worker has neither neighbours nor replicas.
+    For a single worker, which has neither neighbours nor replicas, only the number of standbys is varied.
     """
     asked = ("standby",) if chosen.candidate.workers == 1 else ("spread", "mode", "standby")
     pairs = [(one, name) for name in asked for one in simulated if _only_differs(one.candidate, chosen.candidate, name)]
@@ -138,7 +141,7 @@ def reasons(world: World, chosen: Assessment, bounds: Bounds) -> tuple[str, ...]
 
 
 def no_plan(front: Sequence[Assessment], bounds: Bounds) -> tuple[str, ...]:
-    """Return a sentence on why no plan is recommended."""
+    """Return one sentence on why no plan is recommended. front: the Pareto-optimal plans, the fastest first."""
     if not any(one.hours < math.inf for one in front):
         failed = next((outcome.failed for one in front for outcome in one.outcomes if outcome.failed), "")
         return (f"no plan brings the job to its end in every run: {failed or 'there were too few nodes'}",)

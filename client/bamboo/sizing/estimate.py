@@ -26,7 +26,7 @@ REPEATED: Final = 1.5  # steps that a loss without notice costs, about
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """The estimated course of a candidate's job."""
+    """The estimated time and cost of a candidate's step and whole job."""
 
     candidate: Candidate
     seconds: float  # of an undisturbed step
@@ -41,7 +41,7 @@ class Estimate:
 
 
 def memory_needed(world: World, candidate: Candidate) -> int:
-    """Return the device bytes of the worker that needs most, also while it runs the stages of lost neighbours."""
+    """Return the bytes of device memory of the worker that needs most, even while it runs lost neighbours' stages."""
     profile, spec = _profile(world, candidate), on_its_grid(candidate, world.spec)
     return most_bytes(profile.figures, spec, _split(spec, profile))
 
@@ -49,7 +49,7 @@ def memory_needed(world: World, candidate: Candidate) -> int:
 def least_seconds(world: World, candidate: Candidate) -> float:
     """Return a lower bound of a step's seconds.
 
-    It is the busiest stage's work, and that of earlier stages on the first microbatch forward and the last one back.
+    It is the busiest stage's work on all its microbatches, and the work of earlier stages on one microbatch.
     """
     profile, spec = _profile(world, candidate), world.spec
     devices = spec.worker.devices
@@ -62,7 +62,7 @@ def least_seconds(world: World, candidate: Candidate) -> float:
 
 
 def step_seconds(world: World, candidate: Candidate) -> float:
-    """Return the seconds of an undisturbed step, wherever the workers are."""
+    """Return the seconds of an undisturbed step, which do not depend on the workers' zones."""
     profile, spec = _profile(world, candidate), on_its_grid(candidate, world.spec)
     plan = _plan(world, candidate)
     return StepModel(profile.figures, spec).seconds(plan, plan.target)
@@ -80,9 +80,9 @@ def node_usd(world: World, candidate: Candidate) -> float:
 
 
 def estimate(world: World, candidate: Candidate, seconds: float, traffic: float) -> Estimate:
-    """Return the estimate of a candidate. seconds, traffic: of its undisturbed step; traffic in USD.
+    """Estimate the hours and USD of a candidate's job. seconds, traffic: of its undisturbed step; traffic in USD.
 
-    Nodes are missing for the share of time in which spot nodes are, unless the job has a pool on demand.
+    Missing spot nodes slow the job down, unless it has an on-demand pool with a price, whose nodes replace them.
     """
     workers, calm = candidate.workers, world.steps * seconds / HOUR
     spot = world.market.availability(workers, calm)
@@ -123,7 +123,7 @@ def _split(spec: JobSpec, profile: ModelProfile) -> Ranges:
 
 
 def _plan(world: World, candidate: Candidate) -> Plan:
-    """Return the plan of the job with a node in each zone for each worker that the placement puts there."""
+    """Return the plan of the candidate's job, with workers in the zones where its spread policy places them."""
     profile, spec = _profile(world, candidate), on_its_grid(candidate, world.spec)
     names = world.market.zones or ("",)
     if pod_spread(replace(world.spec, spread=spec.spread)).packs:

@@ -18,9 +18,9 @@ def dominates(one: Point, other: Point, slack: float = 0.0) -> bool:
 
 
 def front(choices: Sequence[T], point: Callable[[T], Point], slack: float = 0.0) -> list[T]:
-    """Return the choices that no other dominates, in their order.
+    """Return the Pareto front: the choices that no other dominates, in their order.
 
-    Of equal choices only the first counts; infinite ones are left out unless all are infinite.
+    Infinite choices are left out unless all are infinite. Of equal choices the first counts; with slack, all.
     """
     points = [point(choice) for choice in choices]
     ends = [i for i, (time, cost) in enumerate(points) if time + cost < float("inf")]

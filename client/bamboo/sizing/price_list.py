@@ -33,11 +33,11 @@ class MachinePrice(_PricePart, frozen=True, kw_only=True):
     """The prices of one kind of machine, in USD for a machine and hour."""
 
     spot: Usd
-    # what the job takes on it: a file, seen from the price file's folder, the name of one that comes with Bamboo, or @
-    # and a device, for the job's own layers there
+    # the model's profile on it: a file, relative to the price file's folder; the name of a profile that comes with
+    # Bamboo; or @ and a device, for a profile computed from the job's own layers
     profile: Annotated[str, msgspec.Meta(max_length=4096)] | None = None
-    on_demand: Usd | None = None  # None if it is not to be had
-    source: Text = ""  # of this machine's prices, if that is worth a word
+    on_demand: Usd | None = None  # None if the machine is not offered on demand
+    source: Text = ""  # where this machine's prices come from
 
 
 class NetworkPrice(_PricePart, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class NetworkPrice(_PricePart, frozen=True, kw_only=True):
 
 
 class PriceList(_PricePart, frozen=True, kw_only=True):
-    """A price file."""
+    """The content of a price file: prices of machines by name, and of traffic between zones."""
 
     format: str
     version: int
@@ -57,12 +57,15 @@ class PriceList(_PricePart, frozen=True, kw_only=True):
 
 
 def shipped_prices() -> tuple[str, ...]:
-    """Return the price lists of Bamboo by the month of their look-up, the newest last."""
+    """Return the names of the price lists that come with Bamboo, months such as 2026-11, the newest last."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
 
 
 def of_devices(path: str, prices: PriceList, devices: Collection[str]) -> PriceList:
-    """Return the machines whose profile is computed for one of these devices. Raises PriceError."""
+    """Return the price list with only the machines whose profile is computed for one of these devices.
+
+    Raises PriceError if a device has no such machine. path: of the price file, for the error.
+    """
     wanted = {f"@{device.lower()}" for device in devices}
     found = {name: one for name, one in prices.machines.items() if (one.profile or "").lower() in wanted}
     known = {(one.profile or "").lower() for one in prices.machines.values()}
@@ -107,7 +110,7 @@ def parse_prices(path: str, document: object) -> PriceList:
 
 
 def _from_folder(folder: Path, profile: str | None) -> str | None:
-    """Return the path of a profile's file, relative to the current folder; names have no dot and no slash."""
+    """Return the path of a profile's file, relative to the current folder; a name, without dot or slash, stays."""
     return str(folder / profile) if profile is not None and ("." in profile or "/" in profile) else profile
 
 

@@ -23,24 +23,24 @@ from bamboo.sizing.trials.candidate import Candidate, edits, job_of
 from bamboo.sizing.trials.trial import Assessment, simulate_trial
 from bamboo.sizing.trials.world import World
 
-SLACK: Final = 0.5  # a grid whose undisturbed step is so much slower and dearer than another's is not estimated
+SLACK: Final = 0.5  # a grid whose step is slower and dearer than another's by more than this share is not estimated
 MOST_NEAR: Final = 8  # simulated candidates with the best estimates
-MOST_SIMULATED: Final = 12  # with others along the front
+MOST_SIMULATED: Final = 12  # candidates, with others along the Pareto front
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortlist:
-    """The candidates to simulate, and what was left out."""
+    """The candidates to simulate, and the numbers of grids that were considered and left out."""
 
     candidates: tuple[Estimate, ...]
-    estimated: tuple[Estimate, ...]  # all
+    estimated: tuple[Estimate, ...]  # all that were estimated
     grids: int
-    too_large: int  # of the grids, for the machine's memory
+    too_large: int  # of the grids, those that need more than the machine's memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """The result of a search."""
+    """The simulated candidates of a search, the Pareto-optimal and the recommended ones among them."""
 
     shortlist: Shortlist
     simulated: tuple[Assessment, ...]
@@ -113,7 +113,10 @@ def _fast(world: World, fitting: Sequence[Candidate]) -> list[tuple[Candidate, f
 
 
 def _nearest(world: World, estimated: Sequence[Estimate], bounds: Bounds) -> list[Estimate]:
-    """Return the candidates to simulate that the manifest's rules allow, the nearest first."""
+    """Return at most MOST_SIMULATED candidates that the manifest's rules allow.
+
+    First those with the best estimates by the bounds, then others along the Pareto front.
+    """
     best = sorted(front(estimated, lambda one: one.point), key=lambda one: one.point)
     hours, usd = min(best, key=lambda one: bounds.rank(*one.point)).point
 
@@ -142,7 +145,8 @@ def _from_ends(count: int) -> list[int]:
 def why_none(count: int, smallest: int, *, bounded: bool) -> str:
     """Return a sentence on why no grid can be used.
 
-    smallest: bytes that the smallest grid needs that does not fit, else 0. bounded: the job has bounds of its own.
+    smallest: bytes that the least demanding of the grids that do not fit needs; 0 if there are none. bounded: the job
+    has spec.elastic.
     """
     if smallest:
         return (

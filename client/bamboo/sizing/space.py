@@ -17,7 +17,7 @@ STANDBYS: Final = (0.0, 0.125, 0.25, 0.5, 0.75)  # times the workers that run st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of candidates."""
+    """The user's limits on the candidates."""
 
     nodes: int  # at most at once, one for each worker
     # stages, pipelines, micro_batches, standby: only these; (): all that make sense
@@ -30,8 +30,8 @@ class Limits:
 def grids(world: World, limits: Limits) -> Iterator[Candidate]:
     """Yield a candidate for each machine, grid and microbatch, without standbys and otherwise as the job is.
 
-    Of the numbers of pipelines with the same largest share of a step only the least counts: more are not faster. Where
-    the coordinator chooses the grid, only grids that it may choose.
+    If several numbers of pipelines leave the busiest pipeline equally many microbatches, only the least is tried, since
+    more are not faster. Where the coordinator chooses the grid, only grids that it may choose are yielded.
     """
     stage_bounds, pipeline_bounds = _grid_bounds(world.spec)
     for name, machine in world.machines.items():
@@ -66,7 +66,10 @@ def redundancies(one: Candidate) -> Iterator[Candidate]:
 
 
 def spreads(world: World, one: Candidate) -> Iterator[Candidate]:
-    """Yield the candidate with each spread policy. With one pipeline ZonePerPipeline is SingleZone."""
+    """Yield the candidate with each spread policy; as it is if the market has at most one zone.
+
+    With one pipeline ZonePerPipeline is left out, since it equals SingleZone.
+    """
     known = (SpreadPolicy.INTERLEAVE, SpreadPolicy.SINGLE_ZONE, SpreadPolicy.ZONE_PER_PIPELINE)
     several = len(world.market.zones) > 1
     for spread in known[: 3 if one.pipelines > 1 else 2] if several else (one.spread,):
@@ -74,7 +77,7 @@ def spreads(world: World, one: Candidate) -> Iterator[Candidate]:
 
 
 def standbys(world: World, limits: Limits, one: Candidate) -> Iterator[Candidate]:
-    """Yield the candidate with each number of standbys that there are nodes for, the job's among them."""
+    """Yield the candidate with each number of standbys: the user's, else the job's and STANDBYS, if nodes suffice."""
     cells, wanted = one.stages * one.pipelines, world.spec.standby.workers
     for standby in limits.standby or sorted({wanted, *(round(share * cells) for share in STANDBYS)}):
         if cells + standby <= limits.nodes:

@@ -8,7 +8,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadableUnit:
-    """A unit for readable numbers."""
+    """A unit in which hours or USD are printed."""
 
     name: str  # as it is printed
     of_one: float = 1.0  # units in one hour, or in one USD

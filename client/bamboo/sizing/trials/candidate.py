@@ -1,4 +1,4 @@
-"""Candidates: a machine, a grid and its protection, and the edits of a manifest that they mean. Pure.
+"""Candidates for a job: a machine, a grid and its redundancy, and the edits of the manifest that set them. Pure.
 
 The global batch, and so microbatch x microbatches, never changes.
 """
@@ -13,7 +13,7 @@ from bamboo_core.job.placement_spec import SpreadPolicy
 from bamboo_core.job.spec import JobSpec, RedundancyMode, RedundancySpec
 
 Path = tuple[str, ...]
-Edits = Mapping[Path, Any]  # values by their places in the manifest
+Edits = Mapping[Path, Any]  # new values by their paths in the manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Candidate:
 
     @property
     def redundancy(self) -> RedundancySpec:
-        """Return the redundancy in force, with a mode that is not Auto."""
+        """Return the redundancy in force on this grid, with mode Auto resolved."""
         return RedundancySpec(mode=self.mode, replicas=self.replicas).on(self.pipelines)
 
 
@@ -54,7 +54,7 @@ def as_the_job_is(machine: str, spec: JobSpec) -> Candidate:
 
 
 def edits(candidate: Candidate, spec: JobSpec) -> dict[Path, Any]:
-    """Return the necessary edits of the job's manifest.
+    """Return the values that must change in the job's manifest for the candidate, by path.
 
     A grid that the coordinator chooses stays open; only the number of workers is the candidate's.
     """
@@ -97,7 +97,7 @@ def on_its_grid(candidate: Candidate, spec: JobSpec) -> JobSpec:
 
 
 def edited(document: Mapping[str, Any], changes: Edits) -> dict[str, Any]:
-    """Return the manifest with these values; missing objects are added."""
+    """Return a copy of the manifest with these values; missing objects are added."""
     found = deepcopy(dict(document))
     for path, value in changes.items():
         inner: Any = found

@@ -11,7 +11,7 @@ from bamboo.sizing.trials.candidate import Candidate
 from bamboo.sizing.trials.world import HOUR, World
 from bamboo_core.job.training_spec import TrainingSpec
 
-LEAST_LATE_STEPS = 20.0  # after the nodes have settled, so that they count instead of the whole run
+LEAST_LATE_STEPS = 20.0  # steps after the nodes have settled, from which on these alone set the pace
 SURE = 1.645  # standard deviations above the mean of a normal distribution, for 95 of 100
 
 
@@ -48,14 +48,14 @@ class Assessment:
         return self.hours, self.usd
 
     def deviation(self, name: str) -> float:
-        """Return the standard deviation of a figure, estimated for other runs like these; 0 for a single one."""
+        """Return the sample standard deviation of a figure; 0 for a single run, or if a value is not finite."""
         values = [float(getattr(outcome, name)) for outcome in self.outcomes]
         if len(values) < 2 or not all(map(math.isfinite, values)):
             return 0.0
         return statistics.stdev(values)
 
     def sure(self, name: str) -> float:
-        """Return the value that 95 of 100 runs do not exceed, for a normal distribution."""
+        """Return the value that 95 of 100 runs do not exceed, for a normal distribution. name: hours or usd."""
         return float(getattr(self, name)) + SURE * self.deviation(name)
 
     def mean(self, name: str) -> float:
@@ -66,7 +66,10 @@ class Assessment:
 
 
 def simulate_trial(world: World, candidate: Candidate) -> Assessment:
-    """Return the assessment of a candidate: a run for each seed, with one model, since all share its step times."""
+    """Simulate a candidate once for each seed, and return the assessment. All runs share one model of step times.
+
+    Raises SimulationError if the job cannot be simulated, or no run has a price.
+    """
     model, outcomes = None, []
     for seed in range(1, world.seeds + 1):
         run = world.run(candidate, seed)
@@ -82,8 +85,8 @@ def simulate_trial(world: World, candidate: Candidate) -> Assessment:
 def outcome_of(result: JobResult, ended: str, training: TrainingSpec, settled: float) -> TrialOutcome:
     """Return the outcome of a simulated run, with the rest of the job extrapolated.
 
-    training: of the whole job. settled: hours after which nodes no longer depend on the start: the pace after that
-    counts if the run trained then, otherwise the pace since training began.
+    ended: why the job ended early; "" if it did not. training: of the whole job. settled: hours after which nodes no
+    longer depend on the start; the pace after that counts if the run trained then, otherwise that since training began.
     """
     figures = result.figures
     if ended or not figures.steps:
@@ -100,7 +103,7 @@ def outcome_of(result: JobResult, ended: str, training: TrainingSpec, settled: f
 
 
 def _pace(result: JobResult, settled: float, batch: int) -> tuple[float, float]:
-    """Return the hours and USD of a step of a run that has trained."""
+    """Return the hours and USD per step, after the nodes have settled, or else since training began."""
     figures, series = result.figures, result.series
     width = series.hours[0]
     late = [i for i, end in enumerate(series.hours) if settled and end - width >= settled]

@@ -25,12 +25,12 @@ from bamboo_core.planning.profile import Prices as ProfilePrices
 
 HOUR: Final = 3600.0
 LOSSES: Final = 10.0  # expected in a run after made-up nodes have settled
-LEAST_SHARE: Final = 1e-6  # of time, that counts
+LEAST_SHARE: Final = 1e-6  # of time; smaller shares are left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineKind:
-    """A kind of machine."""
+    """A kind of machine: the model's profile on it, and its price."""
 
     profile: ModelProfile  # with its prices in it
     # None if no price file names it; then those of the trace, the job's pools and the profile count
@@ -39,9 +39,9 @@ class MachineKind:
 
 @dataclass(frozen=True, kw_only=True)
 class Market:
-    """A supply of spot nodes: a recording, in which a seed is a place to begin, or made-up nodes.
+    """A supply of spot nodes in the job's zones: a recorded trace, or settings for generated nodes.
 
-    Both only in the zones of the job.
+    A seed is a place to begin in the recording, or the seed of the generated nodes.
     """
 
     recording: Trace | None = None
@@ -74,7 +74,7 @@ class Market:
         lost, back = (self.generation.removal, self.generation.addition) if self.generation else (0.0, 1.0)
         if not lost or not back:
             return ((1.0, workers),)
-        times = (back + lost) * hours  # the constant of that growth
+        times = (back + lost) * hours  # hours, in units of that growth's time constant
         missing = lost / (back + lost) * (1 + math.expm1(-times) / times)
         nodes = NormalDist(workers * (1 - missing), math.sqrt(workers * missing * (1 - missing)))
         shares = [(nodes.cdf(n + 0.5) - nodes.cdf(n - 0.5), n) for n in range(workers + 1)]
@@ -83,7 +83,7 @@ class Market:
 
     @cached_property
     def _nodes_recorded(self) -> tuple[tuple[float, int], ...]:
-        """Return (share of time, nodes) of a recording."""
+        """Return (share of time, number of nodes) for each number of nodes in the recording."""
         assert self.recording is not None
         steps, end = nodes_over_time(self.recording), self.recording.duration
         times: dict[int, float] = {}
@@ -93,15 +93,15 @@ class Market:
 
     @property
     def settled_hours(self) -> float:
-        """Return the hours after which made-up nodes no longer depend on the start; at most a few."""
+        """Return the hours after which generated nodes no longer depend on the start, at most 6; 0 for a recording."""
         if self.generation is None:
             return 0.0
         return 3 / max(0.5, self.generation.removal + self.generation.addition)
 
     def trace(self, spec: JobSpec, seed: int, seeds: int, seconds: float) -> Trace:
-        """Return a recording for a job; made-up nodes are as many as it wants, in the zones of its pods.
+        """Return the trace of a run: a window of the recording, or as many generated nodes as the job wants.
 
-        seed: from 1. seeds: their number; recordings begin at as many evenly spread places.
+        seed: from 1. seeds: their number; their windows begin at evenly spaced places. seconds: the trace's duration.
         """
         if self.recording is not None:
             return window(self.recording, (seed - 1) % seeds / seeds * self.recording.duration, seconds)
@@ -118,13 +118,13 @@ class World:
     document: Mapping[str, Any]
     machines: Mapping[str, MachineKind]  # by name
     market: Market
-    hours: float  # after which runs are cut
-    seeds: int  # at most, of one candidate
-    traffic_price: float  # USD for a GB that crosses zones, for each of both ways
+    hours: float  # after which runs are cut at the latest
+    seeds: int  # the number of runs of each candidate
+    traffic_price: float  # USD per GB that crosses zones, in each direction
 
     @property
     def steps(self) -> int:
-        """Return the steps of the whole job."""
+        """Return the number of steps of the whole job."""
         return self.spec.training.steps
 
     def spot_usd(self, machine: str) -> float:
@@ -135,7 +135,7 @@ class World:
         return prices.spot if prices else 1.0
 
     def on_demand_usd(self, machine: str) -> float | None:
-        """Return the USD per hour of an on-demand node; None if unknown.
+        """Return the USD per hour of an on-demand node; None if unknown, or if the price file names only a spot price.
 
         It is that of the price file or the profile, else of the job's first on-demand pool with a price.
         """
@@ -147,7 +147,10 @@ class World:
         return self.spec.spread.node_price(pool_price(self.spec.node_pools, Capacity.ON_DEMAND))
 
     def run(self, candidate: Candidate, seed: int) -> JobRun:
-        """Return the run of a candidate that the rules allow, until its figures no longer depend on the start."""
+        """Return the input of a simulated run of a candidate, which the manifest's rules must allow.
+
+        The run lasts until generated nodes have settled and LOSSES more losses are expected, but at most `hours`.
+        """
         rate = self.market.losses_per_hour(candidate.workers)
         seconds = HOUR * min(self.hours, self.market.settled_hours + LOSSES / rate if rate else math.inf)
         made = job_of(candidate, self.spec, self.document)
