@@ -30,12 +30,12 @@ CLOSE_SECONDS = 0.02  # lets the closed session's connections end, in a few turn
 
 
 class Control:
-    """A worker's connection to its coordinator, with a thread of its own. Callbacks run in it and must not block or
-    raise.
+    """A worker's connection to its coordinator: a thread that reconnects whenever the WebSocket breaks. Callbacks run
+    in that thread. They must not block or raise, except that `token` raises OSError while there is no token yet.
 
-    token, hello: called at every connection; token raises OSError while there is no token yet. heartbeat: called for
-    each heartbeat. deliver: gets every message of the coordinator. authority: PEM of the authority that signed the
-    certificate of a wss: coordinator; "": the authorities that this machine trusts.
+    token, hello: return the bearer token and the first message of each connection. heartbeat: returns the heartbeat to
+    send. deliver: gets every message from the coordinator. authority: PEM of the certificate authority of a wss:
+    coordinator; "" for the authorities that this machine trusts.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class Control:
         self._thread.start()
 
     def send(self, message: Message, *, late: bool = False) -> None:
-        """Queue the message; from any thread, never blocks. Ignored once closed.
+        """Queue a message for the coordinator. Any thread may call this; it never blocks. Ignored once closed.
 
-        late: the message may wait until another message or a heartbeat is sent, or `wake` is called. A thread that is
-        woken soon takes the interpreter's lock from its waker, which may have urgent work.
+        late: the message may wait until another message or a heartbeat is sent, or `wake` is called. Waking the sending
+        thread now would soon take the interpreter's lock (GIL) from the caller, which may have urgent work.
         """
         with self._lock:
             if self._closed:
@@ -81,13 +81,15 @@ class Control:
             self.wake()
 
     def wake(self) -> None:
-        """Send the queued messages now; from any thread, never blocks."""
+        """Send the queued messages now. Any thread may call this; it never blocks."""
         with self._lock:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._wake.set)
 
     def close(self, flush_seconds: float = 1.0) -> None:
-        """Close after all queued messages are written, or after `flush_seconds`. May be called twice."""
+        """Close once all queued messages are written, or after `flush_seconds`, and wait up to 2 s for the thread to
+        end. May be called twice.
+        """
         if self._thread.is_alive():
             self.wake()
             self._written.wait(flush_seconds)
@@ -126,7 +128,10 @@ class Control:
                 self._loop = None
 
     async def _connect(self, session: aiohttp.ClientSession) -> bool:
-        """Serve one connection until it breaks or close() is called. Return whether the coordinator sent anything."""
+        """Serve one connection until it breaks or `close` is called. Return whether the coordinator sent anything.
+
+        Network errors are only logged; a refusal with a reason (403, REFUSED_HEADER) is delivered as `Refused`.
+        """
         received = False
 
         async def read(socket: aiohttp.ClientWebSocketResponse) -> None:
@@ -152,7 +157,7 @@ class Control:
         return received
 
     async def _open(self, session: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
-        """Open a WebSocket to the coordinator."""
+        """Open a WebSocket to the coordinator, authenticated by the bearer token."""
         return await session.ws_connect(
             self._url,
             ssl=self._tls,
@@ -190,7 +195,7 @@ class Control:
 
 
 async def until_first(*parts: Coroutine[Any, Any, Any]) -> None:
-    """Run all until the first one ends; raise its exception."""
+    """Run coroutines concurrently until the first one ends; cancel the others, and raise its exception."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

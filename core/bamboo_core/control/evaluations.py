@@ -1,4 +1,4 @@
-"""Evaluations of a training: which state is the best, and whether to stop early."""
+"""Evaluations of a training run: the best state so far, and early stopping."""
 
 import math
 from collections.abc import Mapping
@@ -11,21 +11,21 @@ from bamboo_core.job.training_spec import EvaluationSpec, Goal
 from bamboo_core.text import count
 
 Metrics = Mapping[str, float | None]
-Evaluations = Mapping[int, Metrics]  # by state: its number of optimizer steps
+Evaluations = Mapping[int, Metrics]  # by the number of optimizer steps of the evaluated state
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 
 
 class EarlyStop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The early end of a job, by its evaluations or by a decision of the task. The state then is the last one."""
+    """The early end of a job, by its evaluations or a decision of the task. The newest evaluated state is its last."""
 
-    best: Count | None = None  # the best state, if any
+    best: Count | None = None  # optimizer steps of the best state; None if no evaluation has a score
     without: Count = 0  # evaluations since the best state
-    by: Annotated[str, msgspec.Meta(max_length=40)] = ""  # the task's decision, if that ended the job
+    by: Annotated[str, msgspec.Meta(max_length=40)] = ""  # the task's decision; "" if evaluations ended the job
 
     def why(self, metric: str) -> str:
-        """Return a sentence on why training ended early. metric: the name of the deciding one."""
+        """Return why training ended early, as a clause. metric: name of the metric that decides which state is best."""
         if self.by:
             return f"the task's decision {self.by!r} ended training"
         best = "none has one" if self.best is None else f"the best state is that after step {self.best}"
@@ -34,9 +34,9 @@ class EarlyStop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The result of all evaluations so far."""
+    """The best evaluation so far, and the number of evaluations since then."""
 
-    # state, score: the best state and its score; the first of equal ones
+    # state, score: the best state and its score, the first of equal ones; None if no evaluation has a score
     state: int | None = None
     score: float | None = None
     without: int = 0  # evaluations after it; all of them if there is no best state
@@ -49,12 +49,12 @@ class Course:
         return Course(self.state, self.score, self.without + 1)
 
     def is_over(self, spec: EvaluationSpec) -> bool:
-        """Return whether the job is to end because nothing has improved for too long."""
+        """Return whether early stopping is due: `patience` evaluations without a better score."""
         return spec.patience is not None and self.without >= spec.patience
 
 
 def score(spec: EvaluationSpec, metrics: Metrics) -> float | None:
-    """Return the score, the larger the better; None if the deciding metric is unknown or not finite."""
+    """Return an evaluation's score, larger is better (negated for goal Min); None if it lacks a finite metric."""
     value = metrics.get(spec.metric)
     if value is None or not math.isfinite(value):
         return None
@@ -62,7 +62,7 @@ def score(spec: EvaluationSpec, metrics: Metrics) -> float | None:
 
 
 def course(spec: EvaluationSpec, evaluations: Evaluations) -> Course:
-    """Return the course of all these evaluations."""
+    """Return the course of these evaluations, taken in the order of their steps."""
     result = Course()
     for state in sorted(evaluations):
         result = result.after(spec, state, evaluations[state])
@@ -70,5 +70,5 @@ def course(spec: EvaluationSpec, evaluations: Evaluations) -> Course:
 
 
 def best(spec: EvaluationSpec, evaluations: Evaluations) -> int | None:
-    """Return the state with the best score."""
+    """Return the optimizer steps of the state with the best score; None if no evaluation has a score."""
     return course(spec, evaluations).state

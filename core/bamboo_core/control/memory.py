@@ -6,8 +6,8 @@ from bamboo_core.planning.profile import Bytes
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The memory that a worker computes in: a GPU's, or the host's without GPUs. peak: the most used so far. limit: the
-    most that it may use.
+    """Memory use of a worker's GPU, or of its host if it has no GPU. peak: the most used so far. limit: the most that
+    it may use.
     """
 
     peak: Bytes
@@ -15,14 +15,14 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bytes sent by kind: since the worker began, or in a step."""
+    """Bytes that a worker sends to others, by kind: since it started, or per step."""
 
     # activation, gradient: tensors at the stage's boundaries
     activation: Bytes = 0
     gradient: Bytes = 0
     # gradients of a stage, summed over pipelines, or by workers that share a lost pipeline's microbatches
     reduction: Bytes = 0
-    kept: Bytes = 0  # sums of finished groups, to their keeper until the commit, and from it to a new owner
+    kept: Bytes = 0  # gradient sums of finished groups, to a keeper until the commit, and from it to a new owner
     tied: Bytes = 0  # gradients of tied parameters
     sync: Bytes = 0  # final gradients for replicas
     state: Bytes = 0  # layers' states, for replicas, and for workers that begin after a re-split or with a checkpoint
@@ -36,12 +36,12 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return msgspec.structs.asdict(self)
 
     def in_each(self, steps: int) -> "Traffic":
-        """Return the mean of each kind over this number of steps."""
+        """Return the mean bytes of each kind over this number of steps, rounded down."""
         return Traffic(**{kind: size // max(1, steps) for kind, size in self.by_kind().items()})
 
 
 class SentTraffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The traffic that a worker has sent so far, and the number of steps."""
+    """The traffic that a worker has sent since it started, and the number of steps in which it did."""
 
     sent: Traffic
     steps: Bytes

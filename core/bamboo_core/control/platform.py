@@ -1,5 +1,5 @@
-"""Platforms: the software and hardware that, apart from the task, decide the bits of a worker's results, and which
-workers may share a job.
+"""Platforms: the software and hardware versions on which the bits of a worker's results depend. Workers of different
+platforms may not share a job.
 """
 
 from collections import Counter
@@ -40,21 +40,19 @@ class Platform(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     driver: Short = ""  # the GPU's
     device: Short = ""  # the GPU's model, or the kind of processor
     capability: Short = ""  # the vector instructions that torch's own CPU kernels use: AVX2, AVX512
-    instructions: Names = ()  # all of the processor, by which libraries choose kernels; if it is the device
+    instructions: Names = ()  # of the processor, by which libraries choose kernels; () on a GPU
     threads: int = 0
     settings: Names = ()  # of this process that change how torch computes
     compiler: Short = ""  # for the machine code of compiled layers; "" if there is none
 
 
 def deciding(platform: Platform, *, compiled: bool) -> Platform:
-    """Return the platform without properties that cannot change the job's bits. compiled: whether the job compiles
-    layers; else the compiler does not count.
-    """
+    """Return the platform without its compiler if that cannot affect results. compiled: the job compiles layers."""
     return platform if compiled or not platform.compiler else msgspec.structs.replace(platform, compiler="")
 
 
 def conflicts(platform: Platform, others: Platform) -> str:
-    """Return why a worker of that platform cannot join a job whose workers have the other one; "" if it can."""
+    """Return how a worker's platform differs from that of the job's workers (`others`); "" if it may join them."""
     pairs = ((what, getattr(platform, name), getattr(others, name)) for name, what in _LABELS.items())
     return ", ".join(_difference(*pair) for pair in pairs if pair[1] != pair[2])
 
@@ -72,5 +70,5 @@ def _listed(names: list[str]) -> str:
 
 
 def most_common(platforms: Mapping[WorkerId, Platform]) -> Platform:
-    """Return the platform of most of these workers (at least one); the first of equally common ones."""
+    """Return the most common platform of these workers (at least one); of equally common ones the first."""
     return Counter(platforms.values()).most_common(1)[0][0]

@@ -35,7 +35,7 @@ _encoder = msgspec.json.Encoder(enc_hook=_as_text)
 
 
 def to_json(value: Any) -> bytes:
-    """Return the value as JSON. Characters that UTF-8 cannot hold, such as in a file's name, are escaped."""
+    """Encode a value as JSON. Characters that UTF-8 cannot hold (surrogates in a file's name) are backslash-escaped."""
     try:
         return _encoder.encode(value)
     except UnicodeEncodeError:
@@ -54,14 +54,14 @@ def _escaped(value: Any) -> Any:
 
 
 MOST_DETAIL = 1000
-Sum = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]  # of a tensor's bits
+Sum = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]  # checksum of a tensor's bits
 
 
 # worker -> coordinator
 
 
 class StateSums(Message, frozen=True):
-    """The sums of a worker's state of a stage at a version, by tensor, in words."""
+    """The checksums of a worker's copy of a stage's state at a version (number of steps), by name of the tensor."""
 
     stage: Count
     version: Count
@@ -85,10 +85,10 @@ MOST_EVALUATIONS = 64  # in a message
 LOSS_SCALE = "loss_scale"  # the metric of a step in fp16
 Number = Annotated[float, msgspec.Meta(ge=-MOST_NUMBER, le=MOST_NUMBER)]  # fp32 numbers, and sums of them
 Metrics = Annotated[dict[Short, Number | None], msgspec.Meta(max_length=MOST_METRICS)]
-# by state, its number of optimizer steps; None: the metric is not finite
+# by the number of optimizer steps of the evaluated state; a metric that is not finite is None
 Evaluations = Annotated[dict[Count, Metrics], msgspec.Meta(min_length=1, max_length=MOST_EVALUATIONS)]
 LOGGERS_AWAITED = "LoggersAwaited"  # reason of a WorkerWarning: the worker ends once its loggers are done
-INITIAL_WEIGHTS = "InitialWeights"  # reason of a WorkerWarning that only informs: which initial values were used
+INITIAL_WEIGHTS = "InitialWeights"  # reason of a WorkerWarning that only reports which initial weights were used
 MOST_TEXT = 4000  # characters of a worker's text
 Said = Annotated[str, msgspec.Meta(max_length=MOST_TEXT)]
 Cost = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
@@ -128,7 +128,7 @@ class WorkerReady(Message, frozen=True):
 
     samples: Count = 0  # in its dataset
     steps: Count = 0  # of the job, if the dataset decides them; 0: unknown
-    data: DataRecord | None = None  # the data's properties that decide bits
+    data: DataRecord | None = None  # the properties of the data on which results depend
 
 
 class Heartbeat(Message, frozen=True):
@@ -164,7 +164,7 @@ class PlanApplied(Message, frozen=True):
 
 
 class ReplicaSynced(Message, frozen=True):
-    """The owner of a cell reports that a replica of it has caught up."""
+    """The owner of a cell reports that a replica of the cell is in step with it."""
 
     cell: Cell
     replica: WorkerId
@@ -173,7 +173,7 @@ class ReplicaSynced(Message, frozen=True):
 class CheckpointFound(Message, frozen=True):
     """The answer to FindCheckpoint."""
 
-    number: Count
+    number: Count  # that of the request
     checkpoint: CheckpointId | None = None  # None if there is none to resume from
     passed: Annotated[tuple[Said, ...], msgspec.Meta(max_length=MOST_PASSED)] = ()  # why newer ones are not used
     problem: Said = ""  # why the store cannot be read; then the other fields mean nothing
@@ -181,7 +181,7 @@ class CheckpointFound(Message, frozen=True):
 
 
 class CheckpointBegun(Message, frozen=True):
-    """The root's owner reports, when asked again, the checkpoint that a commit has begun for a request."""
+    """The root's owner reports, when asked again, that a commit has already begun this checkpoint for the request."""
 
     number: Count
     checkpoint: CheckpointId
@@ -193,14 +193,14 @@ class PartsWritten(Message, frozen=True):
     checkpoint: CheckpointId
     parts: Annotated[tuple[CheckpointPart, ...], msgspec.Meta(max_length=MOST_LAYERS)]
     stall: Seconds = 0.0  # seconds in which the worker copied its layers
-    common: dict[str, Any] = msgspec.field(default_factory=dict)  # the state that belongs to no layer, for the manifest
+    common: dict[str, Any] = msgspec.field(default_factory=dict)  # state that belongs to no layer, for the manifest
 
 
 class CheckpointCommitted(Message, frozen=True):
     """A checkpoint's manifest is written."""
 
     checkpoint: CheckpointId
-    tidied: bool = False  # repeats the message once outdated checkpoints are removed, or cannot be
+    tidied: bool = False  # sent again with True once outdated checkpoints are removed, or cannot be
 
 
 class CheckpointFailed(Message, frozen=True):
@@ -211,33 +211,33 @@ class CheckpointFailed(Message, frozen=True):
 
 
 class StateHeld(Message, frozen=True):
-    """A worker keeps these layers in host memory, in the state with which this split of the layers ends."""
+    """A worker keeps these layers in host memory, in the state of a cut: the last one with this split of layers."""
 
     checkpoint: CheckpointId
     layers: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_LAYERS)]
 
 
 class CopiesHeld(Message, frozen=True):
-    """A worker keeps these layers of a checkpoint, being written or the newest, in host memory."""
+    """A worker holds copies of these layers of a checkpoint, the newest one or one in progress, in host memory."""
 
     checkpoint: CheckpointId
     layers: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_LAYERS)]
 
 
 class RestoreFailed(Message, frozen=True):
-    """This worker cannot begin with the state that the plan of that origin names."""
+    """A worker cannot read the checkpoint from which a plan starts."""
 
-    origin: Count
+    origin: Count  # that of the plan
     checkpoint: CheckpointId
     message: Said
-    damaged: bool  # no worker ever can
+    damaged: bool  # no worker can ever read it
 
 
 class Report(Message, frozen=True):
-    """The worker's version of each stage's state that it holds, and the newest commit that it knows (-1: none)."""
+    """The answer to ReportRequest: the stages' states that the worker holds."""
 
-    committed: int
-    held: dict[int, int]
+    committed: int  # the newest committed step that it knows; -1: none
+    held: dict[int, int]  # version (number of steps), by stage
 
 
 class LeftBehind(Message, frozen=True):
@@ -257,7 +257,7 @@ class StepCommitted(Message, frozen=True):
     microbatches: Count  # over which the loss is taken
     seconds: float  # since the same owner's previous commit; 0 if there is none
     learning_rate: Number | None = None  # None if unknown
-    # the one written of the state after this step, with its request's number
+    # the checkpoint of the state after this step, if the step begins one, with the number of its request
     checkpoint: tuple[Count, CheckpointId] | None = None
     skipped: bool = False  # the step left the model unchanged, because its loss or gradient is not finite
     # further metrics of the step, by name; None: not finite
@@ -270,7 +270,7 @@ class Evaluated(Message, frozen=True):
     """
 
     states: Evaluations
-    early_stop: EarlyStop | None = None  # the newest state is the job's last one
+    early_stop: EarlyStop | None = None  # set if the newest of these states is the job's last one
 
 
 class TakenOver(Message, frozen=True):
@@ -294,21 +294,21 @@ class CellFinished(Message, frozen=True):
 
 
 class NoticeReceived(Message, frozen=True):
-    """This worker was asked to leave (SIGTERM, metadata) within `seconds`."""
+    """A worker got a preemption notice (SIGTERM, the cloud's metadata): it will be taken away in `seconds`."""
 
     seconds: float
 
 
 class HistoryKept(Message, frozen=True):
-    """The job's history has the events of that source up to that number."""
+    """The root's owner has written the events of `source` up to `number` into the job's history."""
 
     source: Short
     number: Count
 
 
 class WorkerWarning(Message, frozen=True):
-    """Something apart from training does not work; training goes on. Two reasons are no warnings. LOGGERS_AWAITED: the
-    job has ended, and the worker ends once its loggers are done. INITIAL_WEIGHTS: the result of task.initialFrom.
+    """A problem that does not stop training. Two reasons are no problems: LOGGERS_AWAITED (the job has ended, and the
+    worker ends once its loggers are done) and INITIAL_WEIGHTS (what was loaded by task.initialFrom).
     """
 
     reason: Short
@@ -384,10 +384,10 @@ class SendPlan(Message, frozen=True):
 
 
 class FindCheckpoint(Message, frozen=True):
-    """A request to find the checkpoint in the job's store from which to resume. number: the question's."""
+    """A request to find the checkpoint in the job's store from which to resume."""
 
-    number: Count
-    bad: tuple[CheckpointId, ...] = ()  # not usable
+    number: Count  # repeated in the answer
+    bad: tuple[CheckpointId, ...] = ()  # checkpoints to pass over
 
 
 class TakeCheckpoint(Message, frozen=True):
@@ -412,15 +412,15 @@ class KeepLastState(Message, frozen=True):
 
 
 class HoldState(Message, frozen=True):
-    """The coordinator asks all workers to keep their layers in the state before a step, which begins again on another
-    grid, and the root not to commit that step. A worker that knows its commit does neither.
+    """The coordinator asks all workers to keep their layers in the state before a step, because the step begins again
+    on another grid, and the root not to commit it. A worker that already knows the step's commit ignores this.
     """
 
     checkpoint: CheckpointId
 
 
 class CommitCheckpoint(Message, frozen=True):
-    """The coordinator asks for the manifest of a checkpoint whose parts are all durable."""
+    """The coordinator asks a worker to write the manifest of a checkpoint whose parts are all durable."""
 
     checkpoint: CheckpointId
     parts: tuple[CheckpointPart, ...]

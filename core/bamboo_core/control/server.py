@@ -20,13 +20,13 @@ from bamboo_core.serving.listener import LISTENER, BoundedListener, ConnectionBo
 
 
 class TokenBucket:
-    """Allows `rate` per second on average and bursts of `burst`. Times are seconds of any monotonic clock."""
+    """A limiter to `rate` per second on average and bursts of `burst`. Times are seconds of any monotonic clock."""
 
     def __init__(self, rate: float, burst: float, now: float) -> None:
         self._rate, self._burst, self._left, self._at = rate, burst, burst, now
 
     def wait(self, now: float) -> float:
-        """Take a token; return the seconds to wait before the next one."""
+        """Take a token, even if none is left; return the seconds to wait before the next one, 0 if some are left."""
         self._left = min(self._burst, self._left + (now - self._at) * self._rate) - 1
         self._at = now
         return max(0.0, -self._left / self._rate)
@@ -43,7 +43,7 @@ MESSAGES_AT_ONCE = 2000
 
 
 class Unauthorized(Exception):
-    """The caller is refused. It gets the text; reason: a CamelCase word for metrics."""
+    """Refusal of a caller, who gets the text and should not try again. reason: a CamelCase word for metrics."""
 
     def __init__(self, message: str, reason: str = "Unauthorized") -> None:
         super().__init__(message)
@@ -58,7 +58,7 @@ Authenticate = Callable[[web.Request], Awaitable[WorkerId | None]]
 
 
 def token_check(token: str) -> Authenticate:
-    """Return a check that admits any worker with that token: for workers on this machine."""
+    """Return an authenticator for workers on this machine, which share one bearer token, whatever their names."""
 
     async def authenticate(request: web.Request) -> WorkerId | None:
         offered = request.headers.get("Authorization", "")
@@ -214,7 +214,7 @@ class Channels:
                 self._on_event(ChannelClosed(hello.worker))
 
     async def _receive(self, socket: web.WebSocketResponse, sender: str) -> Message | None:
-        """Return the next message; None once the socket is closed, also because of an invalid frame."""
+        """Return the next message; None once the socket is closed or broken. An invalid frame closes it."""
         try:
             frame = await socket.receive()
         except ConnectionError as error:  # it answered a ping of a peer that has gone
@@ -232,12 +232,12 @@ class Channels:
 
 
 class ControlServer(Channels):
-    """The channels of this process's one job, with a port of their own."""
+    """The channels of this process's one job, served on a port of their own."""
 
     _listener: BoundedListener | None = None
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
-        """Listen; return the URL that workers connect to."""
+        """Listen, and return the URL to which workers connect. port: 0 for a free one."""
         app = web.Application()
         app.router.add_get(PATH, self.handle)
         self._listener = BoundedListener(app, ConnectionBounds(unauthenticated=MOST_UNAUTHENTICATED))
