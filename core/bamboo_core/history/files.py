@@ -1,7 +1,7 @@
 """The files of a history, in a folder or an object store: one for each writer, and a new one when it is full.
 
-000002-0000000017-000000.jsonl: attempt 2, by the root of the plan of epoch 17. Each file has one writer, so a root that
-was wrongly declared lost damages nothing.
+000002-0000000017-000000.jsonl: attempt 2, the first file by the root of the plan of epoch 17. Each file has one writer,
+so a root that was wrongly declared lost damages nothing.
 """
 
 import re
@@ -42,30 +42,30 @@ class HistoryFile:
 
 
 def file_of(name: str) -> HistoryFile | None:
-    """Return the file of a name; None if it is not a history file."""
+    """Parse the name of a history file; return None for any other name."""
     match = _NAME.fullmatch(name)
     return HistoryFile(*map(int, match.groups())) if match else None
 
 
 class HistoryFiles:
-    """The files of a history below one URL. Calls end in finite time. They raise StorageError, and HistoryError for
-    unreadable files.
+    """The files of a job's history below one URL. Calls have a time limit (LIMITS) and raise StorageError if the store
+    fails, or HistoryError if a file to read is missing or not a history.
     """
 
     def __init__(self, url: str) -> None:
-        """Create the store. Raises ValueError for an unknown kind of URL."""
+        """Parse the URL; the first call opens the store. Raises ValueError for an unknown kind of URL."""
         self._url, self.url = parse_url(url, "the URL of a history"), url
         self.shown = self._url.shown
         self._calls = BoundedCalls(LIMITS)
         self._files: Files | None = None
 
     def all(self) -> list[HistoryFile]:
-        """Return the files in the order in which they were begun."""
+        """List the history files in the order in which they were begun."""
         found = (file_of(name) for name in self.names())
         return sorted(file for file in found if file is not None)
 
     def names(self) -> Sequence[str]:
-        """Return the names of all files and folders; none if the folder of the history is missing."""
+        """List the names of all files and folders; empty if the folder of the history is missing."""
         return [entry.name for entry in self._entries()]
 
     def _entries(self) -> Sequence[FileEntry]:
@@ -83,7 +83,7 @@ class HistoryFiles:
         return [record for records in at_once(self.read, self.all()) for record in records]
 
     def write(self, file: HistoryFile, records: Sequence[Record]) -> None:
-        """Write all records of the file; until this returns, the previous content stays."""
+        """Replace the file's content by these records; until this returns, the previous content stays."""
         self.write_bytes(file.name, to_lines(records))
 
     def write_bytes(self, name: str, data: bytes) -> None:
@@ -94,14 +94,16 @@ class HistoryFiles:
             raise StoreUnavailable(f"cannot write {self._shown(name)}: {error}") from None
 
     def remove_partial(self, *, older: float) -> None:
-        """Remove incomplete files of killed writers. older: seconds since the last write. An object store has none."""
+        """Remove incomplete files of killed writers; object stores have none. older: least seconds since a file's last
+        write.
+        """
         files, now = self._open(), time.time()
         for entry in self._entries():
             if _PARTIAL.fullmatch(entry.name) and entry.modified is not None and now - entry.modified >= older:
                 self._calls.call(f"cannot remove {self._shown(entry.name)}", partial(files.delete, entry.name))
 
     def read_bytes(self, name: str) -> bytes:
-        """Return the bytes of a file; none if there is no such file."""
+        """Return the content of a file; b"" if there is no such file."""
         try:
             return self._read(name)
         except HistoryError:
@@ -129,7 +131,10 @@ class HistoryFiles:
 
 
 def find(url: str) -> HistoryFiles:
-    """Find the history at a URL, or the history of the one job whose checkpoints or output are at the URL."""
+    """Find the history at a URL, or the history of the one job whose checkpoints or output are at the URL.
+
+    Raises HistoryError if there is none, or if there are those of several jobs; StorageError, ValueError.
+    """
     for place in (url, f"{url.rstrip('/')}/{FOLDER}"):
         files = HistoryFiles(place)
         names = files.names()
@@ -145,8 +150,8 @@ def find(url: str) -> HistoryFiles:
 
 
 def history_url(spec: JobSpec, output: Path | None = None, *, stored: bool = True) -> str:
-    """Return the URL next to the job's checkpoints, else in the output folder; "" for neither. stored: checkpoints can
-    be written.
+    """Return the URL of a job's history: next to its checkpoints, else in the output folder; "" if it has neither.
+    stored: checkpoints can be written; if not, the output folder is preferred.
     """
     if spec.checkpoint is not None and (stored or output is None):
         place = spec.checkpoint.place(spec.name)

@@ -6,9 +6,10 @@ from bamboo_core.history.records import EvaluationRecord, EventRecord, Record, S
 
 
 def merged(records: Iterable[Record]) -> list[Record]:
-    """Return each record once, by attempt, step and time. A new writer may have repeated a record.
+    """Sort the records, and drop duplicates, since a new writer may repeat a record.
 
-    A job that went back to a checkpoint has several attempts, which may share steps.
+    Steps and evaluations are sorted by attempt and step; events come between them by time. A job that went back to a
+    checkpoint has several attempts, which may share steps.
     """
     steps: dict[tuple[int, int], StepRecord] = {}
     evaluations: dict[tuple[int, int], EvaluationRecord] = {}
@@ -31,7 +32,7 @@ def _place(record: StepRecord | EvaluationRecord) -> tuple[int, int, bool]:
 
 
 def newest(records: Iterable[Record]) -> list[Record]:
-    """Return the latest version of each step and evaluation, and all events. records: of `merged`."""
+    """Drop the steps and evaluations that a later attempt replaced; keep all events. records: from `merged`."""
     records = list(records)
     last = {record.step: id(record) for record in curve(records)}
     begun: dict[int, int] = {}  # the first step of each attempt
@@ -56,7 +57,9 @@ def newest(records: Iterable[Record]) -> list[Record]:
 
 
 def _woven(steps: Sequence[StepRecord | EvaluationRecord], others: Sequence[EventRecord]) -> list[Record]:
-    """Merge in time order, keeping the steps' order; every other record comes before the first later step."""
+    """Insert events (`others`) by time, keeping the order of `steps`: an event precedes the first step of its time or
+    later.
+    """
     woven: list[Record] = []
     waiting = list(reversed(others))
     for step in steps:
@@ -67,8 +70,8 @@ def _woven(steps: Sequence[StepRecord | EvaluationRecord], others: Sequence[Even
 
 
 def curve(records: Iterable[Record]) -> list[StepRecord]:
-    """Return each step once, from the newest attempt that reached it. A later attempt replaces everything that earlier
-    ones did from its first step on.
+    """Return the steps of the job's training curve, each once. An attempt replaces all that earlier attempts did from
+    its first step on.
     """
     steps: dict[int, StepRecord] = {}
     attempt = 0

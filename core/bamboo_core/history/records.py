@@ -13,7 +13,7 @@ Metrics = Annotated[dict[str, float | None], msgspec.Meta(max_length=MOST_METRIC
 
 
 class HistoryError(ValueError):
-    """Error of a history that cannot be read; the text is a sentence."""
+    """A history that is missing or cannot be read; the text is a sentence for the user."""
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field="kind"):
@@ -61,7 +61,7 @@ class EventRecord(msgspec.Struct, frozen=True, kw_only=True, tag="event", tag_fi
 
 
 class _Beginning(msgspec.Struct, frozen=True, tag="history", tag_field="kind"):
-    """The first line of a file."""
+    """The first line of a history file."""
 
     version: int
 
@@ -73,7 +73,7 @@ BEGINNING: Final = _encoder.encode(_Beginning(VERSION)) + b"\n"
 
 
 def to_lines(records: Iterable[Record]) -> bytes:
-    """Return a whole file's bytes: JSON, one record per line."""
+    """Encode a whole file: the line with the version, then one line of JSON per record."""
     return BEGINNING + b"".join(to_line(record) for record in records)
 
 
@@ -82,7 +82,9 @@ def to_line(record: Record) -> bytes:
 
 
 def from_lines(data: bytes, name: str) -> list[Record]:
-    """Parse the records of a file, or of joined files. Raises HistoryError with the line. name: the file's."""
+    """Parse the records of a file, or of several joined ones. name: shown in errors. Raises HistoryError for a
+    malformed line, and for a missing or unknown version.
+    """
     records: list[Record] = []
     version = None
     for number, line in enumerate(data.splitlines(), 1):
