@@ -1,1 +1,1 @@
-"""A job for display, wherever it runs: one value, from a BambooJob or from a coordinator's status."""
+"""The view of a job for display, made from a BambooJob or from the status of a coordinator in this process."""

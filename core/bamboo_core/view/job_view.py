@@ -1,4 +1,4 @@
-"""The view of a job for display: its facts, and what follows from them."""
+"""The view of a job for pages and terminals: its state, progress, cost and plan."""
 
 import math
 from collections import Counter
@@ -36,7 +36,7 @@ TONES = {"Running": "good", "Complete": "good", "Failed": "bad", "Invalid": "bad
 CONDITIONS = {
     "Invalid": "Accepted",
     "Pending": "WorkersReady",
-}  # that explain a state; others are explained by their own
+}  # the condition that explains a state, if its type is not the state's name
 SENTENCES = {
     "Pending": "Waiting for enough workers to start.",
     "Recovering": "The coordinator was restarted and waits for the workers to come back.",
@@ -61,7 +61,7 @@ def ended(outcome: Outcome, message: str) -> ShownState:
 
 
 def state_in_status(written: BambooJobStatus) -> ShownState:
-    """Return the job's state from its status; a job without status is new."""
+    """Return the state in a BambooJob's status, explained by the message of a condition; Pending without a status."""
     name = written.state
     found = written.condition(CONDITIONS.get(name, name))
     sentence = found.message if found else ""
@@ -70,7 +70,7 @@ def state_in_status(written: BambooJobStatus) -> ShownState:
 
 
 def live_state(status: Status, spec: JobSpec) -> ShownState:
-    """Return the job's state from its coordinator's status."""
+    """Return the state of a job from the present status of its coordinator."""
     if status.phase != "Running":
         tone = "idle" if status.phase in ("Pending", OVER) else "warn"
         return ShownState(name=status.phase, tone=tone, sentence=SENTENCES.get(status.phase, ""))
@@ -94,12 +94,12 @@ def live_state(status: Status, spec: JobSpec) -> ShownState:
 
 
 def _names(spec: JobSpec, workers: Sequence[WorkerId]) -> str:
-    """Return the workers' names without the job's."""
+    """Join the workers' names by commas, without the prefix of the job's name."""
     return ", ".join(worker.removeprefix(f"{spec.name}-") for worker in workers)
 
 
 def run_status(live: Status, now: datetime) -> BambooJobStatus:
-    """Return the status that the coordinator knows: no conditions, no cost, and counts since it was created."""
+    """Build a BambooJob's status from a coordinator's: no conditions, no cost, and counts since it was created."""
     ready = sum(1 for _, state in live.workers if state is not WorkerState.STARTING)
     kept = live.checkpoint
     return BambooJobStatus(
@@ -126,7 +126,7 @@ def run_status(live: Status, now: datetime) -> BambooJobStatus:
 
 
 def _plan(live: Status) -> str | None:
-    """Return the owners of stages as JSON, without what another coordinator would need."""
+    """Return the plan's epoch and owners as JSON; None without a plan. A coordinator could not continue from it."""
     owners = tuple(tuple(owner for owner, _ in row) for row in live.grid)
     return PlanRecord(epoch=live.epoch, pipelines=owners).written() if owners else None
 
@@ -140,7 +140,7 @@ def _checkpoint(live: Status, now: datetime) -> CheckpointStatus:
 
 
 def _evaluation(live: Status) -> EvaluationStatus:
-    """Return the newest evaluation."""
+    """Return the newest evaluation, without metrics that are not finite. There must be one."""
     step, metrics = live.evaluations[-1]
     return EvaluationStatus(step=step, metrics=_known(metrics))
 
@@ -169,8 +169,8 @@ UNRECOVERABLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class JobView:
-    """The known facts of a job. live: its coordinator's present status if available, more complete and exact than
-    `status`.
+    """A job's manifest and status, and what to show of them. live: the present status of its coordinator if available,
+    more complete and exact than `status`.
     """
 
     metadata: Metadata
@@ -192,7 +192,7 @@ class JobView:
 
     @property
     def state(self) -> ShownState:
-        """The coordinator's state if the job runs or has no conditions; else the conditions' state."""
+        """The coordinator's state if the job runs, recovers or has no conditions; else the state in `status`."""
         state, live = state_in_status(self.status), self.live
         if live is None or state.over or (self.status.conditions and live.phase not in ("Running", "Recovering")):
             return state
@@ -210,14 +210,14 @@ class JobView:
 
     @property
     def checkpoint_place(self) -> str:
-        """The URL of the checkpoints, without credentials; "" if the job keeps none, or in a place that this version
-        does not know.
+        """The URL of the checkpoints, without credentials; "" if the job keeps none, or if this version cannot read
+        where.
         """
         return shown_url(self.spec.checkpoint.storage) if self.spec.checkpoint else ""
 
     @property
     def unpriced(self) -> tuple[str, ...]:
-        """The pools whose workers are not in the cost."""
+        """The node pools without a price, whose workers are not part of the cost."""
         return tuple(p.name for p in self.spec.node_pools if p.price_per_hour is None)
 
     @property
@@ -232,8 +232,8 @@ class JobView:
 
     @property
     def held_back(self) -> str:
-        """Why the operator suspends the job although its manifest does not, such as for a spent budget, and what helps;
-        "" if it does not.
+        """Why the operator suspends a job whose manifest does not, such as for a spent budget, and what helps; "" if
+        it does not.
         """
         held = self.status.condition("Suspended")
         if self.spec.suspend or self.status.ended or held is None or not held.holds or held.reason == "Suspended":
@@ -268,11 +268,11 @@ class JobView:
         return self.status.plan_record.pipelines
 
     def short(self, worker: str) -> str:
-        """Return a worker's name without the job's, where it has that: w3 for quickstart-w3."""
+        """Return a worker's name without the job's as prefix: w3 for quickstart-w3. Other names stay as they are."""
         return worker.removeprefix(f"{self.name}-")
 
     def cells(self, worker: str) -> tuple[CellIndex, ...]:
-        """Return the cells that the worker runs."""
+        """Return the cells (pipeline, stage) that the worker owns."""
         return tuple((d, s) for d, row in enumerate(self.plan) for s, owner in enumerate(row) if owner == worker)
 
     @property
