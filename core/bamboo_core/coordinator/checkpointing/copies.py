@@ -17,7 +17,7 @@ from bamboo_core.planning.splits.resplit_plans import Sources, holders_of
 
 
 def copies_held(turn: Turn, worker: WorkerId, message: protocol.CopiesHeld) -> None:
-    """Replace a worker's earlier report of its copies of this checkpoint."""
+    """Record which layers of a checkpoint a worker holds in memory. Ignores reports of layers that do not exist."""
     state = turn.state
     layers = (
         len(state.profile.costs)
@@ -35,12 +35,12 @@ def copies_held(turn: Turn, worker: WorkerId, message: protocol.CopiesHeld) -> N
 
 
 def committed(turn: Turn, newest: CheckpointId) -> None:
-    """Drop the copies of older checkpoints, once the newest one is committed."""
+    """Tell workers to drop their copies of all checkpoints but the newest, which is committed."""
     _drop(turn, tuple(one for one in turn.state.copies.held if one != newest))
 
 
 def given_up(turn: Turn, checkpoint: CheckpointId | None) -> None:
-    """Drop copies of an abandoned checkpoint. Its writers stop, too, and remove the files that they have written."""
+    """Tell workers to drop copies of an abandoned checkpoint, and its writers to stop and remove what they wrote."""
     if checkpoint is not None:
         _drop(turn, (checkpoint,), frozenset(turn.state.checkpoints.dealt.values()))
 
@@ -61,7 +61,10 @@ def begun(turn: Turn, checkpoint: CheckpointId | None) -> None:
 def sources(
     state: CoordinatorState, checkpoint: CheckpointId | None, layers: int, live: Mapping[WorkerId, Peer]
 ) -> Sources:
-    """Return which of these workers have a copy of each of a checkpoint's layers; empty if no layer has a copy."""
+    """Return the live workers with a copy of each layer of a checkpoint, by layer; empty if no layer has a copy.
+
+    layers: the model's number of layers.
+    """
     held = state.copies.held.get(checkpoint, {}) if checkpoint else {}
     holders = holders_of(held, layers, live)
     return holders if any(holders) else ()

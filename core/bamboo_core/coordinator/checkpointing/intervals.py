@@ -21,9 +21,10 @@ CALM_WITHOUT_COPIES: Final = 3600.0  # prior: training time with one lost worker
 
 
 def interval(state: CoordinatorState, spec: CheckpointSpec) -> int:
-    """Return the steps between checkpoints: the manifest's, else those of `best_seconds`.
+    """Return the steps between checkpoints: the manifest's, else `best_seconds` in steps of usual duration.
 
-    The result is at most USUAL_STEPS, unless writing would then take more than MOST_WRITING of the time.
+    Until steps are timed it is USUAL_STEPS; later at most that, unless writing would then take more than MOST_WRITING
+    of the time.
     """
     if spec.every_steps is not None:
         return spec.every_steps
@@ -39,7 +40,7 @@ def interval(state: CoordinatorState, spec: CheckpointSpec) -> int:
 
 
 def best_seconds(cost: float, writing: float, between_losses: float) -> float:
-    """Return the seconds from one checkpoint to the next.
+    """Return the seconds from one checkpoint to the next by Young's and Daly's formula, within the constants' limits.
 
     cost: seconds of training that a checkpoint costs. writing: seconds until it is complete. between_losses: seconds
     from one loss that makes the job go back to the next.
@@ -49,7 +50,7 @@ def best_seconds(cost: float, writing: float, between_losses: float) -> float:
 
 
 def seconds_between_losses(state: CoordinatorState, step: float) -> float:
-    """Return the expected seconds of training between losses that make the job go back, from its history.
+    """Return the expected seconds of training (MTBF) between losses that make the job go back, from its history.
 
     While a stage has a single holder, any lost worker may cause one. step: seconds of a usual step.
     """
@@ -63,5 +64,5 @@ def seconds_between_losses(state: CoordinatorState, step: float) -> float:
 
 
 def has_copies(state: CoordinatorState) -> bool:
-    """Return whether each stage is held by two workers in step."""
+    """Return whether at least two workers hold each stage's state in step; False without a plan."""
     return state.plan is not None and all(len(holders) > 1 for holders in state.certain_holders(state.plan))

@@ -19,9 +19,10 @@ RESTORE_SECONDS: Final = 24 * 3600.0  # limit from a loss until the next commit:
 
 
 def lost(turn: Turn, reason: str, message: str) -> None:
-    """Handle a loss of states of which no worker has a copy.
+    """Handle the loss of a state of which no worker has a copy.
 
-    The job goes back to a checkpoint, begins again if no step is committed yet, or else ends.
+    The job goes back to a checkpoint, begins again if no step is committed yet, or else ends as Unrecoverable. Ignored
+    while it is already going back.
     """
     if turn.state.phase == "Restoring":
         return
@@ -33,7 +34,10 @@ def lost(turn: Turn, reason: str, message: str) -> None:
 
 
 def go_back(turn: Turn, reason: str, message: str) -> None:
-    """Go back to a checkpoint, or to step 0 if there is none and `may_begin_again` allows it."""
+    """Begin a restore: look for a checkpoint, from which the next plan starts.
+
+    Without one, the job starts at step 0 if `may_begin_again` allows that. A checkpoint in progress is abandoned.
+    """
     back = "the job goes back to a checkpoint"
     then = "no step is committed yet, and the job begins anew" if nothing_trained(turn.state) else back
     turn.do(Emit("Restoring", f"{message}; {then}", True))
@@ -67,8 +71,8 @@ def _begin_to_look(turn: Turn, reason: str, message: str, *, pausing: bool = Fal
 def may_begin_again(state: CoordinatorState) -> bool:
     """Return whether the job may start at the first step if it has no checkpoint to go back to.
 
-    It may if no checkpoint was due yet. It may not if the existing ones cannot be used or the job keeps none: the user
-    may know a better way then.
+    It may if nothing is trained yet or no checkpoint was due yet. It may not if the existing ones cannot be used or the
+    job keeps none: the user may know a better way then.
     """
     none_yet = state.spec.checkpoint is not None and not (state.checkpoints.bad or state.restoring.spoiled)
     return nothing_trained(state) or none_yet
@@ -93,7 +97,10 @@ def check_deadline(turn: Turn) -> None:
 
 
 def restore_failed(turn: Turn, worker: WorkerId, message: protocol.RestoreFailed) -> None:
-    """Handle a worker that cannot read the checkpoint of the plan in force: try an older one, or the same one again."""
+    """Look for a checkpoint again, because a worker cannot read the one of the plan in force.
+
+    A damaged one is never used again; one that cannot be read now is tried again.
+    """
     state, c = turn.state, turn.state.checkpoints
     plan = state.plan
     if state.phase != "Running" or plan is None or (plan.origin, plan.restore) != (message.origin, message.checkpoint):
@@ -112,7 +119,7 @@ def restore_failed(turn: Turn, worker: WorkerId, message: protocol.RestoreFailed
 
 
 def is_known(turn: Turn) -> bool:
-    """Return whether the checkpoint to begin with is known; if not, ask a worker to look in the store."""
+    """Return whether it is known with which checkpoint, if any, to begin; if not, ask a worker to look in the store."""
     state, c = turn.state, turn.state.restoring
     if state.spec.checkpoint is None or c.looked:
         return True
@@ -158,7 +165,7 @@ def repeats(turn: Turn, first: int) -> None:
 
 
 def begun(turn: Turn) -> None:
-    """Record that the new plan begins with the checkpoint found."""
+    """Record that a new plan begins with the checkpoint found, or at step 0, and count the steps that it repeats."""
     c, state = turn.state.restoring, turn.state
     first = c.found.step if c.found else 0
     repeated = max(0, max(state.step, state.progress.earlier.step) - first)

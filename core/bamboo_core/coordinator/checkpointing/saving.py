@@ -39,7 +39,7 @@ def first_number(secret: str, now: float) -> int:
 
 
 def next_one(state: CoordinatorState) -> int | None:
-    """Return the step of the next checkpoint, or None if there will be none.
+    """Return the number of committed steps at which the next checkpoint is due, or None if there will be none.
 
     The step is a multiple of everySteps or the last step. Without everySteps, one `interval` separates checkpoints. If
     the job keeps the best state, each evaluated step gets a checkpoint.
@@ -114,7 +114,7 @@ def stop(turn: Turn, reason: str, message: str) -> None:
 
 
 def _has_unkept(state: CoordinatorState) -> bool:
-    """Return whether steps after the newest checkpoint exist, or may exist after a restart of the coordinator."""
+    """Return whether the job has steps after its newest checkpoint; True while a restarted coordinator cannot know."""
     newest = max((one.step for one in state.checkpoints.kept), default=0)
     return state.step > newest or not state.progress.counting
 
@@ -137,7 +137,7 @@ def stop_if_kept(turn: Turn) -> None:
 
 
 def _lacks_pause(state: CoordinatorState) -> bool:
-    """Return whether the root was asked before the job had to end and no commit has carried the checkpoint yet."""
+    """Return whether to ask the root again, with `pause`: it was asked before the job had to end and has not begun."""
     c, stopping = state.checkpoints, state.ending.stopping
     asked_before = stopping is not None and c.writing is None and c.since < stopping.since
     return asked_before and state.step < state.spec.training.steps
@@ -154,7 +154,7 @@ def _keep_the_endangered(turn: Turn) -> None:
 
 
 def _came_too_late(turn: Turn) -> bool:
-    """Return whether all steps are committed and the root, asked twice, reports no commit with the checkpoint."""
+    """Return whether all steps were committed, two requests ago, without the checkpoint that the root was asked for."""
     state = turn.state
     over = state.step >= state.spec.training.steps
     return over and turn.now - state.progress.last_at > 2 * AGAIN_SECONDS
@@ -226,7 +226,7 @@ def _missing(c: CheckpointState, plan: Plan) -> frozenset[int]:
 
 
 def _commit(turn: Turn) -> None:
-    """Ask one worker to write the manifest, and another one after AGAIN_SECONDS.
+    """Ask a worker to write the manifest once the state is evaluated and its holders agree; a later call asks another.
 
     The root is asked first, because it also has the history of the steps up to the checkpoint written.
     """
@@ -258,7 +258,7 @@ def _score(state: CoordinatorState, c: CheckpointState) -> float | None:
 
 
 def _awaits_evaluation(state: CoordinatorState, step: int) -> bool:
-    """Return whether the job keeps the best state and has not evaluated the state of this step yet."""
+    """Return whether this step's state needs a score (`keepBest`) and is not evaluated yet; False if the job stops."""
     evaluation, spec = state.spec.training.evaluation, state.spec.checkpoint
     if evaluation is None or spec is None or not spec.keep_best or state.ending.stopping is not None:
         return False
@@ -310,7 +310,7 @@ def never_restore(turn: Turn, newest_good: int) -> None:
 
 
 def committed(turn: Turn, message: protocol.StepCommitted) -> None:
-    """Record that a commit carried a checkpoint.
+    """Record the checkpoint that a commit carried, if any.
 
     If a new root has committed the same step without it, all workers that knew of the checkpoint are gone and nobody
     else will write it, so the coordinator abandons it.
@@ -323,11 +323,11 @@ def committed(turn: Turn, message: protocol.StepCommitted) -> None:
 
 
 def carried(turn: Turn, number: int, checkpoint: CheckpointId) -> None:
-    """Record that a commit has carried the checkpoint request of that number."""
+    """Record that a commit has carried the checkpoint request of that number; ignored if it is not the open one."""
     c = turn.state.checkpoints
     if number != c.number or not c.writers or c.writing is not None:
         return
-    parts = dict(c.early.get(checkpoint, {}))  # which may have been heard of before
+    parts = dict(c.early.get(checkpoint, {}))  # reported before the commit
     turn.put(replace(c, writing=checkpoint, since=turn.now, asked=None, parts=parts, early={}, failed={}))
     if checkpoint in c.failed:
         _abandon(turn, AbandonReason.STORE_FAILED, c.failed[checkpoint])
@@ -352,7 +352,7 @@ def is_written(state: CoordinatorState) -> bool:
 
 
 def commit_if_written(turn: Turn) -> None:
-    """Ask a worker for the manifest of the checkpoint in progress if all its files are durable."""
+    """Commit the checkpoint in progress once all its files are durable: ask a worker to write its manifest."""
     if is_written(turn.state):
         _commit(turn)
 
@@ -388,7 +388,7 @@ def checkpoint_committed(turn: Turn, worker: WorkerId, message: protocol.Checkpo
 
 
 def _heard_again(turn: Turn, checkpoint: CheckpointId) -> None:
-    """Record a checkpoint of the last state that a restarted coordinator does not know, instead of taking another."""
+    """Record a committed checkpoint of the last state that a restarted coordinator did not know; ignore others."""
     c = turn.state.checkpoints
     if checkpoint.step >= turn.state.spec.training.steps and checkpoint not in (*c.kept, *c.bad) and c.writing is None:
         turn.put(replace(c, kept=(checkpoint, *c.kept)[:MOST_KEPT]))
