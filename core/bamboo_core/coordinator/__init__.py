@@ -1,1 +1,1 @@
-"""The coordinator: a pure function of state, event and time, and the status that shells show."""
+"""The coordinator of a job: a pure function of state, event and time, and the status that its shells show."""

@@ -55,7 +55,11 @@ def initial(
     history: str = "",
     last_state: str = "",
 ) -> CoordinatorState:
-    """Return the state before the first event."""
+    """Return a new coordinator's state, before its first event.
+
+    now, heartbeat_timeout: seconds. resumed: workers of an earlier coordinator may reconnect. earlier: their progress.
+    secret, history, last_state: see `JobTerms`.
+    """
     return CoordinatorState(
         terms=JobTerms(
             spec=spec,
@@ -87,7 +91,7 @@ def with_workers(
 
 
 def step(state: CoordinatorState, event: Event, now: float) -> tuple[CoordinatorState, tuple[Command, ...]]:
-    """Process one event. Pure: equal arguments give equal results."""
+    """Process one event; return the new state and the commands for the shell. Pure. now: seconds by its clock."""
     if state.phase == "Over":
         if isinstance(event, WorkerJoined):
             stop = protocol.Stop(reason="JobOver", message="the job is over")
@@ -144,17 +148,17 @@ def _take_in(turn: Turn, event: Event) -> None:
 
 
 def _changes_nothing(before: CoordinatorState, event: Event, turn: Turn) -> bool:
-    """Return whether an event leaves nothing to decide. Most events do, for example heartbeats."""
+    """Return whether an event needs no decisions, such as a heartbeat. Most events need none."""
     if isinstance(event, Received):
         return isinstance(event.message, protocol.Heartbeat) or _is_one_of_many(before, event.message, turn.state)
     return isinstance(event, Tick | NoticeWithdrawn) and before.plans.steady and turn.state is before
 
 
 def _is_one_of_many(before: CoordinatorState, message: protocol.Message, after: CoordinatorState) -> bool:
-    """Return whether a message is one of many equal ones: an answer to a plan, a known copy, or about a checkpoint.
+    """Return whether a message is one of many alike, about a plan, a copy or a checkpoint, and not the last of them.
 
-    A thousand workers send one after every plan or checkpoint, and only the last decides. While the coordinator asks
-    which state is lost, or which workers have begun, each of them may decide.
+    A thousand workers send one after every plan or checkpoint, and only the last one needs decisions. While the
+    coordinator asks which state is lost, or which workers have begun, each one may need them.
     """
     plan = after.plan
     if after.phase != "Running" or plan is None or plan.sources or after.inquiry.began_at is not None:
@@ -181,7 +185,7 @@ def _brings_workers(event: Event) -> bool:
 
 
 def _edit(turn: Turn, wanted: JobSpec) -> None:
-    """Follow an edited spec; keep the steps that workers have counted in the data, and an early stop."""
+    """Adopt an edited spec; keep a number of steps that workers counted in the same data, or that an early stop set."""
     training = turn.state.spec.training
     same_length = (wanted.training.epochs, wanted.training.tokens) == (training.epochs, training.tokens)
     if (training.counts_data and same_length) or turn.state.terms.early_stop:
@@ -191,7 +195,7 @@ def _edit(turn: Turn, wanted: JobSpec) -> None:
 
 
 def _waits_for_the_store(state: CoordinatorState) -> bool:
-    """Return whether the job only waits for a checkpoint of its last state, which has its own time limit."""
+    """Return whether the job only waits for its last checkpoint, which has its own time limit."""
     over = state.step >= state.spec.training.steps and state.checkpoints.writing is not None
     return over or state.ending.stopping is not None
 

@@ -18,8 +18,8 @@ from bamboo_core.planning.plan import WorkerId
 class WorkerLost:
     """A worker that is certainly gone: its process exited, or its pod or node was deleted.
 
-    exit_code: its exit code, from 0 up, if it ended for its own reasons, which counts towards backoffLimit; anything
-    else is a disruption. removed: the shell ended it because the coordinator had declared it lost before.
+    exit_code: 0 or more if the worker ended for its own reasons, which counts towards backoffLimit; None or a negative
+    one is a disruption. removed: the shell ended it because the coordinator had declared it lost before.
     """
 
     worker: WorkerId
@@ -43,7 +43,8 @@ class WorkersAbsent:
 class PreemptionNotice:
     """A notice that a worker will be taken away in `seconds`.
 
-    wanted: the coordinator itself no longer needs the worker. cause: an event for the user, if the notice is new.
+    wanted: the shell gives the worker back, because the job no longer needs it. cause: an event for the user, emitted
+    if the notice is new.
     """
 
     worker: WorkerId
@@ -61,7 +62,7 @@ class NoticeWithdrawn:
 
 @dataclass(frozen=True, slots=True)
 class RequestsWithdrawn:
-    """A number of requested workers that will not come, because the shell withdrew the surplus (`surplus_requests`)."""
+    """Withdrawal of requested workers by the shell: so many are surplus (`surplus_requests`) and will not come."""
 
     count: int
 
@@ -134,7 +135,7 @@ class RemoveWorker:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """A decision to show to users in logs, events, conditions and metrics: a CamelCase reason and a sentence.
+    """A message to users for logs, events, conditions and metrics: a CamelCase reason and a sentence.
 
     final: the event is the end of the job, which a shell may show in another way.
     """
@@ -212,7 +213,7 @@ class AbandonReason(StrEnum):
 
 
 class RestoreCause(StrEnum):
-    """The cause for which a job goes back to a checkpoint; also the reason of its end if it has no checkpoint."""
+    """The cause for which a job goes back to a checkpoint; the reason of its end if it has none."""
 
     STAGE_LOST = "StageLost"
     WORKERS_GONE = "WorkersGone"
@@ -232,9 +233,9 @@ class CheckpointCounts:
     """Counts and durations of a job's checkpoints and restores.
 
     durations: seconds from the commit of a checkpoint's step until its manifest was written, of saved checkpoints.
-    stalls: seconds for which training waited for a checkpoint, the longest of any worker. bytes: size of all durable
-    parts, whether or not their checkpoint was completed. repeated: steps committed before the job went back behind
-    them; repeated_seconds: the time that these steps usually take.
+    stalls: seconds for which training waited for a checkpoint, of the worker that waited longest. bytes: size of all
+    durable parts, whether or not their checkpoint was completed. repeated: committed steps that the job had to run
+    again after it went back; repeated_seconds: the time that these steps usually take.
     """
 
     durations: Histogram = field(default_factory=partial(Histogram.of, DURATIONS))
@@ -356,7 +357,7 @@ class Status:
     lacks_room: bool = False
     mode: RedundancyMode | None = None  # in force
     wanted: int = 0  # requested workers, including standbys
-    replicas: int | None = None  # in step, of the least replicated stage; other pipelines' owners count
+    replicas: int | None = None  # copies in step of the least replicated stage; other pipelines' owners count
     nodes: int | None = None  # nodes that hold the least spread stage in step
 
     @property

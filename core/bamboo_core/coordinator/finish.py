@@ -3,7 +3,7 @@
 A complete job has its last state in a store: the store of its checkpoints, or one for the last state alone. Usually
 the root marks the commit of the last step, as for any other checkpoint. It cannot if the checkpoint before is still
 being written two steps before the end, or if the request reaches it too late; and a marked checkpoint may be abandoned.
-Then the coordinator asks the workers that finished the stages, which keep them until the coordinator releases them.
+Then the coordinator asks the workers that finished the stages: they keep the states until it releases them.
 """
 
 from hashlib import sha256
@@ -51,8 +51,9 @@ def _complete(turn: Turn) -> None:
 
 
 def begin(turn: Turn) -> bool:
-    """Begin a checkpoint of the last state once all have finished; return False if the state is kept already, or given
-    up.
+    """Begin a checkpoint of the last state, written by the workers that finished its stages.
+
+    Return False if there is nothing to wait for: the job keeps none, has it already, or it has failed for good.
     """
     state, c, plan = turn.state, turn.state.checkpoints, turn.state.plan
     if plan is None or not is_missing(state) or c.final_failures >= MOST_FAILURES:
@@ -72,18 +73,18 @@ def begin(turn: Turn) -> bool:
 
 
 def is_missing(state: CoordinatorState) -> bool:
-    """Return whether the job keeps checkpoints and none of its last state is known."""
+    """Return whether the job is to keep its last state and no checkpoint of it is known."""
     return (state.spec.checkpoint is not None or state.terms.last_state != "") and last_checkpoint(state) is None
 
 
 def last_checkpoint(state: CoordinatorState) -> CheckpointId | None:
-    """Return the checkpoint of the last state, if there is one."""
+    """Return the known checkpoint of the last state, or None. The job may have begun with it."""
     steps, begun = state.spec.training.steps, state.plan.restore if state.plan else None
     return next((one for one in (*state.checkpoints.kept, begun) if one is not None and one.step >= steps), None)
 
 
 def look_after(turn: Turn) -> None:
-    """Ask the writers again while parts are missing, since a message may have been lost."""
+    """Ask the writers of the last state again while parts are missing, since a message may have been lost."""
     c = turn.state.checkpoints
     if c.final and c.writing and c.dealt.keys() - c.parts.keys() and turn.now - c.asked_at > AGAIN_SECONDS:
         _ask(turn)

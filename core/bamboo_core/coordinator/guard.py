@@ -1,8 +1,8 @@
-"""The guard against wrong numbers, from a worker's processor or memory or from a task that is not deterministic.
+"""The guard against silent data corruption by a worker's processor or memory, and tasks that are not deterministic.
 
-All holders of a stage report checksums of its state, at intervals and for each checkpoint's version; these have to be
-equal. Spot checks compute a microbatch again and have to come to the same bits. After the first difference the job goes
-back to an earlier checkpoint, after the second it ends. See docs/design/determinism.md.
+All holders of a stage report checksums of its state, at intervals and for each checkpoint's version; they must be
+equal. Spot checks compute a microbatch again and must get the same bits. After the first difference the job goes back
+to an earlier checkpoint, after the second it ends. See docs/design/determinism.md.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ CAUSES: Final = (
 
 
 def state_sums(turn: Turn, worker: WorkerId, message: StateSums) -> None:
-    """Compare the checksums that a worker reports of a stage's state with those of its other holders."""
+    """Compare a worker's checksums of a stage's state with those that its other holders reported (`_differs`)."""
     state, plan, stage, version = turn.state, _plan(turn), message.stage, message.version
     training = state.spec.training
     if plan is None or stage >= len(plan.stages) or version > training.steps or not training.deterministic:
@@ -56,12 +56,15 @@ def spot_check(turn: Turn, worker: WorkerId, message: SpotCheckDiffers) -> None:
 
 
 def _plan(turn: Turn) -> Plan | None:
-    """Return the plan in force; None if reports are about states that are given up."""
+    """Return the plan in force; None while the job has none or goes back to a checkpoint."""
     return turn.state.plan if turn.state.phase in ("Running", "Recovering") else None
 
 
 def _differs(turn: Turn, text: str, newest_good: int) -> None:
-    """Go back to a checkpoint, or end the job. newest_good: the newest version from before the difference."""
+    """Go back to a checkpoint from before a difference; end the job at the second one, or if it keeps no checkpoints.
+
+    newest_good: the newest version from before the difference.
+    """
     turn.put(replace(turn.state.guard, reported={}, differences=turn.state.guard.differences + 1))
     if turn.state.spec.checkpoint is None:
         turn.finish(Outcome.FAILED, "ResultsDiffer", f"{text}; the job keeps no checkpoints to go back to; {CAUSES}")

@@ -13,8 +13,8 @@ AT_ONCE: Final = 50
 
 
 class HistoryFeed:
-    """The events of a job that its root should write into the history. source: a unique name, which identifies events
-    together with their numbers. clock: seconds since 1970.
+    """A queue of the job's events that its root should write into the history. source: a unique name, which identifies
+    events together with their numbers. clock: seconds since 1970.
     """
 
     def __init__(self, source: str, clock: Callable[[], float]) -> None:
@@ -25,7 +25,7 @@ class HistoryFeed:
         self._sent = 0  # to that root
 
     def follow(self, event: object, emits: Iterable[Emit], plan: Plan | None) -> tuple[WorkerId, HistoryEvents] | None:
-        """Return the root's owner and the events to send it after a turn of the coordinator; None if nothing is due.
+        """Queue a turn's events; return the root's owner and up to AT_ONCE events to send it, or None if none are due.
 
         The shell sends them before the turn's commands, because a root that stops has to know what to write. A new
         root, or one that reconnects, gets all events that are not confirmed. event: the turn's input. emits: its
@@ -63,5 +63,5 @@ class HistoryFeed:
                 self._waiting.popleft()
 
     def rest(self) -> HistoryEvents:
-        """Return the events not confirmed as written."""
+        """Return all queued events that no root has confirmed as written."""
         return HistoryEvents(source=self._source, events=tuple(self._waiting))

@@ -1,4 +1,4 @@
-"""The coordinator's state as its shells need it: the status for display, and the workers that the job wants."""
+"""The status of a job for display, and the workers that it wants, made from the coordinator's state for its shells."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -121,7 +121,7 @@ def _write(state: CoordinatorState, now: float) -> CheckpointWrite | None:
 class _Cells:
     """Protection of the plan's cells.
 
-    unprotected: cells whose state a single loss takes. replicating: those among them that their replicas will protect
+    unprotected: cells whose state a single loss takes. replicating: unprotected cells whose replicas will protect them
     once in step. replicas: number of workers that any cell may lose. nodes: number of nodes of the least spread cell.
     None without a plan.
     """
@@ -147,7 +147,7 @@ class _Cells:
 
 
 def _crowded(state: CoordinatorState) -> tuple[tuple[str, int], ...]:
-    """Return the nodes with more workers than `spread.workersPerNode`, if that is above one.
+    """Return the nodes with more workers than `spread.workersPerNode`, and how many; none if that is one.
 
     With one worker per node, the spread is only a wish and protection counts workers.
     """

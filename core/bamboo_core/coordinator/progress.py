@@ -29,7 +29,7 @@ BEGINNING: Final = EarlierProgress()
 class Progress(Record):
     """The progress of the job's steps.
 
-    step: how many are committed. furthest: the most that ever were, perhaps before the job went back to a checkpoint.
+    step: number of committed steps. furthest: the largest such number, even before the job went back to a checkpoint.
     counting: whether it is known from which step on this coordinator counts; trained: the steps committed for the first
     time since then. generation: the newest layout that a step was committed with; -1: none yet.
 
@@ -64,7 +64,7 @@ class Progress(Record):
 
     @property
     def usual_step(self) -> float | None:
-        """Return the median seconds of the recent steps."""
+        """Return the median seconds of the recent steps; None until one is timed."""
         return median(self.step_seconds[-USUAL_OF:]) if self.step_seconds else None
 
     def has_heard_of(self, step: int) -> bool:
@@ -72,7 +72,7 @@ class Progress(Record):
         return step in self.losses or step in self.skips or step < self.step - KEPT_LOSSES
 
     def skips_before(self, step: int) -> int:
-        """Return how many steps in a row were skipped up to `step`, the newest of them."""
+        """Return how many steps in a row were skipped, counting back from the skipped step `step`."""
         return next((n for n in range(1, len(self.skips) + 1) if step - n not in self.skips), len(self.skips))
 
     def with_loss(self, step: int, loss: float) -> "Progress":
@@ -105,7 +105,7 @@ class Progress(Record):
         return replace(counted, lost_by_step=by_step, lost_microbatches=self.lost_microbatches + (lost if new else 0))
 
     def committed(self, message: protocol.StepCommitted, now: float) -> "Progress":
-        """Record one more committed step."""
+        """Record the newest committed step and its figures."""
         seconds = self.step_seconds
         if 0 < message.seconds <= MOST_SECONDS:
             seconds = (*seconds, message.seconds)[-KEPT_DURATIONS:]
@@ -126,7 +126,7 @@ class Progress(Record):
         return replace(self, evaluations=known, last_at=now)
 
     def back_at(self, step: int, now: float) -> "Progress":
-        """Go back to the state before `step`."""
+        """Go back to the state before `step`. Losses and skips after it are dropped; counts and evaluations stay."""
         return replace(
             self,
             step=step,

@@ -57,7 +57,7 @@ class CoordinatorState:
 
     @property
     def spec(self) -> JobSpec:
-        """Return the job's spec, with edits."""
+        """Return the job's spec as edited, with the number of steps that workers counted or an early stop set."""
         return self.terms.spec
 
     @property
@@ -82,7 +82,7 @@ class CoordinatorState:
 
     @property
     def usual_step(self) -> float | None:
-        """Return the median seconds of the recent steps."""
+        """Return the median seconds of the recent steps; None until one is timed."""
         return self.progress.usual_step
 
     @property
@@ -114,7 +114,7 @@ class CoordinatorState:
         return plan.worker_ids() - self.workers.keys()
 
     def certain_holders(self, plan: Plan) -> list[list[WorkerId]]:
-        """Return all workers that certainly hold each stage's state, owners first."""
+        """Return, by stage, all workers that certainly hold its state: owners, then replicas known to be in step."""
         owners: list[list[WorkerId]] = [[] for _ in plan.stages]
         replicas: list[list[WorkerId]] = [[] for _ in plan.stages]
         for cell in plan.cells():
@@ -152,7 +152,7 @@ class Turn:
         return self.state.phase == "Over"
 
     def put(self, *records: Record) -> None:
-        """Store records. A record that is stored already changes nothing."""
+        """Store records in the state, each in the field of its type. A record that is already there changes nothing."""
         changes: dict[str, Any] = {}
         for one in records:
             name = _FIELDS[type(one)]

@@ -1,4 +1,4 @@
-"""Detection and mitigation of slow workers.
+"""Detection and mitigation of stragglers (slow workers).
 
 Each worker reports the time that it takes for a microbatch of its layers, without waits. A straggler takes longer than
 others by a factor, for `elastic.stabilizationSeconds` and some steps, and thereby delays the job.
@@ -45,7 +45,7 @@ ALIKE: Final = 1.2  # factor below which changed figures are not shown anew
 
 
 def judge(turn: Turn) -> bool:
-    """Judge after a commit which workers are slow, and report new ones. Return False if it is not time for that."""
+    """Decide which workers are slow, and report changes. Return False if nothing was decided: it is too early."""
     state = turn.state
     known = state.stragglers
     if turn.now < known.looked_at + LOOK_SECONDS or not _is_familiar(state):
@@ -73,7 +73,7 @@ def _is_familiar(state: CoordinatorState) -> bool:
 
 
 def _judged(state: CoordinatorState, all_speeds: Speeds, now: float) -> dict[WorkerId, Straggler]:
-    """Return the slow workers, and since when. A worker not measured or comparable yet keeps its earlier judgement."""
+    """Return the slow workers. A worker that is not measured, or not comparable yet, keeps its earlier record."""
     plan, before, times = state.current_plan, state.stragglers.slow, owned_times(state)
     by_costs, slow = by_counted_costs(state), {}
     settling = state.step < state.plans.since_step + SETTLING_STEPS  # forwards of replicas may not be timed yet
@@ -95,7 +95,7 @@ def _judged(state: CoordinatorState, all_speeds: Speeds, now: float) -> dict[Wor
 
 
 def _is_slow(state: CoordinatorState, seen: Straggler, *, known: bool) -> bool:
-    """Return whether a worker is slow enough and delays the job; less suffices for a known straggler."""
+    """Return whether a worker is a straggler: slow by a factor, and a delay of each step. Less suffices if `known`."""
     assert state.usual_step is not None
     if seen.compared:
         limit = STILL_SLOWER if known else SLOWER
@@ -106,7 +106,7 @@ def _is_slow(state: CoordinatorState, seen: Straggler, *, known: bool) -> bool:
 
 
 def _grown(state: CoordinatorState, seen: Straggler, before: Straggler | None, now: float) -> Straggler:
-    """Return the straggler with the beginning and the flags of its earlier record."""
+    """Return a straggler's record with the beginning of its earlier record, and its flags updated."""
     if before is None:
         return seen
     since = (before.since, before.step)
@@ -140,7 +140,9 @@ ASKING_SECONDS: Final = 600.0  # limit until a requested replacement has joined
 
 
 def look(turn: Turn) -> None:
-    """Judge after a commit which workers are slow, and act on it: replace the slowest one, or split the layers anew."""
+    """Decide after a commit which workers are slow, and act: replace the slowest one, split the layers anew, or request
+    one more worker.
+    """
     if not judge(turn):
         return
     state = turn.state
@@ -158,7 +160,7 @@ def look(turn: Turn) -> None:
 
 
 def keep_those_without_replacement(turn: Turn) -> None:
-    """Keep a slow worker whose replacement is lost: it is better than a worker that runs two stages."""
+    """Withdraw the notice of a slow worker whose replacement is lost: otherwise a worker would run two stages."""
     state = turn.state
     notices = state.membership.leaving
     leaving = [w for w in state.noticed if notices[w].replaced and not state.workers[w].released]
@@ -169,7 +171,9 @@ def keep_those_without_replacement(turn: Turn) -> None:
 
 
 def _ask_for_one_more(turn: Turn, worker: WorkerId | None) -> None:
-    """Request one worker more than the job has, where no split helps, for a limited time."""
+    """Request one more worker, to replace this straggler, if no split helps; withdraw the request when it is not needed
+    or has taken too long.
+    """
     state, known = turn.state, turn.state.stragglers
     if known.asked_at is not None:
         late = turn.now - known.asked_at > ASKING_SECONDS and state.membership.requested > 0
@@ -190,7 +194,7 @@ def _ask_for_one_more(turn: Turn, worker: WorkerId | None) -> None:
 
 
 def _held_up_by(state: CoordinatorState, slow: Straggler) -> float:
-    """Return the seconds by which a step would be shorter with a worker of usual speed in its place.
+    """Return the seconds by which a step would be shorter with a worker of usual speed in the straggler's place.
 
     Nothing is gained if other stages take as long, since the layers were split by speed. 0 until all stages are
     measured.
@@ -215,7 +219,7 @@ def _worst(state: CoordinatorState) -> WorkerId | None:
 
 
 def _has_replacement(turn: Turn) -> bool:
-    """Return whether a standby is free to replace a worker."""
+    """Return whether a standby is free to replace a straggler, and no worker runs two stages."""
     state, plan = turn.state, turn.state.current_plan
     owners = [plan.at(cell).owner for cell in plan.cells()]
     alone = len(set(owners)) == len(owners)
@@ -223,7 +227,7 @@ def _has_replacement(turn: Turn) -> bool:
 
 
 def _has_enough(state: CoordinatorState) -> bool:
-    """Return whether as many workers have been replaced as the job has."""
+    """Return whether the limit of replacements is reached: as many as the job has workers."""
     return state.stragglers.replacements >= wanted_workers(state.spec)
 
 

@@ -13,7 +13,7 @@ from bamboo_core.planning.plan import Plan, WorkerId
 from bamboo_core.planning.transitions import takeover
 from bamboo_core.text import count
 
-STARTING_AT = "starting, at "  # prefix of a report where a worker's code is while it loads the task
+STARTING_AT = "starting, at "  # prefix of `doing` while a worker loads the task; its place in the code follows
 STUCK_SECONDS = 60.0
 STUCK_STEPS = 20  # or this many usual steps, if longer
 HINT_SECONDS = 10.0  # longer, until an event tells the user where workers wait
@@ -22,7 +22,7 @@ FAMILIAR_STEPS = 3  # committed under a plan before its durations count: first c
 
 
 def check_stuck(turn: Turn) -> None:
-    """Declare lost a single worker that delays all others, if the job can go on without it."""
+    """Declare the one worker lost that is stuck and delays all others, if the job can go on without it."""
     state = turn.state
     limit = _limit(state)
     if limit is None or turn.now - state.progress.last_at <= limit:
@@ -41,7 +41,7 @@ def check_stuck(turn: Turn) -> None:
 
 
 def hint(turn: Turn) -> None:
-    """Report, once after each step, where workers have been busy for long.
+    """Report once, if no step is committed for long, where workers have been busy (NoProgress).
 
     A task that hangs does so in all workers, long before the progress deadline. Nothing else follows from the report,
     since a first call or a large step may take that long.
@@ -66,7 +66,7 @@ def hint(turn: Turn) -> None:
 
 
 def _limit(state: CoordinatorState) -> float | None:
-    """Return the seconds after which a worker is stuck; None until the usual duration of steps is known."""
+    """Return the seconds after which a worker is stuck; None until a few steps of the present plan were timed."""
     usual, plan = state.usual_step, state.plan
     if state.phase != "Running" or plan is None or usual is None:
         return None
