@@ -63,13 +63,16 @@ def lacks_room(state: CoordinatorState, plan: Plan) -> bool:
 
 
 def redundancy(state: CoordinatorState, plan: Plan) -> RedundancySpec:
-    """Return the redundancy that fits the plan's grid and its workers, with a mode other than Auto."""
+    """Return the redundancy in use on the plan's grid: as many replicas as fit in memory, and Auto resolved."""
     asked = spec_on(state, grid_of(plan), plan.stages).redundancy
     return asked.on(plan.target.pipelines, apart=are_owners_apart(state, plan))
 
 
 def are_owners_apart(state: CoordinatorState, plan: Plan) -> bool:
-    """Return whether each stage's owners are spread enough to replace replicas, or whether that makes no difference."""
+    """Return whether each stage's owners are far enough apart (workers, nodes, zones) to replace replicas.
+
+    True if the job's redundancy does not depend on that.
+    """
     asked = state.spec.redundancy
     if asked.on(plan.target.pipelines) == asked.on(plan.target.pipelines, apart=False):
         return True
@@ -89,7 +92,7 @@ def spec_on(state: CoordinatorState, grid: Grid, split: Ranges | None = None) ->
 
 
 def _copies(state: CoordinatorState, grid: Grid, split: Ranges | None) -> int:
-    """Return the replicas of each stage: as requested, or as many as fit in memory.
+    """Return the number of replicas of each stage: as requested, or as many as fit in memory.
 
     Until a restarted coordinator knows the size of the layers, a job without replicas stays without. A job that has
     some and may not do without keeps them.
@@ -160,7 +163,7 @@ def is_undisturbed(state: CoordinatorState) -> bool:
 
 
 def measured(state: CoordinatorState) -> float | None:
-    """Return the seconds of an undisturbed step on the plan's grid, or None until enough steps were timed."""
+    """Return the median seconds of a step on the plan's grid; None until enough were timed, or if disturbed."""
     taken = state.grids.taken
     known = len(taken) >= FAMILIAR_STEPS or (len(taken) > 1 and sum(taken) >= FAMILIAR_SECONDS)
     return median(taken) if known and is_undisturbed(state) else None
@@ -174,7 +177,10 @@ def is_short(state: CoordinatorState) -> bool:
 
 
 def calibrated(state: CoordinatorState, rates: GridRates) -> float:
-    """Return the factor by which links are faster than assumed, such that the model gives the measured step time."""
+    """Return the factor between real and assumed link speeds for which the model best gives the measured step time.
+
+    It is the present factor if nothing is measured, or if the model is exact enough already.
+    """
     seconds, plan = measured(state), state.plan
     if seconds is None or plan is None or not is_measured(state):
         return state.grids.network
@@ -222,7 +228,7 @@ def rate(state: CoordinatorState, rates: GridRates, grid: Grid) -> GridRate | No
 
 
 def scale(state: CoordinatorState, rates: GridRates) -> float:
-    """Return the ratio of measured to modelled step time on the grid that was measured last."""
+    """Return the ratio of measured to modelled step time on the grid that was measured last; 1 if there is none."""
     if not state.grids.measured:
         return 1.0
     grid, newest = max(state.grids.measured.items(), key=lambda one: one[1].at)
@@ -299,7 +305,8 @@ def pause(state: CoordinatorState, rates: GridRates, grid: Grid) -> float:
 def pays(now_seconds: float, then_seconds: float, stopped: float, until: float, margin: float = WORTH) -> bool:
     """Return whether a change of the grid completes more steps within `until` seconds despite its pause of `stopped`.
 
-    margin: share by which a step must be shorter; 0 if workers run several stages, since a complete grid is worth more.
+    now_seconds, then_seconds: of a step before and after it. margin: share by which a step must be shorter; 0 if
+    workers run several stages, since a complete grid is worth more.
     """
     if then_seconds >= (1 - margin) * now_seconds:
         return False

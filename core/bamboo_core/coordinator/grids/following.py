@@ -29,7 +29,7 @@ NO_ROOM: Final = ", without copies of stages, for which no grid has room"
 
 
 def watch(turn: Turn) -> None:
-    """Record since when another grid has been worth a change, for a job whose grid the coordinator chooses."""
+    """Record measurements, and since when another grid has been worth a change, for a job with `elastic`."""
     state = turn.state
     if state.spec.elastic is None:
         if state.spec.redundancy.mode is RedundancyMode.AUTO and state.grids.rates is None:
@@ -57,7 +57,10 @@ def keep_rates(turn: Turn) -> None:
 
 
 def _best_measured(turn: Turn, rates: GridRates) -> GridRate | None:
-    """Return the grid to which a change pays, by measured times of layers, or None."""
+    """Return the grid to which a change pays, by measured times of layers, or None.
+
+    First update the number of workers to hold. Report it if no grid fits an edit.
+    """
     state = turn.state
     assert state.spec.elastic is not None
     if gives_back(state.spec) and grid_of(state.current_plan) in state.grids.measured:
@@ -72,7 +75,7 @@ def _best_measured(turn: Turn, rates: GridRates) -> GridRate | None:
 
 
 def _best_guess(state: CoordinatorState, rates: GridRates) -> GridRate | None:
-    """Return the grid whose pipelines the workers fill, until layers are measured; None if it runs already."""
+    """Return the grid whose pipelines the workers fill, until layers are measured; None if it runs, or none fits."""
     grid = grid_of(state.current_plan)
     found = _guess(state, rates, holding.counted(state, state.staying))
     if found is None or found.pipelines == grid.pipelines:
@@ -95,7 +98,7 @@ def _guess(state: CoordinatorState, rates: GridRates, workers: int) -> Grid | No
 
 
 def _note(turn: Turn, staying: int) -> None:
-    """Record which workers are present, and how many."""
+    """Record which workers stay, and how many (`staying`)."""
     state = turn.state
     leaving = [w for w in state.holding.staying if w in state.noticed]
     spared = sum(1 for w in leaving if state.membership.leaving[w].spared and state.workers[w].ready)
@@ -196,7 +199,7 @@ def splits_anew(state: CoordinatorState) -> bool:
 
 
 def next_grid(state: CoordinatorState, workers: int) -> Grid:
-    """Return the grid for a number of workers after a cut."""
+    """Return the grid on which a number of workers continue from a cut; the present one if no other is possible."""
     grid = grid_of(state.current_plan)
     balances = state.splits.resplit is not None and state.splits.resplit.stages is not None
     if state.spec.elastic is None or (balances and workers >= grid.cells):
@@ -207,8 +210,8 @@ def next_grid(state: CoordinatorState, workers: int) -> Grid:
 def grid_for(state: CoordinatorState, workers: int) -> Grid | None:
     """Return the best grid for a number of workers, by everything known now; None if they can run none.
 
-    Until layers are measured, their operations count. If the manifest sets the number of stages, the grid has as many
-    pipelines as the workers fill.
+    Until layers are measured, their counted operations decide; or, if the manifest sets the number of stages, the grid
+    has as many pipelines as the workers fill.
     """
     rates = choosing.rates_of(state)
     if rates is None:
@@ -275,7 +278,7 @@ def has_room(state: CoordinatorState, grid: Grid, split: Ranges) -> bool:
 
 
 def report_choice(turn: Turn, grid: Grid) -> None:
-    """Report why a grid was chosen, with the expected speed of it and of others."""
+    """Report the chosen grid, once layers are measured with its expected speed and that of others (GridChosen)."""
     state, rates = turn.state, choosing.rates_of(turn.state)
     workers = state.staying
     text = f"{_described(grid, state)} for {count(workers, 'worker')}"

@@ -1,4 +1,4 @@
-"""The number of workers worth their price (`elastic.objective: Value`), and which workers the job gives back. Pure.
+"""The number of workers worth their price (`elastic.objective: Value`), and the choice of workers to give back. Pure.
 
 A worker that adds less than it costs is given back and not replaced. See docs/design/grids.md.
 """
@@ -59,7 +59,7 @@ def _each(more: tuple[tuple[float, int], ...], number: int) -> list[float]:
 
 
 def seen(state: CoordinatorState, now: float) -> Holding:
-    """Return the record updated with the present workers, and with the fate of those that are gone."""
+    """Return the record with the workers that stay now, and with losses and hours of workers that do not any more."""
     known = state.holding
     staying = {w: r.peer.zone for w, r in state.workers.items() if state.stays(w)}
     if staying.keys() == known.staying.keys():
@@ -75,13 +75,13 @@ def seen(state: CoordinatorState, now: float) -> Holding:
 
 
 def _was_lost(state: CoordinatorState, worker: WorkerId) -> bool:
-    """Return whether a worker was lost, not given back or replaced. How it ended may never be known."""
+    """Return whether a worker counts as lost: it was neither given back nor replaced. Its end may never be known."""
     notice = state.membership.leaving.get(worker)
     return notice is None or not (notice.spared or notice.replaced)
 
 
 def hazard(state: CoordinatorState, zone: str, now: float) -> float:
-    """Return a zone's expected losses per worker and hour: near the prior at first, then near what the job has seen."""
+    """Return a zone's expected losses per worker and hour: near the prior at first, later near the observed rate."""
     known = state.holding
     was = known.zones.get(zone, Exposure())
     hours = was.hours + sum(now - since for place, since in known.staying.values() if place == zone) / 3600
@@ -102,7 +102,7 @@ def missing_share(state: CoordinatorState, now: float) -> float:
 
 
 def _missing(held: int, share: float) -> Iterator[tuple[int, float]]:
-    """Yield numbers of workers that may be missing at a time, each with its chance; negligible ones are left out."""
+    """Yield numbers of missing workers with their binomial probabilities, 0 to 1, without negligible ones."""
     mean = held * share
     around = 1 + SPREAD * math.sqrt(mean * (1 - share))
     fewest, most = max(0, math.floor(mean - around)), min(held, math.ceil(mean + around))
@@ -125,7 +125,7 @@ def to_have(state: CoordinatorState) -> int:
 
 
 def fewest_to_begin(state: CoordinatorState) -> int:
-    """Return the number of workers of the smallest grid that fits in memory, as far as that is known."""
+    """Return the number of workers of the smallest grid; of the smallest that fits in memory once sizes are known."""
     spec = state.spec
     fewest = fewest_workers(spec)
     rates = choosing.rates_of(state) if spec.elastic else None
@@ -136,7 +136,7 @@ def fewest_to_begin(state: CoordinatorState) -> int:
 
 
 class Worth:
-    """The expected speed and hourly price of each possible number of workers, given the price and losses of workers."""
+    """The expected speed, hourly price and value (speed per price) of each possible number of workers."""
 
     def __init__(self, state: CoordinatorState, rates: GridRates, now: float) -> None:
         self._state, self._rates = state, rates
@@ -167,7 +167,7 @@ class Worth:
         )
 
     def speed(self, held: int) -> float:
-        """Return the expected samples per second, given the workers that are missing until their replacements come."""
+        """Return the expected samples per second with `held` workers, some of which are lost and not replaced yet."""
         chances = dict(_missing(held, self._share))
         return sum(chance * self._undisturbed(held - lost) for lost, chance in chances.items()) / sum(chances.values())
 
@@ -178,7 +178,7 @@ class Worth:
         return self._speeds[workers]
 
     def price(self, held: int) -> float:
-        """Return the price per hour, with standbys: of the cheapest present workers and the next that would come."""
+        """Return the price per hour of `held` workers and standbys: the cheapest present ones, then the next ones."""
         held += self._state.spec.standby.workers
         here = min(held, len(self._sums) - 1)
         return self._sums[here] + self._more[held - here]
@@ -213,7 +213,7 @@ def worth_most(state: CoordinatorState, worth: Worth, rates: GridRates, now: flo
 
 
 def _fewest(worth: Worth, most: int, speed: float) -> int:
-    """Return the smallest number of workers that reaches this speed."""
+    """Return the smallest number of workers that reaches this speed (binary search)."""
     fewer, enough = 0, most
     while enough - fewer > 1:
         middle = (fewer + enough) // 2
@@ -238,7 +238,10 @@ def _pause_of(state: CoordinatorState, rates: GridRates, workers: int) -> float:
 
 
 def resume(turn: Turn) -> None:
-    """Hold, after a restart of the coordinator, as many workers as run stages, until a new choice."""
+    """Set the number of workers to hold, after a restart of the coordinator, to the number of cells in the plan.
+
+    It stays until `aim` chooses again.
+    """
     known, plan = turn.state.holding, turn.state.plan
     if gives_back(turn.state.spec) and plan is not None:
         turn.put(replace(known, target=grid_of(plan).cells))
@@ -274,7 +277,7 @@ def _reason(worth: Worth, number: int) -> str:
 
 
 def counted(state: CoordinatorState, workers: int) -> int:
-    """Return how many of these workers a grid is chosen for; the others are given back or stand by."""
+    """Return for how many of this number of workers a grid is chosen; the others are given back or stand by."""
     target = state.holding.target
     return workers if target is None or not gives_back(state.spec) else min(workers, target)
 
@@ -317,7 +320,7 @@ def picks(state: CoordinatorState, then: Grid) -> bool:
 
 
 def give_back_surplus(turn: Turn) -> bool:
-    """Give back idle workers beyond the number to hold. Return whether there were idle workers."""
+    """Give notice to idle workers beyond the number to hold. Return whether there were any."""
     state, plan = turn.state, turn.state.plan
     if not gives_back(state.spec) or state.holding.target is None or plan is None:
         return False
