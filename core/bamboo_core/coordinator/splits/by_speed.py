@@ -30,7 +30,8 @@ BYTES_PER_SECOND: Final = 1e8  # assumed speed of moving layers, until one move 
 def look_after(turn: Turn, *, suspected: bool, slow: Sequence[str]) -> None:
     """Record since when another split is expected to be faster, and request it once that lasts.
 
-    suspected: a worker may be slow, which may pass or be met by a replacement. slow: descriptions of the slow workers.
+    suspected: a worker seems slow, but not for long enough yet; a new split waits for that. slow: descriptions of the
+    slow workers.
     """
     state, known = turn.state, turn.state.splits
     split = _faster(state, slow, turn.now)
@@ -69,10 +70,10 @@ def is_free(state: CoordinatorState) -> bool:
 
 
 def _faster(state: CoordinatorState, slow: Sequence[str], now: float) -> FasterSplit | None:
-    """Return the best split for these workers.
+    """Return the split with the shortest steps on the present workers.
 
-    None if it does not earn back its pause, does not fit in memory, or if the layers were split for these workers
-    recently.
+    None if times are unknown, if the layers were split for these workers recently, or if the split is not faster by
+    WORTH, does not earn back its pause, or does not fit in memory.
     """
     plan, work, evened = state.current_plan, state.stragglers.estimate, state.splits.evened
     rests = evened is not None and evened[0] == places(state) and now - evened[1] < REST_SECONDS

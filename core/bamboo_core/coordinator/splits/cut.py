@@ -29,7 +29,7 @@ COPIES_SECONDS: Final = 60.0  # wait for the copies of all holders, once each la
 
 
 def is_cut(state: CoordinatorState) -> bool:
-    """Return whether a commit has carried the request, so that no further step begins with this split."""
+    """Return whether a commit has carried the request for a cut, so that no further step begins with this split."""
     cut = state.splits.resplit.cut if state.splits.resplit else None
     return cut is not None and (state.plan is None or state.plan.restore != cut)
 
@@ -52,7 +52,7 @@ def has_begun(state: CoordinatorState) -> bool:
 
 
 def wants(state: CoordinatorState, now: float) -> bool:
-    """Return whether a cut is due: another grid or a faster split is, and nothing else is going on."""
+    """Return whether to request a cut: another grid or a faster split is due, and nothing else is going on."""
     plan = state.current_plan
     if not is_possible(state) or not (is_resized(state, now) or state.splits.faster) or state.checkpoints.writers:
         return False
@@ -100,13 +100,13 @@ def withdraw(turn: Turn) -> None:
 
 
 def _somebody_leaves(state: CoordinatorState) -> bool:
-    """Return whether a worker under notice still has a part. One without only waits until its log is not needed."""
+    """Return whether a worker under notice still holds a stage; others only wait until their log is not needed."""
     parts = state.current_plan.holders()
     return any(not state.workers[w].released and w in parts for w in state.noticed)
 
 
 def request(turn: Turn) -> None:
-    """Request a cut soon."""
+    """Request a cut at the next commit, for another grid or for a faster split (then emit Rebalancing)."""
     state, numbered = turn.state, turn.state.checkpoints.numbered()
     faster = None if is_resized(state, turn.now) else state.splits.faster
     stages = faster.stages if faster else None
@@ -138,7 +138,10 @@ def look_after(turn: Turn) -> None:
 
 
 def begin_anew(turn: Turn) -> None:
-    """Begin the step in progress anew on another grid, with the state before it, which all keep until its commit."""
+    """Begin the step in progress anew on another grid, from the state before it, which workers keep until its commit.
+
+    A checkpoint in progress is abandoned.
+    """
     state = turn.state
     cut = CheckpointId(step=state.step, id=f"anew{state.current_plan.epoch}")
     saving.leave_behind(turn)
@@ -163,7 +166,7 @@ def _ask(turn: Turn) -> None:
 
 
 def carried(turn: Turn, number: int, cut: CheckpointId) -> None:
-    """Record that a commit has carried the request of that number."""
+    """Record that a commit has carried the request for a cut of that number; ignored if it is not the open one."""
     resplit = turn.state.splits.resplit
     if resplit is not None and resplit.number == number and resplit.cut is None and not _is_end(turn.state, cut):
         turn.put(replace(turn.state.splits, resplit=replace(resplit, cut=cut, since=turn.now)))
@@ -175,7 +178,7 @@ def _is_end(state: CoordinatorState, cut: CheckpointId) -> bool:
 
 
 def state_held(turn: Turn, worker: WorkerId, message: protocol.StateHeld) -> None:
-    """Record a worker's copies of layers of a cut's state. The report may arrive before that of the commit."""
+    """Record a worker's copies of layers of a cut's state. This may arrive before the report of the cut's commit."""
     state, plan, cut = turn.state, turn.state.plan, message.checkpoint
     if _is_end(state, cut):
         return
@@ -206,7 +209,10 @@ def next_plan(turn: Turn) -> Plan | None:
 
 
 def last_plan(turn: Turn) -> Plan | None:
-    """Return the plan that lets workers drop their copies once all have started."""
+    """Return the plan with which workers drop their copies, once all have started from the cut; None before.
+
+    Also record how long the cut stopped training.
+    """
     state, plan = turn.state, turn.state.plan
     if plan is None or not has_begun(state) or not plan.worker_ids() <= state.workers.keys():
         return None

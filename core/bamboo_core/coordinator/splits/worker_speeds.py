@@ -49,13 +49,13 @@ def measurements(state: CoordinatorState) -> list[Measurement]:
 
 
 def of_replaced(state: CoordinatorState) -> list[Measurement]:
-    """Return the measurements of replaced workers that had run the layers of a present stage."""
+    """Return the measurements of workers replaced as stragglers, for the layers of present stages."""
     plan, replaced = state.current_plan, state.stragglers.replaced.items()
     return [Measurement(worker, layers, seconds) for (worker, layers), seconds in replaced if layers in plan.stages]
 
 
 def own_paces(state: CoordinatorState) -> dict[tuple[WorkerId, Layers], OwnPace]:
-    """Return each owner's times for its layers, with this measurement. Times of other layers are dropped.
+    """Return each owner's times for its layers, with the newest one added. Times of other layers are dropped.
 
     A slow worker's usual time is not learned, since it would seem to have recovered.
     """
