@@ -1,1 +1,1 @@
-"""The records of which the coordinator's state is made."""
+"""The records that make up the coordinator's state."""

@@ -54,13 +54,13 @@ class CheckpointState(Record):
     # one in progress
 
     def numbered(self) -> "CheckpointState":
-        """Take the next number for a requested checkpoint or cut."""
+        """Advance `number`, for the next request for a checkpoint or cut."""
         return replace(self, number=self.number + 1)
 
     def requested(
         self, at: int, writers: tuple[tuple[WorkerId, ...], ...], plan: Plan, now: float
     ) -> "CheckpointState":
-        """Request a checkpoint of the state after step `at` or a later one. writers: of each stage."""
+        """Record the request for a checkpoint of the state after step `at` or a later one. writers: of each stage."""
         dealt = {
             layer: worker
             for layers, mine in zip(plan.stages, writers, strict=True)
@@ -99,7 +99,7 @@ class CheckpointState(Record):
         return replace(updated, early=dict(list(early.items())[-MOST_EARLY:]))
 
     def uncommitted(self) -> tuple[CheckpointId, ...]:
-        """Return the checkpoints that may have written parts and that no worker was asked to commit."""
+        """Return the checkpoints of which parts may be written, and whose manifest no worker was asked to write."""
         return (*self.early, *((self.writing,) if self.writing and self.asked is None else ()))
 
     # existing checkpoints
@@ -117,8 +117,8 @@ class RestoringState(Record):
     """The checkpoint with which the job begins, and why it goes back to one (`restoring`).
 
     looked: whether the coordinator knows that checkpoint (found; None: it begins without one). asked, asked_at: the
-    worker that reads the store now, and since when. question: the number of the newest question. pausing: before the
-    store is asked again. spoiled: no existing checkpoint is usable. problem: why the store gives no answer. reason,
+    worker that reads the store now, and since when. question: the number of the newest question. pausing: wait before
+    the store is asked again. spoiled: no existing checkpoint is usable. problem: why the store gives no answer. reason,
     message: why the job has to go back to a checkpoint; empty if it does not. back_since: since when it has to, without
     a commit since then.
     """

@@ -69,7 +69,7 @@ class GridState(Record):
 
     resize: another grid that is worth a change, and since when. rates: computed from the layer times of that moment.
     network: the factor by which links seem faster than assumed. looks: layer times at several moments, the last one
-    after `looked` committed steps. costs: the usual layer times according to these. running: the grid that runs, and
+    after `looked` committed steps. costs: the median of these for each layer. running: the grid that runs, and
     the origin of its states. tries: when the grid has changed since workers or layer times last changed.
 
     taken: seconds of the newest undisturbed steps on the running grid. run: the number of these steps. heard: the
@@ -102,8 +102,8 @@ class GridState(Record):
     unmet: str = ""
 
     def on(self, grid: Grid, origin: int, step: int, now: float) -> "GridState":
-        """Record that this grid runs with the states of that origin. Layer times of the previous grid then
-        count less.
+        """Record that this grid runs, with the states of this origin. Layer times measured on another grid then count
+        less.
         """
         if (grid, origin) == self.running:
             return self
@@ -113,15 +113,15 @@ class GridState(Record):
         return replace(known, looks=(self.costs,) * min(len(self.looks), noise.PRIOR), tries=(*self.tries, now))
 
     def disturbed(self, step: int) -> "GridState":
-        """Measure step times from that step on, because steps take longer or the split of the layers changes."""
+        """Discard the step times so far and time steps from this one on: steps took longer, or the split changed."""
         return replace(self, taken=(), run=0, heard=step)
 
     def lacking(self, step: int, now: float) -> "GridState":
-        """Record that a worker runs several stages in that step."""
+        """Record since when this step has lacked a worker: one runs several stages, or an owner is lost or leaves."""
         return self if self.short[0] == step else replace(self, short=(step, now))
 
     def looking(self, costs: tuple[float, ...], step: int) -> "GridState":
-        """Record the layers' present times, from microbatches after the previous look."""
+        """Record the layers' present times in seconds; drop older ones if their sum has clearly changed."""
         same = not self.looks or len(self.looks[-1]) == len(costs)
         looks = ((*self.looks, costs) if same else (costs,))[-noise.KEPT :]
         tries = self.tries
@@ -139,7 +139,7 @@ class GridState(Record):
         return replace(self, taken=taken, run=run, heard=step)
 
     def noted(self, workers: int, now: float, wanted: int, spared: int = 0) -> "GridState":
-        """Record the number of workers that stay now.
+        """Record the number of workers that stay now: when it changed, losses without successor, and refill times.
 
         wanted: the wanted number; lost workers beyond it get no successor. spared: how many workers were given back;
         they get no successor either.
@@ -197,7 +197,7 @@ class Filling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FasterSplit:
-    """A split with which steps are expected to be shorter. why: a sentence for the user."""
+    """A split of the layers with which steps are expected to be shorter. why: a sentence for the user."""
 
     stages: Ranges
     why: str

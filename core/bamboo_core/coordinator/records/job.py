@@ -18,7 +18,7 @@ from bamboo_core.planning.profile import LayerBytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyEnd:
-    """The early end of a job because its evaluations stopped improving.
+    """The early end of a job, by its evaluations or a decision of the task.
 
     why: a clause. wanted_steps: the steps that the manifest asks for.
     """
@@ -29,7 +29,7 @@ class EarlyEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTerms(Record):
-    """The terms on which the coordinator runs a job. Only edits change them, and a number of steps that becomes known.
+    """The terms of a job. Only edits change them, a number of steps that becomes known, and an early stop.
 
     secret: of the job's workers. history: URL of the job's history, which workers write; "" if none is kept.
     last_state: URL for the checkpoint of the last state of a job that keeps no others; "" if that is not kept. started:
@@ -115,7 +115,7 @@ class Plans(Record):
     def issued(self, plan: Plan, step: int) -> "Plans":
         """Make a plan the newest one.
 
-        Replicas of an owner that stays keep their state; an owner that becomes a replica has what its successor has.
+        Replicas of an owner that stays remain in step; a former owner that becomes a replica is in step, too.
         """
         synced: set[tuple[Cell, WorkerId]] = set()
         for cell, owner in self._owners_before(plan):
@@ -134,20 +134,20 @@ class Plans(Record):
         return self.in_force is not None and step <= self.since_step
 
     def of_step(self, step: int) -> Plan | None:
-        """Return the plan of the step in progress, with the epoch of the newest one; later plans derive from it."""
+        """Return the plan that the step in progress follows, from which later plans derive, with the newest epoch."""
         if self.newest is None or self.in_force is None or not self.settles(step):
             return self.newest
         return msgspec.structs.replace(self.in_force, epoch=self.newest.epoch)
 
     def _owners_before(self, plan: Plan) -> list[tuple[Cell, WorkerId]]:
-        """Return the cells also in the newest plan, with its owners; none if workers start from other states."""
+        """Return this plan's cells that the newest plan has, too, with its owners; none if their origins differ."""
         old = self.newest
         if old is None or old.origin != plan.origin:
             return []
         return [(cell, old.at(cell).owner) for cell in plan.cells() if cell.pipeline < len(old.pipelines)]
 
     def brought(self, plan: Plan) -> "Plans":
-        """Take a plan that a worker reports and this coordinator did not know."""
+        """Adopt a plan that a worker brings to a restarted coordinator, if it is newer than the newest one."""
         old = self.newest
         if old is not None and plan.epoch <= old.epoch:
             return self
@@ -249,7 +249,7 @@ class ModelLayers(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inquiry(Record):
-    """The question in progress.
+    """The question to all workers which states they hold (ReportRequest).
 
     began_at: when all workers were first asked; None if no question is open. asked_at: when they were last asked.
     reports: the answers to the last round.
@@ -282,8 +282,8 @@ class Stopping:
 class Ending(Record):
     """The end of the job.
 
-    stopping: the job ends before its last step. finished: cells with their last state, with its digest. finishers: the
-    worker that reported each cell last.
+    stopping: set if the job is to end before its last step. finished: the cells that have run all steps, each with the
+    digest of its last state. finishers: the worker that reported each cell last.
     """
 
     stopping: Stopping | None = None

@@ -47,7 +47,7 @@ class WorkerEnd:
 
 
 class Workers(dict[WorkerId, WorkerRecord], Record):
-    """All present workers, in order of joining. Replaced, never written."""
+    """All present workers, in order of joining. Immutable: each change returns a new value."""
 
     def joined(self, hello: protocol.Hello, peer: Peer, now: float) -> "Workers":
         """Add a worker whose channel was opened."""
@@ -58,7 +58,7 @@ class Workers(dict[WorkerId, WorkerRecord], Record):
         return Workers({w: r for w, r in self.items() if w not in gone})
 
     def beating(self, worker: WorkerId, heartbeat: protocol.Heartbeat, now: float) -> "Workers":
-        """Record a heartbeat, which contains only what has changed."""
+        """Record a heartbeat. Fields that it leaves out keep their last values."""
         known = self[worker]
         new = replace(
             known,
@@ -117,11 +117,11 @@ class Membership(Record):
     silence_told: bool = False
 
     def withdrawing(self, count: int) -> "Membership":
-        """Reduce the number of requested workers: these have come, or will not come."""
+        """Reduce the number of requested workers by `count`: they have joined, or will not come."""
         return replace(self, requested=max(0, self.requested - count))
 
     def without(self, worker: WorkerId) -> "Membership":
-        """Record that the worker is dismissed and cannot come back."""
+        """Record that a worker is gone for good and cannot rejoin; this also removes its notice."""
         return replace(self.not_leaving(worker), gone=self.gone | {worker})
 
     def with_notice(self, worker: WorkerId, notice: Notice) -> "Membership":
@@ -167,7 +167,8 @@ class Liveness(Record):
 class WorkerEnds(Record):
     """How workers ended.
 
-    failures: descriptions of workers that failed by themselves since the last commit. restarts: their number in all.
+    failures: descriptions of workers that failed by themselves since the last commit. restarts: number of such workers
+    in all.
     unexplained: lost workers whose end is not known (yet). since_commit: the ends of workers lost since the last
     commit.
     """
@@ -207,7 +208,7 @@ class Admission(Record):
 class Straggler:
     """A worker that takes longer for its layers than others would.
 
-    since, step: when the coordinator first saw that, and the number of committed steps then. cell: the cell that it
+    since, step: when that was first measured, and the number of committed steps then. cell: the cell that it
     runs. seconds: its time for a microbatch. usual: the time that other workers would take. compared: measured against
     other workers, not against the counted costs of its layers. found: it has lasted long enough to report it. lasting:
     it has lasted long enough to act on it.
@@ -250,8 +251,8 @@ Place = tuple[int, int]  # stage and version
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedState:
-    """The reported sums of a stage's state at a version. sums: by tensor, from worker `first`. equal: all workers that
-    reported the same sums.
+    """The checksums reported of a stage's state at a version. sums: by tensor, from worker `first`. equal: all workers
+    that reported the same sums.
     """
 
     sums: Mapping[str, str]
@@ -272,13 +273,13 @@ class GuardState(Record):
     differences: int = 0
 
     def at(self, origin: int, stage: int, version: int) -> ReportedState | None:
-        """Return the reported sums of that state; None without a report."""
+        """Return the checksums reported of a stage's state at a version; None without a report."""
         return self.reported.get((stage, version)) if origin == self.plan_origin else None
 
     def reporting(
         self, origin: int, place: Place, worker: WorkerId, sums: Mapping[str, str], kept: int | None
     ) -> "GuardState":
-        """Record a worker's report of sums that equal earlier reports of that state. kept: a version to keep, however
+        """Record a worker's checksums, which must equal earlier reports of that state. kept: a version to keep, however
         old.
         """
         before = self.reported if origin == self.plan_origin else {}
