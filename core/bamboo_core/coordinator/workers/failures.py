@@ -1,4 +1,4 @@
-"""Decisions on how workers ended: no consequence, a counted failure, or the end of the job.
+"""Consequences of how workers ended: none, a counted failure, or the end of the job.
 
 The loss of a worker and how it ended become known in any order: a closed link races its process's exit code. The
 decisions here do not depend on that order.
@@ -21,13 +21,13 @@ def most_losses(spec: JobSpec) -> int:
 
 
 def note_end(turn: Turn, worker: WorkerId, how: str, *, disrupted: bool) -> None:
-    """Remember a worker's end until the next commit. disrupted: it was taken away."""
+    """Record a worker's end, until the next commit. disrupted: it was taken away, without a fault of its own."""
     ends, end = turn.state.ends, WorkerEnd(how=how, disrupted=disrupted)
     turn.put(replace(ends, since_commit={**ends.since_commit, worker: end}))
 
 
 def note_exit(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None, *, removed: bool) -> None:
-    """Record how a lost worker ended, which the shell often reports only after neighbours have missed the worker."""
+    """Record how a lost worker ended, and count a failure. The shell often reports it after other workers missed it."""
     state = turn.state
     if worker not in state.ends.unexplained:
         return

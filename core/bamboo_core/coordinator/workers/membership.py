@@ -28,7 +28,10 @@ EARLY_SECONDS = 10.0  # after the end of its notice a worker that has not joined
 
 
 def joined(turn: Turn, hello: protocol.Hello) -> None:
-    """Handle an opened channel: of a new worker, after a cut channel, or after a restart of the coordinator."""
+    """Admit or refuse a worker that opens a channel: a new one, or one that reconnects.
+
+    Workers that are gone, or whose plan is not of this job, are refused.
+    """
     state, worker, plan = turn.state, hello.worker, hello.plan
     if worker in state.membership.gone:
         turn.refuse(worker, "DeclaredLost", f"{worker} was declared lost and cannot rejoin")
@@ -61,7 +64,7 @@ def joined(turn: Turn, hello: protocol.Hello) -> None:
 
 
 def _where(peer: Peer) -> str:
-    """Describe a worker's node and zone."""
+    """Describe a worker's node and zone, as the end of a sentence; "" if both are unknown."""
     return (f" on node {peer.node}" if peer.node else "") + (f" in zone {peer.zone}" if peer.zone else "")
 
 
@@ -217,7 +220,7 @@ def _announce(turn: Turn, worker: WorkerId, seconds: float) -> None:
 
 
 def notice_withdrawn(turn: Turn, worker: WorkerId) -> None:
-    """Withdraw a worker's notice, unless the coordinator has asked the worker to leave."""
+    """Withdraw a worker's notice, unless it is final or the coordinator has asked the worker to leave."""
     record, known = turn.state.workers.get(worker), turn.state.membership.leaving.get(worker)
     if known is None or known.final or (record is not None and record.released):
         return
@@ -227,7 +230,7 @@ def notice_withdrawn(turn: Turn, worker: WorkerId) -> None:
 
 
 def channel_closed(turn: Turn, worker: WorkerId) -> None:
-    """Record a closed channel, which is tolerated for a while; a worker with a broken link as well is lost."""
+    """Record a closed channel. The worker may reconnect for a while, but is lost if another one cannot reach it."""
     record = turn.state.workers.get(worker)
     if record is None:
         return
@@ -308,13 +311,13 @@ def _patience(turn: Turn) -> float:
 
 
 def worker_to_blame(broken: Iterable[tuple[WorkerId, WorkerId]], part: Counter[WorkerId]) -> WorkerId:
-    """Return the worker whose removal mends most links: most broken links first, then the smallest part."""
+    """Return the worker with the most broken links; of several, the one with the smallest part in the plan."""
     degree = Counter(worker for pair in broken for worker in pair)
     return min(degree, key=lambda w: (-degree[w], part[w], w))
 
 
 def _part(turn: Turn) -> Counter[WorkerId]:
-    """Return how many cells each worker owns, and, with less weight, replicates."""
+    """Return each worker's part in the plan: 1000 for each cell that it owns, 1 for each that it replicates."""
     part: Counter[WorkerId] = Counter()
     if plan := turn.state.plan:
         for cell in plan.cells():
@@ -324,7 +327,7 @@ def _part(turn: Turn) -> Counter[WorkerId]:
 
 
 def request_workers(turn: Turn) -> None:
-    """Request missing workers, and the model's layers once a worker is ready."""
+    """Request missing workers from the shell, and the model's layers from a ready worker if they are needed."""
     state = turn.state
     if state.phase not in ("Pending", "Running", "Restoring"):
         return

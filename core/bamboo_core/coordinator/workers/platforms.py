@@ -42,12 +42,12 @@ def _named(workers: Iterable[WorkerId]) -> str:
 
 
 def _platforms(workers: Mapping[WorkerId, WorkerRecord], state: CoordinatorState) -> dict[WorkerId, Platform]:
-    """Return the properties of each worker that decide its bits in this job."""
+    """Return each worker's platform, as far as it affects results in this job."""
     return {w: deciding(r.platform, compiled=state.spec.training.compile) for w, r in workers.items()}
 
 
 def fitting(state: CoordinatorState) -> set[WorkerId]:
-    """Return the workers with which a job can begin: those that match most of them."""
+    """Return the ready workers with the most common platform, with which a job can begin."""
     ready = _platforms(state.ready, state)
     if not ready:
         return set()

@@ -14,7 +14,11 @@ from bamboo_core.text import count
 
 
 def recovered(turn: Turn) -> bool:
-    """Return whether all workers of the newest plan have reconnected, or had the time to."""
+    """Resume the job once all workers of the newest plan have reconnected or had the time to; return whether it has.
+
+    Absent workers then count as lost, and workers outside the plan are refused. If no worker comes back at all, the job
+    goes back to a checkpoint or ends.
+    """
     state, plan = turn.state, turn.state.plan
     if plan is None:
         _await_the_first(turn)
@@ -58,13 +62,13 @@ def _await_the_first(turn: Turn) -> None:
 
 
 def _nobody_came_back(turn: Turn, message: str) -> None:
-    """Replace all workers, whose states are lost, and go back to a checkpoint."""
+    """Give up all workers, whose states are lost, and go back to a checkpoint, or end the job (WorkersGone)."""
     turn.put(turn.state.membership.withdrawing(turn.state.membership.requested))
     restoring.lost(turn, "WorkersGone", message)
 
 
 def _patience(turn: Turn, plan: Plan, missing: frozenset[WorkerId]) -> float:
-    """Return the seconds to wait for these workers after a restart; new commits show that owners live."""
+    """Return the seconds to wait for missing workers after a restart; longer if new commits show that owners live."""
     state, owners = turn.state, {plan.at(cell).owner for cell in plan.cells()}
     if state.step > 0 and turn.now - state.progress.last_at < RECOVERY_SECONDS and missing & owners:
         return ALONE_SECONDS
