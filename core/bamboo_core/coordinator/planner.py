@@ -36,7 +36,7 @@ DRAIN_COMMITS = 2  # commits for which a worker without a stage stays, because i
 
 
 def replan(turn: Turn) -> None:
-    """Move the plan towards the desired one for the present workers."""
+    """Take the next step towards the desired plan for the present workers, if one is due: a plan, a question, a cut."""
     turn.put(replace(turn.state.plans, steady=False))
     if turn.state.phase == "Recovering" and not recovered(turn):
         return
@@ -99,10 +99,10 @@ def _forget_unreported(turn: Turn) -> None:
 
 
 def _is_sooner_anew(state: CoordinatorState, now: float) -> bool:
-    """Return whether the step in progress would be done sooner if it began anew on the grid to which the job changes
-    after it.
+    """Return whether the step in progress would end sooner if it began anew on the grid to which the job changes after
+    it.
 
-    The layers move either way. A step begins anew once, so that it comes to its end.
+    The layers move either way. A step begins anew at most once, so that it comes to its end.
     """
     plan, grids, rates = state.current_plan, state.grids, state.grids.rates
     if state.phase != "Running" or rates is None or grids.expected is None or state.splits.resplit is not None:
@@ -155,7 +155,10 @@ def _urgency(state: CoordinatorState, notice: Notice, now: float) -> Urgency:
 
 
 def _ask_around(turn: Turn, loss: StageLost) -> None:
-    """Ask all workers which states they hold, because no owner has confirmed another copy of a lost stage."""
+    """Ask all workers which states they hold, because no owner has confirmed another copy of a lost stage.
+
+    Issue the takeover that their answers allow; without one in time, go back to a checkpoint (`restoring.lost`).
+    """
     state = turn.state
     if state.inquiry.began_at is None:
         _begin_to_ask(turn)
@@ -218,14 +221,14 @@ def _ask(turn: Turn) -> None:
 
 
 def usable_copies(reports: Mapping[WorkerId, protocol.Report]) -> dict[int, tuple[WorkerId, ...]]:
-    """Return the workers that hold each stage in a version from which one logged commit leads to this step."""
+    """Return the workers that hold each stage in the newest version, or one commit behind, which a log can replay."""
     newest = max((r.committed for r in reports.values()), default=-1)
     stages = {s for r in reports.values() for s in r.held}
     return {s: tuple(w for w, r in reports.items() if r.held.get(s, -1) >= max(newest, 0)) for s in sorted(stages)}
 
 
 def _look_for_layers(turn: Turn) -> None:
-    """Ask all workers again for copies if layers of the cut seem lost, before going back to a checkpoint."""
+    """Ask all workers for copies if layers of the cut seem lost; after LAYERS_SECONDS go back to a checkpoint."""
     state = turn.state
     if not cut.is_lost(turn):
         if state.inquiry.began_at is not None:
@@ -239,7 +242,10 @@ def _look_for_layers(turn: Turn) -> None:
 
 
 def _start(turn: Turn) -> None:
-    """Make the first plan of the job, or of a restore."""
+    """Issue the first plan of the job, or of a restore, once workers, layers and checkpoint are known.
+
+    End the job if it cannot go back to any checkpoint.
+    """
     state, spec = turn.state, turn.state.spec
     if not restoring.is_known(turn) or (state.profile.costs is None and state.plan is None):
         return
@@ -289,7 +295,7 @@ def _start(turn: Turn) -> None:
 
 
 def _first_grid(state: CoordinatorState, ready: int) -> Grid | None:
-    """Return the grid to start with; None if the workers are too few or waiting for more is better."""
+    """Return the grid to start with; None if there are too few ready workers, or no grid fits them."""
     topology = state.spec.topology
     if state.spec.elastic is None:
         grid = Grid(topology.stages, topology.pipelines, topology.first_schedule)
@@ -306,7 +312,7 @@ def _has_waited(state: CoordinatorState, ready: int, now: float) -> bool:
 
 
 def _first_stages(state: CoordinatorState, grid: Grid) -> tuple[tuple[int, int], ...] | None:
-    """Return the layers of each stage; None until the costs of layers are known."""
+    """Return the layers of each stage to start with; None until the costs of layers are known."""
     if state.plan and len(state.plan.stages) == grid.stages and following.has_room(state, grid, state.plan.stages):
         return state.plan.stages
     if state.profile.costs is None:
@@ -398,7 +404,8 @@ def _note_recovery(turn: Turn, plan: Plan, victims: list[tuple[Cell, WorkerId]])
 
 
 def _release(turn: Turn) -> None:
-    """Release workers under notice without a part, once their log is not needed and their share is written.
+    """Tell workers under notice to exit once they hold no stage, their log is not needed, and their share of a
+    checkpoint is written.
 
     While no plan is in force, nobody needs them. They may hold the very quota for which their successors wait.
     """

@@ -27,7 +27,7 @@ class Protection:
 
 
 def protection(status: Status, spec: JobSpec) -> Protection:
-    """Return how well an active job is protected against a loss, as its coordinator sees it."""
+    """Return whether an active job could lose any node, or worker, now without losing state, and why."""
     if not status.grid:
         return Protection(False, "NotRunning", "nothing runs yet")
     if status.phase == "Recovering":

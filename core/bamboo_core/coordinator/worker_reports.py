@@ -23,7 +23,7 @@ MOST_SKIPS = 10  # steps in a row that may be skipped
 
 
 def received(turn: Turn, worker: WorkerId, message: protocol.Message) -> None:
-    """Handle a message of one of the job's workers; ignore others."""
+    """Handle a message of one of the job's workers. Ignore other workers, and reports about abandoned states."""
     if worker not in turn.state.workers:
         return
     if isinstance(message, protocol.Heartbeat):
@@ -37,7 +37,7 @@ def received(turn: Turn, worker: WorkerId, message: protocol.Message) -> None:
 
 
 def _is_of_the_past(turn: Turn, worker: WorkerId) -> bool:
-    """Return whether a worker's states were abandoned, because it does not have the plan of the restart yet."""
+    """Return whether a worker's states are abandoned: it has not applied the plan with which the job started again."""
     plan = turn.state.plan
     return plan is not None and plan.origin > turn.state.workers[worker].origin and plan.origin > 1
 
@@ -53,7 +53,7 @@ def _ready(turn: Turn, worker: WorkerId, message: protocol.WorkerReady) -> None:
 
 
 def _profile(turn: Turn, worker: WorkerId, message: protocol.Profile) -> None:
-    """Record the model's layers from the worker that was asked, if they are not known yet."""
+    """Record the model's layers from the worker that was asked; end the job if they do not fit spec.topology."""
     if worker != turn.state.profile.asked or turn.state.profile.costs is not None:
         return
     spec = turn.state.spec
@@ -110,13 +110,16 @@ def _left_behind(turn: Turn, worker: WorkerId, message: protocol.LeftBehind) -> 
 
 
 def _checkpoint_begun(turn: Turn, worker: WorkerId, message: protocol.CheckpointBegun) -> None:
-    """Record that a worker has begun its part of a checkpoint, or of a cut."""
+    """Record that, by the root's report, a commit has carried the request for a checkpoint or a cut."""
     saving.carried(turn, message.number, message.checkpoint)
     cut.carried(turn, message.number, message.checkpoint)
 
 
 def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitted) -> None:
-    """Record a committed step. A new root repeats reports that may have been lost, so steps may come twice."""
+    """Record a committed step; end the job if its loss or gradient is not finite.
+
+    A new root repeats reports that may have been lost, so steps may come twice.
+    """
     state, step = turn.state, message.step
     training = state.spec.training
     if state.plan is None or step >= training.steps or message.microbatches > training.microbatches:
@@ -160,7 +163,7 @@ def _evaluated(turn: Turn, worker: WorkerId, message: protocol.Evaluated) -> Non
 
 
 def _stop_early(turn: Turn, last: int, stop: evaluations.EarlyStop) -> None:
-    """Shorten the job to `last` steps."""
+    """Shorten the job to `last` steps, because of its evaluations or a decision of the task."""
     training = turn.state.spec.training
     why = stop.why(training.evaluation.metric if training.evaluation else "state")
     turn.put(turn.state.terms.stopped_early(last, why))
@@ -239,7 +242,7 @@ def _warning(turn: Turn, worker: WorkerId, message: protocol.WorkerWarning) -> N
 
 
 def events_after_end(worker: WorkerId, message: object) -> tuple[Emit, ...]:
-    """Return the events for a message after the job's end, from loggers that still write its history."""
+    """Return the events for a worker's message after the job's end, when its loggers may still write."""
     if not isinstance(message, protocol.WorkerWarning) or message.reason not in AFTER_THE_END:
         return ()
     warning = message.reason != protocol.LOGGERS_AWAITED
