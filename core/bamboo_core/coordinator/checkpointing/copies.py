@@ -54,7 +54,7 @@ def _drop(turn: Turn, useless: tuple[CheckpointId, ...], others: frozenset[Worke
 
 
 def begun(turn: Turn, checkpoint: CheckpointId | None) -> None:
-    """Forget the copies of all other checkpoints, which workers drop when they go back to this one."""
+    """Forget the copies of all checkpoints but the one with which a plan begins: workers drop them with that plan."""
     turn.put(turn.state.copies.without([one for one in turn.state.copies.held if one != checkpoint]))
 
 

@@ -59,7 +59,7 @@ def next_one(state: CoordinatorState) -> int | None:
 
 
 def look_after(turn: Turn) -> None:
-    """Begin a checkpoint that is due, and ask workers again for the one in progress, while the job trains."""
+    """Begin a checkpoint that is due; ask workers again for one in progress, or abandon it if it cannot be written."""
     keeps = turn.state.spec.checkpoint is not None or turn.state.checkpoints.writers
     if not keeps or turn.state.plan is None:
         return
@@ -144,7 +144,7 @@ def _lacks_pause(state: CoordinatorState) -> bool:
 
 
 def _keep_the_endangered(turn: Turn) -> None:
-    """Take a checkpoint if preemption notices cover all holders of a stage, and again when they cover more workers."""
+    """Let the next checkpoint be due at once if all holders of a stage are under notice; again at further notices."""
     state, c = turn.state, turn.state.checkpoints
     noticed = frozenset(state.noticed)
     if c.writers or c.retry or not noticed - c.endangered or state.plan is None:
@@ -161,7 +161,7 @@ def _came_too_late(turn: Turn) -> bool:
 
 
 def _writers(state: CoordinatorState, plan: Plan) -> tuple[tuple[WorkerId, ...], ...]:
-    """Return each stage's writers: its certain holders, without those under notice unless all of them are."""
+    """Return each stage's writers: its certain holders, at most MOST_WRITERS, preferably none under notice."""
     writers = []
     for holders in state.certain_holders(plan):
         staying = [w for w in holders if w in state.workers and state.stays(w)]
@@ -221,7 +221,7 @@ def _unwritten(c: CheckpointState, worker: WorkerId, layers: tuple[int, int]) ->
 
 
 def _missing(c: CheckpointState, plan: Plan) -> frozenset[int]:
-    """Return the layers whose files are not known to be durable."""
+    """Return the layers of which no file of the checkpoint in progress is known to be durable."""
     return frozenset(range(plan.stages[-1][1])) - c.parts.keys()
 
 
@@ -289,7 +289,7 @@ def _abandon(turn: Turn, reason: AbandonReason, why: str, *, retry: bool = False
 
 
 def leave_behind(turn: Turn) -> None:
-    """Abandon the checkpoint in progress, because the step after it begins anew on another grid."""
+    """Abandon the checkpoint in progress, or withdraw its request: the step after it begins anew on another grid."""
     c = turn.state.checkpoints
     if c.writing is not None:
         _abandon(turn, AbandonReason.WENT_BACK, "the step after it begins anew on another grid", retry=True)
