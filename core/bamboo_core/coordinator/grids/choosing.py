@@ -218,12 +218,12 @@ def best(state: CoordinatorState, rates: GridRates, workers: int) -> GridRate | 
 
 
 def ranked(state: CoordinatorState, rates: GridRates, workers: int, most: int) -> tuple[GridRate, ...]:
-    """Return the best grid for each number of stages, fastest first, at most `most` of them."""
+    """Return the fastest grid for each number of stages, fastest first, at most `most` grids."""
     return rates.ranked(workers, most, known_steps(state, rates), scale(state, rates))
 
 
 def rate(state: CoordinatorState, rates: GridRates, grid: Grid) -> GridRate | None:
-    """Return the expected step time on a grid, scaled like `best`; None if workers have no room for it."""
+    """Return a grid with its expected step time, scaled like `best`; None if workers have no memory for it."""
     return rates.rate(grid, known_steps(state, rates), scale(state, rates))
 
 
@@ -338,6 +338,6 @@ def restart_wait(state: CoordinatorState) -> float:
 
 
 def _usual_refill(state: CoordinatorState) -> float:
-    """Return the usual seconds until a lost worker is replaced."""
+    """Return the median seconds until a lost worker was replaced; USUAL_REFILL if none was."""
     refills = state.grids.refills
     return median(refills) if refills else USUAL_REFILL

@@ -1,4 +1,4 @@
-"""The grid follows the available workers: its choice at the start, and its changes while the job trains."""
+"""Choice of the grid for the available workers: at the start, after a cut, and while the job trains."""
 
 from functools import lru_cache
 from typing import Final
@@ -51,7 +51,7 @@ def watch(turn: Turn) -> None:
 
 
 def keep_rates(turn: Turn) -> None:
-    """Cache the estimates for grids, which later decisions use often."""
+    """Compute the estimates of step times by grid, and keep them in the state for later decisions."""
     grids = turn.state.grids
     turn.put(replace(grids, rates=choosing.rates_of(turn.state)))
 
@@ -172,7 +172,7 @@ def _look(state: CoordinatorState) -> tuple[float, ...] | None:
 
 
 def _steps_apart(state: CoordinatorState) -> int:
-    """Return the number of steps after which a worker's median covers only new microbatches."""
+    """Return the number of steps after which a worker's reported median covers only new microbatches."""
     training = state.spec.training
     return -(-MOST_MICROBATCHES // most_microbatches(training, grid_of(state.current_plan).pipelines))
 
@@ -190,7 +190,7 @@ def is_due(state: CoordinatorState, now: float) -> bool:
 
 
 def splits_anew(state: CoordinatorState) -> bool:
-    """Return whether the change of the grid also splits layers anew."""
+    """Return whether the change of the grid that is worth it (`resize`), if any, also splits layers anew."""
     rates = choosing.rates_of(state)
     if state.grids.resize is None or rates is None:
         return False

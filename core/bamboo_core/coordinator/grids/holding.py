@@ -117,7 +117,7 @@ def _missing(held: int, share: float) -> Iterator[tuple[int, float]]:
 
 
 def to_have(state: CoordinatorState) -> int:
-    """Return the number of workers that the job requests, plus one while it replaces a straggler."""
+    """Return the number of workers that the job should have: with standbys, and one more to replace a straggler."""
     wanted, target = wanted_workers(state.spec), state.holding.target
     if gives_back(state.spec) and target is not None:
         wanted = min(wanted, target + state.spec.standby.workers)
@@ -184,11 +184,11 @@ class Worth:
         return self._sums[here] + self._more[held - here]
 
     def least(self) -> float:
-        """Return the samples per second that a choice must reach."""
+        """Return the samples per second that a choice must reach: nearly those of the largest number."""
         return AS_FAST * self.speed(self.most)
 
     def suffices(self, held: int) -> bool:
-        """Return whether the held number is fast enough to stay, within the error of the estimates."""
+        """Return whether `held` workers are fast enough to stay with, within the error of the estimates."""
         return self.speed(held) >= TOO_SLOW * self.speed(self.most)
 
     def value(self, held: int) -> float:
@@ -286,7 +286,7 @@ def counted(state: CoordinatorState, workers: int) -> int:
 
 
 def _order(state: CoordinatorState, worker: WorkerId, now: float) -> tuple[float, float, int, str]:
-    """Return a worker's sort key; the last are given back first: the most expensive, then those in risky zones."""
+    """Return a worker's sort key: the most expensive workers, then those in risky zones, come last and leave first."""
     known = state.holding
     price = known.prices.get(worker, known.more[0][0] if known.more else UNPRICED)
     zone = state.workers[worker].peer.zone if worker in state.workers else ""
