@@ -222,7 +222,7 @@ class Splits(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnPace:
-    """A worker's times for its layers so far, for comparison with itself.
+    """A worker's times for its layers, with which its later times are compared.
 
     newest: seconds of a microbatch at the last looks, oldest first. usual: the least median over a full list of looks;
     None until the first full list.

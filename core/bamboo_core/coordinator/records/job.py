@@ -63,7 +63,7 @@ class JobTerms(Record):
         return replace(self, spec=self._of_steps(last), early_stop=EarlyEnd(why=why, wanted_steps=wanted))
 
     def back_at(self, step: int) -> "JobTerms":
-        """Go back to the state before `step`, and undo an early stop after it."""
+        """Undo an early stop after `step`, because the job goes back to the state before that step."""
         stop = self.early_stop
         if stop is None or step >= self.spec.training.steps:
             return self
@@ -157,7 +157,7 @@ class Plans(Record):
         return replace(self, newest=plan, synced=frozenset(kept), applied=frozenset(), in_force=None)
 
     def kept_for(self, view: PlanningView, *, steady: bool) -> "Plans":
-        """Record that no plan is better for this view."""
+        """Record that no plan is better for this view. steady: time alone will not change that."""
         if not (steady or self.steady) and view == self.settled:
             return self
         return replace(self, settled=view, steady=steady)
@@ -188,7 +188,7 @@ class Moves(Record):
     takeovers: tuple[Takeover, ...] = ()
 
     def without(self, cells: Set[Cell], epoch: int) -> "Moves":
-        """End the moves of these cells up to the plan of this epoch."""
+        """Drop the moves of these cells by plans up to this epoch: they are over, or will not be reported."""
         left = []
         for recovery in self.recoveries:
             over = cells if recovery.epoch <= epoch else frozenset[Cell]()
@@ -231,7 +231,7 @@ def _milliseconds(value: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLayers(Record):
-    """The layers of the model, as far as known.
+    """The costs and sizes of the model's layers, as a worker reports them (Profile).
 
     asked: the worker that was asked; None: none. costs: operations of each layer; None until known. layers: their
     bytes; empty if unknown. memory: bytes of the smallest device; None if unknown.
@@ -260,7 +260,7 @@ class Inquiry(Record):
     reports: Mapping[WorkerId, protocol.Report] = field(default_factory=dict)
 
     def over(self) -> "Inquiry":
-        """Close the question."""
+        """Close the question, and forget its answers."""
         return replace(self, began_at=None, reports={})
 
 

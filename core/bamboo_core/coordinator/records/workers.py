@@ -158,7 +158,7 @@ class Liveness(Record):
         return replace(self, links={pair: since for pair, since in self.links.items() if worker not in pair})
 
     def losing(self, worker: WorkerId, cut_since: float) -> "Liveness":
-        """Record a lost worker. cut_since: when its channel was closed, or now."""
+        """Record when the first sign of a worker's loss came. cut_since: when its channel was closed, or now."""
         first = min([since for (_, peer), since in self.links.items() if peer == worker] + [cut_since])
         return replace(self.without(worker), first_signs={**self.first_signs, worker: first})
 
@@ -194,12 +194,12 @@ class Admission(Record):
     data: tuple[WorkerId, protocol.WorkerReady] | None = None
 
     def refusing(self, worker: WorkerId, why: str, now: float) -> "Admission":
-        """Record a refusal. The more refusals in a row, the later the next worker is requested."""
+        """Record a refusal. The wait for the next request doubles with refusals in a row, up to MOST_WAIT_SECONDS."""
         wait = min(2.0 ** (self.in_a_row - 1), MOST_WAIT_SECONDS) if self.in_a_row else 0.0
         return replace(self, misfit=(worker, why), in_a_row=self.in_a_row + 1, ask_at=now + wait)
 
     def admitting(self, worker: WorkerId, ready: protocol.WorkerReady) -> "Admission":
-        """Record an accepted worker. The first reported data are the job's."""
+        """Record a worker that fits the others. Later reports of data must agree with the first one."""
         data = (worker, ready) if ready.samples and self.data is None else self.data
         return replace(self, data=data, in_a_row=0)
 
