@@ -50,9 +50,9 @@ def places(state: CoordinatorState) -> tuple[WorkerId, ...]:
 
 
 def lasts(state: CoordinatorState, since: tuple[float, int], now: float, at_most: float = inf) -> bool:
-    """Return whether something has lasted some steps and `elastic.stabilizationSeconds`, at most `at_most` seconds.
+    """Return whether a condition has lasted for LEAST_STEPS steps and for `elastic.stabilizationSeconds`.
 
-    since: its beginning: time in seconds, and step.
+    since: when it began, in seconds, and the step. at_most: limit of the seconds that it must have lasted.
     """
     seconds, step = since
     wanted = min(at_most, stabilization_seconds(state.spec))
@@ -93,7 +93,7 @@ def _faster(state: CoordinatorState, slow: Sequence[str], now: float) -> FasterS
 
 
 def _can_move(state: CoordinatorState) -> bool:
-    """Return whether layers may move, each worker keeps its seat, and every owner has reported its times."""
+    """Return whether layers may move, each worker can keep its stage, and every owner has reported its times."""
     plan = state.current_plan
     live = state.live(plan)
     places, layers = len(plan.stages) * state.spec.worker.devices, plan.stages[-1][1]

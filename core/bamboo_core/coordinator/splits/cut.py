@@ -269,7 +269,7 @@ def _switch(turn: Turn, plan: Plan) -> Plan | None:
 def plan_from(
     state: CoordinatorState, beginning: Beginning, work: WorkEstimate, staying: list[Peer], now: float
 ) -> Plan:
-    """Return the plan that continues from a state, on the grid for the staying workers."""
+    """Return the plan that continues from the state in `beginning`, on the grid for the staying workers."""
     plan, grid = state.current_plan, following.next_grid(state, len(staying))
     kept, live = holding.kept(state, staying, grid, now), tuple(state.live(plan).values())
     spec, may_be = choosing.spec_on(state, grid), partial(following.has_room, state, grid)
@@ -277,7 +277,7 @@ def plan_from(
 
 
 def state_bytes(state: CoordinatorState) -> tuple[int, ...]:
-    """Return the bytes of each layer's state including the optimizer's; empty if unknown."""
+    """Return the bytes of each layer's state (parameters and optimizer); empty if unknown."""
     layers = state.profile.layers
     known = state.profile.costs is not None and len(layers) == len(state.profile.costs)
     return tuple(layer.parameters + layer.optimizer for layer in layers) if known else ()

@@ -37,7 +37,7 @@ def watch(turn: Turn) -> None:
 
 
 def replicas(state: CoordinatorState) -> Mapping[Cell, tuple[WorkerId, ...]]:
-    """Return the extra replicas of cells to keep until the layers are split anew."""
+    """Return the temporary replicas of each cell, to keep until the layers are split anew."""
     return state.splits.filling.replicas if state.splits.filling is not None else {}
 
 

@@ -122,7 +122,7 @@ def _reading(owned: Mapping[Cell, StageTimes], stage: int) -> float:
 def _shares(
     plan: Plan, owned: Mapping[Cell, StageTimes], stage: int, counted: tuple[float, ...] | None
 ) -> list[float] | None:
-    """Return each layer's share of its stage's time; they add up to 1. None if nothing is known."""
+    """Return each layer's share of its stage's time; they add up to 1. None without times and counted costs."""
     first, end = plan.stages[stage]
     rows = [t.each for c, t in owned.items() if c.stage == stage and len(t.each) == end - first and sum(t.each) > 0]
     if rows:
