@@ -16,7 +16,7 @@ LEAST_PATIENCE = 10  # workers lost without a commit, beyond all that the job ha
 
 
 def most_losses(spec: JobSpec) -> int:
-    """Return how many workers may be lost between two committed steps, however they end: all of them and some more."""
+    """Return how many workers may be lost between two committed steps, without preempted ones, before the job fails."""
     return wanted_workers(spec) + max(LEAST_PATIENCE, spec.backoff_limit)
 
 

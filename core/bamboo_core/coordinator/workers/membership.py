@@ -87,7 +87,7 @@ def _returned(turn: Turn, worker: WorkerId, peer: Peer) -> None:
 
 
 def _take_plan(turn: Turn, plan: Plan) -> None:
-    """Record a plan that a worker brings to a restarted coordinator."""
+    """Adopt the plan that a worker brings to a restarted coordinator, which then waits for the plan's workers."""
     old = turn.state.plan
     if turn.state.phase == "Pending" or old is None:
         turn.enter("Recovering")  # the time limit for the others starts with the first worker that returns
@@ -159,7 +159,7 @@ def _lost_early(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None
 
 
 def absent(turn: Turn, workers: Collection[WorkerId], detail: str) -> None:
-    """Record workers of the plan that cannot return after a restart of the coordinator."""
+    """Record the loss of workers of the plan that cannot return after a restart of the coordinator."""
     state = turn.state
     new = frozenset(workers) - state.workers.keys() - state.membership.gone
     turn.put(state.membership.absent(new))
@@ -279,7 +279,7 @@ def check_deadlines(turn: Turn) -> None:
 
 
 def _missed(turn: Turn, worker: WorkerId) -> float:
-    """Return the seconds by which a worker's sign of life is overdue.
+    """Return the seconds by which a worker's sign of life is overdue; not positive if it is not.
 
     A commit counts for all owners, since it needs each of them.
     """
@@ -294,7 +294,8 @@ def _missed(turn: Turn, worker: WorkerId) -> float:
 
 
 def _patience(turn: Turn) -> float:
-    """Return the extra seconds to wait if most workers are silent at once: the coordinator itself may be unreachable.
+    """Return the extra seconds to wait, and keep them for a while, if most workers are silent at once: the coordinator
+    itself may be unreachable.
 
     Their channels then close and reopen one by one. So the coordinator counts the workers that are silent now, overdue
     or not, and stays patient for a while after the first ones return.
