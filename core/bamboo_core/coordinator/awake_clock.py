@@ -9,8 +9,8 @@ LONGEST_STEP_SECONDS = 0.25
 class AwakeClock:
     """A monotonic clock in seconds that advances by at most LONGEST_STEP_SECONDS from one reading to the next.
 
-    The clock is read many times a second and leaves out the time in which this process stood still. So the coordinator
-    does not declare workers lost for a silence that was its own.
+    A shell reads it many times a second, so it leaves out the time in which this process stood still, and the
+    coordinator does not declare workers lost that it could not hear.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

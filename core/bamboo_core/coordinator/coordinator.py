@@ -79,7 +79,7 @@ def initial(
 def with_workers(
     state: CoordinatorState, *, requested: int, gone: frozenset[WorkerId], counted: frozenset[WorkerId]
 ) -> CoordinatorState:
-    """Return the initial state of a coordinator whose shell already has workers.
+    """Add the workers that a shell already has to the initial state of a coordinator.
 
     requested: number of workers that may still join. gone: workers whose loss was handled before. counted: workers that
     may still join but whose preemption is not counted, because an earlier coordinator heard their notice or released

@@ -148,7 +148,7 @@ class Emit:
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """A finished takeover as the user sees it, in milliseconds by phase.
+    """A finished takeover of a cell (pipeline, stage) of `victim` by `worker`, with the milliseconds of its phases.
 
     decide_ms: from the first sign of the loss (a closed channel, a broken link) to the plan. reform_ms: from the
     arrival of the plan until it is in force at the new owner. recompute_ms: until the lost work is repeated. step:
@@ -193,7 +193,7 @@ Command = Send | AddWorkers | RemoveWorker | Emit | Finish
 
 
 class WorkerState(StrEnum):
-    """A worker's role, for display."""
+    """What a worker does at present, for display."""
 
     STARTING = "starting"
     STANDBY = "standby"
@@ -249,7 +249,7 @@ class CheckpointCounts:
 
     @property
     def restored(self) -> int:
-        """Return the number of restores."""
+        """Return the number of restores, for all causes."""
         return sum(self.restores.values())
 
     def saved(self, seconds: float, stall: float) -> "CheckpointCounts":

@@ -49,7 +49,7 @@ def _first_difference(one: Mapping[str, str], other: Mapping[str, str]) -> str:
 
 
 def spot_check(turn: Turn, worker: WorkerId, message: SpotCheckDiffers) -> None:
-    """Handle a worker that recomputed a microbatch and got other bits than the cell's owner."""
+    """Handle a spot check: a worker recomputed a microbatch and got other bits than the cell's owner (`_differs`)."""
     plan = _plan(turn)
     if plan is not None and plan.has(message.cell) and message.step < turn.state.spec.training.steps:
         _differs(turn, one_line(message.message), message.step)

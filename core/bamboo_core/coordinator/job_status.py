@@ -80,7 +80,7 @@ def status(state: CoordinatorState, now: float) -> Status:
 
 
 def trained_samples(state: CoordinatorState) -> int:
-    """Return the number of samples in steps that this coordinator has seen; repeated steps count once."""
+    """Return the number of samples trained since this coordinator began; repeated steps count once."""
     training = state.spec.training
     return (
         state.progress.trained * training.global_batch_size

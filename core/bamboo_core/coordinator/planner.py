@@ -92,7 +92,7 @@ def replan(turn: Turn) -> None:
 
 
 def _forget_unreported(turn: Turn) -> None:
-    """Drop moves whose report was lost with its channel; the cell has moved nevertheless."""
+    """Stop waiting for reports of moved cells (TakenOver) that were lost with a channel: the cells have moved."""
     moves, step, now = turn.state.moves, turn.state.step, turn.now
     awaited = [r for r in moves.recoveries if step < r.step + REPORT_STEPS or now < r.decided_at + REPORT_SECONDS]
     turn.put(replace(moves, recoveries=tuple(awaited)))
@@ -180,7 +180,7 @@ def _ask_around(turn: Turn, loss: StageLost) -> None:
 
 
 def _stage_lost(state: CoordinatorState, loss: StageLost) -> str:
-    """Describe the lost cells, their workers and how these ended."""
+    """Describe lost cells for the user: their workers, how these ended, and why there is no copy."""
     plan = state.current_plan
     cells = ", ".join(f"stage {c.stage} of pipeline {c.pipeline}" for c in loss.cells)
     lacking = {c.stage for c in loss.cells}
@@ -323,7 +323,7 @@ def _first_stages(state: CoordinatorState, grid: Grid) -> tuple[tuple[int, int],
 
 
 def _forget_what_was(turn: Turn, step: int, since: float, *, keep_ends: bool) -> None:
-    """Reset the record to the state before `step`, from which all workers start again.
+    """Reset the coordinator's records to the state before `step`, from which all workers start again.
 
     since: time that counts as the newest step's. keep_ends: keep how workers ended, as if no step had been committed
     since, because none may ever be.
@@ -368,7 +368,7 @@ def _aim(state: CoordinatorState, now: float) -> Grid:
 
 
 def _issue(turn: Turn, plan: Plan) -> None:
-    """Make a plan the newest one and send it to its workers."""
+    """Make a plan the newest one, send it to its workers, and report it to the user."""
     problems = plan_problems(plan)
     assert not problems, f"an unsound plan: {problems}"
     state, old = turn.state, turn.state.plan

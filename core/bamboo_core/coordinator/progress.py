@@ -1,4 +1,4 @@
-"""Progress of a job, and the results of its steps."""
+"""Progress of a job: its committed steps, losses, evaluations and step times."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ MOST_SECONDS: Final = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierProgress:
-    """Progress before this coordinator, as far as its shell knows. step_seconds: the usual duration of a step."""
+    """Progress under an earlier coordinator, as its shell knows it. step_seconds: the usual duration of a step."""
 
     step: int = 0
     step_seconds: float | None = None
@@ -83,7 +83,7 @@ class Progress(Record):
         return replace(self, losses=losses, first_loss=first)
 
     def skipping(self, step: int) -> "Progress":
-        """Record a step that left the model unchanged."""
+        """Record a step that left the model unchanged; count it unless it is a repeated one."""
         skips = tuple(sorted({*self.skips, step}))[-KEPT_LOSSES:]
         new = self.counting and step >= max(self.step, self.furthest)
         return replace(self, skips=skips, skipped_steps=self.skipped_steps + new)

@@ -66,7 +66,7 @@ def spares_any_worker(status: Status) -> bool:
 
 
 def counts_nodes(spec: JobSpec) -> bool:
-    """Return whether a node may run several workers."""
+    """Return whether a node may run several workers, so that protection counts nodes instead of workers."""
     return spec.spread.workers_per_node > 1
 
 

@@ -96,7 +96,7 @@ class CoordinatorState:
         return sum(1 for worker in self.ready if self.stays(worker))
 
     def stays(self, worker: WorkerId) -> bool:
-        """Return whether the worker has no notice."""
+        """Return whether the worker has no notice, whether or not it has joined."""
         return worker not in self.membership.leaving
 
     @property
@@ -110,7 +110,7 @@ class CoordinatorState:
         return {w: r.peer for w, r in self.workers.items() if r.ready or w in named}
 
     def lost(self, plan: Plan) -> frozenset[WorkerId]:
-        """Return the plan's workers that are not connected."""
+        """Return the plan's workers that have not joined, or were declared lost."""
         return plan.worker_ids() - self.workers.keys()
 
     def certain_holders(self, plan: Plan) -> list[list[WorkerId]]:
@@ -172,7 +172,7 @@ class Turn:
         self.do(Send(worker, protocol.Refused(reason=reason, message=message)))
 
     def finish(self, outcome: Outcome, reason: str, message: str) -> None:
-        """End the job: stop and remove all workers, and drop copies of checkpoints that will not be complete."""
+        """End the job: stop and remove all workers, drop copies of incomplete checkpoints, and emit the outcome."""
         self.enter("Over")
         stop = protocol.Stop(reason=reason, message=message)
         checkpoints = self.state.checkpoints

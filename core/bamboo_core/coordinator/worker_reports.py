@@ -86,7 +86,7 @@ def _replica_synced(turn: Turn, worker: WorkerId, message: protocol.ReplicaSynce
 
 
 def _report(turn: Turn, worker: WorkerId, message: protocol.Report) -> None:
-    """Record an answer to the inquiry, limited to stages and steps that exist.
+    """Record a worker's answer to the question which states it holds, limited to stages and steps that exist.
 
     A worker with only abandoned states, or without a plan so far, holds nothing; that is an answer, too.
     """
@@ -210,7 +210,7 @@ def _taken_over(turn: Turn, worker: WorkerId, message: protocol.TakenOver) -> No
 
 
 def _repeated(taken: Takeover) -> str:
-    """Describe the computations that were repeated."""
+    """Describe the number of forwards and backwards that a takeover repeated."""
     counts = ((taken.forwards, "forward"), (taken.backwards, "backward"))
     return ", ".join(count(number, thing) for number, thing in counts if number) or "nothing"
 
