@@ -115,7 +115,7 @@ class Hello(Message, frozen=True):
 
 
 class Profile(Message, frozen=True):
-    """Deterministic cost per layer (floating point operations, parameters), the input of the layer split."""
+    """The counted costs of each layer (floating-point operations, bytes), by which layers are split over stages."""
 
     costs: Annotated[tuple[Cost, ...], msgspec.Meta(max_length=MOST_LAYERS)]
     # layers, memory: sent if the coordinator chooses the grid
@@ -124,7 +124,7 @@ class Profile(Message, frozen=True):
 
 
 class WorkerReady(Message, frozen=True):
-    """The worker has loaded its task, and plans may use it."""
+    """A worker has loaded its task, so plans may use it."""
 
     samples: Count = 0  # in its dataset
     steps: Count = 0  # of the job, if the dataset decides them; 0: unknown
@@ -241,7 +241,7 @@ class Report(Message, frozen=True):
 
 
 class LeftBehind(Message, frozen=True):
-    """This worker owns a cell whose state is too old to catch up."""
+    """A worker owns a cell, but its copy of the cell's state is too old to catch up from."""
 
     cell: Cell
 
@@ -274,20 +274,22 @@ class Evaluated(Message, frozen=True):
 
 
 class TakenOver(Message, frozen=True):
-    """A cell's new owner reports that it has caught up. Milliseconds count from the plan's arrival."""
+    """A cell's new owner reports that it has caught up. reform_ms: from the plan's arrival until it was in force.
+    recompute_ms: from then until the lost work was repeated.
+    """
 
     epoch: Count
     cell: Cell
     step: Count
     reform_ms: float
     recompute_ms: float
-    # forwards, backwards: the repeated ones
+    # forwards, backwards: the number of repeated ones
     forwards: Count
     backwards: Count
 
 
 class CellFinished(Message, frozen=True):
-    """A worker has finished a cell's last step."""
+    """A worker has finished the job's last step in a cell."""
 
     cell: Cell
     digest: Digest  # the stage's part of the model's digest, see `digests`
@@ -461,7 +463,7 @@ class Stop(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """This worker was declared lost, or never belonged to the job; it must exit."""
+    """The coordinator refuses a worker that was declared lost, or does not belong to the job: it must exit."""
 
     reason: str
     message: str = ""

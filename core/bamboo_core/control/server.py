@@ -1,5 +1,5 @@
-"""The coordinator's end of the control channel: one WebSocket per worker. Turns connections into events and messages
-into frames, and decides nothing. Runs on one asyncio loop.
+"""The coordinator's end of the control channel: a server with one WebSocket per worker, on one asyncio loop. It turns
+connections into events and messages into frames, and decides nothing.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class Unauthorized(Exception):
 
 
 class Unavailable(Exception):
-    """The caller cannot be authenticated at the moment; it may try again."""
+    """Failure to authenticate a caller at the moment, who may try again."""
 
 
 Authenticate = Callable[[web.Request], Awaitable[WorkerId | None]]
@@ -127,7 +127,7 @@ class Channels:
         return frozenset(self._channels)
 
     async def handle(self, request: web.Request) -> web.WebSocketResponse:
-        """Serve one worker's connection until it ends. Raises aiohttp's error response if the caller is refused."""
+        """Serve one worker's connection until it ends. Raises aiohttp's 403 or 503 if the caller is not admitted."""
         known_as = await self._admit(request)
         socket = web.WebSocketResponse(heartbeat=self._heartbeat, max_msg_size=MAX_MESSAGE_BYTES)
         await socket.prepare(request)
