@@ -55,7 +55,7 @@ class ShownState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def ended(outcome: Outcome, message: str) -> ShownState:
-    """Return the state of a run that has ended."""
+    """Return the state of a local run that has ended. message: the sentence to show."""
     tones = {Outcome.COMPLETE: "good", Outcome.INTERRUPTED: "idle"}
     return ShownState(name=outcome.value, tone=tones.get(outcome, "bad"), sentence=message, over=True)
 
@@ -222,8 +222,8 @@ class JobView:
 
     @property
     def cost_at_end(self) -> float | None:
-        """The job's cost after its last step at the present nodes, prices and speed, in the pools' currency; None if
-        unknown.
+        """The job's expected cost until its last step, at the present nodes, prices and speed, in the pools' currency;
+        None if unknown, or if the job is over or suspended.
         """
         spent, left = self.status.cost, self.status.training.eta_seconds
         if spent.per_hour is None or left is None or self.status.ended or self.status.holds("Suspended"):
@@ -256,13 +256,13 @@ class JobView:
 
     @property
     def protected(self) -> bool:
-        """Whether every stage has its intended protection; True until the operator has written a status."""
+        """Whether every stage has its intended protection, if any; True until the operator has written a status."""
         found = self.status.condition("Protected")
         return found is None or found.holds or found.reason == OFF
 
     @cached_property
     def plan(self) -> tuple[tuple[str, ...], ...]:
-        """The owners by pipeline and stage; empty while unknown."""
+        """The workers that own cells, by pipeline and stage; empty while unknown."""
         if self.live is not None and self.live.grid:
             return tuple(tuple(owner for owner, _ in row) for row in self.live.grid)
         return self.status.plan_record.pipelines
