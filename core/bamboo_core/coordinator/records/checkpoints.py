@@ -35,8 +35,8 @@ class CheckpointState(Record):
     asked: WorkerId | None = None  # the worker that has to act now
     asked_at: float = 0.0  # when it was last asked
     since: float = 0.0  # when the request, then the writing, began
-    stall: float = 0.0  # seconds for which training has waited so far
-    final: bool = False  # of the last state, requested from each worker as it finished
+    stall: float = 0.0  # seconds for which training waited, of the worker that waited longest
+    final: bool = False  # it is of the last state, requested from the workers that finished
     # earlier checkpoints
     retry: bool = False  # the next one is due at once
     last_step: int = 0  # of the newest checkpoint or attempt
@@ -44,12 +44,12 @@ class CheckpointState(Record):
     kept_at: float | None = None  # when the newest of them was committed
     bytes: int = 0  # of the newest checkpoint
     seconds: float = 0.0  # that the newest checkpoint took
-    bad: tuple[CheckpointId, ...] = ()  # damaged checkpoints
+    bad: tuple[CheckpointId, ...] = ()  # damaged, or perhaps with a wrong state: never restored
     counts: CheckpointCounts = field(default_factory=CheckpointCounts)  # outcomes of all checkpoints
     first: int = 0  # the step with which the job began
     final_failures: int = 0  # of checkpoints of the last state
     tidying: tuple[CheckpointId, WorkerId] | None = None  # the newest one and its writer, which removes older ones
-    endangered: frozenset[WorkerId] = frozenset()  # workers on notice for which a checkpoint was taken
+    endangered: frozenset[WorkerId] = frozenset()  # workers under notice because of which a checkpoint was taken
 
     # one in progress
 
