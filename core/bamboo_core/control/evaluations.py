@@ -54,7 +54,7 @@ class Course:
 
 
 def score(spec: EvaluationSpec, metrics: Metrics) -> float | None:
-    """Return an evaluation's score, larger is better (negated for goal Min); None if it lacks a finite metric."""
+    """Return the score, larger is better (negated for goal Min); None if its metric is missing or not finite."""
     value = metrics.get(spec.metric)
     if value is None or not math.isfinite(value):
         return None

@@ -41,7 +41,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class SentTraffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The traffic that a worker has sent since it started, and the number of steps in which it did."""
+    """The traffic that a worker has sent since it started, and the number of steps in that time."""
 
     sent: Traffic
     steps: Bytes

@@ -20,7 +20,7 @@ from bamboo_core.serving.listener import LISTENER, BoundedListener, ConnectionBo
 
 
 class TokenBucket:
-    """A limiter to `rate` per second on average and bursts of `burst`. Times are seconds of any monotonic clock."""
+    """A rate limiter: `rate` tokens per second, bursts of `burst`. Times are seconds of any monotonic clock."""
 
     def __init__(self, rate: float, burst: float, now: float) -> None:
         self._rate, self._burst, self._left, self._at = rate, burst, burst, now
@@ -51,14 +51,14 @@ class Unauthorized(Exception):
 
 
 class Unavailable(Exception):
-    """Failure to authenticate a caller at the moment, who may try again."""
+    """Temporary failure to authenticate a caller, who may try again."""
 
 
 Authenticate = Callable[[web.Request], Awaitable[WorkerId | None]]
 
 
 def token_check(token: str) -> Authenticate:
-    """Return an authenticator for workers on this machine, which share one bearer token, whatever their names."""
+    """Return an authenticator that admits any worker with this bearer token: for workers on this machine."""
 
     async def authenticate(request: web.Request) -> WorkerId | None:
         offered = request.headers.get("Authorization", "")

@@ -62,7 +62,7 @@ class NoticeWithdrawn:
 
 @dataclass(frozen=True, slots=True)
 class RequestsWithdrawn:
-    """Withdrawal of requested workers by the shell: so many are surplus (`surplus_requests`) and will not come."""
+    """Withdrawal of `count` requested workers by the shell, because they are surplus (`surplus_requests`)."""
 
     count: int
 

@@ -36,7 +36,7 @@ DRAIN_COMMITS = 2  # commits for which a worker without a stage stays, because i
 
 
 def replan(turn: Turn) -> None:
-    """Take the next step towards the desired plan for the present workers, if one is due: a plan, a question, a cut."""
+    """Take the next step towards the desired plan, if one is due: issue a plan, ask workers, or request a cut."""
     turn.put(replace(turn.state.plans, steady=False))
     if turn.state.phase == "Recovering" and not recovered(turn):
         return
@@ -99,8 +99,7 @@ def _forget_unreported(turn: Turn) -> None:
 
 
 def _is_sooner_anew(state: CoordinatorState, now: float) -> bool:
-    """Return whether the step in progress would end sooner if it began anew on the grid to which the job changes after
-    it.
+    """Return whether the step in progress would end sooner if it began anew on the grid that the job changes to next.
 
     The layers move either way. A step begins anew at most once, so that it comes to its end.
     """

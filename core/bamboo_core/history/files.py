@@ -133,7 +133,7 @@ class HistoryFiles:
 def find(url: str) -> HistoryFiles:
     """Find the history at a URL, or the history of the one job whose checkpoints or output are at the URL.
 
-    Raises HistoryError if there is none, or if there are those of several jobs; StorageError, ValueError.
+    Raises HistoryError if there is none or several jobs have one, StorageError, and ValueError for an unknown URL.
     """
     for place in (url, f"{url.rstrip('/')}/{FOLDER}"):
         files = HistoryFiles(place)

@@ -57,9 +57,7 @@ def newest(records: Iterable[Record]) -> list[Record]:
 
 
 def _woven(steps: Sequence[StepRecord | EvaluationRecord], others: Sequence[EventRecord]) -> list[Record]:
-    """Insert events (`others`) by time, keeping the order of `steps`: an event precedes the first step of its time or
-    later.
-    """
+    """Insert events (`others`) by time, keeping the order of `steps`: each before the first step not earlier."""
     woven: list[Record] = []
     waiting = list(reversed(others))
     for step in steps:

@@ -211,7 +211,7 @@ class JobView:
     @property
     def checkpoint_place(self) -> str:
         """The URL of the checkpoints, without credentials; "" if the job keeps none, or if this version cannot read
-        where.
+        their storage.
         """
         return shown_url(self.spec.checkpoint.storage) if self.spec.checkpoint else ""
 

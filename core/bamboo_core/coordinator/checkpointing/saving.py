@@ -144,7 +144,7 @@ def _lacks_pause(state: CoordinatorState) -> bool:
 
 
 def _keep_the_endangered(turn: Turn) -> None:
-    """Let the next checkpoint be due at once if all holders of a stage are under notice; again at further notices."""
+    """Make a checkpoint due at once if all holders of a stage are under notice; again when more workers get one."""
     state, c = turn.state, turn.state.checkpoints
     noticed = frozenset(state.noticed)
     if c.writers or c.retry or not noticed - c.endangered or state.plan is None:
@@ -154,7 +154,7 @@ def _keep_the_endangered(turn: Turn) -> None:
 
 
 def _came_too_late(turn: Turn) -> bool:
-    """Return whether all steps were committed, two requests ago, without the checkpoint that the root was asked for."""
+    """Return whether the last step was committed without the checkpoint, long enough ago to ask the root twice."""
     state = turn.state
     over = state.step >= state.spec.training.steps
     return over and turn.now - state.progress.last_at > 2 * AGAIN_SECONDS

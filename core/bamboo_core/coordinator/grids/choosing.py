@@ -177,7 +177,7 @@ def is_short(state: CoordinatorState) -> bool:
 
 
 def calibrated(state: CoordinatorState, rates: GridRates) -> float:
-    """Return the factor between real and assumed link speeds for which the model best gives the measured step time.
+    """Return the factor between real and assumed link speeds for which the model best predicts the measured step.
 
     It is the present factor if nothing is measured, or if the model is exact enough already.
     """

@@ -190,7 +190,7 @@ def is_due(state: CoordinatorState, now: float) -> bool:
 
 
 def splits_anew(state: CoordinatorState) -> bool:
-    """Return whether the change of the grid that is worth it (`resize`), if any, also splits layers anew."""
+    """Return whether the pending change of the grid (`resize`) also splits layers anew; False without one."""
     rates = choosing.rates_of(state)
     if state.grids.resize is None or rates is None:
         return False

@@ -59,7 +59,7 @@ def _each(more: tuple[tuple[float, int], ...], number: int) -> list[float]:
 
 
 def seen(state: CoordinatorState, now: float) -> Holding:
-    """Return the record with the workers that stay now, and with losses and hours of workers that do not any more."""
+    """Return the record with the workers that stay now, and with the losses and hours of workers that left since."""
     known = state.holding
     staying = {w: r.peer.zone for w, r in state.workers.items() if state.stays(w)}
     if staying.keys() == known.staying.keys():
@@ -277,7 +277,7 @@ def _reason(worth: Worth, number: int) -> str:
 
 
 def counted(state: CoordinatorState, workers: int) -> int:
-    """Return for how many of this number of workers a grid is chosen; the others are given back or stand by."""
+    """Return the number of workers, at most `workers`, for which a grid is chosen; others leave or stand by."""
     target = state.holding.target
     return workers if target is None or not gives_back(state.spec) else min(workers, target)
 

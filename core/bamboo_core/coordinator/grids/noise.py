@@ -8,7 +8,7 @@ from typing import Final
 from bamboo_core.planning.steps.grid_rates import ALIKE
 
 KEPT: Final = 24  # measurements of one kind
-PRIOR: Final = 6  # number of measurements as which all earlier ones, on another grid, count
+PRIOR: Final = 6  # weight, in measurements, of all measurements on the previous grid together
 HALF_LIFE: Final = 1800.0  # seconds in which a measurement loses half of its weight
 LEAST_WEIGHT: Final = 0.1  # weight below which a measurement is forgotten
 FREE_CHANGES: Final = 2  # changes of the grid without a rest before them
@@ -55,5 +55,5 @@ def weight(age: float) -> float:
 
 
 def rest(changes: int) -> float:
-    """Return the seconds to wait for another change of the grid, after this many with the same workers and layers."""
+    """Return the seconds to wait for another change of the grid, after this many with the same workers."""
     return REST * 2.0 ** (changes - FREE_CHANGES) if changes >= FREE_CHANGES else 0.0

@@ -16,7 +16,7 @@ LEAST_PATIENCE = 10  # workers lost without a commit, beyond all that the job ha
 
 
 def most_losses(spec: JobSpec) -> int:
-    """Return how many workers may be lost between two committed steps, without preempted ones, before the job fails."""
+    """Return how many workers the job may lose between two committed steps; preempted workers do not count."""
     return wanted_workers(spec) + max(LEAST_PATIENCE, spec.backoff_limit)
 
 
