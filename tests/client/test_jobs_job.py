@@ -17,6 +17,7 @@ from bamboo.jobs.results import JobProgress
 from bamboo_core.names import ENV_DEVICE
 from bamboo_trainer.models import mlp
 from folders import ROOT
+from remote_kit import kubeconfig
 
 TRAINING: Any = {"steps": 60, "globalBatchSize": 16, "microBatchSize": 4}
 
@@ -156,6 +157,12 @@ def test_a_simulation_and_a_plan_are_what_the_command_line_finds() -> None:
 def test_arguments_that_do_not_fit_are_told_by_their_names(parts: Any, arguments: Any, told: str) -> None:
     with pytest.raises(bamboo.InvalidRequest, match=f"^{told}"):
         quickstart(**parts).run(**arguments)
+
+
+def test_overwriting_the_fields_of_others_needs_an_apply(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "config", "http://127.0.0.1:1")))
+    with pytest.raises(bamboo.InvalidRequest, match=r"^force: expected together with apply$"):
+        quickstart().submit(force=True)
 
 
 @pytest.mark.parametrize(

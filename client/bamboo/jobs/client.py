@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from bamboo import background
 from bamboo.job_source import JobSource
 from bamboo.jobs.cluster_job import ClusterJob
+from bamboo.jobs.errors import InvalidRequest
 from bamboo.jobs.handle import JobHandle, call
 from bamboo.jobs.results import JobProgress, progress_of
 from bamboo.remote import operations
@@ -41,8 +42,10 @@ class Client:
         """Create the job on the cluster. Raises ClusterError, also if it exists and `apply` is not set.
 
         apply: merge it into an existing job. force: also overwrite fields that others have set, such as kubectl edit.
-        dry_run: only have the API server check the job.
+        Only with apply. dry_run: only have the API server check the job.
         """
+        if force and not apply:
+            raise InvalidRequest("force: expected together with apply")
         return call(self._submit(job.source, apply=apply, force=force, dry_run=dry_run))
 
     def job(self, name: str) -> JobHandle:
