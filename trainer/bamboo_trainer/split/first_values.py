@@ -1,7 +1,7 @@
-"""Construction of a model without memory, and of the first values of some of its tensors later.
+"""Construction of a model on fake tensors, and computation of the initial values of some of its tensors later.
 
-The operations of the model's constructor are recorded while it runs on tensors that have a form and no data. A tensor's
-values come from repeating only the operations that affect it. So no process ever holds the values of the whole model.
+The operations of the model's constructor are recorded while it runs on fake tensors, which have a shape and no data. A
+tensor's values come from repeating only the operations that affect it. So no process ever holds the whole model.
 """
 
 import random
@@ -38,13 +38,13 @@ class _Node:
     function: Any
     arguments: tuple[Any, ...]
     named: Mapping[str, Any]
-    results: tuple[Tensor | None, ...]  # the tensors among what it returned
-    storages: frozenset[int]  # that it made or wrote to
-    reads: frozenset[int]
+    results: tuple[Tensor | None, ...]  # its results; None for leaves that are no tensors
+    storages: frozenset[int]  # storages that it created or wrote to
+    reads: frozenset[int]  # storages of its arguments
 
     @property
     def overwrites(self) -> bool:
-        """Whether the operation replaces all values of its first argument."""
+        """Whether the operation replaces all values of its first argument, regardless of the earlier ones."""
         if self.function not in OVERWRITES or not _whole(self.arguments[0]):
             return False
         others = [t for t in tree_leaves((self.arguments[1:], self.named)) if isinstance(t, Tensor)]
@@ -52,8 +52,8 @@ class _Node:
 
 
 class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Recorder of the operations of a constructor that runs inside this context. Afterwards `of` returns the values of
-    its tensors, with new random draws at each call.
+    """Recorder of the operations of a constructor that runs inside this context. Afterwards `of` returns real tensors
+    with the initial values, with new random draws at each call.
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
@@ -80,8 +80,8 @@ class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _for_real(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operation that depends on values, with values. They are equal everywhere, since the constructor's
-        generators are seeded.
+        """Run an operation whose result depends on values, such as `.item()`, on real tensors. Their values are the
+        same in every process, since `without_values` seeds the generators.
         """
         with torch.utils._python_dispatch._disable_current_modes():
             tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
@@ -90,8 +90,8 @@ class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return function(*given[0], **given[1])
 
     def of(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Return the values of these tensors, which share storages as the tensors do. Random numbers come from torch's
-        global generator.
+        """Return real tensors with the initial values of these fake ones, sharing storages as they do. Random numbers
+        come from torch's global generator.
         """
         wanted = list(tensors)
         known: dict[int, Tensor] = {}
@@ -105,8 +105,8 @@ class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return [self._value(t, known) for t in wanted]
 
     def _value(self, leaf: Any, known: dict[int, Tensor]) -> Any:
-        """Return the value of a tensor, or a leaf that is no tensor. A tensor that no recorded operation made is
-        copied, since it may be written to.
+        """Return the real tensor for a leaf, or the leaf itself if it is no tensor. A tensor that no recorded operation
+        created is copied, since it may be written to. known: real tensors by the recorded one's id; added to.
         """
         if not isinstance(leaf, Tensor):
             return leaf
@@ -121,7 +121,7 @@ class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return known[id(leaf)]
 
     def _needed(self, storages: set[int]) -> list[_Node]:
-        """Return the operations on which the values of these storages depend, in order."""
+        """Return the recorded operations on which the values of these storages depend, in the order of execution."""
         needed, settled, found = set(storages), set[int](), []
         for node in reversed(self._nodes):
             touched = node.storages & needed
@@ -138,7 +138,9 @@ class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def without_values(mode: FakeTensorMode) -> Iterator[FirstValues]:
-    """Run a constructor without data in this context, and record it. Its random draws are the same in every process."""
+    """Record the constructor that runs in this context, on fake tensors. Its random draws are the same in every
+    process; afterwards the random generators have their earlier states.
+    """
     values = FirstValues(mode)
     numpy = sys.modules.get("numpy.random")
     states = random.getstate(), numpy.get_state() if numpy else None

@@ -1,8 +1,8 @@
 """The layers of a split model: each runs one position of the model's forward.
 
-A position that is only a block calls the block. One with code of the model's own runs the model's forward from its
-beginning, without data up to where the position begins, which takes no memory and a few milliseconds, and with data
-from there on.
+A position that consists of only a block calls the block. A position that has code of the model's own runs the model's
+forward from its beginning: on fake tensors up to the position, which takes no memory and a few milliseconds, and on
+real tensors from there on.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -40,8 +40,8 @@ from bamboo_trainer.task import Parts
 class Alongside(Protocol):
     """Tensors that layers pass on in addition to the model's own, such as a sum over the blocks.
 
-    begin: returns them for the model's inputs. watched: returns the modules of a block whose outputs `after` needs.
-    end: takes them from the last layer.
+    begin: returns their initial values for the model's inputs. watched: returns the modules of a block whose outputs
+    `after` needs. end: uses their final values, such as in a loss.
     """
 
     size: int  # the number of tensors
@@ -51,8 +51,8 @@ class Alongside(Protocol):
     def watched(self, block: nn.Module) -> list[nn.Module]: ...
 
     def after(self, seen: list[tuple[nn.Module, object]], parts: Parts) -> Parts:
-        """Return the tensors after a block. seen: watched modules of a block with what they returned, in the order of
-        their calls.
+        """Return the tensors updated after a block. seen: the block's watched modules and their outputs, in the order
+        of calls. parts: the tensors before the block.
         """
 
     def end(self, parts: Parts) -> None: ...
@@ -60,7 +60,7 @@ class Alongside(Protocol):
 
 @contextmanager
 def outputs_of(watched: list[nn.Module]) -> Iterator[list[tuple[nn.Module, object]]]:
-    """Yield a list that collects what watched modules return while a block runs inside this context."""
+    """Yield a list that collects the outputs of watched modules while a block runs inside this context."""
     outputs: list[tuple[nn.Module, object]] = []
 
     def collect(module: nn.Module, _: object, returned: object) -> None:
@@ -80,10 +80,11 @@ Call = Callable[[nn.Module, Sequence[Tensor]], Any]
 
 
 class Route:
-    """The path of a model's forward, which all layers of a split model share.
+    """The recorded forward of a model, which all layers of the split model share.
 
-    base: a recording. at: returns the recording for inputs of other shapes. blocks: names of the blocks, in the order
-    of their calls. alongside: tensors passed in addition to the model's own, if any.
+    base: the recording with the example inputs. at: returns the recording for inputs of other shapes. mode: of the fake
+    tensors. blocks: names of the blocks, in the order of their calls. call: runs the model's forward. alongside:
+    tensors passed in addition to the model's own, if any.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Route:
         self._shaped = own - {0} if not base.by_shape else frozenset(range(count + 2))
 
     def carried(self, position: int) -> bool:
-        """Return whether that position passes on the inputs' shapes."""
+        """Return whether this position passes on the shapes of the model's inputs, for later positions."""
         return any(p > position for p in self._shaped)
 
     def recording(self, shapes: Shapes | None) -> Recording:
@@ -117,8 +118,8 @@ class SplitLayer(nn.Module):
     """A layer that runs one position of a model's forward. Its inputs and outputs are the tensors of the recording's
     boundaries.
 
-    The shapes of the model's inputs follow these where a later position needs them: each as a tensor without elements,
-    of that shape after a first dimension of 0.
+    Where a later position needs the shapes of the model's inputs, they follow as empty tensors, of shape [0, *shape]
+    for each input.
     """
 
     module: nn.Module
@@ -128,7 +129,7 @@ class SplitLayer(nn.Module):
         self.module, self._position, self._route = module, position, route
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SplitLayer":
-        """Return a copy that shares the route, and the placeholders of other modules' tensors."""
+        """Return a copy that shares the route, and the fake tensors in place of other layers' parameters."""
         memo[id(self._route)] = self._route
         for module in self.modules():
             memo |= {id(value): value for value in vars(module).values() if isinstance(value, FakeTensor)}
@@ -207,7 +208,9 @@ class SplitLayer(nn.Module):
 
     @staticmethod
     def _passed(recording: Recording, key: Key, value: Tensor) -> Tensor:
-        """Return a value as a layer passes it on: contiguous, since the bits of a product may depend on the layout."""
+        """Return a value as a layer passes it on: detached unless it needs a gradient, complex numbers as pairs of real
+        ones, and contiguous, since the bits of a matrix product may depend on the memory layout.
+        """
         passed = value if key in recording.gradients else value.detach()
         return (torch.view_as_real(passed.resolve_conj()) if key in recording.complex else passed).contiguous()
 
@@ -229,13 +232,13 @@ def _seated(model: nn.Module, names: Sequence[str], instead: Callable[..., Any])
 
 
 class _Enough(BaseException):
-    """Signal that ends the model's forward when the position is done."""
+    """Signal that stops the model's forward at the position's end. No `except Exception` in the model catches it."""
 
 
 class ModelRun(TorchFunctionMode):
-    """The model's own forward up to the end of a position: without data until it begins, with data from then on.
+    """The model's own forward up to the end of a position: on fake tensors until it begins, on real ones from then on.
 
-    values: known values, by key; the position adds the values that it makes for later ones.
+    values: real tensors by key; the run adds the tensors that it makes for later positions.
     """
 
     def __init__(self, layer: SplitLayer, recording: Recording, values: dict[Key, Tensor], shapes: Shapes) -> None:
@@ -251,7 +254,10 @@ class ModelRun(TorchFunctionMode):
         self._later = {key for b in recording.boundaries[: self._blocks + 1] for key in b}
 
     def to_its_end(self) -> list[Tensor] | None:
-        """Run up to the position's end; return the model's result in the last position, else None."""
+        """Run up to the position's end. Return the tensors of the model's result in the last position, else None.
+
+        Raises CannotSplit if the forward differs from the recording.
+        """
         model = self._layer.module
         try:
             with _seated(model, self._route.blocks, self._block), self._stack, self:
@@ -270,7 +276,7 @@ class ModelRun(TorchFunctionMode):
             return [self._values["input", 0, n] for n in range(len(self._shapes))]
         self._stack.enter_context(self._gradients_aside())
         self._stack.enter_context(_disable_current_modes())
-        # saved-tensor hooks of others want values
+        # saved-tensor hooks of other code would need values
         self._stack.enter_context(saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor))
         self._stack.enter_context(self._route.mode)
         self._paused = True
@@ -328,7 +334,7 @@ class ModelRun(TorchFunctionMode):
             self._imagine(tensor, key)
 
     def _block(self, forward: Any, *args: Any, **kwargs: Any) -> Any:
-        """Handle the call of a block, in place of its forward."""
+        """Stand in for a block's forward: skip it before the position, begin the position, or end the run after it."""
         i, self._next = self._next, self._next + 1
         call = self._recording.calls[i]
         given, form = take_apart((args, kwargs), f"{call.name} gets something that")
@@ -354,7 +360,7 @@ class ModelRun(TorchFunctionMode):
         return put_together(call.out, outs)
 
     def _begins(self, call: BlockCall, forward: Any) -> Any:
-        """Begin the position at this block: from here on the forward runs with data."""
+        """Run the forward on real tensors from this block on, where the position begins; return the block's result."""
         self._stack.close()
         self._real = True
         if self._position <= self._blocks:  # the block belongs to the position

@@ -1,10 +1,10 @@
-"""The recording of what passes between a model's blocks, by running its forward once on tensors without data.
+"""The recording of the tensors that pass between a model's blocks, made by running its forward once on fake tensors.
 
 A position is a part of the forward that one layer runs: 0 is the model's code before the first block, i + 1 is block i
 with the code between it and the next one, and, after the n blocks, n + 1 is the code after the last one.
 
 A model passes to a block, and gets from it, tensors in tuples, lists, dictionaries and dataclasses. `take_apart`
-separates each value into its tensors and a `Form`, from which `put_together` makes it again. A boundary between workers
+separates each value into its tensors and a `Form`, from which `put_together` rebuilds it. A boundary between workers
 then carries only the tensors, as every worker knows the form.
 """
 
@@ -46,12 +46,15 @@ class Form:
 
     @property
     def sizes(self) -> bool:
-        """Whether the form has a whole number, which may be a size of the inputs."""
+        """Whether the form contains an integer or a torch.Size, which may depend on the shapes of the inputs."""
         return self.kind in (int, torch.Size) or any(part.sizes for part in self.parts)
 
 
 def take_apart(value: Any, what: str) -> tuple[list[Tensor], Form]:
-    """Return a value's tensors and its form. Raises CannotSplit, naming `what`, for any other type."""
+    """Split a value into its tensors and its form. what: a phrase for the value, which begins an error's text.
+
+    Raises CannotSplit for a type other than tensors, `CONSTANTS`, mappings, tuples, lists and dataclasses.
+    """
     tensors: list[Tensor] = []
 
     def form(item: Any) -> Form:
@@ -78,7 +81,7 @@ def take_apart(value: Any, what: str) -> tuple[list[Tensor], Form]:
 
 
 def put_together(form: Form, tensors: Sequence[Tensor]) -> Any:
-    """Return the value that `take_apart` took apart into these tensors and this form."""
+    """Rebuild a value from its form and its tensors, as `take_apart` returned them."""
     given = iter(tensors)
     value = _built(form, given)
     assert next(given, None) is None
@@ -110,11 +113,11 @@ _ATTENTION: Final[tuple[Callable[[], bool], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class CallSettings:
-    """The settings of a block's call, where they differ from the settings of the model's call."""
+    """Autocast and gradient mode around a block's call, where they differ from those around the model's call."""
 
-    # device types, each with whether it is on and with its dtype
+    # device type, whether autocast is on for it, and its dtype
     autocast: tuple[tuple[str, bool, torch.dtype], ...] = ()
-    gradients: bool | None = None  # None if they are as around the model
+    gradients: bool | None = None  # None: as around the model's call
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,7 @@ class Surroundings:
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
     nesting: int  # of autocast
     gradients: bool
-    others: tuple[tuple[str, Any], ...]  # settings that cannot be set again, by name
+    others: tuple[tuple[str, Any], ...]  # settings that a layer cannot restore, with their names
 
 
 def surroundings() -> Surroundings:
@@ -143,9 +146,9 @@ def surroundings() -> Surroundings:
 
 
 def settings_of(name: str, outside: Surroundings, inside: Surroundings) -> CallSettings:
-    """Return the settings of a block's call. outside: around the model's forward; inside: around the call.
+    """Return the settings around a block's call. outside: around the model's forward; inside: around the call.
 
-    Raises CannotSplit for a setting that a layer cannot set again.
+    Raises CannotSplit if a setting differs that a layer cannot restore.
     """
     for (what, before), (_, now) in zip(outside.others, inside.others, strict=True):
         if before != now:
@@ -179,7 +182,7 @@ RESULTS: Final = 256  # most results of a function, in a key's number
 
 
 def born(key: Key) -> int:
-    """Return the position that makes the tensor; -1 for an input."""
+    """Return the number of the position that creates the tensor of a key; -1 for an input of the model."""
     kind, number, _ = key
     return -1 if kind == "input" else number + (kind == "out")
 
@@ -188,8 +191,9 @@ def born(key: Key) -> int:
 class BlockCall:
     """The recorded call of a block.
 
-    settings: around the call. form, keys: of its arguments and their tensors. out, out_keys: of its result.
-    out_shapes: of the result's tensors, each as the number of the argument with that shape, or as sizes.
+    number: its place among the blocks, from 0. settings: around the call. form, keys: of its arguments and their
+    tensors. out, out_keys: of its result. out_shapes: of the result's tensors, each as the number of an argument's
+    tensor with the same shape and dtype, or as sizes.
     """
 
     number: int
@@ -206,7 +210,7 @@ class BlockCall:
         return put_together(self.form, [values[key] for key in self.keys])
 
     def keep(self, result: Any, values: dict[Key, Tensor]) -> None:
-        """Add the tensors of the block's result to the values. Raises CannotSplit for a result of another form."""
+        """Add the tensors of the block's result to `values`. Raises CannotSplit for another form than recorded."""
         tensors, form = take_apart(result, f"{self.name} returns something that")
         if form != self.out:
             raise CannotSplit(
@@ -220,18 +224,18 @@ class BlockCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """The recording of a model's forward. calls: of the blocks, in order."""
+    """The facts about a model's forward from which its layers run their positions. calls: of the blocks, in order."""
 
     calls: tuple[BlockCall, ...]
-    # result, result_keys: what the model returns
+    # result, result_keys: the form and the tensors of the model's result
     result: Form
     result_keys: tuple[Key, ...]
     boundaries: tuple[tuple[Key, ...], ...]  # by position, the tensors that later positions need, in order
     own_code: frozenset[int]  # positions that run the model's own code in addition to a block
-    gradients: frozenset[Key]  # tensors that have a gradient
+    gradients: frozenset[Key]  # tensors that require a gradient
     complex: frozenset[Key]  # complex tensors, which cross as pairs of real ones
     written: frozenset[tuple[int, Key]]  # tensors of earlier positions that a position writes to
-    made: Mapping[Key, str]  # the names of the functions that made such tensors
+    made: Mapping[Key, str]  # by tensor ("made", ...): the name of the function that made it
     used: Mapping[int, frozenset[int]]  # by position, ids of parameters and buffers that its own code uses
 
     @property
@@ -252,11 +256,11 @@ def record(
     call: Any,
     really: Really,
 ) -> Recording:
-    """Record a model's forward. blocks: modules of the model, in the order of their calls; names: theirs. call: (model,
-    inputs) -> its result. really: runs a block, by number, with values, if it cannot run without, and returns its
-    result without values.
+    """Record a model's forward. blocks: modules of the model, in the order of their calls. names: of the blocks. call:
+    (model, inputs) -> the model's result. really: called for a block that fails on fake tensors; runs it on real ones
+    and returns its result as fake tensors: (number, form of the arguments, their tensors) -> result.
 
-    The model may be changed. Raises CannotSplit.
+    The forwards of the blocks are replaced, and not restored. Raises CannotSplit.
     """
     recorder = _Recorder(model, blocks, names, inputs, really)
     try:
@@ -277,7 +281,7 @@ def record(
 
 
 class _Recorder(TorchFunctionMode):
-    """Records every torch function that the model calls, and the calls of its blocks, during one forward."""
+    """Recorder of every torch function that the model calls, and of the calls of its blocks, during one forward."""
 
     def __init__(
         self,
@@ -306,7 +310,7 @@ class _Recorder(TorchFunctionMode):
         self._calls: list[BlockCall] = []
         self._outside = surroundings()
         self._lost: dict[int, str] = {}  # by id of a tensor that must not be used any more: why
-        self._changing: set[int] = set()  # positions that write to what has another key, too
+        self._changing: set[int] = set()  # positions that write to memory which tensors share
         self._ran: set[int] = set()
         for n, tensor in enumerate(inputs):
             self._know(tensor, ("input", 0, n))
@@ -318,7 +322,7 @@ class _Recorder(TorchFunctionMode):
         given = tensors_in((args, kwargs))
         result, made, written = called(func, args, kwargs, given)
         if not made and not written:
-            return result  # it was asked about its shape or the like
+            return result  # it only read metadata, such as a shape
         if self._body is not None:
             self._within_block(given)
             return result
@@ -337,6 +341,7 @@ class _Recorder(TorchFunctionMode):
         return result
 
     def finished(self, result: Any) -> Recording:
+        """Return the recording. result: of the model's forward. Raises CannotSplit."""
         count = len(self._blocks)
         if self._next < count:
             raise CannotSplit(f"{self._names[self._next]} is not called by the model's forward, or out of order")
@@ -368,7 +373,7 @@ class _Recorder(TorchFunctionMode):
         )
 
     def _block(self, block: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
-        """Record the call of a block, in place of its forward."""
+        """Record the call of a block, and run its forward. Replaces the block's `forward`."""
         if self._body is not None:
             return forward(*args, **kwargs)
         i = self._next
@@ -410,7 +415,9 @@ class _Recorder(TorchFunctionMode):
     def _returned(
         self, i: int, name: str, result: Any, given: Sequence[Tensor], written: Sequence[bool]
     ) -> tuple[Form, tuple[Key, ...], tuple[int | Shape, ...]]:
-        """Return the form of a block's result, its tensors' keys, and their shapes as in `BlockCall`."""
+        """Return the form of a block's result, its tensors' keys, and their shapes as in `BlockCall`. Also give keys to
+        new tensors, and mark arguments that the block has written to. written: which of `given`, its arguments.
+        """
         for tensor, changed in zip(given, written, strict=True):
             if changed:
                 self._written.add((i + 1, self._key(tensor)))
@@ -451,7 +458,9 @@ class _Recorder(TorchFunctionMode):
             self._complex.add(key)
 
     def _use(self, tensor: Tensor) -> Key | None:
-        """Note that this position needs the tensor, and return its key. None for a tensor that the model owns."""
+        """Record that the current position needs the tensor, and return its key; None for a parameter, a buffer or an
+        unknown tensor. Raises CannotSplit if the tensor must not be used any more.
+        """
         if id(tensor) in self._owned:
             self._used.setdefault(self._position, set()).add(id(tensor))
             return None
@@ -464,8 +473,8 @@ class _Recorder(TorchFunctionMode):
         return key
 
     def _written_to(self, tensor: Tensor) -> None:
-        """Note that the model writes to a tensor between its blocks. A position has a copy of its own of each tensor
-        from earlier ones, so a write to one of several that share memory in the model is not seen in the others.
+        """Record that the model writes to a tensor between its blocks. A position has separate copies of tensors from
+        earlier positions, so a write would not reach tensors that share memory in the model: `_lose` forbids their use.
         """
         sharing = self._sharing(tensor)
         if sharing:
@@ -517,14 +526,14 @@ def tensors_in(tree: Any) -> list[Tensor]:
 def called(
     function: Callable[..., Any], args: Any, kwargs: Any, given: Sequence[Tensor]
 ) -> tuple[Any, list[Tensor], list[Tensor]]:
-    """Call the function; return its result, the tensors in it, and the given tensors that it has written to."""
+    """Call the function. Return its result, the tensors in it, and the tensors of `given` that it has written to."""
     versions = [t._version for t in given]
     result = function(*args, **kwargs)
     return result, tensors_in(result), [t for t, old in zip(given, versions, strict=True) if t._version != old]
 
 
 def numbered(made: Sequence[Tensor], written: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
-    """Return the tensors that a function has made or written to, each with its own number."""
+    """Return the tensors that a function has written to or made, each once, numbered from 0."""
     return list(enumerate([*written, *(t for t in made if not any(t is w for w in written))]))
 
 
