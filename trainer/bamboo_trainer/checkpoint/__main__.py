@@ -1,4 +1,4 @@
-"""`python -m bamboo_trainer.checkpoint`, which `bamboo export` runs, so that the command line itself needs no torch."""
+"""`python -m bamboo_trainer.checkpoint`, the process of `bamboo export`: the `bamboo` command itself needs no torch."""
 
 import argparse
 import json

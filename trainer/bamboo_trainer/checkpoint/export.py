@@ -48,7 +48,7 @@ _TASK_TYPES: Final = {"causal": "CAUSAL_LM", "sequence": "SEQ_CLS", "token": "TO
 
 
 def inner_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
-    """Return the entries under the names of the whole model. Raises ExportError for a model that was not split."""
+    """Return the entries under their names in the whole model. Raises ExportError for a model that was not split."""
     renamed = []
     for entry in entries:
         match = OF_MODULE.fullmatch(entry.name)
@@ -59,7 +59,10 @@ def inner_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
 
 
 def published_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
-    """Return the entries with one name for each tensor; transformers ties the others. Raises ExportError."""
+    """Return each stored tensor once, under its first name in the whole model; transformers ties the others on loading.
+
+    Raises ExportError for a model that was not split.
+    """
     found: dict[tuple[int, str], StateEntry] = {}
     names: set[str] = set()
     for entry in inner_entries(entries):
@@ -88,18 +91,18 @@ def task_config(job: Path | None, model: Path | None, config: Mapping[str, Any] 
 
 
 class ModelToExport(NamedModel):
-    """The model that an export describes."""
+    """The model of transformers that an export is for, and the files that describe it."""
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Self:
-        """Read the model. config: the job's task.config. Raises ExportError."""
+        """Read the model's config. config: the job's task.config. Raises ExportError."""
         try:
             return super().read(config)
         except ValueError as error:
             raise ExportError(f"task.config: {error}") from None
 
     def describe(self, folder: Path) -> None:
-        """Write all files of the folder except the weights."""
+        """Write config.json, the generation settings and the model's companions: all files but the weights."""
         classes = getattr(transformers(), AUTO[self.objective][1])
         self.config.architectures = [classes[type(self.config)].__name__]
         self.config.dtype = "float32"
@@ -115,12 +118,12 @@ class ModelToExport(NamedModel):
             _write_generation(source, self.config, folder)
 
     def trained(self, entries: Sequence[StateEntry]) -> set[str]:
-        """Return the names of trained parameters that are no adapters. entries: under the model's own names."""
+        """Return the names of parameters trained in addition to adapters. entries: under the model's own names."""
         names = [entry.name for entry in entries if not re.search(r"\.lora_|\.base\.", entry.name)]
         return {name.removeprefix(MODULE) for name in self.trained_beside(names)}
 
     def describe_adapters(self, source: StateSource, entries: Sequence[StateEntry], folder: Path) -> None:
-        """Write adapter_config.json. entries: under the model's own names."""
+        """Write PEFT's adapter_config.json. source: gives the scales. entries: under the model's own names."""
         adapters = sources.adapters_in(entries)
         scales: dict[str, float] = {}
         for file, found in by_file([one.scale for one in adapters]).items():
@@ -152,14 +155,16 @@ class ModelToExport(NamedModel):
 
 
 def _alpha(scale: float, rank: int) -> float:
-    """Return lora_alpha for a scale in fp32: a short number, if there is one."""
+    """Return the lora_alpha with alpha / rank = scale in fp32: a number of six digits if it is exact enough."""
     short = float(f"{scale * rank:.6g}")
     found = short if float(torch.tensor(short / rank, dtype=torch.float32)) == scale else scale * rank
     return int(found) if math.isfinite(found) and found == int(found) else found
 
 
 def _targets(adapted: Collection[str], entries: Sequence[StateEntry]) -> list[str]:
-    """Return target_modules: the last part of a name if all modules of that name have adapters, else the whole name."""
+    """Return PEFT's target_modules: the last part of a module's name if all modules of that name have adapters, else
+    the whole name.
+    """
     weights = {entry.name for entry in entries if entry.name.endswith(".weight")}
     others = {n.removesuffix(".weight").rpartition(".")[2] for n in weights if not n.endswith(".base.weight")}
     leaves = {name: name.rpartition(".")[2] for name in adapted}
@@ -167,7 +172,7 @@ def _targets(adapted: Collection[str], entries: Sequence[StateEntry]) -> list[st
 
 
 def _write_generation(source: Path | None, published: Any, folder: Path) -> None:
-    """Write the generation settings as `save_pretrained` does: the folder's, or else settings that follow from the
+    """Write generation_config.json: a copy of the source folder's, or else settings that follow from the model's
     config.
     """
     if source and (source / GENERATION).is_file():
@@ -182,8 +187,8 @@ Progress = Callable[[int, int], None]  # files done, files in total
 class ExportForm(StrEnum):
     """The form of an export.
 
-    safetensors: one file. huggingface: a folder for transformers' `from_pretrained`. peft: only the adapters, a folder
-    for PEFT's.
+    safetensors: one file. huggingface: a folder for transformers' `from_pretrained`. peft: a folder for PEFT's, with
+    only the adapters.
     """
 
     SAFETENSORS = "safetensors"
@@ -213,10 +218,10 @@ def export(
     task_config: Mapping[str, Any] | None = None,
     by_layer: bool = False,
 ) -> Exported:
-    """Export a source. Raises StorageError, ExportError; then the output is missing, or still the one before.
+    """Export a checkpoint or weights. If it raises StorageError or ExportError, the output is as it was before.
 
-    force: replace what is there. task_config: the job's, for a form that needs the model. by_layer: a split module's
-    tensors, too, keep the names of its layers.
+    force: replace an existing output. task_config: the job's, for a form that needs the model. by_layer: use the names
+    in the layers ("layers.0.module.weight") for a split module, too.
     """
     _check_output(output, form, force)
     model = ModelToExport.read(task_config or {}) if form.of_model else None
@@ -248,8 +253,8 @@ def export(
 
 
 def export_weights(url: str, step: int, id: str, folder: str) -> dict[str, Any]:
-    """Export a checkpoint into a new folder, as one file of safetensors with the names of layers, for a local run.
-    Return {}, or `problem`: one sentence.
+    """Export a checkpoint into a new folder, as one file of safetensors with the names in the layers, for a local
+    run. Return {}, or {"problem": one sentence} if it cannot be read or written.
     """
     try:
         store = CheckpointStore(url)
@@ -277,7 +282,7 @@ class _Layout:
     @classmethod
     def of(cls, entries: Sequence[StateEntry]) -> "_Layout":
         specs = []
-        ordered = sorted(entries, key=lambda entry: -DTYPES[entry.dtype].itemsize)  # so that each one is aligned
+        ordered = sorted(entries, key=lambda entry: -DTYPES[entry.dtype].itemsize)  # so that each tensor is aligned
         for entry in ordered:
             if entry.complex and entry.dtype == "F64":
                 raise ExportError(f"{entry.name} is of torch.complex128, which safetensors cannot hold")

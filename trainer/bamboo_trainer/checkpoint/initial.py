@@ -1,5 +1,5 @@
-"""`task.initialFrom`: other weights as the first values of a model's tensors. Each worker reads those of the layers
-that it builds.
+"""`task.initialFrom`: initialization of a model from a checkpoint or from safetensors files. Each worker reads only the
+tensors of the layers that it builds.
 """
 
 import logging
@@ -56,8 +56,8 @@ class WantedTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Take:
-    """A match of a tensor of the model with the weights that give its first value. offers: equal ones, where the model
-    has one tensor for them.
+    """A tensor of the model with the stored tensors that initialize it. offers: several if the model ties tensors that
+    are stored separately; their values must be equal.
     """
 
     wanted: WantedTensor
@@ -66,8 +66,8 @@ class Take:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matching:
-    """The result of a match. takes: matches. left: names of unused weights. anew: names of the model's tensors without
-    a match.
+    """The result of `match`. takes: the model's tensors that are initialized from weights. left: names of the weights
+    that are not used. anew: names of the model's tensors that keep their own initialization.
     """
 
     takes: tuple[Take, ...]
@@ -75,8 +75,8 @@ class Matching:
     anew: tuple[str, ...]
 
     def in_words(self, shown: str, merged: int = 0) -> list[str]:
-        """Describe tensors taken, left and begun anew, each in a sentence. shown: where the weights are. merged: the
-        number of adapters.
+        """Return a line each about the tensors taken, left and begun anew. shown: where the weights are. merged: the
+        number of LoRA adapters merged into them.
         """
         adapters = f", {count(merged, 'adapter')} merged into them" if merged else ""
         lines = [f"taken from {shown}: {count(len(self.takes), 'tensor')}{adapters}"]
@@ -85,10 +85,11 @@ class Matching:
 
 
 def match(wanted: Sequence[WantedTensor], offered: Sequence[StateEntry], spec: InitialSpec, shown: str) -> Matching:
-    """Match the model's tensors with the weights. Adapters keep their own first values where the weights have none.
+    """Match the model's tensors with the weights by name. The model's LoRA adapters keep their own initialization if
+    the weights have no adapters.
 
-    Raises TaskError if a tensor has no counterpart and is not dropped, if shapes or types differ, or if a pattern fits
-    nothing.
+    Raises TaskError if a tensor of either side has no counterpart and is not dropped, if shapes or dtypes differ, or if
+    a pattern of `drop` fits no tensor. offered: the weights. shown: their place, for messages.
     """
 
     def is_dropped(name: str) -> bool:
@@ -137,13 +138,13 @@ def match(wanted: Sequence[WantedTensor], offered: Sequence[StateEntry], spec: I
 
 
 def is_adapters(name: str) -> bool:
-    """Return whether the tensor is an adapter's."""
+    """Return whether a tensor's name is that of a LoRA adapter's tensor (`lora_a`, `lora_b`, `lora_scale`)."""
     return name.rpartition(".")[2] in ADAPTER
 
 
 def _beside_adapters(wanted: Sequence[WantedTensor], offered: Sequence[StateEntry]) -> dict[str, str]:
-    """Return the model's names of weights with adapters, by their names without adapters; empty if the weights have
-    adapters, too.
+    """Return the names in the model of weights that have a LoRA adapter ("q.base.weight"), by the names that they have
+    without adapters ("q.weight"); empty if the offered weights have adapters, too.
     """
     if any(is_adapters(offer.name) for offer in offered):
         return {}
@@ -158,7 +159,7 @@ def _fits(pattern: str, name: str) -> bool:
 
 
 def _check_form(wanted: WantedTensor, offers: Sequence[StateEntry]) -> None:
-    """Raise TaskError if an offer has another shape, or another kind of numbers."""
+    """Raise TaskError if an offer has another shape or dtype. Real floating-point dtypes may replace each other."""
     for offer in offers:
         shape = offer.shape[:-1] if offer.complex else offer.shape
         dtype = DTYPES[offer.dtype].to_complex() if offer.complex else DTYPES[offer.dtype]
@@ -178,7 +179,7 @@ def _named(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """The opened weights. entries: their tensors. shown: their place, for messages."""
+    """Weights opened for reading. entries: their tensors. shown: their place, for messages."""
 
     source: StateSource
     entries: Sequence[StateEntry]
@@ -186,9 +187,10 @@ class Opened:
 
 
 def open_weights(spec: InitialSpec, *, of_module: bool = True, merge: bool = False) -> Opened:
-    """Open the weights. Raises TaskError, in a sentence, if nothing is there or it cannot be read.
+    """Open the weights of `task.initialFrom`. Raises TaskError, one sentence, if they are missing or cannot be read, or
+    if `step` is given for files of weights or missing for checkpoints.
 
-    of_module: use the names in the whole module, if one was split. merge: merge adapters of `bamboo_trainer.lora`.
+    of_module: use the names in the whole module, if one was split. merge: merge LoRA adapters into their weights.
     """
     try:
         url = parse_url(spec.url, f"{FIELD}.url")
@@ -211,7 +213,9 @@ def open_weights(spec: InitialSpec, *, of_module: bool = True, merge: bool = Fal
 
 
 def _files(path: Path) -> TensorFiles | None:
-    """Return files of weights; None for checkpoints or unknown content. Raises ValueError if nothing is there."""
+    """Return the files of weights at a path; None for checkpoints or unknown content. Raises ValueError if the path
+    does not exist, or the weights are in its subfolder `weights`.
+    """
     if not path.exists():
         raise ValueError(f"there is no {path}")
     found = tensor_files(path)
@@ -224,14 +228,16 @@ logger = logging.getLogger(__name__)
 
 
 class FirstTask:
-    """The task with its initial weights. The first call of `get` opens the weights, and reports what the task takes."""
+    """The task, initialized from the weights of `task.initialFrom` if it has them. The first call of `get` opens the
+    weights, and reports which tensors are taken.
+    """
 
     def __init__(self, spec: InitialSpec | None, task: Task, report: Callable[[str], None]) -> None:
         self._spec, self._plain, self._report = spec, task, report
         self._made: Task | None = None
 
     def get(self) -> Task:
-        """Return the task. Raises TaskError if the weights do not fit the model."""
+        """Return the task. Raises TaskError if the weights cannot be read, or do not fit the model."""
         if self._spec is None:
             return self._plain
         if self._made is None:
@@ -243,10 +249,10 @@ class FirstTask:
 
 
 def begin_with(spec: InitialSpec, task: Task) -> tuple[Task, list[str]]:
-    """Return the task whose layers have the weights as first values, and sentences on tensors taken, left and
-    initialized as usual.
+    """Return the task with layers that are initialized from the weights when they are built, and lines about the
+    tensors taken, left and begun anew.
 
-    Raises TaskError.
+    Raises TaskError if the weights cannot be read, or do not fit the model.
     """
     layers = look(task, (), _tensors_of)
     split = all(is_split for is_split, _ in layers)
@@ -267,7 +273,7 @@ def begin_with(spec: InitialSpec, task: Task) -> tuple[Task, list[str]]:
 
 
 def _tensors_of(walk: Walk, index: int, _: object) -> tuple[tuple[bool, list[WantedTensor]], object]:
-    """Return whether a layer is a part of a split module, and its tensors by their names there."""
+    """Visit a layer for `look`: return whether it is part of a split module, and its tensors with their names in it."""
     layer = walk.layer(index)
     names: dict[int, list[str]] = {}
     tensors = {id(tensor): tensor for tensor in (*layer.parameters(), *layer.buffers())}
@@ -284,7 +290,9 @@ def _tensors_of(walk: Walk, index: int, _: object) -> tuple[tuple[bool, list[Wan
 
 
 def _wanted(task: Task, layers: Sequence[list[WantedTensor]], split: bool) -> list[WantedTensor]:
-    """Return the model's tensors; tied parameters are one. split: use the names in the whole module."""
+    """Return the model's tensors; tied parameters count as one tensor. layers: the tensors of each layer. split: use
+    the names in the whole module.
+    """
     groups = tied_groups(task)
     together: dict[object, list[WantedTensor]] = {}
     for layer, tensors in enumerate(layers):
@@ -315,7 +323,7 @@ def _by_layer(matching: Matching) -> dict[int, list[tuple[str, Take]]]:
 
 
 def _begun(factory: Callable[[], nn.Module], takes: Sequence[tuple[str, Take]], source: StateSource) -> nn.Module:
-    """Build a layer, and give it the values of other weights."""
+    """Build a layer and copy the weights into it, unless only its shapes are wanted. Raises TaskError."""
     layer = factory()
     if not values_wanted():
         return layer
@@ -334,7 +342,7 @@ def _begun(factory: Callable[[], nn.Module], takes: Sequence[tuple[str, Take]], 
 
 
 def _value(take: Take, found: Mapping[str, Tensor]) -> Tensor:
-    """Return the value of a tensor. Raises TaskError if it is stored several times with different values."""
+    """Return a tensor's initial value. Raises TaskError if it is stored several times with different values."""
     first, *others = take.offers
     for entry in others:
         if not same_bits(found[entry.name], found[first.name]):

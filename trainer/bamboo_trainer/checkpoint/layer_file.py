@@ -29,7 +29,7 @@ from bamboo_trainer.stage.optimizer_state import Scalar
 
 
 class RestoreError(Exception):
-    """Error because a stage cannot begin with a checkpoint. damaged: it never can."""
+    """Error because a stage cannot be restored from a checkpoint. damaged: no later attempt can succeed either."""
 
     def __init__(self, checkpoint: CheckpointId, message: str, damaged: bool) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class RestoreError(Exception):
 
 
 class ExportError(Exception):
-    """Error because an output cannot be written; the text is a sentence."""
+    """Error because an export is not possible; the text is one sentence."""
 
 
 FORMAT: Final = 1
@@ -48,7 +48,7 @@ _ALIGNMENT: Final = 8
 
 
 class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tensor in a file's header. data_offsets: of its first byte and the one after its last, behind the header."""
+    """A tensor in a safetensors header. data_offsets: where its bytes begin and end (exclusive), after the header."""
 
     dtype: str
     shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
@@ -65,7 +65,9 @@ class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LayerHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bamboo's entry in the metadata of a layer's file. complex: names of the tensors that were complex."""
+    """Bamboo's entry in the metadata of a layer's file. version: the step. names: the stored tensor of each name in the
+    layer's state dict. scalars: the optimizer's numbers. complex: names of the tensors that were complex.
+    """
 
     format: int
     layer: Annotated[int, msgspec.Meta(ge=0)]
@@ -76,10 +78,11 @@ class LayerHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def encode(state: LayerState) -> list[Buffer]:
-    """Return the file's bytes in pieces that share the tensors' storage; nothing large is copied.
+    """Encode a layer's state as a safetensors file, in pieces that share the tensors' storage: contiguous tensors on
+    the CPU are not copied.
 
     safetensors' own writer copies every tensor twice and lets no other thread run meanwhile; the training thread must
-    not wait for that. Raises ValueError for a dtype that no tensor of a stage has.
+    not wait for that. Raises ValueError for a dtype that the format cannot hold.
     """
     tensors = {name: tensor.detach().cpu().resolve_conj().resolve_neg() for name, tensor in state.tensors.items()}
     unknown = {tensor.dtype for tensor in tensors.values()} - DTYPE_NAMES.keys()
@@ -94,7 +97,7 @@ def encode(state: LayerState) -> list[Buffer]:
         scalars=dict(state.scalars),
         complex=tuple(name for name, tensor in tensors.items() if tensor.is_complex()),
     )
-    order = sorted(stored, key=lambda name: (-stored[name].element_size(), name))  # so that each one is aligned
+    order = sorted(stored, key=lambda name: (-stored[name].element_size(), name))  # so that each tensor is aligned
     specs = [(name, DTYPE_NAMES[stored[name].dtype], tuple(stored[name].shape), stored[name].nbytes) for name in order]
     # json, because other JSON encoders have no place for numbers that are not finite
     metadata = {_ENTRY: json.dumps(msgspec.to_builtins(header))}
@@ -120,7 +123,9 @@ def decode(data: bytes) -> LayerState:
 
 
 def header_size(start: bytes) -> int:
-    """Return the bytes before the first tensor, with the length field. start: a file's first LENGTH_BYTES or more."""
+    """Return the number of bytes before the first tensor, including the length field. start: a file's first
+    LENGTH_BYTES or more. Raises CheckpointDamaged.
+    """
     length = int.from_bytes(start[:LENGTH_BYTES], "little")
     if len(start) < LENGTH_BYTES or length > MOST_HEADER:
         raise CheckpointDamaged("no safetensors file of a layer (its header's length)")
@@ -128,7 +133,8 @@ def header_size(start: bytes) -> int:
 
 
 def read_header(start: bytes) -> tuple[LayerHeader, dict[str, TensorEntry]]:
-    """Return a file's description of itself, and its tensors as stored. start: its first `header_size` bytes or more.
+    """Return Bamboo's metadata of a layer's file, and its tensors by name. start: its first `header_size` bytes or
+    more.
 
     Raises CheckpointDamaged.
     """
@@ -152,7 +158,9 @@ def read_header(start: bytes) -> tuple[LayerHeader, dict[str, TensorEntry]]:
 
 
 def header_bytes(specs: Sequence[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]) -> bytes:
-    """Return a safetensors file's beginning. specs: name, dtype in the format's terms, shape, bytes; in order."""
+    """Return the beginning of a safetensors file, with its length field and header. specs: each tensor's name, dtype as
+    the format names it, shape and bytes, in the order in the file.
+    """
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name, dtype, shape, size in specs:
@@ -183,10 +191,11 @@ class StateEntry:
 
 
 def read_entries(store: CheckpointStore, manifest: CheckpointManifest) -> tuple[StateEntry, ...]:
-    """Return the entries in the model's order: "layers.0.weight" and so on; tied parameters by every name.
+    """List the tensors of a checkpoint's state dict in the model's order: "layers.0.weight" and so on. A tied parameter
+    appears under each of its names.
 
-    Raises CheckpointDamaged, StoreUnavailable. Reads only the files' beginnings, without checking them: a later reader
-    of a layer must compare.
+    Only the header of each layer's file is read and its sha256 is not checked, so whoever reads a layer later must
+    compare it with its entries. Raises CheckpointDamaged, StoreUnavailable.
     """
     headers = [_header(store, manifest, part.layer) for part in manifest.layers]
     try:
@@ -211,7 +220,7 @@ def read_layer(store: CheckpointStore, manifest: CheckpointManifest, layer: int)
 
 
 def by_file(entries: Sequence[StateEntry]) -> Mapping[int, tuple[StateEntry, ...]]:
-    """Group entries by file."""
+    """Group entries by the number of their file (`layer`), in ascending order."""
     files: dict[int, list[StateEntry]] = {}
     for entry in entries:
         files.setdefault(entry.layer, []).append(entry)

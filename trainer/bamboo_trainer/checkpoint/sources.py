@@ -1,4 +1,4 @@
-"""Sources of an export: a checkpoint, or weights in files. Both have a state dict's tensors."""
+"""Sources of a state dict, for exports and initial weights: a checkpoint, or weights in safetensors files."""
 
 import re
 from collections import Counter
@@ -26,8 +26,8 @@ OF_MODULE: Final = re.compile(r"layers\.\d+\.module\.(.+)")  # the names that `f
 
 
 class StateSource(Protocol):
-    """A source of a state dict, in several files. step: of the training; None if unknown. entries: returns those of the
-    whole state dict; `layer` of an entry is the number of its file.
+    """A source of a state dict, in several files. step: of the training; None if unknown. entries: lists the tensors of
+    the whole state dict; `layer` of an entry is the number of its file.
     """
 
     @property
@@ -36,7 +36,9 @@ class StateSource(Protocol):
     def entries(self) -> tuple[StateEntry, ...]: ...
 
     def tensors(self, file: int, entries: Sequence[StateEntry]) -> Mapping[str, Tensor]:
-        """Return the tensors of these entries, all in one file, by name, as they are stored. Raises StorageError."""
+        """Return the tensors of these entries, all of them in this file, as stored, by `StateEntry.tensor`. The result
+        may have other tensors of the file, too. Raises StorageError.
+        """
         ...
 
 
@@ -55,7 +57,7 @@ class Checkpoint:
         return read_entries(self.store, self.manifest)
 
     def tensors(self, file: int, entries: Sequence[StateEntry]) -> Mapping[str, Tensor]:
-        """Return a layer's tensors, after comparing them with the file's header."""
+        """Return all tensors of a layer. Raises CheckpointDamaged also if they differ from the entries read earlier."""
         state = read_layer(self.store, self.manifest, file)
         stored = {name: as_stored(tensor) for name, tensor in state.tensors.items()}
         for entry in entries:
@@ -67,7 +69,7 @@ class Checkpoint:
 
 
 class TensorFiles:
-    """Files of safetensors that together are one state dict."""
+    """Safetensors files that together hold one state dict."""
 
     step = None
 
@@ -116,15 +118,16 @@ def tensor_files(path: Path) -> TensorFiles | None:
 
 
 def has_tensors(folder: Path) -> bool:
-    """Return whether a folder has a run's weights or a published model."""
+    """Return whether a folder has the weights of a run or of a published model (`SINGLE` or `INDEX`)."""
     return (folder / SINGLE).exists() or (folder / INDEX).exists()
 
 
 def under_module_names(source: StateSource, entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
-    """Return the entries of a module split by `from_module` under the names of that module's own `state_dict`.
+    """Return the entries of a module split by `from_module` under the names of that module's own `state_dict`; the
+    entries of any other task unchanged.
 
-    A tied tensor, which is in several layers, appears once. Entries of other layers stay as they are. Only tensors that
-    several layers have are read. Raises StorageError.
+    A tied tensor, which is in several layers, appears once. Only such tensors are read, to compare them. Raises
+    StorageError.
     """
     groups: dict[str, list[StateEntry]] = {}
     for entry in entries:
@@ -138,7 +141,7 @@ def under_module_names(source: StateSource, entries: Sequence[StateEntry]) -> tu
 
 
 def _is_one(source: StateSource, entries: Sequence[StateEntry]) -> bool:
-    """Return whether these entries are one tensor."""
+    """Return whether entries of one name are the same tensor: stored once, or with equal bits in several layers."""
     places = {(entry.layer, entry.tensor): entry for entry in entries}
     first, *others = places.values()
     if not others:
@@ -148,7 +151,7 @@ def _is_one(source: StateSource, entries: Sequence[StateEntry]) -> bool:
 
 
 def open_source(url: str, step: int | None) -> tuple[StateSource, list[str]]:
-    """Return the weights or the checkpoint at a URL, and why newer checkpoints were passed over.
+    """Return the weights or the checkpoint at a URL, and a sentence for each newer checkpoint that was passed over.
 
     url: a file or a folder of weights, or the place of checkpoints. step: of the checkpoint; None: the newest. Raises
     StorageError, ExportError.
@@ -172,7 +175,7 @@ def open_source(url: str, step: int | None) -> tuple[StateSource, list[str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterEntries:
-    """The tensors of an adapter, and the weight that it adapts. name: of the linear layer."""
+    """The tensors of a LoRA adapter, and the weight that it adapts. name: of the linear layer."""
 
     name: str
     base: StateEntry
@@ -182,6 +185,7 @@ class AdapterEntries:
 
 
 def adapters_in(entries: Sequence[StateEntry]) -> tuple[AdapterEntries, ...]:
+    """Return the LoRA adapters whose weight and tensors are all among these entries."""
     by_name = {entry.name: entry for entry in entries}
     first = f".{ADAPTER[0]}"
     names = [entry.name.removesuffix(first) for entry in entries if entry.name.endswith(first)]
@@ -194,10 +198,10 @@ def adapters_in(entries: Sequence[StateEntry]) -> tuple[AdapterEntries, ...]:
 
 
 class MergedSource:
-    """A `StateSource` that adds another source's adapters to the weights that they adapt. count: number of adapters."""
+    """A `StateSource` that merges another source's LoRA adapters into the weights. count: the number of adapters."""
 
     def __init__(self, source: StateSource) -> None:
-        """Find the source's adapters. Raises ExportError if a weight with an adapter is also another layer's."""
+        """Find the source's adapters. Raises ExportError if a weight with an adapter is tied to another layer's."""
         self._source = source
         entries = source.entries()
         self._adapters = {(one.base.layer, one.base.tensor): one for one in adapters_in(entries)}
@@ -237,8 +241,8 @@ class MergedSource:
 
 
 def peft_entries(entries: Sequence[StateEntry], trained: Collection[str]) -> tuple[StateEntry, ...]:
-    """Return the entries of adapters, and of parameters trained in addition, under PEFT's names. entries: under the
-    model's own names. Raises ExportError if there are no adapters.
+    """Return the entries of LoRA adapters, and of parameters trained in addition, under PEFT's names. entries: under
+    the model's own names. trained: names of the parameters trained in addition. Raises ExportError without adapters.
     """
     adapters = adapters_in(entries)
     if not adapters:
@@ -270,7 +274,7 @@ def load(url: str | Path, *, step: int | None = None) -> dict[str, Tensor]:
 
 
 def read_tensors(source: StateSource, entries: Sequence[StateEntry]) -> dict[str, Tensor]:
-    """Return the tensors by the names of their entries; each file is read once. Raises StorageError."""
+    """Return the tensors by `StateEntry.name`, complex ones as complex; each file is read once. Raises StorageError."""
     found: dict[str, Tensor] = {}
     for file, wanted in by_file(entries).items():
         tensors = source.tensors(file, wanted)

@@ -1,6 +1,6 @@
-"""A worker's checkpoints: writes and commits them while training continues, finds them, and reads them.
+"""A worker's part in checkpoints: writing and committing them while training continues, finding and restoring them.
 
-One thread does all writing, and alone waits for the store.
+A thread does all of it but restoring, so that training does not wait for the store.
 """
 
 import logging
@@ -50,9 +50,9 @@ from bamboo_trainer.stage.values import StageValues
 
 logger = logging.getLogger(__name__)
 
-MOST_WAITING: Final = 64  # pieces of work: a store that cannot keep up fails checkpoints, not the training
-END_SECONDS: Final = 5.0  # for the thread, at the worker's end
-MOST_PASSED: Final = 20  # checkpoints that are reported
+MOST_WAITING: Final = 64  # requests in the queue: a store that cannot keep up fails checkpoints, not the training
+END_SECONDS: Final = 5.0  # that `close` waits for the thread
+MOST_PASSED: Final = 20  # unused checkpoints that an answer names
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class _Layers:
 
 @dataclass(frozen=True, slots=True)
 class _Remains:
-    checkpoint: CheckpointId  # nothing of it is needed any more, unless it is complete
+    checkpoint: CheckpointId  # its files are removed, unless it is complete
 
 
 Work = _Layers | _Remains | CommitCheckpoint | FindCheckpoint
@@ -99,31 +99,38 @@ class WorkerCheckpoints:
         self._thread: threading.Thread | None = None
         self._store: CheckpointStore | None = None
         self._opening = threading.Lock()
-        self._probed = False  # of the thread
+        self._probed = False  # used only by the thread
         self._manifests: dict[CheckpointId, CheckpointManifest] = {}
         self._newest: CheckpointId | None = None  # the newest with layers to write
-        self._begun: CheckpointId | None = None  # this worker has begun to write it; of the thread
-        self._in_part: CheckpointId | None = None  # this worker has not written all its layers of it; of the thread
-        self._stall = 0.0  # seconds that copying its layers took
-        self.stalled = 0.0  # the same of all checkpoints
+        self._begun: CheckpointId | None = None  # this worker has begun to write it; used only by the thread
+        self._in_part: CheckpointId | None = None  # not all its layers are written; used only by the thread
+        self._stall = 0.0  # seconds that copying the newest checkpoint's layers took
+        self.stalled = 0.0  # the sum for all checkpoints
         self.written = 0  # bytes
         self.read = 0  # layers, from the store
 
     # in the worker's thread
 
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState], seconds: float) -> None:
-        """Write these layers, which are copies, into the checkpoint. seconds: time that copying took."""
+        """Queue layers for writing into the checkpoint; if the queue is full, report that the checkpoint failed.
+
+        states: copies that nobody changes. seconds: the time that copying them took.
+        """
         self._stall = seconds + (self._stall if self._newest == checkpoint else 0.0)
         self.stalled += seconds
         self._newest = checkpoint
         self._do(_Layers(checkpoint, dict(states)))
 
     def obey(self, request: CommitCheckpoint | FindCheckpoint) -> None:
-        """Commit or find a checkpoint, as the coordinator requests."""
+        """Queue the coordinator's request to commit or find a checkpoint; the thread sends the answer. If the queue is
+        full, a commit fails, and a search is dropped.
+        """
         self._do(request)
 
     def drop(self, checkpoints: Sequence[CheckpointId]) -> None:
-        """Drop checkpoints that were given up or have a newer one. Stop writing one of them, and remove its files."""
+        """Stop writing the newest checkpoint, and remove its files, if it is one of these, which were given up or
+        replaced.
+        """
         if self._newest is not None and self._newest in checkpoints:
             self._do(_Remains(self._newest))
             self._newest = None
@@ -131,9 +138,9 @@ class WorkerCheckpoints:
     def restore(
         self, values: StageValues, checkpoint: CheckpointId, here: Mapping[int, LayerState]
     ) -> Mapping[int, LayerState]:
-        """Restore a checkpoint's state, written by any grid, and return the layers read. Raises RestoreError.
+        """Restore a stage's values from a checkpoint, written by any grid, and return the layers that were read.
 
-        here: layers that need not be read.
+        Waits for the store. here: states of layers, which are not read. Raises RestoreError.
         """
         read: dict[int, LayerState] = {}
         try:
@@ -163,8 +170,8 @@ class WorkerCheckpoints:
         self._send(message)
 
     def close(self) -> None:
-        """End the thread. It writes no more parts, removes the files of a checkpoint written in part, and commits one
-        that is written in whole.
+        """End the thread, and wait at most END_SECONDS for it. It writes no more layers, removes the files of a
+        checkpoint of which it has written only some, and still handles requests in the queue.
         """
         if self._thread is None:
             return
@@ -193,8 +200,8 @@ class WorkerCheckpoints:
             pass
 
     def _do_next(self) -> bool:
-        """Do one piece of work, and return False at the end. It is a function of its own, so that an idle thread holds
-        no copy.
+        """Handle the next request of the queue, and return False at the end. It is a function of its own, so that an
+        idle thread holds no reference to a layer's copy.
         """
         work = self._work.get()
         if work is None:
@@ -228,7 +235,9 @@ class WorkerCheckpoints:
             self._clear(work.checkpoint)
 
     def _clear(self, checkpoint: CheckpointId) -> None:
-        """Remove all workers' files of a checkpoint, and old remains of others, unless the store is unavailable."""
+        """Remove all workers' files of a failed checkpoint, if this worker has begun to write it, and old remains of
+        others. An error of the store is only logged.
+        """
         try:
             self._remove(checkpoint)
         except StorageError as error:
@@ -269,7 +278,7 @@ class WorkerCheckpoints:
                 self._probe()
 
     def _probe(self) -> None:
-        """Report once, when the job first looks for a checkpoint, that the store cannot be written."""
+        """Warn the coordinator if the store is not writable. Checked once, at the first search for a checkpoint."""
         if not self._probed:
             self._probed = True
             try:
@@ -296,7 +305,9 @@ class WorkerCheckpoints:
         self._open().commit(manifest)
 
     def _collect(self, dead_after: float = DEAD_AFTER_SECONDS) -> None:
-        """Remove the checkpoints that keepLatest does not keep. What cannot be removed now is found the next time."""
+        """Remove the checkpoints that keepLatest does not keep, and abandoned ones. An error of the store is only
+        logged; the next call tries again. dead_after: seconds after which an unfinished checkpoint counts as abandoned.
+        """
         store, spec = self._open(), self._spec.checkpoint
         if spec is None:
             return
