@@ -1,4 +1,4 @@
-"""`python -m bamboo_trainer.data`, which `bamboo tokenize` runs, so that the command line itself needs no torch."""
+"""`python -m bamboo_trainer.data`, the process of `bamboo tokenize`: the `bamboo` command itself needs no torch."""
 
 import argparse
 import signal

@@ -35,8 +35,8 @@ def dataset_from(
 ) -> Dataset:
     """Return the dataset that a task's config describes; docs/data.md has the kinds and their keys.
 
-    where: the config's own key, for messages. kinds: additional kinds. Raises ValueError naming the key and what was
-    expected; StorageError of bamboo_core.storage if an object store does not answer.
+    where: the config's own key, for messages. kinds: the functions that open additional kinds. Raises ValueError naming
+    the key and what was expected; StorageError of bamboo_core.storage if an object store does not answer.
     """
     if not isinstance(config, Mapping):
         raise ValueError(f"{where} must be a mapping with kind and its keys, got {config!r}")
@@ -59,7 +59,7 @@ def dataset_from(
 
 
 def _sources(given: Any, where: str, kinds: Mapping[str, Opener]) -> list[tuple[float, Dataset]]:
-    """Return the weights and datasets of a mixture's sources."""
+    """Return the weight and the opened dataset of each source of a mixture. Raises ValueError, StorageError."""
     if not isinstance(given, list | tuple) or not all(isinstance(one, Mapping) for one in given):
         raise ValueError(f"{where}.sources must be a list of mappings, got {given!r}")
     sources = []
@@ -87,7 +87,9 @@ def _cache_of(given: Mapping[str, Any]) -> CacheConfig:
 def open_tokens(
     *, path: str, length: int, documents: str = Documents.JOINED, cache: Mapping[str, Any] = MappingProxyType({})
 ) -> Tokens:
-    """Open files of tokens, as a dataset of the kind "tokens". Raises ValueError."""
+    """Open files of tokens: the kind "tokens" of `dataset_from`. path: a file, a folder or a URL. cache: the keys of
+    `CacheConfig`. Raises ValueError, and StorageError if an object store does not answer.
+    """
     if documents not in list(Documents):
         raise ValueError(f"documents must be one of {', '.join(Documents)}, got {documents!r}")
     return Tokens(open_sources(path, (SUFFIX,), _cache_of(cache)).files, length, Documents(documents))
@@ -125,7 +127,7 @@ def _hugging_face(
 
 
 def open_text(*, length: int, path: str = "stdlib") -> TextDataset:
-    """Open a file's bytes, as a dataset of the kind "text". Raises ValueError."""
+    """Open a file's bytes as tokens: the kind "text" of `dataset_from`. path: see `text_bytes`. Raises ValueError."""
     return TextDataset(text_bytes(path), length)
 
 
@@ -140,7 +142,10 @@ def _own(
     inputs: str | Sequence[str] = (),
     targets: str | Sequence[str] = (),
 ) -> Dataset:
-    """Return the dataset of a user's function, which returns a dataset, or samples by number."""
+    """Call a user's function with `config`, and return its dataset; a list-like object becomes an `Indexed`.
+
+    entrypoint: "module:function". Raises ValueError.
+    """
     module, colon, function = entrypoint.partition(":")
     if not module or not colon or not function:
         raise ValueError(f'entrypoint must be "module:function", got {entrypoint!r}')

@@ -1,4 +1,4 @@
-"""The keys of a config in a manifest, as keyword arguments of the function or dataclass that takes them."""
+"""Conversion of a manifest's config, with camelCase keys, into checked keyword arguments of a function or dataclass."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ def arguments(make: Callable[..., Any], config: Mapping[str, Any], *without: str
 
 
 def require_known(config: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Raise ValueError for a key that is not known."""
+    """Raise ValueError, with a suggestion, for the first key of a config that is not in `known`."""
     for key in config:
         if key not in known:
             raise ValueError(f"unknown key {key!r}, {suggestion(key, list(known))}")
@@ -44,8 +44,8 @@ def camel(name: str) -> str:
 
 
 def typed(key: str, value: Any, hint: Any) -> Any:
-    """Return a key's value, if it is of a type: str, int, float, bool, Mapping, Sequence (of texts), tuple (of three
-    numbers), None, a Literal of texts, or a union of these.
+    """Return a config's value, converted, after checking it against a type hint: str, int, float, bool, Mapping,
+    Sequence (of texts), tuple (of three numbers), None, a Literal of texts, or a union of these.
 
     A whole number is accepted as a float; True and False are not numbers. Raises ValueError, naming the key and what
     was expected.
@@ -59,7 +59,9 @@ def typed(key: str, value: Any, hint: Any) -> Any:
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
-    """Return the types of which a value may be one, and Literal if it may be one of some texts."""
+    """Return the types that a type hint allows, with unions flattened and type arguments dropped. A Literal hint gives
+    `Literal`.
+    """
     origin = get_origin(hint)
     if origin in (Union, UnionType):
         return tuple(dict.fromkeys(kind for part in get_args(hint) for kind in _kinds(part)))
@@ -67,7 +69,7 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 
 
 def _choices(hint: Any) -> tuple[str, ...]:
-    """Return the texts of all Literals of a type."""
+    """Return the strings that the Literals in a type hint allow."""
     if get_origin(hint) is Literal:
         return get_args(hint)
     return tuple(choice for part in get_args(hint) for choice in _choices(part))

@@ -1,4 +1,4 @@
-"""Datasets: in memory, by number or by columns, images in folders, several as one, and with several readers."""
+"""Datasets: in memory, map-style, of Hugging Face, images in folders, mixtures, and prefetching by reader processes."""
 
 import io
 import random
@@ -26,7 +26,7 @@ _ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")  # gpt2, op
 
 
 def looks_like_an_id(given: str | Path) -> bool:
-    """Return whether the text could be a name on the Hub."""
+    """Return whether the text could be an id on the Hugging Face Hub, such as gpt2 or openai-community/gpt2."""
     return bool(_ID.fullmatch(str(given))) and Path(given).suffix != ".json"
 
 
@@ -55,7 +55,7 @@ class Indexable(Protocol):
 
 
 class Indexed:
-    """Samples of a list-like object, stacked.
+    """A dataset of the samples of a list-like object, such as a map-style dataset of torch, which it stacks.
 
     A sample is (inputs, targets), each of them a tensor, an array, a number or a tuple of these; or a mapping, from
     which `inputs` and `targets` name the entries to take. Whole numbers become int64, others float32. Raises ValueError
@@ -95,8 +95,8 @@ class Indexed:
 class HuggingFaceDataset:
     """A dataset in a folder that the library `datasets` has written (`save_to_disk`), by columns.
 
-    split: name of the split, if there are several. next_token: the targets are the tokens of the only input column, one
-    later. Rows must have equal lengths. Raises ValueError.
+    inputs, targets: names of columns. split: name of the split, if there are several. next_token: the targets are the
+    tokens of the only input column, one later. Rows must have equal lengths. Raises ValueError.
     """
 
     def __init__(
@@ -149,7 +149,10 @@ def _loaded(path: Path, split: str | None) -> Any:
 
 
 def stacked(samples: Sequence[tuple[Any, ...]], indices: Sequence[int], name: str = "") -> Parts:
-    """Return the parts of several samples, each stacked along a new dimension 0. name: of the column, for messages."""
+    """Stack each part of several samples along a new dimension 0. Raises ValueError if their number or shapes differ.
+
+    indices: the samples' numbers, for messages. name: of the column, for messages.
+    """
     lengths = {len(sample) for sample in samples}
     if len(lengths) != 1:
         raise ValueError(f"samples {list(indices)[:8]} have different numbers of parts: {sorted(lengths)}")
@@ -168,7 +171,9 @@ def stacked(samples: Sequence[tuple[Any, ...]], indices: Sequence[int], name: st
 
 
 def as_tensor(value: Any, what: str) -> torch.Tensor:
-    """Return whole numbers as int64, booleans unchanged, others as float32. Raises ValueError naming `what`."""
+    """Return a tensor of the values: whole numbers as int64, booleans unchanged, others as float32. Raises ValueError,
+    naming `what`, for complex numbers and for anything but numbers.
+    """
     try:
         tensor = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
     except (TypeError, ValueError):
@@ -198,7 +203,7 @@ STDLIB_BYTES = 4_000_000
 
 
 def stdlib_text() -> bytes:
-    """Return the sources of this Python's standard library (top level, by name): real text on every machine."""
+    """Return the first STDLIB_BYTES of the source code of Python's standard library: real text on every machine."""
     folder = Path(sysconfig.get_path("stdlib"))
     text = bytearray()
     for path in sorted(folder.glob("*.py")):
@@ -209,7 +214,7 @@ def stdlib_text() -> bytes:
 
 
 def text_bytes(path: str, key: str = "path") -> bytes:
-    """Return the content of a file, or for "stdlib" `stdlib_text`. Raises ValueError, naming the config's key."""
+    """Return a file's content, or `stdlib_text` for the path "stdlib". Raises ValueError, naming the config's key."""
     if path == "stdlib":
         return stdlib_text()
     try:
@@ -221,7 +226,7 @@ def text_bytes(path: str, key: str = "path") -> bytes:
 class TextDataset:
     """A text in memory: sample i is window i of `context` tokens; its targets are the tokens one later.
 
-    text: bytes, each of which is a token, or the ids of its tokens.
+    text: bytes, each of which is a token, or a tensor of token ids. Raises ValueError if it is shorter than a sample.
     """
 
     def __init__(self, text: bytes | torch.Tensor, context: int) -> None:
@@ -244,7 +249,7 @@ class TextDataset:
 
 
 class TensorDataset:
-    """Inputs and targets held in memory; dimension 0 numbers the samples."""
+    """A dataset of tensors in memory: inputs and targets, whose dimension 0 counts the samples."""
 
     def __init__(self, inputs: Parts, targets: Parts) -> None:
         lengths = {len(part) for part in (*inputs, *targets)}
@@ -285,12 +290,12 @@ class NpzDataset(TensorDataset):
 
 
 def _rows(file: "np.lib.npyio.NpzFile", name: str) -> torch.Tensor:
-    """Return one of its arrays. Raises ValueError, OSError."""
+    """Read an array of an .npz file as a tensor, with a row for each sample. Raises ValueError, OSError."""
     try:
         array = file[name]
     except OSError:
         raise
-    except Exception as error:  # of a damaged one: zlib's, zipfile's, tokenize's, struct's and others
+    except Exception as error:  # a damaged array raises errors of zlib, zipfile, tokenize, struct and others
         raise ValueError(f"array {name!r} cannot be read: {said_by(error)}") from None
     if not array.ndim:
         raise ValueError(f"array {name!r} is a single value, expected a row for each sample")
@@ -306,10 +311,10 @@ _TRIES: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageOptions:
-    """The preparation of images.
+    """The preparation of images: crop, resize, augmentation and normalization.
 
-    size: pixels of a side. augment: a random part of the image of at least `least_area` of its area, mirrored in half
-    of the cases; otherwise the middle of it. mean, std: of the channels, which are normalized by them.
+    size: pixels of a side. augment: crop a random part of at least `least_area` of the image's area, and mirror half of
+    the images; otherwise crop the largest square in the middle. mean, std: of the channels, for the normalization.
     """
 
     size: int = 224
@@ -332,7 +337,7 @@ class ImageFolder:
 
     A file's class is the topmost folder that contains it. classes: their names in the order of their numbers, some of
     which may have no image here; by default the folders, none of which may be empty. variants: samples per image, which
-    differ in their augmentation; sample i is of image i // variants.
+    differ in their augmentation; sample i shows image i // variants.
 
     Raises ValueError.
     """
@@ -365,7 +370,7 @@ class ImageFolder:
         return (images,), (torch.tensor([self._samples[i // self._variants][1] for i in indices]),)
 
     def _image(self, index: int) -> Tensor:
-        """Return an image as float32 [3, size, size]."""
+        """Return the prepared image of a sample: float32 [3, size, size]. Raises ValueError if it cannot be read."""
         source = self._samples[index // self._variants][0]
         try:
             with self._pillow.open(io.BytesIO(source.content())) as opened:
@@ -393,7 +398,7 @@ def _all_classes(sources: Sources, named: Sequence[str]) -> tuple[str, ...]:
 
 
 def _require_classes(classes: Sequence[str], named: Sequence[str]) -> None:
-    """Raise ValueError unless the classes differ and include the classes of all files."""
+    """Raise ValueError if a class is named twice, or a file's class is missing. named: the class of each file."""
     if len(set(classes)) < len(classes):
         raise ValueError(f"classes must be different names, got {list(classes)}")
     if unknown := sorted(set(named) - set(classes)):
@@ -401,13 +406,13 @@ def _require_classes(classes: Sequence[str], named: Sequence[str]) -> None:
 
 
 def _class_of(name: str, root: str) -> str:
-    """Return the file's class; "" if the file is not in a folder below the root."""
+    """Return a file's class, the topmost folder below the root; "" if the file is directly in the root."""
     folder, slash, _ = name[len(root) :].lstrip("/").partition("/")
     return folder if slash else ""
 
 
 def _middle(size: tuple[int, int]) -> tuple[float, float, float, float]:
-    """Return the largest square in the middle."""
+    """Return the largest square in an image's middle: left, top, right, bottom. size: width, height."""
     width, height = size
     side = min(width, height)
     left, top = (width - side) / 2, (height - side) / 2
@@ -415,7 +420,9 @@ def _middle(size: tuple[int, int]) -> tuple[float, float, float, float]:
 
 
 def _random_box(size: tuple[int, int], least_area: float, choice: random.Random) -> tuple[float, float, float, float]:
-    """Return a part of the image with a random share of its area and a random aspect ratio; the middle if none fits."""
+    """Return a box (left, top, right, bottom) with a random share of an image's area and a random aspect ratio; after
+    _TRIES boxes that do not fit, `_middle`. size: width, height. choice: the generator.
+    """
     width, height = size
     for _ in range(_TRIES):
         area = width * height * choice.uniform(least_area, 1.0)
@@ -431,13 +438,13 @@ MOST_SHARES: Final = 1000  # weights without a simple ratio are rounded to this 
 
 
 class Mixture:
-    """Several datasets as one, which deals out the samples by weight.
+    """Several datasets as one, with their samples interleaved by weight.
 
-    sources: the weight and the dataset of each. Their inputs and targets must have the same types and shapes.
+    sources: (weight, dataset) of each. Their inputs and targets must have the same dtypes and shapes.
 
-    Sample i is a pure function of i. In rounds of at most MOST_SHARES samples each source has its share, spread evenly,
-    and goes through its own samples in their order, again and again. The mixture has enough rounds to visit each source
-    as a whole. Raises ValueError.
+    Sample i is always the same sample of the same source. In each round every source has its share, spread evenly, and
+    continues in its own order, from the beginning again after its end. The mixture has enough rounds to visit each
+    source as a whole. Raises ValueError.
     """
 
     def __init__(self, sources: Sequence[tuple[float, Dataset]]) -> None:
@@ -476,14 +483,16 @@ class Mixture:
         return _joined(inputs, back), _joined(targets, back)
 
     def _place(self, index: int) -> tuple[int, int]:
-        """Return the source of a sample, and the number of the sample in the source."""
+        """Return the number of a sample's source, and the sample's number in that source."""
         rounds, place = divmod(index, len(self._round))
         source, number = self._round[place]
         return source, (rounds * self._shares[source] + number) % len(self._sources[source])
 
 
 def _shares(weights: Sequence[float]) -> list[int]:
-    """Return each source's samples in a round: exactly its share, if at most MOST_SHARES parts suffice."""
+    """Return the number of each source's samples in a round, at least 1: in the exact ratio of the weights if a round
+    of at most MOST_SHARES samples allows it, else rounded.
+    """
     exact = [Fraction(str(weight)) for weight in weights]
     parts = [weight / sum(exact) for weight in exact]
     whole = min(MOST_SHARES, lcm(*(part.denominator for part in parts)))
@@ -491,13 +500,13 @@ def _shares(weights: Sequence[float]) -> list[int]:
 
 
 def _dealt(shares: Sequence[int]) -> list[tuple[int, int]]:
-    """Return a round's samples, spread evenly: the source, and the number of its earlier samples in the round."""
+    """Return a round's samples, each source's spread evenly: (source, number of its earlier samples in the round)."""
     places = [((2 * n + 1) / (2 * share), source, n) for source, share in enumerate(shares) for n in range(share)]
     return [(source, number) for _, source, number in sorted(places)]
 
 
 def _check(found: dict[int, tuple[Parts, Parts]]) -> None:
-    """Raise ValueError if batches of several sources cannot be joined."""
+    """Raise ValueError if the batches, by source, differ in the number, dtypes or shapes of inputs and targets."""
     forms = {source: f"{_mixed_form(inputs)} and {_mixed_form(targets)}" for source, (inputs, targets) in found.items()}
     first = min(forms)
     for source, form in forms.items():
@@ -521,7 +530,7 @@ MOST_AHEAD = 256
 
 
 def readers_of(dataset: object) -> "Prefetched | None":
-    """Return the dataset's own `Prefetched`, if any: itself, or its attribute `prefetched` if it is built on one."""
+    """Return the `Prefetched` that a dataset is, or is built on (attribute `prefetched`); None for other datasets."""
     found = dataset if isinstance(dataset, Prefetched) else getattr(dataset, "prefetched", None)
     return found if isinstance(found, Prefetched) else None
 
@@ -532,7 +541,8 @@ class Prefetched:
     readers: number of processes. ahead: microbatches that are read before they are needed, by default two for each
     reader. A dataset that draws from torch's global generator is not read ahead of time.
 
-    Reader processes are forked from the worker when the first batch is read, must not use a GPU, and end with it.
+    Reader processes are forked from the worker when the first batch is read, and end with the worker. They must not use
+    a GPU. `batch` itself reads in the calling process.
     """
 
     def __init__(self, dataset: Dataset, readers: int = 2, ahead: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The samples of a microbatch.
+"""The order of a dataset's samples: seeds, pseudo-random permutations, and the samples at each position of a job.
 
 Every random choice is a pure function of numbers, so any worker can derive it at any time and in any order.
 """
@@ -18,7 +18,8 @@ def pure_seed(purpose: str, *numbers: int) -> int:
 def permute(index: int, length: int, key: int) -> int:
     """Return the image of `index` under a pseudo-random permutation of range(length), without a table.
 
-    A Feistel network on the next even power of two, walked until the value falls into the range again.
+    A Feistel network over an even number of bits, repeated until the value is in the range (cycle walking). key:
+    chooses the permutation. Raises ValueError for an index outside of the range.
     """
     if not 0 <= index < length:
         raise ValueError(f"index {index} is not in range({length})")
@@ -34,10 +35,10 @@ def permute(index: int, length: int, key: int) -> int:
 
 
 def sample_numbers(seed: int, first: int, count: int, length: int) -> tuple[int, ...]:
-    """Return the numbers of a dataset's samples at these places of the job; each pass over the dataset visits each
-    sample once.
+    """Return the numbers in the dataset of a job's samples `first` to `first + count - 1`. Each pass over the dataset
+    visits each sample once, in an order of its own.
 
-    first: the number of the job's samples before. count: how many to return. length: of the dataset, in samples.
+    seed: of the job. length: of the dataset, in samples. Raises ValueError for an empty dataset.
     """
     if length < 1:
         raise ValueError("the dataset has no samples")

@@ -1,8 +1,8 @@
 """The files of a dataset, on this machine or in an object store, as bytes.
 
-`BlockCache` keeps blocks of an object store in a folder on this machine, which several processes share. A block gets
-its name only as a whole, with its checksum. The folder stays below its size because a process that adds a block removes
-the least recently used ones.
+`BlockCache` keeps blocks of an object store in a folder on this machine, which several processes share. A block has a
+checksum, and gets its name only when it is complete. The folder stays below its size because processes that add blocks
+remove the least recently used blocks.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ LARGE_BLOCK: Final = 4 << 20
 SMALL_BLOCK: Final = 64 << 10
 LIMITS: Final = StoreLimits(seconds=30.0, tries=8, pause=1.0)  # about two minutes of errors, six of silence
 REMEMBERED: Final = 64 << 20  # bytes of blocks that a process keeps in memory
-LEFT_AFTER_EVICTION: Final = 0.9  # of the size, so that not every added block leads to a scan of all others
-LOOKED_AFTER: Final = 0.02  # of the size: having added this much, a process scans what the others have added
+LEFT_AFTER_EVICTION: Final = 0.9  # of the size, so that not every added block leads to a scan of all blocks
+LOOKED_AFTER: Final = 0.02  # of the size: having added this much, a process scans the folder again
 USED_AGAIN_SECONDS: Final = 60.0  # the use of a block is marked at most this often
 ABANDONED_SECONDS: Final = 3600.0  # an unfinished file of this age was left by a killed process
 _DIGEST: Final = 16
@@ -42,8 +42,8 @@ _FOLDERS: Final = 256
 
 
 class RemoteFiles:
-    """The files below a URL, or the file at it. Each process makes its own clients, since a forked process cannot use
-    its parent's.
+    """The files of an object store below a URL, or the file at it. Each process makes its own clients, since a forked
+    process cannot use its parent's.
 
     Raises StorageError of bamboo_core.storage; calls end in finite time.
     """
@@ -58,7 +58,7 @@ class RemoteFiles:
         return self._url.path
 
     def list(self) -> Sequence[RemoteEntry]:
-        """Return the files in all folders, by name; if the URL is a file's, that file with its own name."""
+        """List the files below the URL, in all folders, by name; for the URL of a file, only that file."""
         calls, files = self._client()
         try:
             return calls.call(f"cannot list {self.shown}", files.walk)
@@ -86,7 +86,7 @@ class RemoteFiles:
 
 
 class CachedFile:
-    """A remote file, read in blocks of `block` bytes."""
+    """A remote file, read through the cache in blocks of `block` bytes. Reads raise StorageError."""
 
     def __init__(self, remote: RemoteFiles, entry: RemoteEntry, cache: "BlockCache", block: int) -> None:
         self.name = f"{remote.shown}/{entry.name}" if entry.path else remote.shown
@@ -113,22 +113,25 @@ class CachedFile:
 
 
 class BlockCache:
-    """A cache of blocks of remote files, in a folder, and of the last ones in memory.
+    """An LRU cache of blocks of remote files, in a folder, with the last used blocks also in memory.
 
-    folder: shared with all its users. size: bytes that it may hold; a little more while several processes add to it.
-    block: bytes of a block.
+    folder: may be shared by processes. size: bytes that the folder may hold; a little more while several processes add
+    blocks. block: bytes of a block. Raises ValueError for a size below two small blocks.
     """
 
     def __init__(self, folder: Path, size: int, block: int) -> None:
         if size < 2 * SMALL_BLOCK:
             raise ValueError(f"a cache of {size} bytes, expected at least {2 * SMALL_BLOCK}")
         self._folder, self._size = folder, size
-        self._added = self._size  # bytes since this process has last scanned the folder; it has not yet
+        self._added = self._size  # bytes since the last scan of the folder; the first added block leads to a scan
         self._warned = False
         self.block = lru_cache(max(1, min(REMEMBERED, size) // block))(self._kept)
 
     def _kept(self, key: str, number: int, fetch: Callable[[int], bytes]) -> bytes:
-        """Return a block of the file of that key, from the folder, or by calling `fetch` with the block's number."""
+        """Return a block from the folder, or else from `fetch`, which gets the block's number, and keep it there.
+
+        key: of the file. number: of the block in the file.
+        """
         name = hashlib.blake2b(f"{key}\n{number}".encode(), digest_size=_DIGEST).hexdigest()
         path = self._folder / name[:2] / name
         data = self._read(path)
@@ -138,7 +141,7 @@ class BlockCache:
         return data
 
     def _read(self, path: Path) -> bytes | None:
-        """Return the bytes of a block; None if it is missing or damaged, and remove a damaged one."""
+        """Return a block, and mark it as used; None if it is missing, unreadable or damaged. Remove a damaged block."""
         try:
             with path.open("rb") as file:
                 used = os.fstat(file.fileno()).st_mtime
@@ -157,7 +160,7 @@ class BlockCache:
         return block
 
     def _write(self, path: Path, data: bytes) -> None:
-        """Write a block. A folder that is not writable, or a full disk, costs only time."""
+        """Write a block, and evict others if needed. An error, such as a full disk, is only logged."""
         partial_path = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -180,8 +183,8 @@ class BlockCache:
             logger.warning("blocks of remote data cannot be kept in %s: %s", self._folder, system_reason(error))
 
     def _evict(self) -> None:
-        """Scan all blocks, and remove the least recently used until enough is free. One process does it for all: others
-        continue without waiting.
+        """Scan all blocks, and if they exceed the size, remove the least recently used. If another process is doing
+        that already (file lock), return at once.
         """
         try:
             descriptor = os.open(self._folder / ".evicting", os.O_RDWR | os.O_CREAT, 0o666)
@@ -206,7 +209,7 @@ class BlockCache:
             os.close(descriptor)
 
     def _blocks(self) -> Iterator[tuple[float, int, str]]:
-        """Yield the last use, bytes and path of each block; remove unfinished files of killed processes."""
+        """Yield the time of last use, bytes and path of each block; remove unfinished files of killed processes."""
         now = time.time()
         for number in range(_FOLDERS):
             try:
@@ -231,7 +234,7 @@ FOLDER_VARIABLE: Final = "BAMBOO_DATA_CACHE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """The cache for blocks of remote files. gigabytes: for all its users together."""
+    """Settings of the cache for blocks of remote files. gigabytes: 10^9 bytes, for all processes together."""
 
     folder: str | None = None
     gigabytes: float = 8.0
@@ -242,7 +245,7 @@ class CacheConfig:
 
     @property
     def path(self) -> Path:
-        """The folder: by default the one that the environment names, or a private one."""
+        """The folder: `folder`, else the value of the environment variable FOLDER_VARIABLE, else a private folder."""
         named = self.folder or os.environ.get(FOLDER_VARIABLE)
         return Path(named) if named else _private_folder()
 
@@ -252,7 +255,7 @@ class CacheConfig:
 
 
 class LocalFile:
-    """A file on this machine. `read` maps it, so that the system keeps or drops its pages; `content` does not."""
+    """A file on this machine. `read` maps it into memory (mmap), which the system may drop; `content` does not."""
 
     __slots__ = ("_bytes", "_size", "name")
 
@@ -286,14 +289,13 @@ class Sources:
 
     root: str
     files: Sequence[ByteSource]
-    # the names of those right below it, also of empty ones; object stores have none
+    # the names of the folders directly below the root, even if empty; none in an object store
     folders: Sequence[str] = ()
 
 
 def open_sources(path: str, suffixes: Sequence[str], cache: CacheConfig | None = None) -> Sources:
-    """Return the file at that path or URL, or the files in that folder and below it with one of the suffixes, by name.
-
-    Leaves out hidden files, such as unfinished ones. Raises ValueError with a message; StorageError of
+    """Find a dataset's files: the file at a path or URL, or all files in that folder and its subfolders with one of the
+    suffixes, by name, except hidden ones. cache: of remote files. Raises ValueError with a message; StorageError of
     bamboo_core.storage if a store does not answer.
     """
     parsed = parse_url(path, "the path or URL of data")
@@ -340,20 +342,20 @@ def _identity(folder: str) -> tuple[int, int]:
 
 
 def _private_folder() -> Path:
-    """Return the default folder for blocks: below a folder that all users of the machine may write to."""
+    """Return this user's default folder for blocks. Other users may create it first, hence `_claim`."""
     return Path(tempfile.gettempdir()) / f"bamboo-data-{os.geteuid()}"
 
 
 def _claim(folder: Path) -> None:
-    """Claim a folder, so that no other user has put or will put blocks there. Raises ValueError if it is not this
-    user's.
+    """Create the private folder, or check that it is this user's, and deny others access (mode 700). Raises ValueError
+    if it is another user's, or no folder.
     """
     try:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
         status = folder.lstat()
     except OSError:
-        return  # the cache reports that it is not writable, and continues without
+        return  # the cache logs that the folder is not writable, and continues without it
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise ValueError(
             f"{folder}, for blocks of remote data, is not a folder of this user (id {os.geteuid()}); name another one "

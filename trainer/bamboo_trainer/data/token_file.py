@@ -1,4 +1,4 @@
-"""Files of token ids that can be read anywhere without being loaded. Little endian throughout:
+"""Files of token ids, of which any part can be read without loading the whole file. Little endian throughout:
 
 | Bytes | What |
 | --- | --- |
@@ -37,7 +37,7 @@ LARGEST_VOCABULARY: Final = 1 << 32
 
 
 class ByteSource(Protocol):
-    """The bytes of a file, on this machine or in an object store. name: for messages. size: bytes."""
+    """A file's bytes, on this machine or in an object store. name: for messages. size: in bytes."""
 
     @property
     def name(self) -> str: ...
@@ -46,10 +46,10 @@ class ByteSource(Protocol):
     def size(self) -> int: ...
 
     def read(self, start: int, end: int) -> memoryview:
-        """Return exactly these bytes, of a file that will be read again."""
+        """Return the bytes from `start` to `end` (exclusive). For files that are read repeatedly, in parts."""
 
     def content(self) -> bytes:
-        """Return the bytes of the whole source, which is read once."""
+        """Return all bytes. For files that are read as a whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +66,12 @@ class TokenHeader:
 
     @property
     def ends_at(self) -> int:
-        """The byte at which the list of the documents' ends begins."""
+        """The offset in bytes of the list of the documents' ends."""
         return _HEADER.size + _padded(self.tokens * self.width)
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """The size of the whole file, in bytes."""
         return self.ends_at + 8 * self.documents
 
 
@@ -85,7 +85,7 @@ class TokenFile:
         self._ends: NDArray[np.uint64] | None = None
 
     def tokens(self, first: int, count: int) -> NDArray[Any]:
-        """Return the tokens from `first` on, as they are in the file: not to be written to."""
+        """Return `count` tokens from `first` on, as a read-only array of uint16 or uint32."""
         assert 0 <= first <= first + count <= self.header.tokens
         begin = _HEADER.size + first * self.header.width
         return np.frombuffer(self._source.read(begin, begin + count * self.header.width), self._type)
@@ -120,7 +120,9 @@ class TokenWriter:
         return len(self._ends)
 
     def add(self, tokens: Any) -> None:
-        """Add tokens to the document in progress: bytes, a list of numbers or an array of them."""
+        """Add tokens to the document in progress: bytes, each of them a token, or a sequence of token ids. Raises
+        ValueError for a token outside of the vocabulary.
+        """
         numbers = np.frombuffer(tokens, np.uint8) if isinstance(tokens, bytes) else np.asarray(tokens, dtype=np.int64)
         if not len(numbers):
             return
@@ -177,7 +179,9 @@ IGNORED: Final = -100  # a target that torch's cross_entropy leaves out
 
 
 class Documents(StrEnum):
-    """The treatment of the documents in a sequence; docs/data.md explains the values."""
+    """The treatment of several documents in a sequence. joined: as one text. masked: the target at a document's last
+    token does not count (-100). numbered: masked, and a second input has the number of each token's document.
+    """
 
     JOINED = "joined"
     MASKED = "masked"
@@ -188,7 +192,7 @@ class Tokens:
     """A dataset of adjacent sequences of `length` tokens; no sequence reaches into another file.
 
     sources: the files, in an order that is the same for all workers. Inputs and targets are int64 [samples, length].
-    vocabulary: the largest one of the files. Raises ValueError.
+    vocabulary: the largest vocabulary size of the files. Raises ValueError.
     """
 
     def __init__(self, sources: Sequence[ByteSource], length: int, documents: Documents = Documents.JOINED) -> None:
@@ -220,7 +224,7 @@ class Tokens:
         return (inputs, numbers[:, :-1].contiguous()), (targets,)
 
     def _window(self, index: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
-        """Return length + 1 tokens, and for each the number of its document in this sequence."""
+        """Return length + 1 tokens, and each token's document, numbered from 0 (JOINED: the tokens again)."""
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         shard = bisect_right(self._before, index) - 1

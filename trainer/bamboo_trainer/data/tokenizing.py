@@ -1,6 +1,4 @@
-"""Conversion of texts into files of tokens: bytes as tokens, or the tokens of a tokenizer.json of the library
-`tokenizers`.
-"""
+"""Tokenization of text files into files of tokens, by bytes or with a tokenizer.json of the library `tokenizers`."""
 
 import gzip
 import json
@@ -26,7 +24,7 @@ LINE_SECONDS: Final = 5.0  # between two lines of progress that is not shown on 
 class ProgressLine:
     """Progress on standard error: one changing line on a terminal, elsewhere a new line every few seconds.
 
-    text: returns the text for the amounts done and in total.
+    text: returns the line for (amount done, amount in total).
     """
 
     def __init__(self, text: Callable[[int, int], str]) -> None:
@@ -52,26 +50,26 @@ Progress = Callable[[int, int], None]  # bytes read, bytes in total
 
 
 class Encoder(Protocol):
-    """A converter of texts into tokens."""
+    """A tokenizer of texts."""
 
     vocabulary: int  # its size
 
     def encode(self, texts: Sequence[bytes]) -> Sequence[Any]:
-        """Return the tokens of each text."""
+        """Return the token ids of each text. Raises UnicodeDecodeError if a text must be UTF-8 and is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """A document of a file of texts."""
+    """A document in a text file."""
 
     file: Path
     content: bytes
-    read: int  # bytes of all files up to its end
+    read: int  # bytes of all files up to the document's end, for progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """The files, documents and tokens written."""
+    """The numbers of files, documents and tokens that `tokenize` has written, and the vocabulary's size."""
 
     files: int
     documents: int
@@ -90,7 +88,7 @@ class Texts:
     unit: DocumentUnit = DocumentUnit.FILE
 
     def documents(self) -> Iterator[Text]:
-        """Yield the documents that are not empty. Raises ValueError."""
+        """Yield the documents that are not empty. Raises ValueError for an unreadable file or an invalid line."""
         before = 0
         for path in self.files:
             with _readable(path):
@@ -147,7 +145,7 @@ def _of_paragraphs(path: Path, before: int) -> Iterator[Text]:
 
 
 class ByteEncoder:
-    """256 tokens, one for each byte."""
+    """An encoder with 256 tokens, one for each value of a byte."""
 
     vocabulary = 256
 
@@ -156,8 +154,8 @@ class ByteEncoder:
 
 
 class TokenizerEncoder:
-    """An encoder with a tokenizer.json. file: its path. end: the token that follows each document, "" for none. Raises
-    ValueError.
+    """An encoder with a tokenizer.json of the library `tokenizers`. file: its path. end: the token that follows each
+    document, "" for none. Raises ValueError.
     """
 
     def __init__(self, file: Path, end: str = "") -> None:
@@ -193,7 +191,10 @@ class TokenizerEncoder:
 
 
 def text_files(given: Sequence[Path], patterns: Sequence[str], output: Path) -> list[Path]:
-    """Return the named files, and the files in folders that match a pattern, by name. Raises ValueError."""
+    """Return the given files, and the files in the given folders that match a pattern, sorted by name in each folder.
+
+    Raises ValueError if a path does not exist, if a folder has no such file, and if `output` is one of the files.
+    """
     files: list[Path] = []
     for path in given:
         if path.is_file():
@@ -219,8 +220,10 @@ def tokenize(
     force: bool = False,
     progress: Progress = lambda done, of: None,
 ) -> Written:
-    """Write the texts' tokens. shard: tokens after which a document begins a new file, in the folder `output`; None:
-    one file. The output appears as a whole at the end. Raises ValueError.
+    """Tokenize texts into a file of tokens, or into a folder of such files. The output appears as a whole at the end.
+
+    shard: number of tokens after which the next document begins a new file in the folder `output`; None: one file.
+    force: replace an existing file (never a folder). progress: called after each batch. Raises ValueError.
     """
     if output.exists() and not (force and shard is None):
         raise ValueError(f"{output} exists already")
@@ -262,7 +265,7 @@ def _require_tokens(tokens: int) -> None:
 
 
 def _encoded(texts: Texts, encoder: Encoder, progress: Progress) -> Iterator[Any]:
-    """Yield the tokens of each document."""
+    """Yield the token ids of each document, in batches for the tokenizer. Raises ValueError."""
     total = sum(file.stat().st_size for file in texts.files)
     documents = texts.documents()
     while batch := _batch(documents):
