@@ -1,1 +1,1 @@
-"""Ready-made tasks."""
+"""Ready-made tasks: language models, image classifiers, and models of Hugging Face transformers."""

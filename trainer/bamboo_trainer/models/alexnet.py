@@ -1,4 +1,4 @@
-"""AlexNet for images, in one column: `bamboo_trainer.models.alexnet:build`."""
+"""AlexNet for image classification, the variant with one column: `bamboo_trainer.models.alexnet:build`."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -20,7 +20,7 @@ _CONVOLUTIONS: Final = ((11, 4, 2, True), (5, 1, 2, True), (3, 1, 1, False), (3,
 
 
 class AlexNetConvolution(nn.Module):
-    """A convolution of AlexNet. kind: side of the kernel, stride, padding, and whether pooling follows."""
+    """A convolution with ReLU. kind: side of the kernel, stride, padding, and whether max pooling follows."""
 
     def __init__(self, channels: int, out: int, kind: tuple[int, int, int, bool]) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class AlexNetConvolution(nn.Module):
 
 
 class AlexNetHidden(nn.Module):
-    """[batch, features] -> [batch, out], with dropout before."""
+    """A hidden linear layer with ReLU, after dropout: [batch, features] -> [batch, out]."""
 
     def __init__(self, features: int, out: int, dropout: float) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class AlexNetHidden(nn.Module):
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Return the task. Raises ValueError, naming the key and what was expected, for an invalid config."""
+    """Build the task that trains this model. config: task.config. Raises ValueError, naming the invalid key."""
     c = settings.read({"learningRate": 0.01, **config}, SIZES, "full")
     settings.whole_numbers(c, "inner", "classes", "side")
     outs = numbers(c, "channels", "five", "64 192 384 256 256")

@@ -1,6 +1,6 @@
-"""BERT with its masked language model, large and base: `bamboo_trainer.models.bert:build`.
+"""BERT as a masked language model, large and base: `bamboo_trainer.models.bert:build`.
 
-The output matrix is tied to the embedding of words. Pairs of sentences, and whether they follow, are left out.
+The output matrix is tied to the token embedding. There are no pairs of sentences, and no next sentence prediction.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,9 @@ EPSILON: Final = 1e-12
 
 
 class BertEmbedding(nn.Module):
-    """(tokens int64 [batch, time], mask [batch, time]) -> ([batch, time, width], mask as booleans)."""
+    """The embedding: (tokens int64 [batch, time], mask [batch, time]) -> ([batch, time, width], mask as booleans).
+    Without a mask all tokens count.
+    """
 
     def __init__(self, c: Mapping[str, Any]) -> None:
         super().__init__()
@@ -40,7 +42,7 @@ class BertEmbedding(nn.Module):
 
 
 class BertBlock(nn.Module):
-    """(x, mask) -> (x, mask): attention and an MLP, each with a residual and a norm after it."""
+    """A post-norm transformer block: (x [batch, time, width], mask [batch, time]) -> the same."""
 
     def __init__(self, c: Mapping[str, Any]) -> None:
         super().__init__()
@@ -63,7 +65,7 @@ class BertBlock(nn.Module):
 
 
 class BertHead(nn.Module):
-    """(x, mask) -> logits [batch, time, vocabulary]."""
+    """The masked language modeling head: (x, mask) -> logits [batch, time, vocabulary]."""
 
     def __init__(self, c: Mapping[str, Any]) -> None:
         super().__init__()
@@ -77,7 +79,7 @@ class BertHead(nn.Module):
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Return the task. Raises ValueError, naming the key and what was expected, for an invalid config."""
+    """Build the task that trains this model. config: task.config. Raises ValueError, naming the invalid key."""
     c = settings.read(config, SIZES, "large")
     check_sizes(c)
     return language_model(

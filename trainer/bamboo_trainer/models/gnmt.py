@@ -1,7 +1,7 @@
-"""GNMT-16 for translation: 8 layers of LSTM read, 8 write with attention: `bamboo_trainer.models.gnmt:build`.
+"""GNMT-16 for translation, an LSTM encoder and decoder of 8 layers each: `bamboo_trainer.models.gnmt:build`.
 
-Layers pass on a tuple: what was read so far, a mask of its words, and the words to be written; while writing, what is
-written, and what the attention has found for each word.
+The layers pass on tuples. Encoder: its output so far, the mask of the source's words, and `before`, the target's words,
+each one place later. Decoder: its output so far (written), and the attention's context (found).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from bamboo_trainer.data import pure_seed
 from bamboo_trainer.models import settings
 from bamboo_trainer.task import Dataset, Parts, Task, TrainingFacts, Weighted
 
-FILL: Final = 0  # a word that does not count
+FILL: Final = 0  # padding, which does not count
 SIZES: Final[dict[str, dict[str, Any]]] = {
     "16": {"vocabulary": 32000, "width": 1024, "layers": 8, "dropout": 0.2, "length": 50},
     "tiny": {"vocabulary": 31, "width": 8, "layers": 3, "dropout": 0.2, "length": 7},
@@ -26,7 +26,9 @@ SMOOTHING: Final = 0.1
 
 
 class SourceWords(nn.Module):
-    """(source int64 [batch, length], words before each one to be written) -> (embedded, mask, those words)."""
+    """The source embedding: (source int64 [batch, source], before int64 [batch, target]) -> (embedded [batch, source,
+    width], mask bool [batch, source], before).
+    """
 
     def __init__(self, c: Mapping[str, Any]) -> None:
         super().__init__()
@@ -38,7 +40,9 @@ class SourceWords(nn.Module):
 
 
 class Reader(nn.Module):
-    """(x, mask, before) -> the same. The first one reads in both directions; from the third on there is a residual."""
+    """An encoder layer, an LSTM: (x [batch, source, width], mask, before) -> the same. The first one is bidirectional,
+    with an output of twice the width; from the third on there is a residual connection.
+    """
 
     def __init__(self, c: Mapping[str, Any], number: int) -> None:
         super().__init__()
@@ -53,9 +57,11 @@ class Reader(nn.Module):
 
 
 class AttentiveWriter(nn.Module):
-    """(read, mask, before) -> (written, found): the first layer that writes; its output queries the attention.
+    """The first decoder layer: an LSTM whose output queries normalized additive (Bahdanau) attention over the encoder's
+    output.
 
-    The attention is normalized and additive.
+    (read [batch, source, width], mask [batch, source], before int64 [batch, target]) -> (written, found), both [batch,
+    target, width]; found: the attention's context.
     """
 
     def __init__(self, c: Mapping[str, Any]) -> None:
@@ -79,7 +85,9 @@ class AttentiveWriter(nn.Module):
 
 
 class Writer(nn.Module):
-    """(written, found) -> the same; from the third layer that writes on there is a residual."""
+    """A further decoder layer, an LSTM: (written, found), both [batch, target, width] -> the same. From the third
+    decoder layer on there is a residual connection.
+    """
 
     def __init__(self, c: Mapping[str, Any], number: int) -> None:
         super().__init__()
@@ -93,7 +101,7 @@ class Writer(nn.Module):
 
 
 class GnmtHead(nn.Module):
-    """(written, found) -> logits [batch, length, vocabulary]."""
+    """The output layer: (written, found) -> logits [batch, target, vocabulary]."""
 
     def __init__(self, c: Mapping[str, Any]) -> None:
         super().__init__()
@@ -106,10 +114,10 @@ class GnmtHead(nn.Module):
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Return the task. Raises ValueError, naming the key and what was expected, for an invalid config.
+    """Build the task that trains this model. config: task.config. Raises ValueError, naming the invalid key.
 
-    Data: inputs are the source and the words before each one of the target, targets the words; all int64 [samples,
-    length], filled with 0.
+    Data: inputs are the source and, for each word of the target, the word before it; targets are the words of the
+    target. All are int64 [samples, length], padded with 0.
     """
     c = settings.read(config, SIZES, "16")
     settings.whole_numbers(c, "vocabulary", "width", "layers", "length")
@@ -130,14 +138,16 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
 
 
 def loss(outputs: Parts, targets: Parts) -> Weighted:
-    """Return the loss summed over the words that count, so that a step's loss is the mean over its whole batch."""
+    """Return the label-smoothed cross entropy, summed over the words that are not padding, with their number, so that a
+    step's loss is the mean over its whole batch.
+    """
     logits, words = outputs[0].flatten(0, 1), targets[0].flatten()
     summed = F.cross_entropy(logits, words, ignore_index=FILL, label_smoothing=SMOOTHING, reduction="sum")
     return Weighted(summed, (words != FILL).sum())
 
 
 def accuracy(outputs: Parts, targets: Parts) -> tuple[Tensor, Tensor]:
-    """Return the number of correct words (highest logit), and the number of words that count."""
+    """Return the number of words whose logit is the highest, and the number of words; padding does not count."""
     counts = targets[0] != FILL
     return ((outputs[0].argmax(-1) == targets[0]) & counts).sum(), counts.sum()
 
@@ -149,16 +159,16 @@ def _first_values(lstm: nn.LSTM) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MadeUpPairs:
-    """Sample i is a sentence and, as its translation, the same backwards with other words; 0 fills, 1 begins.
+    """Made-up pairs of sentences for translation: a target is its source backwards, with other words.
 
-    Inputs: int64 [samples, length] of the source and of the target before each word; targets: the words; 0 does not
-    count.
+    Inputs: the source, and the target one place later, begun by 1. Targets: the target. All are int64 [samples,
+    length], padded with 0.
     """
 
     samples: int
     length: int
     words: int
-    first: int = 0  # the number that the first one is made from
+    first: int = 0  # the seed of sample 0; sample i has first + i
 
     def __len__(self) -> int:
         return self.samples

@@ -1,4 +1,4 @@
-"""A small byte-level GPT: `bamboo_trainer.models.gpt:build`. Its default text is on every machine."""
+"""A small byte-level GPT, by default on Python's own source code: `bamboo_trainer.models.gpt:build`."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -46,7 +46,7 @@ class GptConfig:
 
 
 class GptEmbedding(nn.Module):
-    """int64 [batch, time] -> [batch, time, d_model]; token plus learned position."""
+    """The token and learned position embeddings: int64 [batch, time] -> [batch, time, d_model]."""
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class GptEmbedding(nn.Module):
 
 
 class GptBlock(nn.Module):
-    """Pre-norm causal attention and a GELU MLP, both residual."""
+    """A pre-norm transformer block, causal attention and a GELU MLP: [batch, time, d_model] -> the same."""
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class GptBlock(nn.Module):
 
 
 class GptHead(nn.Module):
-    """[batch, time, d_model] -> logits [batch, time, 256]."""
+    """The last norm and the output matrix: [batch, time, d_model] -> logits [batch, time, 256]."""
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class GptHead(nn.Module):
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """Return the task. Raises ValueError, naming the key and what was expected, for an invalid config."""
+    """Build the task that trains this model. config: task.config. Raises ValueError, naming the invalid key."""
     parsed = GptConfig(**arguments(GptConfig, config))
     blocks: list[Callable[[], nn.Module]] = [partial(GptBlock, parsed)] * parsed.blocks
     return Task(
@@ -124,7 +124,9 @@ def build(config: Mapping[str, Any]) -> Task:
 
 
 def learning_rate(config: GptConfig, step: int) -> float:
-    """Return the rate: a linear warm-up, then a cosine down to a tenth of the rate at `steps`."""
+    """Return a step's learning rate: linear warm-up, then cosine decay to a tenth of the rate at `config.steps`;
+    constant after the warm-up if that is None. step: from 0.
+    """
     rate = config.learning_rate
     if step < config.warmup_steps:
         return rate * (step + 1) / config.warmup_steps
@@ -145,6 +147,6 @@ def _loss(outputs: Parts, targets: Parts) -> Tensor:
 
 
 def _optimizer(config: GptConfig, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-    """Return AdamW; matrices decay, vectors do not."""
+    """Return AdamW with weight decay for matrices, and none for vectors."""
     groups = decaying(named, config.weight_decay)
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95))

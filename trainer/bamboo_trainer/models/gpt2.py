@@ -23,7 +23,7 @@ SIZES: Final[dict[str, dict[str, Any]]] = {
 
 
 class Gpt2Embedding(nn.Module):
-    """int64 [batch, time] -> [batch, time, width]."""
+    """The token and learned position embeddings: int64 [batch, time] -> [batch, time, width]."""
 
     def __init__(self, c: Mapping[str, Any]) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Gpt2Embedding(nn.Module):
 
 
 class Gpt2Block(nn.Module):
-    """Norms before causal attention and before the MLP, both with a residual."""
+    """A pre-norm transformer block, causal attention and a GELU MLP: [batch, time, width] -> the same."""
 
     def __init__(self, c: Mapping[str, Any]) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Gpt2Block(nn.Module):
 
 
 class Gpt2Head(nn.Module):
-    """[batch, time, width] -> logits [batch, time, vocabulary]."""
+    """The last norm and the output matrix: [batch, time, width] -> logits [batch, time, vocabulary]."""
 
     def __init__(self, c: Mapping[str, Any]) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Gpt2Head(nn.Module):
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Return the task. Raises ValueError, naming the key and what was expected, for an invalid config."""
+    """Build the task that trains this model. config: task.config. Raises ValueError, naming the invalid key."""
     c = settings.read(config, SIZES, "small")
     check_sizes(c)
     return language_model((Gpt2Embedding, Gpt2Block, Gpt2Head), c, training)

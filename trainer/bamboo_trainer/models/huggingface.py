@@ -1,13 +1,13 @@
-"""Causal and masked language models of transformers, and their heads: `bamboo_trainer.models.huggingface:build`.
+"""Models of Hugging Face transformers, with a language or label head: `bamboo_trainer.models.huggingface:build`.
 
 The model's blocks become layers. A worker reads the values of the layers that it makes from the folder's safetensors,
 so no process holds the whole model; `bamboo export --format huggingface` writes trained weights in the same layout. A
 model of the Hub is fetched into its cache, by its commit; nothing else accesses the Hub.
 
-`BalancedExperts` is the loss that balances a model's experts, as transformers computes it with `output_router_logits`.
-It is a product of two means over all tokens and all routers of the model: how often an expert is chosen, and how
-probable it is. (Fedus et al., Switch Transformers, 2021, equations 4 to 6; there of a single router.) So layers pass on
-the sums of both, 2 numbers for each expert, and the product is taken behind the last one.
+`BalancedExperts` is the load-balancing loss of a mixture of experts (MoE), as transformers computes it with
+`output_router_logits`. It is a product of two means over all tokens and all routers of the model: how often an expert
+is chosen, and how probable it is. (Fedus et al., Switch Transformers, 2021, equations 4 to 6; there for one router.) So
+layers pass on the sums of both, 2 numbers for each expert, and the product is taken after the last layer.
 """
 
 import importlib
@@ -44,15 +44,15 @@ NAME = "router"  # of the loss in reports
 
 
 class BalancedExperts:
-    """The loss that balances the experts of a model of transformers.
+    """The auxiliary loss that balances the experts of a model of transformers (MoE); see `split.layers.Alongside`.
 
-    size: how many tensors layers pass on: [2 * experts + 1] in fp32, of how often each expert was chosen, how probable
-    it was, and for how many tokens; and the mask of tokens that count, if the data have one.
+    The layers pass on `size` tensors: fp32 [2 * experts + 1], with how often each expert was chosen, its summed
+    probability, and the number of tokens; and the mask of the tokens that count, if the data have one.
     """
 
     def __init__(self, routers: Sequence[Any], experts: int, chosen: int, coefficient: float, *, masked: bool) -> None:
-        """Create the loss. routers: transformers' `OutputRecorder`s of routers' results. chosen: experts for each
-        token.
+        """Create the loss. routers: transformers' `OutputRecorder`s of routers' results. experts: their number. chosen:
+        number of experts for each token. coefficient: factor of the loss. masked: the data have a mask.
         """
         self._routers, self._experts, self._chosen, self._coefficient = routers, experts, chosen, coefficient
         self.size = 2 if masked else 1
@@ -91,16 +91,19 @@ class BalancedExperts:
         return (of_token * counts.unsqueeze(1)).sum(0)
 
     def _recorder(self, name: str | None, module: nn.Module) -> Any:
-        """Return transformers' recorder of that module, or None. name: within its block; None: it was found before."""
+        """Return the router's `OutputRecorder` that fits a module; None if it is no router. name: of the module in its
+        block; None: do not check the name.
+        """
         fits = (r for r in self._routers if isinstance(module, r.target_class))
         return next((r for r in fits if name is None or r.layer_name is None or r.layer_name in name), None)
 
 
 def balanced_experts(model: nn.Module, coefficient: float | None, *, masked: bool) -> BalancedExperts | None:
-    """Return the loss that balances a model's experts, or None. coefficient: of the loss; None: the model's own, if its
-    config has `output_router_logits: true`; 0: no loss.
+    """Return the load-balancing loss of a model's experts (MoE); None without a coefficient.
 
-    Raises ValueError for a model that has no such loss.
+    coefficient: factor of the loss; None: the model's, if its config has `output_router_logits: true`; 0: no loss.
+    masked: the data have a mask. Raises ValueError for a model without such a loss, or with another one than
+    `BalancedExperts`.
     """
     config: Any = model.config
     if coefficient is None and getattr(config, "output_router_logits", False):
@@ -126,7 +129,7 @@ _COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef", "moe_loss_weight")
 
 
 def _agree(ours: BalancedExperts, theirs: Any, experts: int, chosen: int) -> bool:
-    """Return whether our loss and transformers' agree for some logits of two routers."""
+    """Return whether our loss and transformers' are equal for random logits of two routers."""
     generator = torch.Generator().manual_seed(0)
     logits = tuple(torch.randn(6, experts, generator=generator) for _ in range(2))
     mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
@@ -175,10 +178,10 @@ class HuggingFaceSettings:
     # data, evaluation: see `models.sequences`
     data: Mapping[str, Any] | None = None
     evaluation: Mapping[str, Any] | None = None
-    objective: Objective | None = None  # None: what the model is for
-    labels: int | Sequence[str] | None = None  # their number or names, for a head; None: the model config's
+    objective: Objective | None = None  # None: `objective_of`
+    labels: int | Sequence[str] | None = None  # number or names of labels, for a head; None: the model config's
     attention: Literal["sdpa", "eager"] | None = None  # None: sdpa where the model has it
-    blocks: str | Sequence[str] | None = None  # the names of its lists of blocks, if they are not found
+    blocks: str | Sequence[str] | None = None  # the names of the model's lists of blocks, if they are not found
     random: bool = False  # random first values, even if the folder has others
     learning_rate: float = 5e-5
     warmup_steps: int = 0
@@ -192,8 +195,8 @@ class HuggingFaceSettings:
 class LoraSettings:
     """The settings in task.config.lora.
 
-    adapter: a folder of PEFT's, with rank, alpha and targets. dropout: None: the folder's. trained: patterns of
-    parameters that are trained themselves, in addition to a head for labels.
+    adapter: a folder written by PEFT, which then gives rank, alpha and targets. dropout: None: the folder's, or 0.
+    trained: patterns of parameters that are trained themselves, in addition to a head for labels.
     """
 
     adapter: str | None = None
@@ -214,30 +217,30 @@ class NamedModel:
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Self:
-        """Parse a task's config, and read the model's. Raises ValueError."""
+        """Parse a task's config, and read the model's; may fetch the model from the Hub. Raises ValueError."""
         settings = read_settings(config)
         published = published_config(settings)
         return cls(settings=settings, config=published, objective=settings.objective or objective_of(published))
 
     def make(self) -> nn.Module:
-        """Return the whole model, in fp32; training.precision decides what is computed in bf16."""
+        """Create the whole model with random values in fp32; training.precision decides what is computed in bf16."""
         auto = getattr(transformers(), AUTO[self.objective][0])
         attention = self.settings.attention
         model: nn.Module = auto.from_config(self.config, dtype=torch.float32, attn_implementation=attention)
         return model
 
     def is_head(self, name: str) -> bool:
-        """Return whether a parameter is of a head for labels, which a published folder may lack."""
+        """Return whether a parameter, by its name, belongs to a head for labels, which a published folder may lack."""
         if self.objective not in HEADS:
             return False
         prefix = getattr(transformers(), AUTO[self.objective][1])[type(self.config)].base_model_prefix
         return bool(prefix) and (not name.startswith(f"{prefix}.") or ".pooler." in name)
 
     def trained_beside(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return the parameters trained in addition to adapters, by their names in layers.
+        """Return the names, in the layers, of the parameters trained in addition to adapters. names: the model's.
 
-        They are all parameters of a head for labels, the parameters that lora.trained names, and the ones that PEFT has
-        saved as a whole.
+        They are all parameters of a head for labels, the parameters that lora.trained names, and the parameters that
+        PEFT has saved in the adapter's folder as a whole.
         """
         lora = lora_settings(self.settings.lora or {})
         saved = PeftAdapter.read(Path(lora.adapter)).keys if lora.adapter else {}
@@ -248,7 +251,7 @@ class NamedModel:
         return tuple(f"{MODULE}{name}" for name in names if wanted(name))
 
     def opened(self, data: Mapping[str, Any], where: str = "data") -> Sequences | Labelled:
-        """Open the data that a config describes. where: the config's key."""
+        """Open the data that a config describes, for the objective. where: the config's key. Raises ValueError."""
         objective, config, words, model = self.objective, self.config, vocabulary_of(self.config), self.settings.model
         if objective != "causal" and objective != "masked":
             return open_labelled(data, objective, words, int(config.num_labels), where)
@@ -263,7 +266,7 @@ class NamedModel:
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Return the task. Raises ValueError, naming the key and what was expected, for invalid input."""
+    """Build the task that trains a model of transformers. config: see `HuggingFaceSettings`. Raises ValueError."""
     named = NamedModel.read(config)
     settings = named.settings
     check_objective(named.config, named.objective)
@@ -305,7 +308,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
 
 
 def with_lora_of(task: Task, config: Mapping[str, Any] | None, trained: Collection[str]) -> Task:
-    """Return the task with the adapters of task.config.lora. trained: parameters trained in addition to them."""
+    """Return the task with the LoRA adapters of task.config.lora, if any. trained: parameters trained in addition."""
     if config is None:
         return task
     given = lora_settings(config)
@@ -379,7 +382,7 @@ def _check_architecture(given: Mapping[str, Any], usual: Any) -> None:
 
 
 def check_labels(settings: HuggingFaceSettings) -> None:
-    """Raise ValueError for invalid labels."""
+    """Raise ValueError unless `labels` is None, a positive number or different names, and the objective takes it."""
     labels = settings.labels
     if labels is None:
         return
@@ -391,7 +394,7 @@ def check_labels(settings: HuggingFaceSettings) -> None:
 
 
 def _with_labels(config: Any, labels: int | Sequence[str] | None) -> Any:
-    """Return the config with this number of labels, or these labels."""
+    """Set the number or the names of labels in a transformers config, unless None, and return it."""
     if isinstance(labels, int):
         config.num_labels = labels
     elif labels is not None:
@@ -401,7 +404,9 @@ def _with_labels(config: Any, labels: int | Sequence[str] | None) -> Any:
 
 
 def check_objective(config: Any, objective: Objective) -> None:
-    """Raise ValueError if the architecture has no such model, or cannot find the end of a sequence."""
+    """Raise ValueError if transformers has no model of this architecture for the objective, or if its config lacks the
+    padding token by which it finds the end of a sequence. config: of transformers.
+    """
     library, kind = transformers(), config.model_type
     expect(
         type(config) in getattr(library, AUTO[objective][1]),
@@ -425,8 +430,10 @@ def _with_keys_of(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str
 
 
 def objective_of(config: Any) -> Objective:
-    """Return the objective that the published architecture names; else causal for a model that can only be that, masked
-    for one that can be that and is no decoder. Raises ValueError for other models, such as encoders with a decoder.
+    """Return the default objective: of the head that the published architecture names, else causal or masked. If the
+    model type can be both, it is causal for a decoder, and if the named architecture is no masked model.
+
+    Raises ValueError for other models, such as encoder-decoders. config: of transformers.
     """
     library = transformers()
     for architecture in getattr(config, "architectures", None) or ():
@@ -457,7 +464,7 @@ def check_positions(model: nn.Module, config: Any, datasets: Mapping[str, Any]) 
 
 
 def positions_of(model: nn.Module, config: Any) -> int | None:
-    """Return the most tokens that a sequence may have; None if there is no limit, as with rotary positions."""
+    """Return the largest number of tokens in a sequence; None if there is no limit, as with rotary positions."""
     limit = getattr(config, _NO_TABLE.get(config.model_type, "max_position_embeddings"), None)
     tables = [
         module
@@ -470,8 +477,8 @@ def positions_of(model: nn.Module, config: Any) -> int | None:
 
 
 def _rows(table: nn.Embedding) -> int:
-    """Return the number of a table's rows for tokens: some models leave out the first rows, or those up to the padding
-    token's.
+    """Return the number of usable rows of a position embedding: some models leave out its first rows, or the rows up to
+    the padding token's.
     """
     padding = -1 if table.padding_idx is None else table.padding_idx
     return table.num_embeddings - int(getattr(table, "offset", padding + 1))
@@ -482,7 +489,7 @@ def vocabulary_of(config: Any) -> int:
 
 
 def mask_token(config: Any) -> int:
-    """Return the id of the mask token. A config need not have it; BERT's is 103."""
+    """Return the id of the mask token: the config's, else BERT's, 103, or the last token. Raises ValueError."""
     found, words = getattr(config, "mask_token_id", None), vocabulary_of(config)
     expect(found is None or 0 <= found < words, f"mask_token_id must be a token below vocab_size {words}, got {found}")
     return int(found) if found is not None else min(103, words - 1)
@@ -493,7 +500,9 @@ def optimizer(settings: HuggingFaceSettings, named: Iterable[tuple[str, nn.Param
 
 
 def rate(settings: HuggingFaceSettings, steps: int | None) -> Callable[[int], float]:
-    """Return a schedule: linear warm-up, then linear to 0 as in transformers' Trainer; without steps, constant."""
+    """Return a learning rate schedule: linear warm-up, then linear decay to 0, as in transformers' Trainer; constant
+    after the warm-up if `steps` is None.
+    """
     peak, warmup = settings.learning_rate, settings.warmup_steps
     if steps is None:
         return schedules.constant(peak, warmup)
@@ -527,8 +536,8 @@ def _made(key: str, make: Callable[[], Any]) -> Any:
 
 
 def _logits(names: Sequence[str], model: nn.Module, inputs: Parts) -> Tensor:
-    """Return the logits of a language model. names: of the inputs. Without a mask, transformers separates documents of
-    a sequence by positions that begin again.
+    """Run a model of transformers, and return its logits. names: of the inputs. Without a mask, transformers separates
+    documents of a sequence where the positions begin again.
     """
     named = dict(zip(names, inputs, strict=True))
     masked = "attention_mask" in named
@@ -543,9 +552,10 @@ def _logits(names: Sequence[str], model: nn.Module, inputs: Parts) -> Tensor:
 
 @contextmanager
 def _masks_made(padded: bool) -> Iterator[None]:
-    """Make transformers create masks independently of values, which otherwise decide whether it leaves a mask out.
+    """Patch transformers in this context to create attention masks independently of values, by which it may omit a
+    mask.
 
-    There is no mask if the data have none, and one for every microbatch if they have one; the mask of recurrent layers,
+    padded: the data have a mask. Then there is a mask for every microbatch, else none; the mask of recurrent layers,
     [samples, length], always exists. The result is the same.
     """
     masking_utils: Any = importlib.import_module("transformers.masking_utils")

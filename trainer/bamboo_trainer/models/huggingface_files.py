@@ -1,4 +1,4 @@
-"""Published folders of weights and of adapters, in this machine's files or on the Hugging Face Hub.
+"""Published folders of weights and of LoRA adapters, on this machine or on the Hugging Face Hub.
 
 `PublishedWeights` reads a folder with config.json and model.safetensors, or with several files and their index. Only
 the files' beginnings are read at first, and each tensor when it is needed.
@@ -39,7 +39,7 @@ _OLDER: Final = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "La
 
 
 class PublishedWeights:
-    """The weights in a folder, by published names. Raises ValueError, a sentence for the user, for an incomplete
+    """The safetensors weights in a published folder. Raises ValueError, a sentence for the user, for an incomplete
     folder.
     """
 
@@ -48,8 +48,10 @@ class PublishedWeights:
         self._files = self._found()
 
     def read(self, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the folder's values of these tensors in fp32. wanted: by the model's names, tensors of the wanted
-        forms; a tensor may have several names in the model, and one in the folder.
+        """Read the folder's values of these tensors, by the model's names; tensors that it lacks are left out.
+
+        wanted: by the model's names, tensors of the wanted shapes and dtypes; a tensor may have several names in the
+        model, and one in the folder. Raises ValueError for another shape or dtype; floats are converted.
         """
         values: dict[int, Tensor] = {}
         for name, form in wanted.items():
@@ -59,7 +61,9 @@ class PublishedWeights:
         return {name: values[id(form)] for name, form in wanted.items() if id(form) in values}
 
     def check(self, wanted: Mapping[str, Tensor], may_lack: Callable[[str], bool] = lambda name: False) -> list[str]:
-        """Return parameters that the folder lacks, and that may begin with random values; ValueError for others."""
+        """Return the names of the parameters that the folder lacks, which then begin with random values. Raises
+        ValueError for a parameter that must not. may_lack: whether a parameter may be missing, by name.
+        """
         known = {id(form) for name, form in wanted.items() if self._name(name) is not None}
         lacks = [n for n, form in wanted.items() if id(form) not in known and isinstance(form, torch.nn.Parameter)]
         for name in lacks:
@@ -70,7 +74,7 @@ class PublishedWeights:
         return lacks
 
     def _name(self, name: str) -> str | None:
-        """Return the folder's name of a tensor: a model may be published without its head, or under older names."""
+        """Return a tensor's name in the folder, which may be an older name or of a model without its head, or None."""
         _, _, without = name.partition(".")
         candidates = [name, without, *(f"{base}.{name}" for base in ("model", "transformer", "bert"))]
         for new, old in _OLDER:
@@ -103,7 +107,7 @@ class PublishedWeights:
 
 
 def published_files(folder: Path) -> dict[str, Path]:
-    """Return the file of each tensor, by its published name. Raises ValueError if the index is invalid."""
+    """Return the file of each tensor, by its published name. Raises ValueError for an unreadable file or index."""
     single, index = folder / SINGLE, folder / INDEX
     if single.exists():
         with opened(single) as file:
@@ -149,7 +153,7 @@ _BEGINS_PLAIN: Final = (None, True, False, "gaussian", "eva", "orthogonal")  # o
 
 
 def peft_name(name: str) -> str:
-    """Return PEFT's name of an adapter's or a trained parameter. name: in the whole module."""
+    """Return PEFT's name of a parameter of an adapter, or trained in addition. name: in the whole module."""
     at, _, leaf = name.rpartition(".")
     return _BEFORE + (f"{at}.{_ENDS[leaf]}" if leaf in _ENDS else name)
 
@@ -164,10 +168,11 @@ def _our_name(key: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeftAdapter:
-    """An adapter in PEFT's files; see `bamboo_trainer.lora.Fitting`. updates: rank and scale by the linear layer's
-    name in the whole module.
+    """A LoRA adapter in PEFT's files. Same interface as `bamboo_trainer.lora.Fitting`. updates: rank and scale by the
+    linear layer's name in the whole module.
 
-    keys: of the file, by the parameters' names in the whole module. trained: patterns of other trained parameters.
+    keys: names in the file, by the parameters' names in the whole module. trained: patterns of other trained
+    parameters.
     """
 
     folder: Path
@@ -178,7 +183,7 @@ class PeftAdapter:
 
     @classmethod
     def read(cls, folder: Path, dropout: float | None = None, trained: Collection[str] = ()) -> "PeftAdapter":
-        """Read an adapter, of its weights only the header. Raises ValueError, a sentence, unless it is a plain LoRA."""
+        """Read an adapter's config and its weights' header. Raises ValueError, a sentence, unless it is plain LoRA."""
         if not (folder / CONFIG).is_file():
             raise ValueError(f"adapter: {folder} has no {CONFIG}, as PEFT's save_pretrained writes it")
         config = read_json(folder / CONFIG)
@@ -236,7 +241,7 @@ def _check_plain(config: Mapping[str, Any], path: Path) -> None:
 
 
 def _scale(config: Mapping[str, Any], at: str, rank: int) -> float:
-    """Return PEFT's scale. at: the linear layer's name."""
+    """Return an adapter's scale as in PEFT: alpha / rank, or alpha / sqrt(rank). at: the linear layer's name."""
     patterns = config.get("alpha_pattern") or {}
     own = next((pattern for pattern in patterns if re.match(rf"(.*\.)?({pattern})$", at)), None)
     alpha = config.get("lora_alpha", 8) if own is None else patterns[own]
@@ -257,11 +262,12 @@ _COMMIT: Final = re.compile("[0-9a-f]{40}")
 
 
 def model_folder(given: str, revision: str | None, *, weights: bool) -> str:
-    """Return the folder itself, if it is on this machine, else the model's folder in the Hub's cache.
+    """Return a model's folder: `given` itself, or for an id on the Hub, the folder in the Hub's cache, fetched if
+    needed.
 
-    weights: they are needed, and not only the model's description; other formats of weights and code never are.
+    weights: fetch safetensors weights, and not only the model's description; other formats and code are never fetched.
 
-    Raises ValueError, a sentence for the user, which says what to do where nothing can be fetched.
+    Raises ValueError, a sentence for the user: if `revision` is no commit, and if the model cannot be fetched.
     """
     if Path(given).exists() or not looks_like_an_id(given):
         if revision is not None:
@@ -286,18 +292,18 @@ def _not_pinned(given: str, revision: str | None) -> str:
 
 
 def _in_cache(model: str, commit: str, patterns: list[str]) -> str | None:
-    """Return the folder, if it is complete in the cache. Makes no request."""
+    """Return the model's folder in the cache; None if it is not there as a whole. Makes no request."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
         return str(snapshot_download(model, revision=commit, allow_patterns=patterns, local_files_only=True))
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError):
-        return None  # what the cache lacks, or has in part, is fetched
+        return None  # the caller fetches it
 
 
 def _of_child(subject: str, answer: Iterator[tuple[str, str]]) -> str:
-    """Return the answer of a child process. Raises ValueError with its problem. answer: yields (found, problem)."""
+    """Run `answer` in a child process, and return the result. Raises ValueError. answer: yields (result, problem)."""
     answers, why = from_child(answer)
     found, problem = answers[0] if answers else ("", why)
     if problem:
@@ -306,7 +312,7 @@ def _of_child(subject: str, answer: Iterator[tuple[str, str]]) -> str:
 
 
 def _fetched(model: str, commit: str, patterns: list[str]) -> Iterator[tuple[str, str]]:
-    """Fetch all files, in a child process, and yield the folder."""
+    """Fetch a model's files from the Hub, and yield (folder, problem). Must run in a child process."""
     from huggingface_hub import constants, snapshot_download
 
     _as_the_environment_says()
@@ -323,7 +329,7 @@ def _fetched(model: str, commit: str, patterns: list[str]) -> Iterator[tuple[str
 
 
 def _commit_of(model: str, revision: str) -> Iterator[tuple[str, str]]:
-    """Yield the commit of a branch or a tag, in a child process."""
+    """Ask the Hub for the commit of a branch or a tag, and yield (commit, problem). Must run in a child process."""
     from huggingface_hub import HfApi
 
     _as_the_environment_says()
@@ -336,7 +342,7 @@ def _commit_of(model: str, revision: str) -> Iterator[tuple[str, str]]:
 
 
 def _as_the_environment_says() -> None:
-    """Allow the network in a child process, unless the user forbids it, and hide progress bars."""
+    """Let this child process access the Hub, unless the user's environment forbids it, and hide progress bars."""
     from huggingface_hub import constants
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
@@ -346,8 +352,8 @@ def _as_the_environment_says() -> None:
 
 
 def _problem(error: Exception, model: str, revision: str, instead: str) -> str:
-    """Return a sentence about a failed request. It leaves out the library's message, which might hold a password or a
-    token.
+    """Return a sentence about a failed request to the Hub, without the library's message, which might hold a password
+    or a token. instead: what the user can do.
     """
     from huggingface_hub import constants, errors
 
@@ -371,5 +377,5 @@ def _problem(error: Exception, model: str, revision: str, instead: str) -> str:
 
 
 def stay_offline(library: Any) -> None:
-    """Keep transformers from looking on the Hub for files that a folder lacks. library: `huggingface_hub.constants`."""
+    """Stop transformers from looking on the Hub for missing files. library: `huggingface_hub.constants`."""
     library.HF_HUB_OFFLINE = True

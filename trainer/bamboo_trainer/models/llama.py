@@ -1,6 +1,6 @@
 """A decoder of the Llama family: `bamboo_trainer.models.llama:build`.
 
-It has RMSNorm, rotary positions, several queries for each key, and a gated MLP. For published weights use
+It has RMSNorm, rotary position embeddings (RoPE), grouped-query attention, and a SwiGLU MLP. For published weights use
 `bamboo_trainer.models.huggingface`.
 """
 
@@ -65,7 +65,7 @@ EPSILON: Final = 1e-5
 
 
 class LlamaEmbedding(nn.Module):
-    """int64 [batch, time] -> [batch, time, width]."""
+    """The token embedding: int64 [batch, time] -> [batch, time, width]."""
 
     def __init__(self, c: Mapping[str, Any]) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class LlamaEmbedding(nn.Module):
 
 
 class LlamaBlock(nn.Module):
-    """Norms before causal attention and before the gated MLP, both with a residual."""
+    """A pre-norm transformer block, causal attention and a gated MLP: [batch, time, width] -> the same."""
 
     def __init__(self, c: Mapping[str, Any]) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class LlamaBlock(nn.Module):
 
 
 class LlamaHead(nn.Module):
-    """[batch, time, width] -> logits [batch, time, vocabulary]."""
+    """The last norm and the output matrix: [batch, time, width] -> logits [batch, time, vocabulary]."""
 
     def __init__(self, c: Mapping[str, Any]) -> None:
         super().__init__()
@@ -124,14 +124,16 @@ class LlamaHead(nn.Module):
 
 
 def rotated(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotate x [batch, heads, time, size]: elements i and i + size / 2 turn by angles[time, i]."""
+    """Apply rotary position embeddings (RoPE) to x [batch, heads, time, size]: elements i and i + size / 2 are rotated
+    by angles[time, i], in radians.
+    """
     first, second = x.chunk(2, dim=-1)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Return the task. Raises ValueError, naming the key and what was expected, for an invalid config."""
+    """Build the task that trains this model. config: task.config. Raises ValueError, naming the invalid key."""
     c = settings.read(config, SIZES, "3.2-1b")
     settings.whole_numbers(c, "vocabulary", "positions", "width", "inner", "heads", "keyHeads", "blocks")
     if c["width"] % (2 * c["heads"]):

@@ -1,4 +1,4 @@
-"""A residual MLP that separates two noisy spirals, no language model: `bamboo_trainer.models.mlp:build`.
+"""A residual MLP that classifies the points of two noisy spirals: `bamboo_trainer.models.mlp:build`.
 
 Its layers pass a pair of tensors: the hidden state and the points themselves, which every block gets again.
 """
@@ -36,7 +36,7 @@ class MlpConfig:
 
 
 class Lift(nn.Module):
-    """points [batch, 2] -> (hidden [batch, width], points)."""
+    """The input layer: points [batch, 2] -> (hidden [batch, width], points)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Lift(nn.Module):
 
 
 class Residual(nn.Module):
-    """(hidden, points) -> (hidden, points)."""
+    """A residual block, which also sees the points: (hidden [batch, width], points [batch, 2]) -> the same."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Residual(nn.Module):
 
 
 class Classifier(nn.Module):
-    """(hidden, points) -> logits [batch, 2]."""
+    """The output layer: (hidden, points) -> logits [batch, 2]."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Classifier(nn.Module):
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """Return the task. Raises ValueError, naming the key and what was expected, for an invalid config."""
+    """Build the task that trains this model. config: task.config. Raises ValueError, naming the invalid key."""
     parsed = MlpConfig(**arguments(MlpConfig, config))
     blocks: list[Callable[[], nn.Module]] = [partial(Residual, parsed.width)] * parsed.blocks
     dataset = spirals(parsed.samples, parsed.noise, parsed.turns, seed=0)
@@ -88,7 +88,9 @@ def build(config: Mapping[str, Any]) -> Task:
 
 
 def spirals(samples: int, noise: float, turns: float, seed: int) -> TensorDataset:
-    """Return points of two interleaved spirals, with the spiral of each."""
+    """Return a dataset of points of two interleaved spirals: inputs float32 [samples, 2], targets int64 [samples], the
+    point's spiral. noise: standard deviation. turns: of each spiral.
+    """
     generator = torch.Generator().manual_seed(seed)
     label = torch.arange(samples) % 2
     radius = torch.rand(samples, generator=generator).sqrt()

@@ -1,4 +1,4 @@
-"""ResNet-152, 101 and 50 for images: `bamboo_trainer.models.resnet:build`.
+"""ResNet-152, 101 and 50 for image classification: `bamboo_trainer.models.resnet:build`.
 
 A layer is the stem, a bottleneck or the head.
 """
@@ -25,7 +25,7 @@ SIZES: Final[dict[str, dict[str, Any]]] = {
 
 
 class Stem(nn.Module):
-    """[batch, 3, side, side] -> [batch, width, side / 4, side / 4]."""
+    """The first convolution, with pooling: [batch, 3, side, side] -> [batch, width, side / 4, side / 4]."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Stem(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """[batch, channels, h, w] -> [batch, 4 inner, h / stride, w / stride]."""
+    """A bottleneck block: [batch, channels, h, w] -> [batch, 4 * inner, h / stride, w / stride]."""
 
     def __init__(self, channels: int, inner: int, stride: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNetHead(nn.Module):
-    """[batch, channels, h, w] -> logits [batch, classes]."""
+    """Average pooling and the output layer: [batch, channels, h, w] -> logits [batch, classes]."""
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class ResNetHead(nn.Module):
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Return the task. Raises ValueError, naming the key and what was expected, for an invalid config."""
+    """Build the task that trains this model. config: task.config. Raises ValueError, naming the invalid key."""
     c = settings.read({"learningRate": 0.1, **config}, SIZES, "152")
     settings.whole_numbers(c, "width", "classes", "side")
     return settings.classifier(
@@ -84,7 +84,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
 
 
 def _blocks(c: Mapping[str, Any]) -> list[Callable[[], nn.Module]]:
-    """Return four groups of blocks; each but the first begins by halving the side."""
+    """Return factories of the blocks of four groups, each of which but the first begins by halving the side."""
     counts = numbers(c, "blocks", "four", "3 8 36 3")
     blocks: list[Callable[[], nn.Module]] = []
     channels = c["width"]

@@ -1,4 +1,4 @@
-"""Sequences of tokens for language models that predict the next token, or masked ones."""
+"""Tasks of causal and masked language models: sequences of tokens, losses, and ready-made models."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -26,8 +26,8 @@ PACKED_INPUTS: Final = ("input_ids", "position_ids")
 
 
 def taken_trim(config: dict[str, Any], where: str) -> int:
-    """Take "trim" out of the config: the multiple to which a batch's longest sequence is rounded up, at which the batch
-    ends; 0: batches are not trimmed. Raises ValueError.
+    """Remove the key "trim" from the config, and return its value: a batch is cut after its longest sequence, rounded
+    up to a multiple of this many tokens; 0: batches are not trimmed. Raises ValueError. where: the config's own key.
     """
     trim: int = typed(f"{where}.trim", config.pop("trim", 0), int)
     if trim < 0:
@@ -36,23 +36,24 @@ def taken_trim(config: dict[str, Any], where: str) -> int:
 
 
 def check_trim(trim: int, masked: bool, where: str) -> None:
-    """Raise ValueError if batches are trimmed and no mask gives the lengths of their sequences."""
+    """Raise ValueError if batches are to be trimmed, but no mask gives the lengths of the sequences."""
     if trim and not masked:
         raise ValueError(f"{where}.trim: expected only with a mask of the tokens that count")
 
 
 class Sequences:
-    """Sequences of tokens as samples.
+    """A dataset of token sequences for a language model, made from another dataset.
 
-    Inputs: int64 [samples, length], and a mask of the tokens that count if the data have one. Targets: the same shape.
+    Inputs: int64 [samples, length], and a mask of the tokens that count if the source has one. Targets: the same shape;
+    -100 does not count.
 
-    data: tokens, perhaps a mask, and for "causal" the targets, which belong to the token at the same place; shift: the
-    targets are the tokens themselves, as transformers takes labels. For "masked" the tokens to predict are chosen here,
-    by the sample's number, and the others' targets are -100. words: size of the vocabulary, and the mask token. where:
-    the config's key that describes the data, for messages.
+    source: tokens, perhaps a mask, and for "causal" the targets, each at the place of the token before it. shift: the
+    source's targets are at their own places, like labels of transformers, and are shifted here. For "masked" the tokens
+    to predict are chosen here, by the sample's number. words: size of the vocabulary, and the mask token. where: the
+    config's key that describes the data, for messages.
 
-    packed: instead of a mask the data have the number of each token's document, and the second input is its position in
-    that. trim: see `taken_trim`. names: of the inputs, as in transformers.
+    packed: instead of a mask the source has the number of each token's document, and the second input is the token's
+    position in its document. trim: see `taken_trim`. names: of the inputs, as in transformers.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Sequences:
         return len(self._source)
 
     def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
-        """Return samples. Raises ValueError for a token outside of the vocabulary."""
+        """Return inputs and targets of these samples. Raises ValueError for a token outside of the vocabulary."""
         given, targets = self._source.batch(indices)
         ids = given[0].long()
         check_tokens(ids, self._vocabulary, self._where)
@@ -130,7 +131,9 @@ def positions_in(documents: Tensor) -> Tensor:
 
 
 def trimmed_width(mask: Tensor, multiple: int) -> int:
-    """Return the longest sequence's length, rounded up. mask: [..., length]. multiple: 0: the whole length."""
+    """Return the length of the longest sequence, rounded up to a multiple, and at most the mask's. mask: [..., length].
+    multiple: 0 for the mask's length.
+    """
     length = mask.shape[-1]
     if not multiple:
         return length
@@ -149,10 +152,10 @@ def open_sequences(
 ) -> Sequences:
     """Open the sequences that a config describes. Raises ValueError.
 
-    config: {"kind": "random", "length", "samples", "padding"} are made-up sequences, and the default; for the other
-    kinds see `bamboo_trainer.data.dataset_from` and `kinds`. "shift", words: of `Sequences`. "trim": of `taken_trim`.
-    where: the config's key; made-up data for an evaluation are other samples of the same kind. packs: the model can
-    keep documents of one sequence apart.
+    config: the kind "random", with "length", "samples" and "padding", is made-up sequences, and the default; for other
+    kinds see `bamboo_trainer.data.dataset_from` and `kinds`. Its "shift": see `Sequences`; "trim": see `taken_trim`.
+    words: see `Sequences`. where: the config's key; made-up data for an evaluation are other samples of the same kind.
+    packs: the model can keep documents of one sequence apart.
     """
     given = dict(config)
     shift = typed(f"{where}.shift", given.pop("shift", False), bool)
@@ -166,8 +169,8 @@ def open_sequences(
 
 
 def _packed(config: Mapping[str, Any], where: str) -> str:
-    """Return the key by which the data number the documents of a sequence; "" if they do not. Raises ValueError if only
-    some of a mixture's sources do. config: of data that could be opened.
+    """Return the config's setting that keeps documents in a sequence apart, for messages; "" if there is none.
+    Raises ValueError if only some of a mixture's sources have it. config: of data that could be opened.
     """
     if config.get("kind") == MIXTURE:
         found = [_packed(source, f"{where}.sources[{number}]") for number, source in enumerate(config["sources"])]
@@ -186,7 +189,10 @@ def with_length(config: Mapping[str, Any], length: int | None) -> dict[str, Any]
 
 
 def accuracy(outputs: Parts, targets: Parts) -> tuple[Tensor, Tensor]:
-    """Return the number of right tokens, and of tokens that count. logits: [samples, length, vocabulary]."""
+    """Return the number of targets that have the highest logit, and the number of targets; -100 does not count.
+
+    outputs: logits [samples, length, vocabulary]. targets: int64 [samples, length].
+    """
     counts = targets[0] != IGNORED
     return ((outputs[0].argmax(-1) == targets[0]) & counts).sum(), counts.sum()
 
@@ -194,7 +200,7 @@ def accuracy(outputs: Parts, targets: Parts) -> tuple[Tensor, Tensor]:
 def _made_up(
     vocabulary: int, *, where: str, samples: int = 512, length: int = 32, padding: bool = False
 ) -> TensorDataset:
-    """Make up sequences in which each token but one in eight follows from the one before."""
+    """Make up sequences in which seven of eight tokens follow from the token before. padding: of different lengths."""
     settings.whole_numbers({"samples": samples, "length": length}, "samples", "length")
     generator = torch.Generator().manual_seed(settings.made_up_seed(where))
     drawn = torch.randint(0, vocabulary, (samples, length + 1), generator=generator)
@@ -221,7 +227,7 @@ def check_tokens(tokens: Tensor, words: int, where: str = "") -> None:
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Weighted:
-    """Return the loss summed over the tokens that count, so that a step's loss is the mean over its whole batch.
+    """Return the cross entropy summed over the tokens that count, with their number, for the mean over a whole batch.
 
     logits: [samples, length, vocabulary]. targets: int64 [samples, length].
     """
@@ -246,9 +252,11 @@ def language_model(
     tied: bool = True,
     rotary: bool = False,
 ) -> Task:
-    """Return the task of a model of the library. parts: its embedding, a block, repeated c["blocks"] times, and its
-    head, whose weights are the embedding's if they are tied; each takes c. c: its config from `settings.read`. rotary:
-    sequences may be longer than its positions. Raises ValueError for invalid data.
+    """Return the task of a ready-made language model.
+
+    parts: the classes of its embedding, its block, repeated c["blocks"] times, and its head; each takes c. c: its
+    settings from `settings.read`. tied: the head's weight is the embedding's. rotary: sequences may be longer than
+    c["positions"]. Raises ValueError for invalid data.
     """
     embedding, block, head = parts
     layers = (partial(embedding, c), *[partial(block, c)] * c["blocks"], partial(head, c))

@@ -1,4 +1,4 @@
-"""Shared functions of the library's models: reading their config, their optimizers, made-up data, losses of images."""
+"""Code shared by the ready-made models: config, optimizers, schedules, made-up data, and image classification."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,16 +15,17 @@ from bamboo_trainer.data.config_keys import require_known, typed
 from bamboo_trainer.task import Dataset, Evaluation, Metric, Parts, Task, TrainingFacts
 
 MADE_UP: Final = "random"
-HELD_OUT: Final = 1 << 40  # made-up data for an evaluation begin with this number
+HELD_OUT: Final = 1 << 40  # the first seed of made-up data for an evaluation
 TRAINING: Final[dict[str, Any]] = {"learningRate": 1e-3, "warmupSteps": 0, "weightDecay": 0.0, "checkpoint": False}
 
 Named = Iterable[tuple[str, nn.Parameter]]
 
 
 def read(config: Mapping[str, Any], sizes: Mapping[str, Mapping[str, Any]], default: str) -> dict[str, Any]:
-    """Return a size's values by its name, overridden by the config, with its training settings.
+    """Return a model's settings: the preset `size`, with the defaults of `TRAINING`, overridden by the config.
 
-    Raises ValueError, naming the key and what was expected.
+    sizes: the presets by name. default: the name used if the config has no `size`. Raises ValueError, naming the key
+    and what was expected.
     """
     size = config.get("size", default)
     if size not in sizes:
@@ -40,7 +41,7 @@ def read(config: Mapping[str, Any], sizes: Mapping[str, Mapping[str, Any]], defa
 
 
 def made_up_seed(where: str) -> int:
-    """Return the number from which data are made up. where: the config's key of the data."""
+    """Return the first seed of made-up data. where: the config's key of the data, each of which gives other data."""
     known = {"data": 0, "evaluation": HELD_OUT}
     return known[where] if where in known else pure_seed(where)
 
@@ -53,7 +54,9 @@ def whole_numbers(values: Mapping[str, Any], *keys: str) -> None:
 
 
 def rate(values: Mapping[str, Any], training: TrainingFacts | None, dataset: Dataset) -> Callable[[int], float]:
-    """Return a schedule: a linear warm-up, then half a cosine to a tenth of the rate at the job's last step."""
+    """Return a learning rate schedule: linear warm-up, then cosine decay to a tenth of the rate at the job's last step;
+    constant after the warm-up if `training` is None. values: from `read`. Raises ValueError for a rate of 0.
+    """
     peak, warmup = values["learningRate"], values["warmupSteps"]
     if peak <= 0:
         raise ValueError(f"learningRate must be positive, got {peak}")
@@ -64,7 +67,9 @@ def rate(values: Mapping[str, Any], training: TrainingFacts | None, dataset: Dat
 
 
 def decaying(named: Named, decay: float) -> list[dict[str, Any]]:
-    """Return an optimizer's groups, without empty ones: matrices decay, norms and biases do not."""
+    """Return an optimizer's parameter groups, with weight decay for matrices and without it for norms and biases. Empty
+    groups are left out.
+    """
     parameters = [p for _, p in named]
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": decay},
@@ -74,16 +79,16 @@ def decaying(named: Named, decay: float) -> list[dict[str, Any]]:
 
 
 def adamw(values: Mapping[str, Any], named: Named) -> torch.optim.Optimizer:
-    """Return AdamW with the settings that `read` returns."""
+    """Return AdamW. values: the settings from `read`. named: parameters by name."""
     return torch.optim.AdamW(decaying(named, values["weightDecay"]), lr=values["learningRate"], betas=(0.9, 0.95))
 
 
 def sgd(values: Mapping[str, Any], named: Named) -> torch.optim.Optimizer:
-    """Return SGD with the settings that `read` returns."""
+    """Return SGD with a momentum of 0.9. values: the settings from `read`. named: parameters by name."""
     return torch.optim.SGD(decaying(named, values["weightDecay"]), lr=values["learningRate"], momentum=0.9)
 
 
-MakeUp = Callable[[int, int], Dataset]  # how many samples, and the number that the first one is made from
+MakeUp = Callable[[int, int], Dataset]  # (number of samples, seed of the first one) -> dataset
 
 
 def open_data(config: Mapping[str, Any], made_up: MakeUp, where: str = "data") -> Dataset:
@@ -105,21 +110,23 @@ def evaluation(
     opened: Callable[[Mapping[str, Any]], Dataset],
     accuracy: Metric,
 ) -> Evaluation | None:
-    """Return what `training.evaluation` measures, loss and accuracy, if the config has a key `evaluation`."""
+    """Return a task's evaluation, with the metric accuracy; None if there is no config. config: of the data, which
+    `opened` opens.
+    """
     if config is None:
         return None
     return Evaluation(dataset=opened(config), metrics={"accuracy": accuracy})
 
 
 def top1(outputs: Parts, targets: Parts) -> tuple[Tensor, int]:
-    """Return the number of images whose class has the highest logit, and the number of images. logits: [samples,
-    classes].
+    """Return the number of images whose class has the highest logit, and the number of images. outputs: logits
+    [samples, classes].
     """
     return (outputs[0].argmax(-1) == targets[0]).sum(), len(targets[0])
 
 
 def data_of(c: Mapping[str, Any], made_up: MakeUp, accuracy: Metric) -> dict[str, Any]:
-    """Return `dataset` and `evaluation` of a task. c: its config from `read`."""
+    """Return the arguments `dataset` and `evaluation` of a `Task`. c: its settings from `read`."""
 
     def held_out(config: Mapping[str, Any]) -> Dataset:
         return open_data(config, made_up, "evaluation")
@@ -143,12 +150,15 @@ def classifier(layers: Sequence[Callable[[], nn.Module]], c: Mapping[str, Any], 
 
 @dataclass(frozen=True, slots=True)
 class MadeUpImages:
-    """Sample i is noise, brighter in one colour by its class: float32 [samples, 3, side, side]; int64 [samples]."""
+    """Made-up images of noise, in which the class decides the colour that is brighter, and how much.
+
+    Inputs: float32 [samples, 3, side, side]. Targets: int64 [samples].
+    """
 
     samples: int
     side: int
     classes: int
-    first: int = 0  # the number that the first one is made from
+    first: int = 0  # the seed of sample 0; sample i has first + i
 
     def __len__(self) -> int:
         return self.samples
@@ -166,7 +176,7 @@ class MadeUpImages:
 
 
 class Flat(nn.Module):
-    """[batch, channels, h, w] -> [batch, channels * side * side], averaged to that side."""
+    """Adaptive average pooling, then flattening: [batch, channels, h, w] -> [batch, channels * side * side]."""
 
     def __init__(self, side: int) -> None:
         super().__init__()
@@ -177,9 +187,9 @@ class Flat(nn.Module):
 
 
 def numbers(c: Mapping[str, Any], key: str, count: str, example: str) -> list[int]:
-    """Return the whole numbers, at least 1, in the config's text, as many as in the example. count: a word for that.
+    """Parse a setting of several whole numbers, separated by spaces and at least 1, as many as in the example.
 
-    Raises ValueError, naming the key and what was expected.
+    c: settings from `read`. count: the number of numbers, as a word. Raises ValueError, naming the key.
     """
     words = c[key].split()
     values = [int(word) for word in words if word.isdecimal()]

@@ -1,4 +1,4 @@
-"""Data for models of transformers: a folder's tokenizer, texts, conversations, and texts with labels."""
+"""Data for models of transformers: tokenized texts, conversations (chat templates), and labelled texts."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ def has_tokenizer(folder: str) -> bool:
 
 
 def open_tokenizer(folder: str) -> Any:
-    """Return the tokenizer of transformers in that folder. Raises ValueError."""
+    """Return the transformers tokenizer that a folder holds, without accessing the Hub. Raises ValueError."""
     from transformers import AutoTokenizer
 
     if not Path(folder).is_dir():
@@ -60,10 +60,10 @@ def open_tokenizer(folder: str) -> Any:
 def open_text(
     model: str | None, vocabulary: int, *, length: int, path: str = "stdlib", tokenizer: str | None = None
 ) -> TextDataset:
-    """Open a text as sequences of the tokens of the model's tokenizer, which are held in memory.
+    """Tokenize a text with the model's tokenizer, and return it as a dataset of sequences in memory.
 
-    model: its folder, if it has one. vocabulary: the size of the model's. path: see the kind "text" of `dataset_from`.
-    tokenizer: "bytes", or a folder, by default the model's. Raises ValueError.
+    model: its folder, if it has one. vocabulary: size of the model's vocabulary. path: see `text_bytes`. tokenizer:
+    "bytes", or a folder, by default the model's. Raises ValueError.
     """
     folder = model if tokenizer is None else tokenizer
     if folder == BYTES:
@@ -86,7 +86,7 @@ def open_text(
 def open_tokens(
     model: str, *, path: str, length: int, documents: str = Documents.JOINED, cache: Mapping[str, Any] = NO_KEYS
 ) -> Dataset:
-    """Open files of tokens, like `dataset_from`. model: the folder whose weights training begins with.
+    """Open files of tokens: the kind "tokens" of `dataset_from`. model: the folder whose weights training begins with.
 
     Raises ValueError for files of bytes if the model's tokenizer makes other tokens.
     """
@@ -115,7 +115,7 @@ class Chat:
 
     @property
     def targets(self) -> list[int]:
-        """The next token of each but the last, if that belongs to an answer; else IGNORED."""
+        """For each token but the last: the next token if that belongs to an answer, else IGNORED."""
         follows = pairwise(zip(self.ids, self.answers, strict=True))
         return [token if learned else IGNORED for _, (token, learned) in follows]
 
@@ -123,12 +123,13 @@ class Chat:
 def open_chats(
     model: str | None, vocabulary: int, *, path: str, length: int, packed: bool = False, tokenizer: str | None = None
 ) -> TensorDataset:
-    """Open conversations as samples. Conversations without an answer are left out.
+    """Tokenize conversations for training on their answers, and return them as a dataset in memory. Conversations are
+    cut after `length` tokens; conversations that then have no answer are left out.
 
     Inputs: int64 [samples, length], and a mask of the tokens that count, or the number of each token's conversation if
-    they are packed. Targets: for the token at the same place. model: its folder, if it has one. vocabulary: the size of
-    the model's. path: of a file with a JSON object {"messages": [{"role", "content"}, ...]} in each line. tokenizer:
-    its folder, by default the model's. Raises ValueError.
+    they are packed. Targets: int64 [samples, length], the next token if it belongs to an answer, else -100. model: its
+    folder, if it has one. vocabulary: size of the model's vocabulary. path: of a file with a JSON object {"messages":
+    [{"role", "content"}, ...]} in each line. tokenizer: its folder, by default the model's. Raises ValueError.
     """
     folder = model if tokenizer is None else tokenizer
     if folder is None:
@@ -145,7 +146,7 @@ def open_chats(
 
 
 class ChatTemplate:
-    """The chat template of the tokenizer in that folder."""
+    """The chat template of a tokenizer, which makes tokens of conversations. folder: of the tokenizer."""
 
     def __init__(self, folder: str) -> None:
         self._tokenizer = open_tokenizer(folder)
@@ -154,12 +155,12 @@ class ChatTemplate:
 
     @property
     def padding(self) -> int:
-        """The token that pads sequences."""
+        """The id of the token that pads sequences; 0 if the tokenizer has none."""
         found = self._tokenizer.pad_token_id
         return 0 if found is None else int(found)
 
     def chat(self, messages: Sequence[Any], place: str) -> Chat:
-        """Return a conversation's tokens. place: where the conversation is, for messages. Raises ValueError."""
+        """Return a conversation's tokens, and which of them are answers. place: for messages. Raises ValueError."""
         try:
             return self._marked(messages) if self._marks_answers else self._compared(messages, place)
         except Exception as error:  # a template may raise anything
@@ -177,7 +178,9 @@ class ChatTemplate:
         return Chat(found["input_ids"], [bool(mark) for mark in found["assistant_masks"]])
 
     def _compared(self, messages: Sequence[Any], place: str) -> Chat:
-        """Return the tokens of a conversation. Its answers are the tokens after each prompt that asks for one."""
+        """Tokenize a conversation, for a template that does not mark answers. An answer is the tokens that its message
+        adds to the generation prompt before it. Raises _Unstable.
+        """
         ids = self._tokens(messages)
         answers = [False] * len(ids)
         for number, message in enumerate(messages):
@@ -198,7 +201,7 @@ class ChatTemplate:
 
 
 class _Unstable(ValueError):
-    """Error because the template writes the beginning of a conversation in another way when more follows."""
+    """Error because the template renders the beginning of a conversation differently if more messages follow."""
 
 
 def _conversations(path: Path) -> Iterator[tuple[str, list[Any]]]:
@@ -230,7 +233,10 @@ def _padded(rows: Sequence[_Row], length: int, padding: int) -> TensorDataset:
 
 
 def _packed(rows: Sequence[_Row], length: int, padding: int) -> TensorDataset:
-    """Pack rows in their order: one that does not fit into the rest of a sequence begins the next one."""
+    """Pack rows into sequences in their order: a row that does not fit into the rest of a sequence begins the next.
+
+    Inputs: tokens, and the number of each token's row in its sequence; the padding at the end has a number of its own.
+    """
     sequences: list[list[_Row]] = []
     left = 0
     for row in rows:
@@ -255,15 +261,15 @@ CHOICES: Final = 3  # of made-up data
 
 
 class Labelled:
-    """Labelled samples.
+    """A dataset of labelled token sequences for a model with a head, made from another dataset.
 
     Inputs: int64 token ids, perhaps a mask of the tokens that count, and after it the kinds of tokens; their shape is
     [samples, length], or [samples, choices, length] for "choice". Targets: int64 [samples], or [samples, length] for
     "token"; -100 does not count. For "sequence" they may be floats: [samples] for one label, the value to predict, else
     [samples, labels], each true or false.
 
-    words: size of the vocabulary. labels: their number. where: the config's key, for messages. trim, names: see
-    `Sequences`.
+    words: size of the vocabulary, and the number of labels. where: the config's key, for messages. trim, names: see
+    `Sequences`. Raises ValueError if the first sample has another form.
     """
 
     def __init__(
@@ -297,7 +303,7 @@ class Labelled:
         return len(self._source)
 
     def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
-        """Return samples. Raises ValueError for a token outside of the vocabulary, or an unknown label."""
+        """Return inputs and targets of these samples. Raises ValueError for an unknown token or label."""
         given, (target,) = self._source.batch(indices)
         ids = given[0].long()
         check_tokens(ids, self._words, self._where)
@@ -326,8 +332,8 @@ class Labelled:
 def open_labelled(config: Mapping[str, Any], head: Head, words: int, labels: int, where: str = "data") -> Labelled:
     """Open the samples that a config describes. Raises ValueError.
 
-    config: {"kind": "random", "length", "samples", "padding"} are made up, and the default; for the other kinds see
-    `bamboo_trainer.data.dataset_from`.
+    config: the kind "random", with "length", "samples" and "padding", is made-up samples, and the default; for other
+    kinds see `bamboo_trainer.data.dataset_from`. words: size of the vocabulary. labels: their number.
     """
     given = dict(config)
     trim = taken_trim(given, where)
@@ -339,8 +345,8 @@ def open_labelled(config: Mapping[str, Any], head: Head, words: int, labels: int
 def label_loss(outputs: Parts, targets: Parts) -> Weighted:
     """Return the loss as transformers computes it, summed, so that a step's loss is the mean over its whole batch.
 
-    It is the cross entropy of labels that count; for floats the squared error of a single label, or the binary cross
-    entropy of several.
+    Whole numbers as labels: cross entropy; -100 does not count. Floats: squared error if there is one label, else
+    binary cross entropy.
     """
     (logits,), (labels,) = outputs, targets
     if not labels.is_floating_point():
@@ -355,10 +361,10 @@ def label_loss(outputs: Parts, targets: Parts) -> Weighted:
 
 
 def label_accuracy(outputs: Parts, targets: Parts) -> tuple[Tensor, Tensor]:
-    """Return the number of right answers, and of possible ones.
+    """Return the number of right predictions, and the number of predictions.
 
-    These are labels that count and have the highest logit; of several true or false labels, the right ones; of a single
-    value, the samples nearer than 0.5.
+    Whole numbers as labels: right if the label has the highest logit; -100 does not count. Floats: with one label,
+    right if the prediction differs from it by less than 0.5; else each true or false label is a prediction of its own.
     """
     (logits,), (labels,) = outputs, targets
     if not labels.is_floating_point():
@@ -372,7 +378,9 @@ def label_accuracy(outputs: Parts, targets: Parts) -> tuple[Tensor, Tensor]:
 def _made_up(
     head: Head, words: int, labels: int, *, where: str, samples: int = 512, length: int = 32, padding: bool = False
 ) -> TensorDataset:
-    """Make up data: the second token decides a sequence's label, a token its own; the right choice begins with 1."""
+    """Make up labelled data. A sequence's second token decides its label, each token its own label; the right choice
+    begins with token 1.
+    """
     settings.whole_numbers({"samples": samples, "length": length}, "samples", "length")
     length = max(2, length)
     generator = torch.Generator().manual_seed(settings.made_up_seed(where))

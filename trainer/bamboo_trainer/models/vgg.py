@@ -1,5 +1,6 @@
-"""VGG-19, 16 and 11 for images, without BatchNorm: `bamboo_trainer.models.vgg:build`. A layer is a convolution with its
-ReLU, and with the pooling after it, or a linear one.
+"""VGG-19, 16 and 11 for image classification, without BatchNorm: `bamboo_trainer.models.vgg:build`.
+
+A layer is a convolution with its ReLU, and with the pooling that may follow, or a linear layer.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +25,7 @@ SIZES: Final[dict[str, dict[str, Any]]] = {
 
 
 class VggConvolution(nn.Module):
-    """[batch, channels, h, w] -> [batch, out, h, w], or half of h and w."""
+    """A 3 x 3 convolution with ReLU: [batch, channels, h, w] -> [batch, out, h, w]; pool: half of h and w."""
 
     def __init__(self, channels: int, out: int, pool: bool) -> None:
         super().__init__()
@@ -38,7 +39,7 @@ class VggConvolution(nn.Module):
 
 
 class VggHidden(nn.Module):
-    """[batch, features] -> [batch, out], with dropout."""
+    """A hidden linear layer with ReLU and dropout: [batch, features] -> [batch, out]."""
 
     def __init__(self, features: int, out: int, dropout: float) -> None:
         super().__init__()
@@ -52,7 +53,7 @@ class VggHidden(nn.Module):
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Return the task. Raises ValueError, naming the key and what was expected, for an invalid config."""
+    """Build the task that trains this model. config: task.config. Raises ValueError, naming the invalid key."""
     c = settings.read({"learningRate": 0.01, **config}, SIZES, "19")
     settings.whole_numbers(c, "width", "inner", "classes", "side")
     return settings.classifier(
@@ -69,7 +70,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
 
 
 def _convolutions(c: Mapping[str, Any]) -> list[Callable[[], nn.Module]]:
-    """Return five groups of convolutions, with pooling at the end of each."""
+    """Return factories of the convolutions of five groups, with pooling at the end of each group."""
     counts = numbers(c, "convolutions", "five", "2 2 4 4 4")
     convolutions: list[Callable[[], nn.Module]] = []
     channels = 3
