@@ -139,7 +139,8 @@ class LocalJob:
     async def wait(self, seconds: float | None) -> JobProgress:
         """Wait until the job has ended, even if it is suspended meanwhile, and return its progress.
 
-        Raises InvalidRequest if it is suspended already, NotInTime, and the job's BambooError if it is not complete.
+        seconds: None waits without a limit. Raises InvalidRequest if the job is already suspended, NotInTime after
+        `seconds`, and the BambooError with which the job ended if it is not complete.
         """
         if self._progress.state == SUSPENDED:
             raise InvalidRequest(f"{self.name} is suspended; resume() lets it go on")

@@ -79,8 +79,10 @@ class LocalWorkers:
     def ended(self, worker: WorkerId, code: int | None, *, taken: bool, over: bool) -> WorkerLost:
         """Return the event that reports a worker's end to the coordinator, and record a crash.
 
-        code: its exit code, negative for a signal. taken: by a deliberate preemption. over: the job ended before the
-        worker. A worker that was asked to leave may end before its closed link is noticed.
+        A crash is any other end than EXIT_OK, EXIT_FENCED, a signal sent from here, or an end after the job's. code:
+        exit code, negative for a signal; None if the worker's launcher died. taken: the worker was preempted on
+        purpose. over: the job ended before the worker. A worker that was asked to leave is reported as removed, since
+        it may end before the coordinator notices its closed link.
         """
         where = self._pool.crashed_at(worker)
         detail = f"{exit_detail(code)} ({where})" if where else exit_detail(code)

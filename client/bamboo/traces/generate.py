@@ -65,7 +65,11 @@ def _check(wanted: Generation) -> None:
 
 
 def _zone(wanted: Generation, zone: str, nodes: int, rng: random.Random) -> list[NodeChange]:
-    """Return a zone's changes, in each hour first removals, then additions. nodes: at the beginning, and at most."""
+    """Generate the additions and removals of one zone's nodes, hour by hour, not sorted by time.
+
+    A node removed within an hour can be replaced only from the next hour on. nodes: the initial number of nodes, which
+    is also the maximum.
+    """
     present = [f"{zone}-{number}" for number in range(1, nodes + 1)]
     changes = [NodeChange(at=0.0, change=Change.ADD, node=node, zone=zone) for node in present]
     named, end = nodes, wanted.hours * HOUR

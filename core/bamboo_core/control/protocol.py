@@ -463,7 +463,11 @@ class Stop(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """The coordinator refuses a worker that was declared lost, or does not belong to the job: it must exit."""
+    """The coordinator refuses a worker, which must exit.
+
+    Examples: it was declared lost, is not in the plan, has another protocol version or identity, or other data than the
+    job. reason: CamelCase.
+    """
 
     reason: str
     message: str = ""

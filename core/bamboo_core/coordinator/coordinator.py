@@ -185,7 +185,9 @@ def _brings_workers(event: Event) -> bool:
 
 
 def _edit(turn: Turn, wanted: JobSpec) -> None:
-    """Adopt an edited spec; keep a number of steps that workers counted in the same data, or that an early stop set."""
+    """Adopt an edited spec, but keep the number of steps after an early stop, or if it was counted from the dataset and
+    the edit leaves epochs and tokens unchanged.
+    """
     training = turn.state.spec.training
     same_length = (wanted.training.epochs, wanted.training.tokens) == (training.epochs, training.tokens)
     if (training.counts_data and same_length) or turn.state.terms.early_stop:

@@ -1,4 +1,4 @@
-"""Heirs: which workers hold a stage's state, and which go on with the stages of workers lost together. Pure.
+"""Heirs: the choice of the workers that take over the stages of lost workers, among the holders of the state. Pure.
 
 The tensors that two adjacent stages have sent to each other are lost if both owners are lost. So one new owner must not
 have to repeat a step that the other has already left behind. A worker applies the steps of all its replicas together,

@@ -110,7 +110,9 @@ class RollingChange:
         self.record = released(self.record)
 
     def invalid(self, why: str) -> None:
-        """Note that the API server refuses pods of the newest template, whatever the state of the cluster."""
+        """Record that the API server rejects the newest pod template as invalid, not for a lack of quota or permission.
+        why: a sentence for the user.
+        """
         assert self.record is not None
         self._invalid = self.record.revision, why
 

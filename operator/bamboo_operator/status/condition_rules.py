@@ -20,7 +20,7 @@ LONGEST_MESSAGE = 32768
 
 @dataclass(frozen=True, slots=True)
 class ConditionResult:
-    """The status of a condition, and why it has it."""
+    """The result of a condition's rule: whether the condition holds, with reason and message."""
 
     holds: bool
     reason: str  # CamelCase

@@ -66,8 +66,9 @@ class Take:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matching:
-    """The result of `match`. takes: the model's tensors that are initialized from weights. left: names of the weights
-    that are not used. anew: names of the model's tensors that keep their own initialization.
+    """Which of a model's tensors are initialized from given weights, and which are not: the result of `match`. takes:
+    the model's tensors that are initialized from weights. left: names of the weights that are not used. anew: names
+    of the model's tensors that keep their own initialization.
     """
 
     takes: tuple[Take, ...]

@@ -231,7 +231,9 @@ class Replicator:
                 self._send_owed(cell, replica, progress.relinked(self._states.version(cell.stage)))
 
     def skipped(self, stage: int) -> None:
-        """Send replicas the newer state that their owner took over, since it never gets the gradients in between."""
+        """Send replicas of a stage this owner's state after it skipped steps: it adopted a newer state from another
+        worker, so it has no final gradients of those steps to forward.
+        """
         for (cell, replica), progress in self.progress.items():
             if cell.stage == stage:
                 self._send_owed(cell, replica, progress.relinked(self._states.version(stage)))

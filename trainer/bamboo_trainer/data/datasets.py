@@ -224,9 +224,11 @@ def text_bytes(path: str, key: str = "path") -> bytes:
 
 
 class TextDataset:
-    """A text in memory: sample i is window i of `context` tokens; its targets are the tokens one later.
+    """A text in memory: sample i is the i-th window of `context` tokens, without overlap; its targets are one token
+    further on.
 
-    text: bytes, each of which is a token, or a tensor of token ids. Raises ValueError if it is shorter than a sample.
+    text: bytes, each of which is a token, or a tensor of token ids. Raises ValueError if it has fewer than context + 1
+    tokens, or if context is less than 1.
     """
 
     def __init__(self, text: bytes | torch.Tensor, context: int) -> None:

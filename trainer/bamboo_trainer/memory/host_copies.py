@@ -255,9 +255,9 @@ class CudaCopies:
 
 
 class CopiesOfDevices:
-    """Copies for tensors of several devices, each with its own streams.
+    """`HostCopies` for a worker with several devices: passes each tensor to the `HostCopies` of the tensor's device.
 
-    `bring` copies to the first device; a device stage uses the copies of its own device.
+    `bring` and `mark` serve the first device only. A device stage uses the `HostCopies` of its own device directly.
     """
 
     def __init__(self, by_device: Mapping[torch.device, HostCopies]) -> None:

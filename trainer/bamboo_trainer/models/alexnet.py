@@ -44,7 +44,7 @@ class AlexNetHidden(nn.Module):
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Build the task that trains this model. config: task.config. Raises ValueError, naming the invalid key."""
+    """Build a task that trains AlexNet. config: task.config. Raises ValueError, naming the invalid key."""
     c = settings.read({"learningRate": 0.01, **config}, SIZES, "full")
     settings.whole_numbers(c, "inner", "classes", "side")
     outs = numbers(c, "channels", "five", "64 192 384 256 256")

@@ -79,7 +79,7 @@ class BertHead(nn.Module):
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Build the task that trains this model. config: task.config. Raises ValueError, naming the invalid key."""
+    """Build a task that trains BERT. config: task.config. Raises ValueError, naming the invalid key."""
     c = settings.read(config, SIZES, "large")
     check_sizes(c)
     return language_model(

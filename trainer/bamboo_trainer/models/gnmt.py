@@ -114,7 +114,7 @@ class GnmtHead(nn.Module):
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Build the task that trains this model. config: task.config. Raises ValueError, naming the invalid key.
+    """Build a task that trains GNMT. config: task.config. Raises ValueError, naming the invalid key.
 
     Data: inputs are the source and, for each word of the target, the word before it; targets are the words of the
     target. All are int64 [samples, length], padded with 0.

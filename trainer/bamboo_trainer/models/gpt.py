@@ -108,7 +108,7 @@ class GptHead(nn.Module):
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """Build the task that trains this model. config: task.config. Raises ValueError, naming the invalid key."""
+    """Build a task that trains this library's GPT. config: task.config. Raises ValueError, naming the invalid key."""
     parsed = GptConfig(**arguments(GptConfig, config))
     blocks: list[Callable[[], nn.Module]] = [partial(GptBlock, parsed)] * parsed.blocks
     return Task(

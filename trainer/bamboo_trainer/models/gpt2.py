@@ -79,7 +79,7 @@ class Gpt2Head(nn.Module):
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Build the task that trains this model. config: task.config. Raises ValueError, naming the invalid key."""
+    """Build a task that trains GPT-2. config: task.config. Raises ValueError, naming the invalid key."""
     c = settings.read(config, SIZES, "small")
     check_sizes(c)
     return language_model((Gpt2Embedding, Gpt2Block, Gpt2Head), c, training)

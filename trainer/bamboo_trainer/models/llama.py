@@ -133,7 +133,7 @@ def rotated(x: Tensor, angles: Tensor) -> Tensor:
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Build the task that trains this model. config: task.config. Raises ValueError, naming the invalid key."""
+    """Build a task that trains Llama. config: task.config. Raises ValueError, naming the invalid key."""
     c = settings.read(config, SIZES, "3.2-1b")
     settings.whole_numbers(c, "vocabulary", "positions", "width", "inner", "heads", "keyHeads", "blocks")
     if c["width"] % (2 * c["heads"]):

@@ -73,7 +73,7 @@ class ResNetHead(nn.Module):
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Build the task that trains this model. config: task.config. Raises ValueError, naming the invalid key."""
+    """Build a task that trains ResNet. config: task.config. Raises ValueError, naming the invalid key."""
     c = settings.read({"learningRate": 0.1, **config}, SIZES, "152")
     settings.whole_numbers(c, "width", "classes", "side")
     return settings.classifier(

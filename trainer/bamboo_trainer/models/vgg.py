@@ -53,7 +53,7 @@ class VggHidden(nn.Module):
 
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
-    """Build the task that trains this model. config: task.config. Raises ValueError, naming the invalid key."""
+    """Build a task that trains VGG. config: task.config. Raises ValueError, naming the invalid key."""
     c = settings.read({"learningRate": 0.01, **config}, SIZES, "19")
     settings.whole_numbers(c, "width", "inner", "classes", "side")
     return settings.classifier(

@@ -34,7 +34,9 @@ Ends = Sequence[tuple[Tensor | GradientEdge, Tensor]]
 
 
 class Bucket(NamedTuple):
-    """A range of a stage's gradient. layer: its first layer. place: in the flat gradient, elements."""
+    """A range of a stage's flat gradient that a backward completes before the rest. layer: the backward completes the
+    range at this layer. place: the range, in elements.
+    """
 
     layer: int
     place: slice

@@ -203,7 +203,8 @@ def is_writing(turn: Turn, worker: WorkerId) -> bool:
 
 
 def _writes_on(turn: Turn, worker: WorkerId, layers: tuple[int, int]) -> bool:
-    """Return whether a worker under notice still writes its share of a stage's layers from copies.
+    """Return whether a worker under notice still writes its share of a stage to the checkpoint in progress, from
+    copies.
 
     The copy is certain only once one of its parts is durable: the worker may have copied another stage and not this
     one. Without a durable part the coordinator waits FIRST_PART_SECONDS. layers: first and end of the stage's range.

@@ -293,7 +293,9 @@ def outlook(state: CoordinatorState, now: float) -> float:
 
 
 def pause(state: CoordinatorState, rates: GridRates, grid: Grid) -> float:
-    """Return the seconds in which no step begins when the grid changes; 0 if the layers stay split as they are."""
+    """Estimate for how many seconds training stops if the grid changes to `grid`; 0 if the layers stay split as they
+    are.
+    """
     if keeps_split(state, rates, grid):
         return 0.0
     whole = sum(layer.parameters + layer.optimizer for layer in rates.figures.layers)

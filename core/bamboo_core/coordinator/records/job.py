@@ -165,10 +165,11 @@ class Plans(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """A plan that moves cells, until every new owner has reported.
+    """The cells that one plan moves to new owners which have not yet reported that they caught up.
 
-    victims: the cells and their previous owners. step: number of committed steps. announced: an owner was lost or is
-    under notice; other moves are not shown to users.
+    epoch: of that plan. lost_at: when the coordinator first saw a sign of the loss, else `decided_at`; both in seconds
+    of its clock. step: number of committed steps. notice: no previous owner was lost. announced: an owner was lost or
+    is under notice; other moves are not shown to users. victims: the cells and their previous owners.
     """
 
     epoch: int

@@ -108,12 +108,13 @@ def filled_before(
     sizes: Sequence[float],
     has_room: Callable[[WorkerId, tuple[int, ...]], bool],
 ) -> dict[Cell, tuple[WorkerId, ...]]:
-    """Choose idle workers that get replicas of the plan's cells in advance, before the job goes on with `onward`.
-    Return them by cell.
+    """Choose the replicas that idle workers receive in advance, before the job continues under the plan `onward`.
+    Return the workers by cell.
 
-    spare: workers that run nothing now. Each gets the stages of which it will need most layers, or else the stage of
-    which it needs most, as far as it has room for them in addition to its replicas. Pipelines take turns, so no owner
-    fills all of them.
+    spare: workers that run nothing now. Each worker that holds a stage in `onward` gets copies of the stages of which
+    it will need at least the share MOSTLY, and of the stage of which it will need the most bytes. sizes: bytes of each
+    layer, or equal weights. has_room: whether a worker has memory for these stages in addition to its present replicas.
+    Pipelines take turns as sources, so no owner sends to all of them.
     """
     replicas: dict[Cell, tuple[WorkerId, ...]] = {}
     for number, worker in enumerate(w for w in spare if w in onward.holders()):
