@@ -2,14 +2,16 @@
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 from multiprocessing import active_children, get_context
 from typing import Any, TypeVar
 
 from bamboo.simulation.figures import SimulationError
-from bamboo.stop_signals import STOP_SIGNALS
+from bamboo.stop_signals import STOP_SIGNALS, held
 from bamboo_core.orphans import end_with
 
 T = TypeVar("T")
@@ -30,11 +32,9 @@ def in_processes(work: Callable[[T], R], items: Sequence[T], jobs: int) -> Itera
     count = min(jobs, os.cpu_count() or 1, len(items))
     pool = ProcessPoolExecutor(count, get_context("fork"), _begin, (work, items, os.getpid()))
     try:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # until the processes have set their handlers
-        try:
+        here = threading.current_thread() is threading.main_thread()  # where the exceptions of signals are raised
+        with held() if here else nullcontext():  # in the middle of a fork an exception would be lost
             futures = [pool.submit(_do, number) for number in range(len(items))]
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for future in futures:
             yield future.result()
     except BrokenProcessPool:
@@ -56,7 +56,6 @@ def _begin(work: Callable[[T], R], items: Sequence[T], parent: int) -> None:
     end_with(parent)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     _inherited.append((work, items))
 
 
