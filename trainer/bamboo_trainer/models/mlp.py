@@ -74,7 +74,7 @@ class Classifier(nn.Module):
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """Build a task that trains a multilayer perceptron. config: task.config. Raises ValueError, naming the invalid key."""
+    """Build a task that trains an MLP. config: task.config. Raises ValueError, naming the invalid key."""
     parsed = MlpConfig(**arguments(MlpConfig, config))
     blocks: list[Callable[[], nn.Module]] = [partial(Residual, parsed.width)] * parsed.blocks
     dataset = spirals(parsed.samples, parsed.noise, parsed.turns, seed=0)
