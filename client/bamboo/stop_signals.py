@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from collections import deque
 from collections.abc import Iterator
 from types import FrameType
@@ -47,8 +48,12 @@ class Held:
 def held() -> Iterator[None]:
     """Hold stop signals in the block; at its end raise the first one again, unless `loop_signals.taken` has handled it.
 
-    Within another `held` it takes over the signals that are held already.
+    Within another `held` it takes over the signals that are held already. Outside the main thread it does nothing,
+    since only the main thread handles signals.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     keeper = Held()
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     try:

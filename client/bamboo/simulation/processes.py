@@ -2,11 +2,9 @@
 
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import nullcontext
 from multiprocessing import active_children, get_context
 from typing import Any, TypeVar
 
@@ -32,8 +30,7 @@ def in_processes(work: Callable[[T], R], items: Sequence[T], jobs: int) -> Itera
     count = min(jobs, os.cpu_count() or 1, len(items))
     pool = ProcessPoolExecutor(count, get_context("fork"), _begin, (work, items, os.getpid()))
     try:
-        here = threading.current_thread() is threading.main_thread()  # where the exceptions of signals are raised
-        with held() if here else nullcontext():  # in the middle of a fork an exception would be lost
+        with held():  # in the middle of a fork the exception of a signal would be lost
             futures = [pool.submit(_do, number) for number in range(len(items))]
         for future in futures:
             yield future.result()
