@@ -125,7 +125,8 @@ def on_demand_step(profile: ModelProfile) -> float:
     assert published is not None
     grid = {"stages": published.on_demand_stages, "pipelines": published.on_demand_pipelines}
     training = {"steps": 1, "globalBatchSize": published.batch, "microBatchSize": profile.samples}
-    spec = _manifest("x:y", {}, {**training, "reproducible": False}, topology=grid, redundancy={"mode": "None"})
+    training["gradientGroups"] = published.on_demand_pipelines
+    spec = _manifest("x:y", {}, training, topology=grid, redundancy={"mode": "None"})
     stages, pipelines = layer_ranges(profile.costs, spec.topology), spec.topology.pipelines
     peers = [Peer(worker=f"w{i}", host="", port=0) for i in range(len(stages) * pipelines)]
     schedule = spec.topology.first_schedule

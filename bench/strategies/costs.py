@@ -16,7 +16,7 @@ from bamboo_core.planning.schedule import StageOrder
 from bamboo_core.planning.splits.resplit_plans import Grid
 from bamboo_core.planning.steps.grid_rates import GridRate, GridRates, bounded_grids
 from bamboo_core.planning.steps.pipelines import WEIGHT_SHARE, Group, execute
-from bamboo_core.planning.steps.step_times import ALMOST, Stages
+from bamboo_core.planning.steps.step_times import ALMOST, AlikePipelines, Stages
 
 SNAPSHOT_BYTES = 3e9  # per second, from a V100 to pageable host memory
 NOTHING = Grid(0, 0)  # trains nothing
@@ -34,7 +34,9 @@ class StageCost:
 
 
 class StrategyRates(GridRates):
-    """The rates of grids with a chosen number of stages, and the times of parts of their steps."""
+    """The rates of grids with a chosen number of stages, and the times of parts of their steps. Each pipeline sends one
+    sum of its gradients.
+    """
 
     def __init__(self, figures: ModelFigures, spec: JobSpec, memory: int | None = None) -> None:
         super().__init__(figures, spec, memory)
@@ -80,6 +82,9 @@ class StrategyRates(GridRates):
     def stages(self, stages: int) -> Stages:
         """Return the sums over the layers of each of `stages` stages."""
         return self._model.stages(self.ranges(stages))
+
+    def _alike(self, grid: Grid) -> AlikePipelines:
+        return replace(super()._alike(grid), sums=1)
 
 
 class Costs:
@@ -323,7 +328,7 @@ class Costs:
 
 
 def _plain(spec: JobSpec, layers: int) -> JobSpec:
-    training = replace(spec.training, reproducible=False, gradient_groups=None)
+    training = replace(spec.training, gradient_groups=spec.training.microbatches)
     return replace(
         spec,
         training=training,
@@ -335,6 +340,6 @@ def _plain(spec: JobSpec, layers: int) -> JobSpec:
             chooses_stages=True,
             chooses_pipelines=True,
         ),
-        elastic=ElasticSpec(max_workers=layers * training.most_pipelines),
+        elastic=ElasticSpec(max_workers=layers * training.groups),
         redundancy=replace(spec.redundancy, mode=RedundancyMode.NONE),
     )

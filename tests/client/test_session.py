@@ -21,21 +21,19 @@ def _ran(stages: int, pipelines: int, *, lacks_room: bool = False) -> Summary:
 
 
 @pytest.mark.parametrize(
-    ("topology", "reproducible", "grid", "split"),
+    ("topology", "grid", "split"),
     [
-        ({"stages": 4, "pipelines": 2, "split": [3, 4, 4, 2]}, True, (4, 1), (3, 4, 4, 2)),
-        ({"stages": 4, "pipelines": 3}, True, (4, 2), None),
-        ({"stages": 4, "split": [3, 4, 4, 2]}, True, (3, 1), None),
-        ({"stages": 1}, True, (1, 1), None),
-        ({"stages": 4, "pipelines": 2}, False, (4, 2), None),
+        ({"stages": 4, "pipelines": 2, "split": [3, 4, 4, 2]}, (4, 1), (3, 4, 4, 2)),
+        ({"stages": 4, "pipelines": 3}, (4, 2), None),
+        ({"stages": 4, "split": [3, 4, 4, 2]}, (3, 1), None),
+        ({"stages": 1}, (1, 1), None),
     ],
 )
 def test_a_run_is_compared_with_one_on_another_grid(
-    topology: dict[str, Any], reproducible: bool, grid: tuple[int, int], split: tuple[int, ...] | None
+    topology: dict[str, Any], grid: tuple[int, int], split: tuple[int, ...] | None
 ) -> None:
     manifest = yaml.safe_load(WHOLE)
     manifest["spec"] |= {"topology": topology, "elastic": None}
-    manifest["spec"]["training"] |= {"reproducible": reproducible, "gradientGroups": 16 if reproducible else None}
     given = yaml.safe_dump(manifest)
     job = parse_manifest(manifest)
     again = undisturbed_job(source(manifest), _ran(7, 7))

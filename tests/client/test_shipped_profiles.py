@@ -28,10 +28,11 @@ def test_a_simulated_step_on_the_published_grid_takes_the_published_time(name: s
     published = profile.published
     assert published is not None
     grid = {"stages": published.on_demand_stages, "pipelines": published.on_demand_pipelines}
-    plain = {**training(1, published.batch, profile.samples), "reproducible": False}
-    parts: Any = {"task": {"entrypoint": "a:b"}, "training": plain, "redundancy": {"mode": "None"}}
+    pipelines = published.on_demand_pipelines
+    one_sum_each = training(1, published.batch, profile.samples, gradientGroups=pipelines)
+    parts: Any = {"task": {"entrypoint": "a:b"}, "training": one_sum_each, "redundancy": {"mode": "None"}}
     spec = parse_manifest(bamboojob(topology=grid, **parts))
-    ranges, pipelines = layer_ranges(profile.costs, spec.topology), published.on_demand_pipelines
+    ranges = layer_ranges(profile.costs, spec.topology)
     peers = [Peer(worker=f"w{i}", host="", port=0) for i in range(len(ranges) * pipelines)]
     plan = initial_plan(peers, ranges, pipelines, spec.training, spec.redundancy)
     network = OneConnection(**msgspec.structs.asdict(profile.network))

@@ -40,7 +40,7 @@ def test_of_pipelines_that_are_as_fast_only_the_fewest_are_tried() -> None:
     """6 microbatches over 4 or 5 pipelines: the largest share is 2, as over 3."""
     tried = {d for _, d in shapes(at(microbatches=6), Limits(nodes=8, stages=(1,), micro_batches=(4,)))}
     assert tried == {1, 2, 3, 6}
-    largest = [max(map(len, make_layout(0, 6, count, None).split)) for count in sorted(tried)]
+    largest = [max(map(len, make_layout(0, 6, count, 6).split)) for count in sorted(tried)]
     assert len(set(largest)) == len(largest)
 
 

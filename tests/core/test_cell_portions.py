@@ -29,9 +29,7 @@ def planned(
     spare: int = 0,
     redundancy: RedundancySpec = KEPT,
 ) -> Plan:
-    training = TrainingSpec(
-        steps=1, global_batch_size=microbatches, micro_batch_size=1, gradient_groups=groups, reproducible=groups != 0
-    )
+    training = TrainingSpec(steps=1, global_batch_size=microbatches, micro_batch_size=1, gradient_groups=groups)
     peers = [Peer(worker=f"w{i}", host="h", port=1) for i in range(stages * pipelines + spare)]
     layers = tuple((s, s + 1) for s in range(stages))
     return initial_plan(peers, layers, pipelines, training, redundancy)
@@ -129,7 +127,7 @@ def test_an_only_runner_goes_on_behind_what_it_keeps(replicas: int, stage: int) 
     taken = after(plan, lost).at(Cell(0, stage))
     assert taken.owner == heir
     assert [p.worker for p in taken.portions] == [heir]
-    alone = planned(1, stages=3, groups=0, redundancy=replace(KEPT, replicas=replicas))
+    alone = planned(1, stages=3, groups=1, redundancy=replace(KEPT, replicas=replicas))
     assert not after(alone, lost).at(Cell(0, stage)).portions
 
 
@@ -155,4 +153,4 @@ def test_nobody_keeps_sums_of_a_stage_that_nobody_else_could_continue() -> None:
 
 
 def test_no_group_is_shared() -> None:
-    assert not any(a.portions for row in after(planned(3, groups=0), "w0").pipelines for a in row)
+    assert not any(a.portions for row in after(planned(3, groups=3), "w0").pipelines for a in row)

@@ -139,16 +139,17 @@ def test_a_grid_whose_workers_lack_memory_is_none(mode: str) -> None:
     microbatches=st.integers(3, 20),
     rate=st.sampled_from([1e3, 1e5, 1e12]),
     devices=st.integers(1, 2),
-    reproducible=st.booleans(),
+    groups=st.integers(1, 20) | st.none(),
 )
 def test_a_step_is_that_of_a_whole_plan_to_the_last_digit(
-    mode: str, seconds: list[float], workers: int, microbatches: int, rate: float, devices: int, reproducible: bool
+    mode: str, seconds: list[float], workers: int, microbatches: int, rate: float, devices: int, groups: int | None
 ) -> None:
     """GridRates executes one pipeline of each number of microbatches, StepModel all of a plan."""
     spec = parse_manifest(
         manifest(None, None, microbatches, mode, elastic={"maxWorkers": 9}, worker={"devices": devices})
     )
-    spec = replace(spec, training=replace(spec.training, reproducible=reproducible, gradient_groups=None))
+    groups = None if groups is None else min(groups, microbatches)
+    spec = replace(spec, training=replace(spec.training, gradient_groups=groups))
     layers = tuple(
         Layer(forward=one, backward=2 * one, update=one / 8, parameters=400, optimizer=800, gradients=400, boundary=100)
         for one in seconds

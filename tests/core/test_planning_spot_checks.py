@@ -10,7 +10,7 @@ from bamboo_core.planning.spot_checks import EARLY, SpotSchedule, checker
 
 def layout(pipelines: int, microbatches: int) -> Layout:
     split = tuple(tuple(range(d * microbatches, (d + 1) * microbatches)) for d in range(pipelines))
-    return Layout(generation=0, split=split)
+    return Layout(generation=0, split=split, bounds=tuple(d * microbatches for d in range(pipelines + 1)))
 
 
 def plan(*pipelines: list[tuple[str, ...]]) -> Plan:

@@ -33,7 +33,6 @@ class Arithmetic:
     sizes: tuple[int, ...]  # elements of each layer's gradient
     ties: tuple[tuple[int, ...], ...] = ()  # layers that share their first element; then each layer is a stage
     groups: int  # of microbatches
-    reproducible: bool = True  # else each pipeline's are a group, and their number stays
     skipped: frozenset[int] = frozenset()  # steps whose loss is not finite
     evaluated: tuple[int, int] = (0, 0)  # (steps between evaluations, batches); (0, 0): never
     left_out: int = 0  # steps that an early stop saves; `steps` are those before it
@@ -51,7 +50,7 @@ class Arithmetic:
     @property
     def bounds(self) -> tuple[int, ...]:
         """The first microbatch of each group, and, last, the number of microbatches."""
-        return group_bounds(self.microbatches, self.groups if self.reproducible else self.pipelines)
+        return group_bounds(self.microbatches, self.groups)
 
     def training(self) -> dict[str, Any]:
         """Return the manifest's section `training`."""
@@ -59,12 +58,13 @@ class Arithmetic:
             "steps": self.wanted_steps,
             "globalBatchSize": self.microbatches,
             "microBatchSize": 1,
+            "gradientGroups": self.groups,
         }
         if self.skipped:
             training |= {"nonFinite": "Skip"}
         if self.evaluations:
             training |= {"evaluation": {"everySteps": self.evaluated[0]}}
-        return {**training, **({"gradientGroups": self.groups} if self.reproducible else {"reproducible": False})}
+        return training
 
     @property
     def evaluations(self) -> EvaluationSchedule | None:

@@ -344,16 +344,17 @@ def _with_siblings(job: Scenario, rng: random.Random) -> Scenario:
         steps=rng.randint(4, 8) + max(0, a.steps - 12),
         sizes=a.sizes[: max(stages, rng.choice((1, 2, 4)))],
         ties=(),
-        reproducible=rng.random() < 0.9,
         skipped=frozenset(step for step in a.skipped if step < 4),
     )
+    grows = rng.random() < 0.9
+    a = a if grows else replace(a, groups=pipelines)
     faults = [
         replace(f, pipeline=rng.randrange(pipelines), stage=rng.randrange(stages), step=min(f.step, a.steps - 1))
         for f in job.faults
     ]
     faults = [_at_portion(rng, f) if f.what in (FaultKind.KILL_AT, FaultKind.KILL_SENDING) else f for f in faults]
     least, most = rng.randint(1, pipelines), min(rng.randint(pipelines, 5), a.groups)
-    elastic = (least, most, rng.choice((0, 1, 3))) if a.reproducible and rng.random() < 0.4 else None
+    elastic = (least, most, rng.choice((0, 1, 3))) if grows and rng.random() < 0.4 else None
     wanted = (most if elastic else pipelines) * stages + job.standby
     return replace(
         job,
@@ -453,6 +454,9 @@ def _arithmetic(rng: random.Random, seed: int, grow: bool, resplit: bool) -> Ari
     if resplit or not ties:  # tied layers are stages of their own
         sizes += [chance.choice((1, 2)) for _ in range(stages * chance.choice((0, 1, 2)) + chance.choice((0, 1)))]
     steps = rng.randint(3, max(4, min(12, 500 // (stages * microbatches))))
+    groups = rng.randint(pipelines, microbatches)
+    if not grow and rng.random() >= 0.8 and not resplit:
+        groups = pipelines
     return Arithmetic(
         seed=seed,
         stages=stages,
@@ -461,8 +465,7 @@ def _arithmetic(rng: random.Random, seed: int, grow: bool, resplit: bool) -> Ari
         steps=steps,
         sizes=tuple(sizes),
         ties=() if resplit else tuple(ties),
-        groups=rng.randint(pipelines, microbatches),
-        reproducible=grow or rng.random() < 0.8 or resplit,
+        groups=groups,
         skipped=_skipped(random.Random(f"{seed} skipped"), steps),
         evaluated=_evaluated(random.Random(f"{seed} evaluated")),
     )

@@ -94,15 +94,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.topology.pipelines: expected at most",
     ),
     (FIXED | {"topology.pipelines": 17}, "spec.topology.pipelines: expected at most spec.training.gradient"),
-    (
-        FIXED | {"topology.pipelines": 33, "training.reproducible": False, "training.gradientGroups": ABSENT},
-        "spec.topology.pipelines: expected at most",
-    ),
     ({"training.gradientGroups": 33}, "spec.training.gradientGroups: expected at most the number of microbatches"),
-    (
-        {"training.gradientGroups": 8, "training.reproducible": False},
-        "spec.training.gradientGroups: expected only with spec.training.reproducible true",
-    ),
     (FIXED | {"training.gradientGroups": 1}, "spec.topology.pipelines: expected at most spec.training.gradientGroups"),
     (
         {"training.parameterPrecision": "bf16"},
@@ -174,7 +166,6 @@ KEPT: list[dict[str, Any]] = [
     {"training.deterministic": False},
     FIXED | {"topology.pipelines": 16},
     FIXED | {"topology.pipelines": 32, "training.gradientGroups": 32},
-    FIXED | {"topology.pipelines": 32, "training.reproducible": False, "training.gradientGroups": ABSENT},
     {"training.gradientGroups": 4},
     {"budget": {"money": "12.5"}, "nodePools": [{"name": "a", "pricePerHour": "1"}]},
     {"budget": {"doneBy": "2028-02-29T23:59:59.5+05:30"}, "nodePools": ABSENT},
@@ -276,20 +267,10 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
     if training.get("precision") != "bf16":
         training.pop("parameterPrecision", None)
         training.pop("boundaryPrecision", None)
-    if training.get("reproducible") is False:
-        training["gradientGroups"] = None
     if training.get("gradientGroups") is not None:
         training["gradientGroups"] = draw(st.integers(1, microbatches))
-    most = (
-        training.get("gradientGroups")
-        or TrainingSpec(
-            steps=1,
-            global_batch_size=microbatches,
-            micro_batch_size=1,
-            reproducible=training.get("reproducible") is not False,
-        ).most_pipelines
-    )
-    _fit_grid(draw, spec, topology, most)
+    usual = TrainingSpec(steps=1, global_batch_size=microbatches, micro_batch_size=1).groups
+    _fit_grid(draw, spec, topology, training.get("gradientGroups") or usual)
     _fit_devices(spec.get("worker") or {}, topology)
     if spec.get("checkpoint") is not None and training.get("evaluation") is None:
         spec["checkpoint"].pop("keepBest", None)

@@ -23,7 +23,7 @@ def plan(epoch: int, origin: int = 1, moved: bool = False, first: int = 0) -> Pl
         restore=restore,
         stages=((0, 1),),
         pipelines=((Assignment(owner="w", replicas=()),),),
-        layouts=(Layout(generation=0, split=((0,),)),),
+        layouts=(Layout(generation=0, split=((0,),), bounds=(0, 1)),),
         workers=(Peer(worker="w", host="h", port=1),),
     )
 

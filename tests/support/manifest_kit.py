@@ -33,7 +33,7 @@ spec:
              maxGradientNorm: 1, nonFinite: Skip,
              evaluation: {everySteps: 20, batches: 5, metric: right, goal: Max, patience: 3},
              loggers: [{name: own, type: TensorBoard, config: {folder: "/x"}}],
-             deterministic: true, compile: true, reproducible: true, gradientGroups: 16}
+             deterministic: true, compile: true, gradientGroups: 16}
   topology: {stages: 4, schedule: ZBH1,
              split: [3, 4, 4, 2]}
   elastic: {maxWorkers: 16, minWorkers: 8, minStages: 1, objective: Throughput, stabilizationSeconds: 60}

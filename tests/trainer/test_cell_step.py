@@ -99,7 +99,7 @@ def test_no_schedule_keeps_more_than_it_says(p: int, m: int, order: StageOrder, 
 
 @given(stages, microbatches, orders)
 def test_the_simulator_waits_for_what_the_engine_waits_for(p: int, m: int, order: StageOrder) -> None:
-    layout = make_layout(0, m, 1, None)
+    layout = make_layout(0, m, 1, 1)
     for stage in range(p):
         for instruction in order.program(stage, p, range(m)):
             frames = needs(instruction, Cell(0, stage), p, layout, 0, ())
@@ -109,7 +109,7 @@ def test_the_simulator_waits_for_what_the_engine_waits_for(p: int, m: int, order
 
 
 SPLIT = [(0, 2), (2, 3)]
-LAYOUT = make_layout(0, 3, 1, None)
+LAYOUT = make_layout(0, 3, 1, 1)
 CELL = Cell(0, 1)  # the last stage
 ALL = [Forward(0), Backward(0), Forward(1), Backward(1), Forward(2), Backward(2), SyncReplicas(), ReportReady()]
 

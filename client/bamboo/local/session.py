@@ -66,7 +66,7 @@ def train(job: JobSource, options: RunOptions, report: ReportOptions) -> int:
 
 
 def undisturbed_job(job: JobSource, ran: Summary) -> JobSource:
-    """Return the job for the second run of --verify, without replicas and standbys; if reproducible, on another grid.
+    """Return the job for the second run of --verify, without replicas and standbys, on another grid.
 
     It has one pipeline less than the manifest, or than the grid at the end of `ran` if the coordinator chose the grid.
     With a single pipeline it has one stage less, so that it takes no more memory on a worker than the job with its
@@ -76,9 +76,9 @@ def undisturbed_job(job: JobSource, ran: Summary) -> JobSource:
     spec, topology = job.spec, job.spec.topology
     stages, pipelines = ran.grid if spec.elastic and ran.grid else (topology.stages, topology.pipelines)
     split = topology.split
-    if spec.training.reproducible and pipelines > 1:
+    if pipelines > 1:
         pipelines -= 1
-    elif spec.training.reproducible and stages > 1 and not ran.status.lacks_room:
+    elif stages > 1 and not ran.status.lacks_room:
         stages, split = stages - 1, None
     changed = deepcopy(job.document)
     part = changed["spec"]

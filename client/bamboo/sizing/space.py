@@ -98,8 +98,8 @@ def _stages(spec: JobSpec, layers: int, limits: Limits, bounds: range) -> Sequen
     return [stages for stages in limits.stages or bounds if stages <= min(layers, limits.nodes, MOST_STAGES)]
 
 
-def _pipelines(microbatches: int, groups: int | None, limits: Limits, stages: int, bounds: range) -> list[int]:
-    most = min(limits.nodes // stages, groups or microbatches, MOST_PIPELINES)
+def _pipelines(microbatches: int, groups: int, limits: Limits, stages: int, bounds: range) -> list[int]:
+    most = min(limits.nodes // stages, groups, MOST_PIPELINES)
     if limits.pipelines:
         return [count for count in limits.pipelines if count <= most]
     least: dict[int, int] = {}

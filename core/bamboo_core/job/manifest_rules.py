@@ -121,11 +121,6 @@ def _boundaries_are_rounded_with_layers(t: TrainingSpec) -> bool:
     return t.boundary_precision is ParameterPrecision.FP32 or t.precision is Precision.BF16
 
 
-@rule(TrainingSpec, "gradientGroups", "expected only with spec.training.reproducible true")
-def _groups_are_for_reproducible_sums(t: TrainingSpec) -> bool:
-    return t.gradient_groups is None or t.reproducible
-
-
 @rule(
     TrainingSpec,
     "gradientGroups",
@@ -135,22 +130,21 @@ def _groups_are_of_microbatches(t: TrainingSpec) -> bool:
     return t.gradient_groups is None or t.micro_batch_size <= 0 or t.gradient_groups <= t.microbatches
 
 
-# Rules of pipelines and the batch: each pipeline has microbatches of its own, whole groups of them if gradients are
-# summed in groups. Another rule refuses a step without a microbatch.
+# Rules of pipelines and the batch: each pipeline runs whole gradient groups. Another rule refuses a step without a
+# microbatch.
 
 
 @rule(
     JobSpec,
     "topology.pipelines",
-    f"expected at most spec.training.gradientGroups (by default up to {DEFAULT_GROUPS} equal ones; with reproducible"
-    " false the number of microbatches in a step)",
+    f"expected at most spec.training.gradientGroups (by default up to {DEFAULT_GROUPS} equal ones)",
 )
 def _pipelines_have_microbatches(job: JobSpec) -> bool:
     return (
         job.training.micro_batch_size <= 0
         or job.training.microbatches == 0
         or job.topology.pipelines is None
-        or job.topology.pipelines <= job.training.most_pipelines
+        or job.topology.pipelines <= job.training.groups
     )
 
 

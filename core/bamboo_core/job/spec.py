@@ -381,7 +381,7 @@ def most_pipelines(spec: JobSpec) -> int:
     if spec.elastic is None or not topology.chooses_pipelines:
         return topology.pipelines
     room = min(spec.elastic.max_workers // fewest_stages(spec), MOST_PIPELINES)
-    return max(1, min(room, training.most_pipelines if training.microbatches else 1))
+    return max(1, min(room, training.groups if training.microbatches else 1))
 
 
 def pod_spread(spec: JobSpec) -> SpreadPolicy:

@@ -85,7 +85,7 @@ class LoggerSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSpec:
     """The length of a job's training, its batch sizes and number formats. steps: UNKNOWN_STEPS while it depends on the
-    task's unread data (`with_data`). gradient_groups: None: see `groups`.
+    task's unread data (`with_data`). gradient_groups: None: the default, see `groups`.
     """
 
     steps: Annotated[int, Integer(), Mark.FOLLOWS, Mark.NO_NUMBERS]
@@ -123,10 +123,6 @@ class TrainingSpec:
     """Evaluation of the model on other data."""
     loggers: Annotated[tuple[LoggerSpec, ...], ListOf(8), Mark.NO_NUMBERS] = ()
     """Other systems that receive the job's history. They need spec.checkpoint (or `bamboo run --output`)."""
-    reproducible: Annotated[bool, Mark.NO_NUMBERS] = True
-    """The weights are the same, to the last bit, with any number of stages and pipelines. False sums gradients within
-    each pipeline first: less memory with few pipelines, and other bits with another number.
-    """
     gradient_groups: Annotated[int | None, Integer(), Mark.NO_NUMBERS] = None
     """The number of groups of consecutive microbatches in which gradients are summed; the bits depend on it. Pipelines
     cannot be more than groups. A pipeline with n groups needs log2(n) more buffers of the size of a stage's gradient.
@@ -178,17 +174,10 @@ class TrainingSpec:
         return self.global_batch_size // self.micro_batch_size
 
     @property
-    def groups(self) -> int | None:
-        """Return the number of groups in which gradients are summed; None: one for each pipeline."""
-        return self.most_pipelines if self.reproducible else None
-
-    @property
-    def most_pipelines(self) -> int:
-        """Return the largest number of pipelines: each needs a microbatch, or if `reproducible` a gradient group."""
+    def groups(self) -> int:
+        """Return the number of groups in which gradients are summed, and so the most pipelines: each needs a group."""
         return (
-            self.microbatches
-            if not self.reproducible
-            else self.gradient_groups
+            self.gradient_groups
             if self.gradient_groups is not None
             else (self.microbatches + self.usual_group - 1) // self.usual_group
         )

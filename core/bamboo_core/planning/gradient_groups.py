@@ -51,7 +51,7 @@ def most_microbatches(training: TrainingSpec, pipelines: int) -> int:
     """Return the most microbatches that any pipeline runs in a step. This may exceed an even share, because pipelines
     run whole gradient groups.
     """
-    return share_sizes(training.microbatches, training.groups or training.microbatches, pipelines)[0]
+    return share_sizes(training.microbatches, training.groups, pipelines)[0]
 
 
 def halves(node: SumNode) -> tuple[SumNode, SumNode]:
@@ -92,12 +92,8 @@ def nodes_of(share: SumNode, groups: int) -> tuple[SumNode, ...]:
 
 
 @lru_cache(maxsize=4096)
-def most_sums(groups: int | None, pipelines: int) -> int:
-    """Return the largest number of partial sums, each of a gradient's size, that any pipeline sends for a gradient.
-    groups: None if each pipeline's microbatches are one group.
-    """
-    if groups is None:
-        return 1
+def most_sums(groups: int, pipelines: int) -> int:
+    """Return the largest number of partial sums, each of a gradient's size, that any pipeline sends for a gradient."""
     shares = {SumNode(groups * d // pipelines, groups * (d + 1) // pipelines) for d in range(pipelines)}
     return max(len(nodes_of(share, groups)) for share in shares)
 

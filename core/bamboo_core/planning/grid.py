@@ -111,15 +111,15 @@ def make_layout(
     generation: int,
     microbatches: int,
     pipelines: int,
-    groups: int | None,
+    groups: int,
     schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B,
 ) -> Layout:
-    """Return a layout of consecutive, nearly equal shares of a step's microbatches; whole groups if `groups` is set."""
-    bounds = pipeline_bounds(microbatches, groups or microbatches, pipelines)
+    """Return a layout of consecutive, nearly equal shares of a step's microbatches, each of whole groups."""
+    bounds = pipeline_bounds(microbatches, groups, pipelines)
     return Layout(
         generation=generation,
         split=tuple(tuple(range(a, b)) for a, b in pairwise(bounds)),
-        groups=group_bounds(microbatches, groups) if groups else (),
+        bounds=group_bounds(microbatches, groups),
         schedule=schedule,
     )
 

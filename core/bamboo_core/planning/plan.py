@@ -83,8 +83,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     generation: int
     split: tuple[tuple[int, ...], ...]
     # the first microbatch of each group whose gradients are summed separately (see `gradient_groups`), then the number
-    # of microbatches. Empty: a pipeline's microbatches are one group, so the sum depends on the number of pipelines
-    groups: tuple[int, ...] = ()
+    # of microbatches
+    bounds: tuple[int, ...]
     schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
 
     @property
@@ -96,15 +96,9 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return _grid(self.pipelines, stages)
 
     @cached_property
-    def bounds(self) -> tuple[int, ...]:
-        """The bounds of the groups: `groups`, or one group for each pipeline."""
-        return self.groups or (*(part[0] for part in self.split), sum(map(len, self.split)))
-
-    @cached_property
     def shares(self) -> tuple[SumNode, ...]:
         """The groups that each pipeline runs. Raises ValueError if a pipeline runs no consecutive, whole groups."""
-        bounds = self.bounds
-        return tuple(share_of(part, bounds) for part in self.split)
+        return tuple(share_of(part, self.bounds) for part in self.split)
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -359,13 +353,13 @@ def _layout_problems(plan: Plan) -> list[str]:
         problems.append("a layout does not run every microbatch exactly once")
     else:
         problems += [problem for layout in plan.layouts for problem in _group_problems(layout)]
-    if len({layout.groups for layout in plan.layouts}) > 1:
+    if len({layout.bounds for layout in plan.layouts}) > 1:
         problems.append("the layouts do not sum gradients in the same groups")
     return problems
 
 
 def _group_problems(layout: Layout) -> list[str]:
-    if layout.groups and not are_bounds(layout.groups, sum(map(len, layout.split))):
+    if not are_bounds(layout.bounds, sum(map(len, layout.split))):
         return ["a layout's groups are not a partition of the microbatches"]
     try:
         _ = layout.shares
@@ -398,13 +392,8 @@ def plan_misfits(plan: Plan, spec: JobSpec) -> list[str]:
         problems.append("there are too many workers or layouts")
     elif any(sum(map(len, layout.split)) != microbatches for layout in plan.layouts):
         problems.append(f"a layout does not have {microbatches} microbatches")
-    elif any(layout.groups != _expected_groups(spec) for layout in plan.layouts if layout.groups):
+    elif any(layout.bounds != group_bounds(microbatches, spec.training.groups) for layout in plan.layouts):
         problems.append(f"a layout does not sum gradients in {spec.training.groups} groups")
     elif any(layout.generation > MOST_EPOCHS for layout in plan.layouts):
         problems.append("a layout's generation is out of range")
     return problems or plan_problems(plan)
-
-
-def _expected_groups(spec: JobSpec) -> tuple[int, ...]:
-    groups = spec.training.groups
-    return group_bounds(spec.training.microbatches, groups) if groups else ()

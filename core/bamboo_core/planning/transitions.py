@@ -314,7 +314,7 @@ def _most_needy(view: PlanningView, stage: int, pipelines: int) -> Cell:
 
 def _layouts(view: PlanningView, pipelines: int) -> tuple[Layout, ...]:
     plan, target = view.plan, view.plan.target
-    microbatches, groups = sum(map(len, target.split)), len(target.groups) - 1 if target.groups else None
+    microbatches, groups = target.bounds[-1], len(target.bounds) - 1
     return (*plan.layouts, make_layout(target.generation + 1, microbatches, pipelines, groups, view.schedule))
 
 

@@ -236,7 +236,7 @@ def _account(
 
     def finished_sums() -> int:
         """Return the bytes of the sums of finished groups, for the cells that run here and for the next stage."""
-        groups = -(-(spec.training.groups or 1) // pipelines)
+        groups = -(-spec.training.groups // pipelines)
         next_one = () if spec.worker.devices > 1 or roles.stage is None or depth == 1 else ((roles.stage + 1) % depth,)
         return (groups - 1).bit_length() * total(lambda layer: layer.gradients, *owned, *next_one)
 

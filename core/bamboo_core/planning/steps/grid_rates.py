@@ -307,7 +307,7 @@ class GridRates:
         workers are.
         """
         training, ranges = self.spec.training, self.split(grid) or self.ranges(grid.stages)
-        sizes = share_sizes(training.microbatches, training.groups or training.microbatches, grid.pipelines)
+        sizes = share_sizes(training.microbatches, training.groups, grid.pipelines)
         bounds = tuple(accumulate(sizes, initial=0))
         split = tuple(tuple(range(first, end)) for first, end in pairwise(bounds))
         rows = [[f"w{d}-{s}" for s in range(grid.stages)] for d in range(len(sizes))]
@@ -315,7 +315,7 @@ class GridRates:
             epoch=1,
             stages=ranges,
             pipelines=tuple(assignments(row, self._redundancy(grid)) for row in rows),
-            layouts=(Layout(generation=0, split=split, schedule=grid.schedule),),
+            layouts=(Layout(generation=0, split=split, bounds=bounds, schedule=grid.schedule),),
             workers=(),
             mode=self._redundancy(grid).mode,
             device_layers=device_layers(self.spec, ranges, self.figures.costs),
