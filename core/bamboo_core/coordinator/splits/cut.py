@@ -202,10 +202,24 @@ def next_plan(turn: Turn) -> Plan | None:
 
     While layers move, only the loss of a worker leads to another plan.
     """
-    plan = turn.state.current_plan
-    if plan.sources and plan.worker_ids() <= turn.state.workers.keys():
+    state, plan, resplit = turn.state, turn.state.current_plan, turn.state.splits.resplit
+    if plan.sources and plan.worker_ids() <= state.workers.keys():
         return None
-    return _switch(turn, plan)
+    cut = plan.restore if plan.sources else resplit.cut if resplit else None
+    early = not plan.sources and resplit is not None and turn.now - resplit.since < COPIES_SECONDS
+    if cut is None or (early and not _all_hold(state, plan)):
+        return None
+    sources, work = _sources(state, plan), known_work(state)
+    if sources is None or work is None:
+        return None
+    ready = list(state.ready.values())
+    staying = [r.peer for w, r in state.ready.items() if state.stays(w)] or [r.peer for r in ready]
+    if not staying or any(r.cut_since is not None for r in ready):
+        return None  # a worker that is cut off returns soon or is declared lost
+    stages = resplit.stages if resplit and not plan.sources else None
+    moved = plan.moved or not plan.sources
+    beginning = Beginning(cut, sources, moved, stages, _held(state, plan), state_bytes(state))
+    return plan_from(state, beginning, work, staying, turn.now)
 
 
 def last_plan(turn: Turn) -> Plan | None:
@@ -231,10 +245,9 @@ def is_lost(turn: Turn) -> bool:
 
 def _sources(state: CoordinatorState, plan: Plan) -> Sources | None:
     """Return the holders of each layer of the cut or checkpoint; None if a layer of the cut is lost."""
-    if plan.sources and not plan.moved:
-        live = {w: r.peer for w, r in state.workers.items()}
-        return copies.sources(state, plan.restore, len(plan.sources), live)
     live = {w: r.peer for w, r in state.workers.items()}
+    if plan.sources and not plan.moved:
+        return copies.sources(state, plan.restore, len(plan.sources), live)
     return sources_of(_held(state, plan), plan.stages[-1][1], live)
 
 
@@ -245,25 +258,6 @@ def _held(state: CoordinatorState, plan: Plan) -> dict[WorkerId, set[int]]:
         for worker in workers:
             held.setdefault(worker, set()).add(layer)
     return held
-
-
-def _switch(turn: Turn, plan: Plan) -> Plan | None:
-    state, resplit = turn.state, turn.state.splits.resplit
-    cut = plan.restore if plan.sources else resplit.cut if resplit else None
-    early = not plan.sources and resplit is not None and turn.now - resplit.since < COPIES_SECONDS
-    if cut is None or (early and not _all_hold(state, plan)):
-        return None
-    sources, work = _sources(state, plan), known_work(state)
-    if sources is None or work is None:
-        return None
-    ready = list(state.ready.values())
-    staying = [r.peer for w, r in state.ready.items() if state.stays(w)] or [r.peer for r in ready]
-    if not staying or any(r.cut_since is not None for r in ready):
-        return None  # a worker that is cut off returns soon or is declared lost
-    stages = resplit.stages if resplit and not plan.sources else None
-    moved = plan.moved or not plan.sources
-    beginning = Beginning(cut, sources, moved, stages, _held(state, plan), state_bytes(state))
-    return plan_from(state, beginning, work, staying, turn.now)
 
 
 def plan_from(

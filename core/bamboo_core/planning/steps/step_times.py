@@ -14,7 +14,7 @@ import msgspec
 
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.cell_portions import kept_by, ranges
-from bamboo_core.planning.gradient_groups import nodes_of
+from bamboo_core.planning.gradient_groups import most_sums
 from bamboo_core.planning.plan import Assignment, Cell, Layout, Plan, WorkerId
 from bamboo_core.planning.profile import Layer, ModelFigures
 from bamboo_core.planning.schedule import StageOrder, postpones_weights
@@ -284,7 +284,7 @@ class StepModel:
         """Return the second at which all workers have received the commit. ends: when the cells have done their
         forwards and backwards. alike: the pipelines that these represent.
         """
-        sums = alike.sums if alike else _sums(layout)
+        sums = alike.sums if alike else most_sums(len(layout.bounds) - 1, layout.pipelines)
         stages, network = self.stages(plan.stages), self.figures.network
         sent: Counter[str] = Counter()
         taken: defaultdict[str, float] = defaultdict(float)  # until when a machine's connections are taken
@@ -386,12 +386,6 @@ def _runs(plan: Plan, layout: Layout, cell: Cell, numbers: Mapping[WorkerId, int
         return ((0, len(own), numbers[assignment.owner]),)
     parts = ranges(layout, cell.pipeline, assignment.portions)
     return tuple((first - own[0], end - own[0], numbers[worker]) for worker, (first, end) in parts)
-
-
-def _sums(layout: Layout) -> int:
-    """Return the largest number of partial sums, each of a gradient's size, that a pipeline sends for a gradient."""
-    groups = len(layout.bounds) - 1
-    return max(len(nodes_of(share, groups)) for share in layout.shares)
 
 
 def _connected(plan: Plan, layout: Layout, later: Sequence[Plan]) -> list[list[int]]:
