@@ -29,8 +29,6 @@ SHOWN = {  # what of each module is for a model's author
         "TensorDataset",
         "TextDataset",
         "NpzDataset",
-        "ImageOptions",
-        "ImageFolder",
         "Indexed",
         "HuggingFaceDataset",
         "Prefetched",

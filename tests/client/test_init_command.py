@@ -107,7 +107,6 @@ def test_the_kind_of_data_is_told_by_what_is_there() -> None:
     assert read_kind("x", b"BAMBOOTK", {}) == "tokens"
     assert read_kind("x", b"BAMBOOTK", {"0.tokens": False}) == "tokens"
     assert read_kind("x.npz", b"PK", {}) == "npz"
-    assert read_kind("x", b"", {"cats": True, "dogs": True}) == "images"
     assert read_kind("x", b"{", {"dataset_info.json": False}) == "huggingface"
     assert read_kind("x", b"To be", {}) == "text"
     with pytest.raises(bamboo.InvalidRequest, match="expected a file of tokens"):

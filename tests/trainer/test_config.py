@@ -53,7 +53,7 @@ MIXTURE, SOURCE = {"kind": "mixture"}, {**TEXT, "weight": 1}
     [
         ([], r"data must be a mapping with kind and its keys, got \[\]"),
         ({}, r"data.kind must be one of tokens, .*, got None"),
-        ({"kind": "x"}, r"data.kind must be one of tokens, text, images, npz, huggingface, own, mixture, got 'x'"),
+        ({"kind": "x"}, r"data.kind must be one of tokens, text, npz, huggingface, own, mixture, got 'x'"),
         ({"kind": "tokens", "length": 8}, "data: path is missing"),
         ({"kind": "tokens", "path": "/nowhere", "length": "8"}, "data: length must be a whole number, got '8'"),
         ({"kind": "tokens", "path": "/nowhere", "length": 8}, "data: cannot read /nowhere: there is no such file"),

@@ -219,3 +219,12 @@ def test_the_default_folder_for_blocks_is_the_users_own(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="is not a folder of this user"):
         open_sources("memory://claimed", (".bin",))
     files.rm("/claimed", recursive=True)
+
+
+def test_a_link_that_leads_back_is_not_followed(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.tokens").touch()
+    (tmp_path / "a" / "back").symlink_to(tmp_path)
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    names = [source.name for source in open_sources(str(tmp_path), (".tokens",)).files]
+    assert names == [f"{tmp_path}/a/x.tokens", f"{tmp_path}/b/x.tokens"]

@@ -119,7 +119,7 @@ def test_masked_tokens_are_chosen_by_the_sample() -> None:
         (config_of("gpt2", learningRate=0), "learningRate must be positive, got 0.0"),
         (
             config_of("gpt2", data={"kind": "txt"}),
-            "data.kind must be one of tokens, text, images, npz, huggingface, own, mixture, random, chats, got 'txt'",
+            "data.kind must be one of tokens, text, npz, huggingface, own, mixture, random, chats, got 'txt'",
         ),
         (config_of("gpt2", data={"lenght": 3}), "data: unknown key 'lenght', did you mean length?"),
         (

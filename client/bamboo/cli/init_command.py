@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None)
 MODEL = "Model: the folder of a model of transformers, its id on the Hub, or FILE.py:CLASS of your own"
-DATA = "Data: a file of tokens or text, an .npz file, a folder of images, or a saved data set"
+DATA = "Data: a file of tokens or text, an .npz file, or a saved data set"
 WHERE = "Where: here, or cluster"
 CHECKPOINTS = "Checkpoints: a folder or a URL such as s3://bucket/job; empty for none"
 HERE, CLUSTER = "here", "cluster"

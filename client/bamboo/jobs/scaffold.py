@@ -126,13 +126,11 @@ def read_kind(path: str, begins: bytes, names: Mapping[str, bool]) -> str:
         return "tokens"
     if "dataset_info.json" in names or "dataset_dict.json" in names:
         return "huggingface"
-    if names and all(names.values()):
-        return "images"
     if path.endswith(".npz"):
         return "npz"
     if not names:
         return "text"
     raise InvalidRequest(
-        f"--data {path[:80]!r}: expected a file of tokens (bamboo tokenize makes it) or of text, an .npz file, a"
-        " folder of images in a folder for each class, or a data set that Hugging Face's datasets has saved"
+        f"--data {path[:80]!r}: expected a file of tokens (bamboo tokenize makes it) or of text, an .npz file,"
+        " or a data set that Hugging Face's datasets has saved"
     )

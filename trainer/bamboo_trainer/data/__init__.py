@@ -4,8 +4,6 @@ from bamboo_trainer.data.config import dataset_from
 from bamboo_trainer.data.datasets import (
     STDLIB_BYTES,
     HuggingFaceDataset,
-    ImageFolder,
-    ImageOptions,
     Indexed,
     Mixture,
     NpzDataset,
@@ -24,8 +22,6 @@ __all__ = [
     "CacheConfig",
     "Documents",
     "HuggingFaceDataset",
-    "ImageFolder",
-    "ImageOptions",
     "Indexed",
     "Mixture",
     "NpzDataset",

@@ -8,12 +8,7 @@ from typing import Any, Final
 
 from bamboo_trainer.data.config_keys import arguments, typed
 from bamboo_trainer.data.datasets import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    SUFFIXES,
     HuggingFaceDataset,
-    ImageFolder,
-    ImageOptions,
     Indexed,
     Mixture,
     NpzDataset,
@@ -95,22 +90,6 @@ def open_tokens(
     return Tokens(open_sources(path, (SUFFIX,), _cache_of(cache)).files, length, Documents(documents))
 
 
-def _images(
-    *,
-    path: str,
-    variants: int = 1,
-    cache: Mapping[str, Any] = MappingProxyType({}),
-    size: int = 224,
-    augment: bool = False,
-    least_area: float = 0.08,
-    mean: tuple[float, float, float] = IMAGENET_MEAN,
-    std: tuple[float, float, float] = IMAGENET_STD,
-    classes: str | Sequence[str] = (),
-) -> Dataset:
-    options = ImageOptions(size=size, augment=augment, least_area=least_area, mean=mean, std=std)
-    return ImageFolder(open_sources(path, SUFFIXES, _cache_of(cache)), options, variants, _names(classes))
-
-
 def _npz(*, path: str, inputs: str | Sequence[str] = "inputs", targets: str | Sequence[str] = "targets") -> Dataset:
     return NpzDataset(path, _names(inputs), _names(targets))
 
@@ -167,7 +146,6 @@ def _own(
 _KINDS: Final[Mapping[str, Opener]] = {
     "tokens": open_tokens,
     "text": open_text,
-    "images": _images,
     "npz": _npz,
     "huggingface": _hugging_face,
     "own": _own,
