@@ -9,7 +9,7 @@ from bamboo_trainer.data.token_file import TokenFile, TokenWriter
 
 
 def opened(path: Path) -> TokenFile:
-    (source,) = open_sources(str(path), (".tokens",)).files
+    (source,) = open_sources(str(path))
     return TokenFile(source)
 
 

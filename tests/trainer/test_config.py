@@ -62,8 +62,6 @@ MIXTURE, SOURCE = {"kind": "mixture"}, {**TEXT, "weight": 1}
         ({"kind": "text", "length": 8, "readers": True}, "data: readers must be a whole number, got True"),
         ({"kind": "text", "length": 8, "readAhead": 2}, "data: readAhead: expected together with readers"),
         ({"kind": "text", "path": "/nowhere", "length": 8}, "data: path must be stdlib or a readable file"),
-        ({"kind": "tokens", "path": "/", "length": 8, "cache": {"gigabytes": "x"}}, "data: cache: gigabytes must be a"),
-        ({"kind": "tokens", "path": "/", "length": 8, "cache": {"gigabytes": -1}}, "cache: gigabytes must be at least"),
         ({"kind": "own", "entrypoint": "json"}, 'data: entrypoint must be "module:function"'),
         ({"kind": "own", "entrypoint": "json:nothing"}, "data: entrypoint: json has no function 'nothing'"),
         (TEXT | {"readers": -1}, f"readers must be from 1 to {MOST_READERS}, got -1"),

@@ -14,7 +14,7 @@ def test_sequences_lie_one_after_the_other_and_stay_inside_a_file(tmp_path):
     written(tmp_path / "a.tokens", [list(range(10))])
     written(tmp_path / "b.tokens", [list(range(100, 108))])
     written(tmp_path / ".c.tokens", [list(range(99))])
-    data = Tokens(open_sources(str(tmp_path), (".tokens",)).files, 3)
+    data = Tokens(open_sources(str(tmp_path)), 3)
     assert len(data) == 3 + 2
     (inputs,), (targets,) = data.batch([2, 3, 0])
     assert inputs.tolist() == [[6, 7, 8], [100, 101, 102], [0, 1, 2]]
@@ -25,7 +25,7 @@ def test_sequences_lie_one_after_the_other_and_stay_inside_a_file(tmp_path):
 def test_a_file_without_tokens_shifts_nothing(tmp_path):
     for name, document in {"a": list(range(21)), "b": [], "c": list(range(100, 121))}.items():
         written(tmp_path / f"{name}.tokens", [document])
-    data = Tokens(open_sources(str(tmp_path), (".tokens",)).files, 4)
+    data = Tokens(open_sources(str(tmp_path)), 4)
     assert len(data) == 10
     assert data.batch(range(10))[0][0][:, 0].tolist() == [0, 4, 8, 12, 16, 100, 104, 108, 112, 116]
 
@@ -47,7 +47,7 @@ def test_a_shard_begins_with_a_document_that_has_tokens(tmp_path):
 
 def test_a_documents_first_token_is_no_target_if_that_is_wanted(tmp_path):
     path = written(tmp_path / "a.tokens", [[1, 2], [3, 4, 5], [], [6, 7, 8, 9]])
-    sources = open_sources(str(path), (".tokens",)).files
+    sources = open_sources(str(path))
     (inputs,), (targets,) = Tokens(sources, 4, Documents.MASKED).batch([0, 1])
     assert inputs.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
     assert targets.tolist() == [[2, -100, 4, 5], [-100, 7, 8, 9]]

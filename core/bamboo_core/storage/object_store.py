@@ -27,7 +27,6 @@ _OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "gs": {"requests_timeout": READ_SECONDS},
     "az": {"connection_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS},
 }
-_VERSIONS: Final = ("ETag", "etag", "generation", "md5Hash", "content_md5")  # preferred to the time of modification
 _MODIFIED: Final = ("LastModified", "last_modified", "mtime", "updated", "created")
 
 
@@ -38,7 +37,6 @@ class RemoteEntry:
     name: str  # its path from the root; the file's name if the root is a file
     path: str  # the path to read it by; "" for the root itself
     size: int
-    version: str  # changes when the file is rewritten; "" if unknown
 
 
 def open_store(url: StoreUrl) -> "ObjectFiles":
@@ -119,10 +117,10 @@ class ObjectFiles:
             self._check_bucket()
             raise
         if info["type"] == "file":
-            return (_remote(info, self._root.rpartition("/")[2], ""),)
+            return (RemoteEntry(name=self._root.rpartition("/")[2], path="", size=_bytes(info)),)
         found = self._fs.find(self._root, detail=True)
-        below = ((str(path)[len(self._root) :].lstrip("/"), one) for path, one in found.items())
-        return tuple(_remote(one, name, name) for name, one in sorted(below, key=lambda pair: pair[0]) if name)
+        sizes = {str(path)[len(self._root) :].lstrip("/"): _bytes(one) for path, one in found.items()}
+        return tuple(RemoteEntry(name=name, path=name, size=sizes[name]) for name in sorted(sizes) if name)
 
     def list(self, folder: str) -> Sequence[FileEntry]:
         self._fs.invalidate_cache()
@@ -173,12 +171,11 @@ def _entry(found: Mapping[str, Any]) -> FileEntry:
     name = str(found["name"]).rstrip("/").rpartition("/")[2]
     if found["type"] == "directory":
         return FileEntry(name=name, size=None, modified=None)
-    return FileEntry(name=name, size=int(found.get("size") or 0), modified=_modified(found))
+    return FileEntry(name=name, size=_bytes(found), modified=_modified(found))
 
 
-def _remote(found: Mapping[str, Any], name: str, path: str) -> RemoteEntry:
-    version = next((str(found[key]) for key in _VERSIONS if found.get(key)), "") or str(_modified(found) or "")
-    return RemoteEntry(name=name, path=path, size=int(found.get("size") or 0), version=version)
+def _bytes(found: Mapping[str, Any]) -> int:
+    return int(found.get("size") or 0)
 
 
 def _modified(found: Mapping[str, Any]) -> float | None:

@@ -14,19 +14,17 @@ from bamboo_trainer.data.datasets import (
     text_bytes,
 )
 from bamboo_trainer.data.order import permute, pure_seed, sample_numbers
-from bamboo_trainer.data.sources import CacheConfig, Sources, open_sources
+from bamboo_trainer.data.sources import open_sources
 from bamboo_trainer.data.token_file import Documents, Tokens
 
 __all__ = [
     "STDLIB_BYTES",
-    "CacheConfig",
     "Documents",
     "HuggingFaceDataset",
     "Indexed",
     "Mixture",
     "NpzDataset",
     "Prefetched",
-    "Sources",
     "TensorDataset",
     "TextDataset",
     "Tokens",

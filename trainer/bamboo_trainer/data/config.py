@@ -16,8 +16,8 @@ from bamboo_trainer.data.datasets import (
     TextDataset,
     text_bytes,
 )
-from bamboo_trainer.data.sources import CacheConfig, open_sources
-from bamboo_trainer.data.token_file import SUFFIX, Documents, Tokens
+from bamboo_trainer.data.sources import open_sources
+from bamboo_trainer.data.token_file import Documents, Tokens
 from bamboo_trainer.task import Dataset
 
 MIXTURE: Final = "mixture"
@@ -72,22 +72,13 @@ def _mixture(*, sources: list[tuple[float, Dataset]]) -> Dataset:
     return Mixture(sources)
 
 
-def _cache_of(given: Mapping[str, Any]) -> CacheConfig:
-    try:
-        return CacheConfig(**arguments(CacheConfig, given))
-    except ValueError as error:
-        raise ValueError(f"cache: {error}") from None
-
-
-def open_tokens(
-    *, path: str, length: int, documents: str = Documents.JOINED, cache: Mapping[str, Any] = MappingProxyType({})
-) -> Tokens:
-    """Open files of tokens: the kind "tokens" of `dataset_from`. path: a file, a folder or a URL. cache: the keys of
-    `CacheConfig`. Raises ValueError, and StorageError if an object store does not answer.
+def open_tokens(*, path: str, length: int, documents: str = Documents.JOINED) -> Tokens:
+    """Open files of tokens: the kind "tokens" of `dataset_from`. path: a file, a folder or a URL. Raises
+    ValueError, and StorageError if an object store does not answer.
     """
     if documents not in list(Documents):
         raise ValueError(f"documents must be one of {', '.join(Documents)}, got {documents!r}")
-    return Tokens(open_sources(path, (SUFFIX,), _cache_of(cache)).files, length, Documents(documents))
+    return Tokens(open_sources(path), length, Documents(documents))
 
 
 def _npz(*, path: str, inputs: str | Sequence[str] = "inputs", targets: str | Sequence[str] = "targets") -> Dataset:

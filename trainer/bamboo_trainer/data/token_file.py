@@ -46,10 +46,7 @@ class ByteSource(Protocol):
     def size(self) -> int: ...
 
     def read(self, start: int, end: int) -> memoryview:
-        """Return the bytes from `start` to `end` (exclusive). For files that are read repeatedly, in parts."""
-
-    def content(self) -> bytes:
-        """Return all bytes. For files that are read as a whole."""
+        """Return the bytes from `start` to `end` (exclusive)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import torch
@@ -35,7 +34,6 @@ TOKENIZER_FILES: Final = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "spm.model", "bpe.codes"),
 )
-NO_KEYS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 def has_tokenizer(folder: str) -> bool:
@@ -83,14 +81,12 @@ def open_text(
     return TextDataset(tokens, length)
 
 
-def open_tokens(
-    model: str, *, path: str, length: int, documents: str = Documents.JOINED, cache: Mapping[str, Any] = NO_KEYS
-) -> Dataset:
+def open_tokens(model: str, *, path: str, length: int, documents: str = Documents.JOINED) -> Dataset:
     """Open files of tokens: the kind "tokens" of `dataset_from`. model: the folder whose weights training begins with.
 
     Raises ValueError for files of bytes if the model's tokenizer makes other tokens.
     """
-    found = data_config.open_tokens(path=path, length=length, documents=documents, cache=cache)
+    found = data_config.open_tokens(path=path, length=length, documents=documents)
     if found.vocabulary != ByteEncoder.vocabulary or not has_tokenizer(model):
         return found
     if len(open_tokenizer(model)) != ByteEncoder.vocabulary:
