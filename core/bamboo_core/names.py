@@ -76,10 +76,9 @@ NAME_LENGTH = 63  # of a DNS label
 
 
 class DocumentUnit(StrEnum):
-    """The part of a text file that is one document, for `bamboo tokenize`. A blank line ends a paragraph."""
+    """The part of a text file that is one document, for `bamboo tokenize`."""
 
     FILE = "file"
-    PARAGRAPH = "paragraph"
     LINE = "line"
 
 

@@ -17,7 +17,6 @@ def take(
     steps: int | None = None,
     tied: bool = False,
     kind: Literal["a", "b"] = "a",
-    mean: tuple[float, float, float] = (0, 0, 0),
     config: Mapping[str, Any] | None = None,
     where: str = "",
 ) -> None:
@@ -25,16 +24,16 @@ def take(
 
 
 def test_values_have_the_names_of_parameters_and_whole_numbers_are_floats_where_floats_are_expected() -> None:
-    given = {"blocks": ["a"], "steps": None, "tied": True, "mean": [0, 1, 2.5], "config": {}}
+    given = {"blocks": ["a"], "steps": None, "tied": True, "config": {}}
     values = arguments(take, {"learningRate": 1, **given}, "where")
-    assert values == {**given, "learning_rate": 1.0, "mean": (0.0, 1.0, 2.5)}
+    assert values == {**given, "learning_rate": 1.0}
     assert type(values["learning_rate"]) is float
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"x": 1}, "unknown key 'x', expected some of learningRate, blocks, steps, tied, kind, mean, config"),
+        ({"x": 1}, "unknown key 'x', expected some of learningRate, blocks, steps, tied, kind, config"),
         ({"learnigRate": 1}, "unknown key 'learnigRate', did you mean learningRate?"),
         ({"where": "x"}, "unknown key 'where', expected some of"),
         ({"made": 1}, "unknown key 'made', expected some of"),
@@ -49,7 +48,6 @@ def test_values_have_the_names_of_parameters_and_whole_numbers_are_floats_where_
         ({"blocks": 3}, "blocks must be a text or a list of texts, got 3"),
         ({"blocks": ["a", 1]}, "blocks must be a text or a list of texts, got ['a', 1]"),
         ({"kind": "c"}, "kind must be one of a, b, got 'c'"),
-        ({"mean": [0, 1]}, "mean must be three numbers, got [0, 1]"),
         ({"config": []}, "config must be a mapping or null, got []"),
     ],
 )

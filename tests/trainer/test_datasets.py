@@ -13,25 +13,8 @@ from hypothesis import strategies as st
 
 from bamboo_core.checkpoint.manifest import difference
 from bamboo_trainer.data import Mixture, TensorDataset, dataset_from
-from bamboo_trainer.data.datasets import nothing_there
 from bamboo_trainer.worker.loaded_job import record_of
 from stage_kit import small_task
-
-ON_THE_HUB = "there is no folder {}; it looks like a name on the Hugging Face Hub"
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        *((name, ON_THE_HUB) for name in ("gpt2", "openai-community/gpt2", "Qwen/Qwen3-0.6B")),
-        *((path, "there is no folder {}") for path in ("/data/gpt2", "./gpt2", "a/b/c", "tokenizer.json", "a b", "")),
-    ],
-)
-def test_what_looks_like_a_name_on_the_hub_is_told_how_to_get_a_folder(given: str, said: str) -> None:
-    found = nothing_there(given, "load(ID).save(FOLDER)")
-    assert found.startswith(said.format(given))
-    advice = f"load({given!r}).save({given.split('/')[-1]!r})"
-    assert (advice in found) == (said == ON_THE_HUB)
 
 
 def npy() -> bytes:

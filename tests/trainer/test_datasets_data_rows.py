@@ -13,8 +13,6 @@ def test_columns_of_a_hugging_face_dataset(tmp_path):
     (ids,), (label,) = dataset_from({**config, "targets": "label"}).batch([1, 0])
     assert ids.tolist() == [[4, 5, 6], [1, 2, 3]]
     assert label.tolist() == [1, 0]
-    (ids,), (later,) = dataset_from({**config, "nextToken": True}).batch([0])
-    assert (ids.tolist(), later.tolist()) == ([[1, 2]], [[2, 3]])
     with pytest.raises(ValueError, match="different shapes in column 'odd'"):
         dataset_from({**config, "targets": "odd"}).batch([0, 1])
     with pytest.raises(ValueError, match="has the columns ids, label, odd, and no 'text'"):

@@ -89,11 +89,10 @@ def test_texts_become_bytes(tmp_path, capsys):
     ("unit", "documents"),
     [
         ("file", ["one\r\ntwo\n\n \n\nthree\n\n\n", '{"text": "a"}\n\nb']),
-        ("paragraph", ["one\r\ntwo", "three", '{"text": "a"}', "b"]),
         ("line", ["one", "two", "three", '{"text": "a"}', "b"]),
     ],
 )
-def test_what_of_a_text_is_a_document_is_chosen(tmp_path, monkeypatch, capsys, unit, documents):
+def test_what_of_a_text_is_a_document_is_chosen(tmp_path, unit, documents):
     """Each line of a .jsonl file is a document in any case."""
     texts = [tmp_path / name for name in ("a.txt", "b.txt", "c.jsonl")]
     texts[0].write_bytes(b"one\r\ntwo\n\n \n\nthree\n\n\n")
@@ -103,10 +102,6 @@ def test_what_of_a_text_is_a_document_is_chosen(tmp_path, monkeypatch, capsys, u
     file = opened(tmp_path / "o.tokens")
     assert file.header.documents == len(documents) + 1
     assert file.header.tokens == len("".join([*documents, "x\n\ny"]))
-    monkeypatch.setattr("bamboo_trainer.data.tokenizing.LONGEST_LINE", 7)
-    if unit == "paragraph":
-        tokenized(texts[0], "--output", tmp_path / "p.tokens", "--document", unit, code=1)
-        assert "a.txt line 2: the paragraph is longer than 7 bytes, the most of a document" in capsys.readouterr().err
 
 
 def test_shards_end_with_a_document(tmp_path):

@@ -32,8 +32,8 @@ def tokenize(
     document: Annotated[
         DocumentUnit,
         typer.Option(
-            help="What of a text file is a document: all of it, each part between blank lines, or each line that is "
-            "not blank. Of a .jsonl file it is always a line."
+            help="What of a text file is a document: all of it, or each line that is not blank. "
+            "Of a .jsonl file it is always a line."
         ),
     ] = DocumentUnit.FILE,
     pattern: Annotated[

@@ -90,10 +90,9 @@ def _hugging_face(
     path: str,
     inputs: str | Sequence[str] = "input_ids",
     targets: str | Sequence[str] = (),
-    split: str = "",
-    next_token: bool = False,
+    split: str | None = None,
 ) -> Dataset:
-    return HuggingFaceDataset(path, _names(inputs), _names(targets), split=split or None, next_token=next_token)
+    return HuggingFaceDataset(path, _names(inputs), _names(targets), split=split)
 
 
 def open_text(*, length: int, path: str = "stdlib") -> TextDataset:

@@ -45,7 +45,7 @@ def camel(name: str) -> str:
 
 def typed(key: str, value: Any, hint: Any) -> Any:
     """Return a config's value, converted, after checking it against a type hint: str, int, float, bool, Mapping,
-    Sequence (of texts), tuple (of three numbers), None, a Literal of texts, or a union of these.
+    Sequence (of texts), list, None, a Literal of texts, or a union of these.
 
     A whole number is accepted as a float; True and False are not numbers. Raises ValueError, naming the key and what
     was expected.
@@ -53,7 +53,7 @@ def typed(key: str, value: Any, hint: Any) -> Any:
     kinds, choices = _kinds(hint), _choices(hint)
     for kind in kinds:
         if value in choices if kind is Literal else _FORMS[kind][1](value):
-            return _MADE[kind](value) if kind in _MADE else value
+            return float(value) if kind is float else value
     expected = (f"one of {', '.join(choices)}" if kind is Literal else _FORMS[kind][0] for kind in kinds)
     raise ValueError(f"{key} must be {' or '.join(expected)}, got {value!r}")
 
@@ -87,7 +87,5 @@ _FORMS: Final[Mapping[Any, tuple[str, Callable[[Any], bool]]]] = {
     Mapping: ("a mapping", lambda value: isinstance(value, Mapping)),
     Sequence: ("a list of texts", lambda v: isinstance(v, list | tuple) and all(isinstance(one, str) for one in v)),
     list: ("a list", lambda value: isinstance(value, list)),
-    tuple: ("three numbers", lambda v: isinstance(v, list | tuple) and len(v) == 3 and all(map(_is_finite, v))),
     NoneType: ("null", lambda value: value is None),
 }
-_MADE: Final[Mapping[Any, Callable[[Any], Any]]] = {float: float, tuple: lambda numbers: tuple(map(float, numbers))}

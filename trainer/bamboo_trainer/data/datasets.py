@@ -1,6 +1,5 @@
 """Datasets: in memory, map-style, of Hugging Face, mixtures, and prefetching by reader processes."""
 
-import re
 import sys
 import sysconfig
 import zipfile
@@ -15,29 +14,6 @@ import torch
 
 from bamboo_core.complaints import said_by, system_reason
 from bamboo_trainer.task import Dataset, Parts
-
-_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")  # gpt2, openai-community/gpt2
-
-
-def looks_like_an_id(given: str | Path) -> bool:
-    """Return whether the text could be an id on the Hugging Face Hub, such as gpt2 or openai-community/gpt2."""
-    return bool(_ID.fullmatch(str(given))) and Path(given).suffix != ".json"
-
-
-def nothing_there(given: str | Path, save: str, *, what: str = "folder") -> str:
-    """Return a message that a path does not exist, with advice if it looks like a name on the Hub.
-
-    save: Python code that saves the model or data there, with ID for the name on the Hub and FOLDER for the folder.
-    """
-    sentence = f"there is no {what} {given}"
-    if not looks_like_an_id(given):
-        return sentence
-    folder = str(given).rpartition("/")[2]
-    shown = save.replace("ID", repr(str(given))).replace("FOLDER", repr(folder))
-    return (
-        f"{sentence}; it looks like a name on the Hugging Face Hub, from which this is not fetched: save it to a "
-        f"folder where there is a network, with {shown}, and name the {what} that this writes"
-    )
 
 
 class Indexable(Protocol):
@@ -89,37 +65,30 @@ class Indexed:
 class HuggingFaceDataset:
     """A dataset in a folder that the library `datasets` has written (`save_to_disk`), by columns.
 
-    inputs, targets: names of columns. split: name of the split, if there are several. next_token: the targets are the
-    tokens of the only input column, one later. Rows must have equal lengths. Raises ValueError.
+    inputs, targets: names of columns. split: name of the split, if there are several. Rows must have equal lengths.
+    Raises ValueError.
     """
 
     def __init__(
-        self,
-        path: str | Path,
-        inputs: Sequence[str],
-        targets: Sequence[str] = (),
-        *,
-        split: str | None = None,
-        next_token: bool = False,
+        self, path: str | Path, inputs: Sequence[str], targets: Sequence[str] = (), *, split: str | None = None
     ) -> None:
-        if next_token and (targets or len(inputs) != 1):
-            raise ValueError("nextToken: expected one column of inputs, and no targets")
         loaded = _loaded(Path(path), split)
         missing = [name for name in (*inputs, *targets) if name not in loaded.column_names]
         if missing:
             raise ValueError(f"{path} has the columns {', '.join(loaded.column_names)}, and no {missing[0]!r}")
         self._rows = loaded.with_format("numpy", columns=list(dict.fromkeys((*inputs, *targets))))
-        self._inputs, self._targets, self._next_token = tuple(inputs), tuple(targets), next_token
+        self._inputs, self._targets = tuple(inputs), tuple(targets)
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
         rows = self._rows[list(indices)]
-        inputs = tuple(stacked([(value,) for value in rows[name]], indices, name)[0] for name in self._inputs)
-        if self._next_token:
-            return (inputs[0][:, :-1].contiguous(),), (inputs[0][:, 1:].contiguous(),)
-        return inputs, tuple(stacked([(value,) for value in rows[name]], indices, name)[0] for name in self._targets)
+
+        def columns(names: Sequence[str]) -> Parts:
+            return tuple(stacked([(value,) for value in rows[name]], indices, name)[0] for name in names)
+
+        return columns(self._inputs), columns(self._targets)
 
 
 def _loaded(path: Path, split: str | None) -> Any:
@@ -128,7 +97,7 @@ def _loaded(path: Path, split: str | None) -> Any:
     except ImportError:
         raise ValueError("the library datasets is not installed: pip install 'bamboo-trainer[datasets]'") from None
     if not path.exists():
-        raise ValueError(nothing_there(path, "datasets.load_dataset(ID).save_to_disk(FOLDER)"))
+        raise ValueError(f"there is no folder {path}")
     try:
         loaded = datasets.load_from_disk(str(path))
     except FileNotFoundError:

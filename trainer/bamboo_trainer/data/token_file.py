@@ -176,12 +176,11 @@ IGNORED: Final = -100  # a target that torch's cross_entropy leaves out
 
 
 class Documents(StrEnum):
-    """The treatment of several documents in a sequence. joined: as one text. masked: the target at a document's last
-    token does not count (-100). numbered: masked, and a second input has the number of each token's document.
+    """The treatment of several documents in a sequence. joined: as one text. numbered: the target at a document's last
+    token does not count (-100), and a second input has the number of each token's document.
     """
 
     JOINED = "joined"
-    MASKED = "masked"
     NUMBERED = "numbered"
 
 
@@ -216,8 +215,6 @@ class Tokens:
             return (inputs,), (targets,)
         numbers = torch.from_numpy(np.stack([number for _, number in windows]))
         targets[numbers[:, 1:] != numbers[:, :-1]] = IGNORED
-        if self._documents is Documents.MASKED:
-            return (inputs,), (targets,)
         return (inputs, numbers[:, :-1].contiguous()), (targets,)
 
     def _window(self, index: int) -> tuple[NDArray[np.int64], NDArray[Any]]:

@@ -15,7 +15,6 @@ from typing import Any, BinaryIO, Final, Protocol
 from bamboo_core.complaints import said_by, system_reason
 from bamboo_core.names import DocumentUnit
 from bamboo_core.storage.local_files import whole_file, whole_folder
-from bamboo_trainer.data.datasets import nothing_there
 from bamboo_trainer.data.token_file import SUFFIX, TokenWriter
 
 LINE_SECONDS: Final = 5.0  # between two lines of progress that is not shown on a terminal
@@ -44,7 +43,7 @@ BYTES: Final = "bytes"
 PATTERNS: Final = ("*.txt", "*.md", "*.jsonl", "*.jsonl.gz")
 AT_ONCE: Final = 1000  # documents that are handed to the tokenizer together,
 CHARACTERS_AT_ONCE: Final = 4 << 20  # or this many characters
-LONGEST_LINE: Final = 256 << 20  # bytes; also of a paragraph
+LONGEST_LINE: Final = 256 << 20  # bytes
 
 Progress = Callable[[int, int], None]  # bytes read, bytes in total
 
@@ -79,8 +78,8 @@ class Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
-    """Files of documents. unit: each file, each paragraph, or each line that is not blank is a document; of a .jsonl
-    file (also .jsonl.gz) always each line, an object with its text in `field`.
+    """Files of documents. unit: each file, or each line that is not blank, is a document; of a .jsonl file (also
+    .jsonl.gz) always each line, an object with its text in `field`.
     """
 
     files: Sequence[Path]
@@ -92,17 +91,15 @@ class Texts:
         before = 0
         for path in self.files:
             with _readable(path):
-                if self.unit is DocumentUnit.LINE or path.name.endswith((".jsonl", ".jsonl.gz")):
-                    yield from self._of_lines(path, before)
-                elif self.unit is DocumentUnit.PARAGRAPH:
-                    yield from _of_paragraphs(path, before)
+                is_json = path.name.endswith((".jsonl", ".jsonl.gz"))
+                if is_json or self.unit is DocumentUnit.LINE:
+                    yield from self._of_lines(path, before, is_json)
                 elif content := path.read_bytes():
                     yield Text(file=path, content=content, read=before + len(content))
             before += path.stat().st_size
 
-    def _of_lines(self, path: Path, before: int) -> Iterator[Text]:
+    def _of_lines(self, path: Path, before: int, is_json: bool) -> Iterator[Text]:
         with path.open("rb") as raw, _unpacked(path, raw) as file:
-            is_json = path.name.endswith((".jsonl", ".jsonl.gz"))
             number = 0
             while line := file.readline(LONGEST_LINE + 1):
                 number += 1
@@ -120,28 +117,6 @@ class Texts:
                     )
                 if content:
                     yield Text(file=path, content=content, read=before + raw.tell())
-
-
-def _of_paragraphs(path: Path, before: int) -> Iterator[Text]:
-    with path.open("rb") as file:
-        lines: list[bytes] = []
-        length = number = 0
-        while True:
-            line = file.readline(LONGEST_LINE + 1)
-            number += 1
-            length += len(line)
-            if length > LONGEST_LINE:
-                raise ValueError(
-                    f"{path} line {number}: the paragraph is longer than {LONGEST_LINE} bytes, the most of a document"
-                )
-            if line.strip():
-                lines.append(line)
-                continue
-            if lines:
-                yield Text(file=path, content=b"".join(lines).rstrip(b"\r\n"), read=before + file.tell())
-            if not line:
-                return
-            lines, length = [], 0
 
 
 class ByteEncoder:
@@ -165,11 +140,8 @@ class TokenizerEncoder:
             raise ValueError(
                 "the library tokenizers is not installed: pip install 'bamboo-trainer[tokenizers]'"
             ) from None
-        if not file.exists():
-            saved = "transformers.AutoTokenizer.from_pretrained(ID).save_pretrained(FOLDER)"
-            raise ValueError(f"--tokenizer: {nothing_there(file, saved, what='file')}")
-        if file.is_dir():
-            raise ValueError(f"--tokenizer: {file} is a folder, expected a tokenizer.json")
+        if not file.is_file():
+            raise ValueError(f"--tokenizer: there is no file {file}, expected a tokenizer.json")
         try:
             self._tokenizer: Any = Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises nothing more specific

@@ -28,7 +28,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bamboo_core.complaints import said_by
-from bamboo_trainer.data.datasets import looks_like_an_id
 from bamboo_trainer.models.texts import TOKENIZER_FILES
 from bamboo_trainer.tasks.inspection import from_child
 
@@ -259,6 +258,7 @@ TEMPLATES: Final = "additional_chat_templates"  # a folder
 _DESCRIPTION: Final = ("config.json", GENERATION, *COMPANIONS, f"{TEMPLATES}/*")
 _WEIGHTS: Final = (SINGLE, INDEX, "model-*-of-*.safetensors")
 _COMMIT: Final = re.compile("[0-9a-f]{40}")
+_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")  # gpt2, openai-community/gpt2
 
 
 def model_folder(given: str, revision: str | None, *, weights: bool) -> str:
@@ -269,7 +269,7 @@ def model_folder(given: str, revision: str | None, *, weights: bool) -> str:
 
     Raises ValueError, a sentence for the user: if `revision` is no commit, and if the model cannot be fetched.
     """
-    if Path(given).exists() or not looks_like_an_id(given):
+    if Path(given).exists() or not _ID.fullmatch(given) or given.endswith(".json"):
         if revision is not None:
             raise ValueError(f"revision: expected only with an id on the Hub as model, got the folder {given}")
         return given
