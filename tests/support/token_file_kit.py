@@ -21,5 +21,4 @@ def written(path: Path, documents: list[list[int]], vocabulary: int = 256) -> Pa
     with whole_file(path) as file, TokenWriter(file, vocabulary) as writer:
         for document in documents:
             writer.add(document)
-            writer.end_document()
     return path

@@ -124,7 +124,6 @@ def test_tokens_in_a_store_are_a_dataset(store):
     for name, first in (("x/b.tokens", 100), ("x/a.tokens", 0), ("x/notes.txt", 0)):
         with store.open(f"/bucket/{name}", "wb") as file, TokenWriter(file, 300) as writer:
             writer.add(list(range(first, first + 9)))
-            writer.end_document()
     config = {"kind": "tokens", "path": "memory://bucket/x", "length": 4}
     (inputs,), _ = dataset_from(config).batch([0, 3])
     assert inputs.tolist() == [[0, 1, 2, 3], [104, 105, 106, 107]]

@@ -1,4 +1,4 @@
-"""Datasets: in memory, of the Hub, several in one training, and read ahead, with the same bits on any grid."""
+"""Datasets: in memory, of rows, and several in one training."""
 
 import io
 from collections import Counter
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo_core.checkpoint.manifest import difference
-from bamboo_trainer.data import Mixture, TensorDataset, dataset_from
+from bamboo_trainer.data import Indexed, Mixture, TensorDataset, dataset_from
 from bamboo_trainer.worker.loaded_job import record_of
 from stage_kit import small_task
 
@@ -101,3 +101,44 @@ def test_other_weights_are_other_data(weight: float) -> None:
 
     assert difference(mixed(0.3), mixed(0.3)) is None
     assert difference(mixed(0.3), mixed(weight)) is not None
+
+
+def test_columns_of_a_hugging_face_dataset(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"ids": [[1, 2, 3], [4, 5, 6]], "label": [0, 1], "odd": [[1], [1, 2]]})
+    rows.save_to_disk(str(tmp_path / "rows"))
+    config = {"kind": "huggingface", "path": str(tmp_path / "rows"), "inputs": "ids"}
+    (ids,), (label,) = dataset_from({**config, "targets": "label"}).batch([1, 0])
+    assert ids.tolist() == [[4, 5, 6], [1, 2, 3]]
+    assert label.tolist() == [1, 0]
+    with pytest.raises(ValueError, match="different shapes in column 'odd'"):
+        dataset_from({**config, "targets": "odd"}).batch([0, 1])
+    with pytest.raises(ValueError, match="has the columns ids, label, odd, and no 'text'"):
+        dataset_from({**config, "targets": "text"})
+    datasets.DatasetDict(train=rows).save_to_disk(str(tmp_path / "split"))
+    with pytest.raises(ValueError, match="has the splits train; expected one of them as split"):
+        dataset_from({**config, "path": str(tmp_path / "split"), "split": "test"})
+    assert len(dataset_from({**config, "path": str(tmp_path / "split"), "split": "train", "targets": "label"})) == 2
+    with pytest.raises(ValueError, match="is no folder that the library datasets has written"):
+        dataset_from({**config, "path": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        ([([1], 0), ([1, 2], 0)], "different shapes in part 0"),
+        ([(1, 0), ((1, 2), 0)], "different numbers of parts"),
+        ([1, 2], "sample 0 is of type int, expected"),
+        ([("a", 1), ("b", 1)], "part 0 is of type str, expected numbers"),
+        ([{"x": 1}, {"x": 2}], "sample 0 has x, and no 'y'"),
+        ([(1j, 1), (1j, 1)], "part 0 has complex numbers"),
+    ],
+)
+def test_samples_that_cannot_be_stacked_are_told(samples, said):
+    with pytest.raises(ValueError, match=said):
+        Indexed(samples, ("x",), ("y",)).batch([0, 1])
+
+
+def test_entries_of_a_mapping_have_to_be_named() -> None:
+    with pytest.raises(ValueError, match="sample 0 is a mapping with x, y: expected inputs and targets to name which"):
+        Indexed([{"x": 1, "y": 2}]).batch([0])

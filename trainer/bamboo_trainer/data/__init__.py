@@ -2,7 +2,6 @@
 
 from bamboo_trainer.data.config import dataset_from
 from bamboo_trainer.data.datasets import (
-    STDLIB_BYTES,
     HuggingFaceDataset,
     Indexed,
     Mixture,
@@ -10,7 +9,6 @@ from bamboo_trainer.data.datasets import (
     Prefetched,
     TensorDataset,
     TextDataset,
-    stdlib_text,
     text_bytes,
 )
 from bamboo_trainer.data.order import permute, pure_seed, sample_numbers
@@ -18,7 +16,6 @@ from bamboo_trainer.data.sources import open_sources
 from bamboo_trainer.data.token_file import Documents, Tokens
 
 __all__ = [
-    "STDLIB_BYTES",
     "Documents",
     "HuggingFaceDataset",
     "Indexed",
@@ -33,6 +30,5 @@ __all__ = [
     "permute",
     "pure_seed",
     "sample_numbers",
-    "stdlib_text",
     "text_bytes",
 ]

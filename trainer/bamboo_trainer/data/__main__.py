@@ -10,7 +10,7 @@ from bamboo_core.complaints import complain
 from bamboo_core.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, DocumentUnit
 from bamboo_core.storage.bounded import StorageError
 from bamboo_core.text import count, size
-from bamboo_trainer.data.token_file import SUFFIX
+from bamboo_trainer.data.sources import SUFFIX
 from bamboo_trainer.data.tokenizing import (
     BYTES,
     PATTERNS,

@@ -9,8 +9,8 @@ from typing import Final
 from bamboo_core.storage.bounded import BoundedCalls, MissingFile, StoreLimits, StoreUnavailable
 from bamboo_core.storage.object_store import ObjectFiles, RemoteEntry, open_store
 from bamboo_core.storage.url import parse_url
-from bamboo_trainer.data.token_file import SUFFIX, ByteSource
 
+SUFFIX: Final = ".tokens"
 BLOCK: Final = 64 << 10  # bytes; a little more than a sample needs
 REMEMBERED: Final = 64 << 20  # bytes of blocks that a process keeps in memory
 LIMITS: Final = StoreLimits(seconds=30.0, tries=8, pause=1.0)  # about two minutes of errors, six of silence
@@ -63,7 +63,9 @@ class RemoteFiles:
 
 
 class CachedFile:
-    """A remote file, whose last used blocks the process keeps in memory. Reads raise StorageError."""
+    """A remote file, whose last used blocks the process keeps in memory. name: for messages. size: in bytes. Reads
+    raise StorageError.
+    """
 
     def __init__(self, remote: RemoteFiles, entry: RemoteEntry) -> None:
         self.name = f"{remote.shown}/{entry.name}" if entry.path else remote.shown
@@ -71,7 +73,9 @@ class CachedFile:
         self._remote, self._entry = remote, entry
 
     def read(self, start: int, end: int) -> memoryview:
-        """Return a range of the file; one that is longer than a block takes one request, and is not kept."""
+        """Return the bytes from `start` to `end` (exclusive). A range that is longer than a block takes one request,
+        and is not kept in memory.
+        """
         assert 0 <= start <= end <= self.size
         if end - start > BLOCK:
             return memoryview(self._remote.read(self._entry, start, end))
@@ -81,7 +85,7 @@ class CachedFile:
 
 
 class LocalFile:
-    """A file on this machine, mapped into memory (mmap), which the system may drop."""
+    """A file on this machine, mapped into memory (mmap), which the system may drop. name: its path. size: in bytes."""
 
     def __init__(self, path: str) -> None:
         self.name, self.size = path, os.stat(path).st_size
@@ -90,11 +94,15 @@ class LocalFile:
         self._bytes = memoryview(mapped)
 
     def read(self, start: int, end: int) -> memoryview:
+        """Return the bytes from `start` to `end` (exclusive)."""
         assert 0 <= start <= end <= self.size
         return self._bytes[start:end]
 
 
-def open_sources(path: str) -> Sequence[ByteSource]:
+Source = LocalFile | CachedFile
+
+
+def open_sources(path: str) -> Sequence[Source]:
     """Find the files of tokens at a path or URL: the file there, or all files *.tokens in that folder and its
     subfolders, by name, except hidden ones. Raises ValueError with a message; StorageError of bamboo_core.storage if a
     store does not answer.
@@ -109,7 +117,7 @@ def open_sources(path: str) -> Sequence[ByteSource]:
     return files
 
 
-def _local(path: str) -> Sequence[ByteSource]:
+def _local(path: str) -> Sequence[Source]:
     if os.path.isfile(path):
         return [LocalFile(path)]
     if not os.path.isdir(path):

@@ -20,33 +20,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
-from typing import Any, BinaryIO, Final, Protocol, Self
+from typing import Any, BinaryIO, Final, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bamboo_trainer.data.sources import Source
 from bamboo_trainer.task import Parts
 
-SUFFIX: Final = ".tokens"
 _MAGIC: Final = b"BAMBOOTK"
 _VERSION: Final = 1
 _HEADER: Final = struct.Struct("<8sIIQQQ24x")
 _TYPES: Final[dict[int, np.dtype[Any]]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 LARGEST_VOCABULARY: Final = 1 << 32
-
-
-class ByteSource(Protocol):
-    """A file's bytes, on this machine or in an object store. name: for messages. size: in bytes."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def size(self) -> int: ...
-
-    def read(self, start: int, end: int) -> memoryview:
-        """Return the bytes from `start` to `end` (exclusive)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +62,7 @@ class TokenHeader:
 class TokenFile:
     """A reader of a file of tokens. Raises ValueError unless it is a whole file of tokens."""
 
-    def __init__(self, source: ByteSource) -> None:
+    def __init__(self, source: Source) -> None:
         self.name, self._source = source.name, source
         self.header = _parsed(source)
         self._type = _TYPES[self.header.width]
@@ -95,6 +82,15 @@ class TokenFile:
                 raise ValueError(f"{self.name} is damaged: its documents do not end one after the other")
             self._ends = ends
         return self._ends
+
+    def numbers(self, first: int, count: int) -> NDArray[Any]:
+        """Return the document of each of `count` tokens from `first` on, numbered from 0. Raises ValueError for a
+        damaged file.
+        """
+        places = np.arange(first, first + count, dtype=np.uint64)
+        numbers: NDArray[Any] = np.searchsorted(self.ends(), places, side="right")
+        numbers -= numbers[0]
+        return numbers
 
 
 class TokenWriter:
@@ -117,22 +113,23 @@ class TokenWriter:
         return len(self._ends)
 
     def add(self, tokens: Any) -> None:
-        """Add tokens to the document in progress: bytes, each of them a token, or a sequence of token ids. Raises
-        ValueError for a token outside of the vocabulary.
+        """Add a document: bytes, each of them a token, or a sequence of token ids. Raises ValueError for a token
+        outside of the vocabulary.
         """
         numbers = np.frombuffer(tokens, np.uint8) if isinstance(tokens, bytes) else np.asarray(tokens, dtype=np.int64)
-        if not len(numbers):
-            return
-        if int(numbers.min()) < 0 or int(numbers.max()) >= self._vocabulary:
+        if len(numbers) and (int(numbers.min()) < 0 or int(numbers.max()) >= self._vocabulary):
             raise ValueError(f"there is a token {int(numbers.max())} in a vocabulary of {self._vocabulary}")
         self._file.write(numbers.astype(self._type).tobytes())
         self.tokens += len(numbers)
-
-    def end_document(self) -> None:
         self._ends.append(self.tokens)
 
-    def close(self) -> None:
-        """Write the rest of the file, and its header."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Write the rest of the file, and its header, unless there was an error."""
+        if kind is not None:
+            return
         written = self.tokens * self._type.itemsize
         self._file.write(bytes(_padded(written) - written))
         self._file.write(np.asarray(self._ends, dtype="<u8").tobytes())
@@ -145,15 +142,8 @@ class TokenWriter:
         self._file.seek(0)
         self._file.write(header.packed())
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self.close()
-
-
-def _parsed(source: ByteSource) -> TokenHeader:
+def _parsed(source: Source) -> TokenHeader:
     wrong = f"{source.name} is not a file of tokens that `bamboo tokenize` has written"
     if source.size < _HEADER.size:
         raise ValueError(wrong)
@@ -191,7 +181,7 @@ class Tokens:
     vocabulary: the largest vocabulary size of the files. Raises ValueError.
     """
 
-    def __init__(self, sources: Sequence[ByteSource], length: int, documents: Documents = Documents.JOINED) -> None:
+    def __init__(self, sources: Sequence[Source], length: int, documents: Documents = Documents.JOINED) -> None:
         if length < 1:
             raise ValueError(f"length must be at least 1, got {length}")
         self.length = self.tokens_per_sample = length
@@ -208,24 +198,19 @@ class Tokens:
         return self._before[-1]
 
     def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
-        windows = [self._window(index) for index in indices]
-        tokens = torch.from_numpy(np.stack([window for window, _ in windows]))
+        places = [self._place(index) for index in indices]
+        rows = [file.tokens(first, self.length + 1).astype(np.int64) for file, first in places]
+        tokens = torch.from_numpy(np.stack(rows))
         inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         if self._documents is Documents.JOINED:
             return (inputs,), (targets,)
-        numbers = torch.from_numpy(np.stack([number for _, number in windows]))
+        numbers = torch.from_numpy(np.stack([file.numbers(first, self.length + 1) for file, first in places]))
         targets[numbers[:, 1:] != numbers[:, :-1]] = IGNORED
         return (inputs, numbers[:, :-1].contiguous()), (targets,)
 
-    def _window(self, index: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
-        """Return length + 1 tokens, and each token's document, numbered from 0 (JOINED: the tokens again)."""
+    def _place(self, index: int) -> tuple[TokenFile, int]:
+        """Return the file of a sample, and the number of its first token there."""
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         shard = bisect_right(self._before, index) - 1
-        file, first = self._files[shard], (index - self._before[shard]) * self.length
-        tokens = file.tokens(first, self.length + 1).astype(np.int64)
-        if self._documents is Documents.JOINED:
-            return tokens, tokens
-        places = np.arange(first, first + self.length + 1, dtype=np.uint64)
-        numbers = np.searchsorted(file.ends(), places, side="right")
-        return tokens, numbers - numbers[0]
+        return self._files[shard], (index - self._before[shard]) * self.length

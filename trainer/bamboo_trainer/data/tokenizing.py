@@ -15,7 +15,8 @@ from typing import Any, BinaryIO, Final, Protocol
 from bamboo_core.complaints import said_by, system_reason
 from bamboo_core.names import DocumentUnit
 from bamboo_core.storage.local_files import whole_file, whole_folder
-from bamboo_trainer.data.token_file import SUFFIX, TokenWriter
+from bamboo_trainer.data.sources import SUFFIX
+from bamboo_trainer.data.token_file import TokenWriter
 
 LINE_SECONDS: Final = 5.0  # between two lines of progress that is not shown on a terminal
 
@@ -204,7 +205,7 @@ def tokenize(
         if shard is None:
             with whole_file(output) as file, TokenWriter(file, encoder.vocabulary) as writer:
                 for tokens in documents:
-                    _add(writer, tokens)
+                    writer.add(tokens)
                 _require_tokens(writer.tokens)
             return Written(files=1, documents=writer.documents, tokens=writer.tokens, vocabulary=encoder.vocabulary)
         with whole_folder(output) as folder:
@@ -213,18 +214,13 @@ def tokenize(
         raise ValueError(f"cannot write {output}: {system_reason(error)}") from None
 
 
-def _add(writer: TokenWriter, tokens: Any) -> None:
-    writer.add(tokens)
-    writer.end_document()
-
-
 def _shards(folder: Path, documents: Iterator[Any], vocabulary: int, shard: int) -> Written:
     number, counted, tokens = 0, 0, 0
     document = next(documents, None)
     while document is not None:
         with (folder / f"part-{number:05}{SUFFIX}").open("wb") as file, TokenWriter(file, vocabulary) as writer:
             while document is not None and (writer.tokens < max(1, shard) or not len(document)):
-                _add(writer, document)
+                writer.add(document)
                 document = next(documents, None)
         number, counted, tokens = number + 1, counted + writer.documents, tokens + writer.tokens
     _require_tokens(tokens)
