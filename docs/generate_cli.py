@@ -25,7 +25,6 @@ HERE = (
     "plan",
     "simulate",
     "profile",
-    "traces",
     "checkpoints",
     "export",
     "tokenize",

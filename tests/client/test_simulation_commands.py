@@ -1,4 +1,4 @@
-"""`bamboo plan` and `bamboo traces`: output and refusals."""
+"""`bamboo plan`: output and refusals."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -13,7 +13,7 @@ from bamboo.cli.commands import app
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.profile import to_json
 from job_simulation_kit import manifest
-from node_trace_kit import OWN, recording
+from node_trace_kit import recording
 from sizing_kit import PRICES, layered
 
 
@@ -145,16 +145,3 @@ def test_the_budget_of_the_manifest_bounds_the_plan(files: Path) -> None:
     document = json.loads(invoke(files, *QUICK, "--output", "json", "--budget", "60").stdout)
     assert document["budget"] == 60, "flags come before the manifest"
     assert document["deadlineHours"] == pytest.approx(2.0, abs=0.1)
-
-
-def test_a_recording_is_shown_as_text_and_as_json(tmp_path: Path) -> None:
-    file = tmp_path / "nodes.jsonl"
-    file.write_text(OWN)
-    shown = json.loads(CliRunner().invoke(app, ["traces", str(file), "--output", "json"]).stdout)
-    assert (shown["zones"], shown["removals_by_hour"]) == (["east-a", "east-b"], [0, 1])
-    assert shown["usd_per_hour"] == pytest.approx((2 * 1.0 + 1 * 2.0) / 3)
-    text = CliRunner().invoke(app, ["traces", str(file)]).stdout
-    assert "made for a test" in text
-    assert "1.3333 USD per node hour" in text
-    wrong = CliRunner().invoke(app, ["traces", str(tmp_path)])
-    assert (wrong.exit_code, wrong.stderr) == (2, f"bamboo: cannot read {tmp_path}: Is a directory\n")

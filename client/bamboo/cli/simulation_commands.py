@@ -1,4 +1,4 @@
-"""`bamboo simulate`, `plan`, `profile` and `traces`: their flags and --help. Slow imports happen late."""
+"""`bamboo simulate`, `plan` and `profile`: their flags and --help. Slow imports happen late."""
 
 import json
 import shutil
@@ -215,31 +215,3 @@ def profile_job(
         f" (forward {forward:.1f}, backward {backward:.1f}); estimated: {', '.join(found.estimated) or 'nothing'}",
         err=True,
     )
-
-
-@app.command()
-def traces(
-    files: Annotated[
-        list[str],
-        typer.Argument(metavar="FILE...", help="Recordings (docs/traces.md); several become one trace."),
-    ],
-    output: Output = OutputFormat.TEXT,
-) -> None:
-    """Summarize a recording of spot nodes: nodes, removals, lifetimes, zones, prices.
-
-    Example: bamboo traces p3-trace.csv
-    """
-    from bamboo.terminal.node_trace_table import trace_document, trace_table
-    from bamboo.traces.files import read_traces
-    from bamboo.traces.summary import summarize
-    from bamboo.traces.trace import NodeTraceError
-
-    try:
-        trace = read_traces(files)
-    except NodeTraceError as error:
-        usage(str(error))
-    summary = summarize(trace)
-    if output is OutputFormat.JSON:
-        typer.echo(json.dumps(trace_document(trace, summary), indent=2))
-    else:
-        print_table(lambda width: trace_table(trace, summary))

@@ -116,18 +116,18 @@ def _content(path: str) -> bytes:
         raise NodeTraceError(f"cannot read {path}: its compressed content is damaged: {error}") from None
 
 
-def read_traces(paths: Sequence[str]) -> Trace:
+def read_nodes(paths: Sequence[str]) -> Trace:
     """Read several files as one trace: nodes in one and prices in another, or one file for each zone.
 
-    It lasts as long as the longest recording of nodes, if there is any; later prices are dropped.
+    It lasts as long as the longest recording of nodes, if that takes any time; later prices are dropped.
 
-    Raises NodeTraceError, also if two files name the same node.
+    Raises NodeTraceError, also if two files name the same node, if there is no node, or if the trace lasts no time.
     """
     traces = [read_trace(path) for path in paths]
     watched = max((trace.duration for trace in traces if trace.changes), default=0.0)
     duration = watched or max((trace.duration for trace in traces), default=0.0)
     try:
-        return make_trace(
+        found = make_trace(
             (change for trace in traces for change in trace.changes),
             (price for trace in traces for price in trace.prices if price.at <= duration),
             duration=duration,
@@ -136,19 +136,14 @@ def read_traces(paths: Sequence[str]) -> Trace:
     except NodeTraceError as error:
         together = f"{' and '.join(paths)} together: " if len(paths) > 1 else ""
         raise NodeTraceError(f"{together}{error}") from None
-
-
-def read_nodes(paths: Sequence[str]) -> Trace:
-    """Read files as one trace, as `read_traces`. Raises NodeTraceError, also if it has no node or lasts no time."""
-    trace = read_traces(paths)
-    if not trace.changes:
+    if not found.changes:
         raise NodeTraceError(f"{paths[0]}: no node is in it; --trace needs a recording of nodes")
-    if not trace.duration:
+    if not found.duration:
         raise NodeTraceError(
             f"{paths[0]}: no time passes in it, as all its nodes come at second 0; expected changes after that, or a "
             "duration in its first line"
         )
-    return trace
+    return found
 
 
 T = TypeVar("T")
