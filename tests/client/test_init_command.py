@@ -10,7 +10,6 @@ from typer.testing import CliRunner, Result
 
 import bamboo
 from bamboo.cli.commands import app
-from bamboo.jobs.scaffold import read_kind
 
 MODEL = """\
 from torch import nn
@@ -103,11 +102,22 @@ def test_what_cannot_be_is_said_and_nothing_is_written(arguments: list[str], sai
     assert sorted(folder.iterdir()) == before
 
 
-def test_the_kind_of_data_is_told_by_what_is_there() -> None:
-    assert read_kind("x", b"BAMBOOTK", {}) == "tokens"
-    assert read_kind("x", b"BAMBOOTK", {"0.tokens": False}) == "tokens"
-    assert read_kind("x.npz", b"PK", {}) == "npz"
-    assert read_kind("x", b"{", {"dataset_info.json": False}) == "huggingface"
-    assert read_kind("x", b"To be", {}) == "text"
-    with pytest.raises(bamboo.InvalidRequest, match="expected a file of tokens"):
-        read_kind("x", b"", {"a": True, "b.txt": False})
+@pytest.mark.parametrize(
+    ("path", "files", "kind"),
+    [
+        ("x", {"x": b"BAMBOOTK"}, "tokens"),
+        ("x", {"x/0.tokens": b"BAMBOOTK"}, "tokens"),
+        ("x.npz", {"x.npz": b"PK"}, "npz"),
+        ("x", {"x/dataset_info.json": b"{"}, "huggingface"),
+        ("x", {"x/a/1.png": b"", "x/b.bin": b""}, None),
+    ],
+)
+def test_the_kind_of_data_is_told_by_what_is_there(path: str, files: dict[str, bytes], kind: str | None) -> None:
+    for name, content in files.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_bytes(content)
+    done = init("job", "--model", "net.py:Net", "--data", path)
+    if kind is None:
+        assert (done.exit_code, "expected a file of tokens" in done.stderr) == (2, True)
+    else:
+        assert bamboo.Job.from_file("job.yaml").spec.task.config["data"]["kind"] == kind

@@ -1,18 +1,19 @@
 """`bamboo init`: asks for model, data, place and checkpoints, and writes a job's first files. Slow imports are late."""
 
 import os
+import re
 import sys
+from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from string import Template
+from typing import Annotated, Final
 
 import typer
 
 from bamboo.cli.dispatch import usage
 from bamboo_core.complaints import system_reason
 from bamboo_core.storage.local_files import whole_file
-
-if TYPE_CHECKING:
-    from bamboo.jobs.scaffold import JobAnswers
 
 app = typer.Typer(rich_markup_mode=None)
 MODEL = "Model: the folder of a model of transformers, its id on the Hub, or FILE.py:CLASS of your own"
@@ -21,6 +22,21 @@ WHERE = "Where: here, or cluster"
 CHECKPOINTS = "Checkpoints: a folder or a URL such as s3://bucket/job; empty for none"
 HERE, CLUSTER = "here", "cluster"
 FIRST_BYTES = 8
+HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
+OWN_MODEL: Final = re.compile(r"([A-Za-z_]\w*)(?:\.py)?:([A-Za-z_]\w*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Model:
+    """The user's model: module and class_name of their own class or function, or the folder of a published model.
+
+    hub_id: the id on the Hub of a published model that must be downloaded first.
+    """
+
+    module: str = ""
+    class_name: str = ""
+    folder: str = ""
+    hub_id: str = ""
 
 
 @app.command()
@@ -38,15 +54,26 @@ def init(
 
     Example: bamboo init bert --model bert-folder --data books.tokens --where cluster --checkpoints s3://bucket/bert
     """
-    from bamboo.jobs.errors import InvalidRequest
-    from bamboo.jobs.scaffold import files, next_steps
+    from bamboo.jobs.here import storage_url
 
-    try:
-        answers = _answers(name, model, data, where, checkpoints)
-        made = files(answers)
-        _check(made)
-    except InvalidRequest as error:
-        usage(*str(error).split("\n"))
+    found = _model(_asked("--model", model, MODEL), name)
+    path = Path(_asked("--data", data, DATA)).expanduser()
+    kind = _kind(path)
+    place = _asked("--where", where, WHERE, default=HERE)
+    if place not in (HERE, CLUSTER):
+        usage(f"--where {place[:80]!r}: expected {HERE} or {CLUSTER}")
+    kept = checkpoints
+    if kept is None:
+        kept = _asked("--checkpoints", None, CHECKPOINTS, default="") if place == CLUSTER else ""
+    url = storage_url(os.path.expanduser(kept)) if kept else ""
+    module, manifest = name.replace("-", "_"), f"{name}.yaml"
+    made = {
+        manifest: _manifest(name, module, found, path.absolute(), kind, place, url),
+        f"test_{module}.py": _filled("test", name=name),
+    }
+    if found.module:
+        made[f"{module}_task.py"] = _filled("task", name=name, model_module=found.module, model_name=found.class_name)
+    _check(manifest, made[manifest])
     existing = [file for file in made if Path(file).exists()]
     if existing and not force:
         usage(f"{' and '.join(existing)}: already there; --force replaces what is there")
@@ -57,40 +84,31 @@ def init(
         except OSError as error:
             usage(f"cannot write {file}: {system_reason(error)}")
     typer.echo(f"written: {', '.join(made)}; then")
-    for line in next_steps(answers):
-        typer.echo(f"  {line}")
-
-
-def _answers(
-    name: str, model: str | None, data: str | None, where: str | None, checkpoints: str | None
-) -> "JobAnswers":
-    """Return the answers that the flags give; ask the user for the others. Raises InvalidRequest."""
-    from bamboo.jobs.errors import InvalidRequest
-    from bamboo.jobs.here import storage_url
-    from bamboo.jobs.scaffold import JobAnswers, OwnModel, model_of
-
-    answer = _asked("--model", model, MODEL)
-    known = model_of(answer, is_folder=Path(answer).is_dir(), name=name)
-    if isinstance(known, OwnModel) and not Path(f"{known.module}.py").is_file():
-        raise InvalidRequest(
-            f"--model {answer}: there is no {known.module}.py in this folder, where the workers look for it"
+    if found.hub_id:
+        typer.echo(
+            f"  on a machine with a network, once: save {found.hub_id} into {found.folder} (docs/huggingface.md)"
         )
-    path = Path(_asked("--data", data, DATA)).expanduser()
-    kind = _kind(path)
-    place = _asked("--where", where, WHERE, default=HERE)
-    if place not in (HERE, CLUSTER):
-        raise InvalidRequest(f"--where {place[:80]!r}: expected {HERE} or {CLUSTER}")
-    kept = checkpoints
-    if kept is None:
-        kept = _asked("--checkpoints", None, CHECKPOINTS, default="") if place == CLUSTER else ""
-    url = storage_url(os.path.expanduser(kept)) if kept else ""
-    return JobAnswers(
-        name=name,
-        model=known,
-        data=str(path.absolute()),
-        data_kind=kind,
-        cluster=place == CLUSTER,
-        checkpoints=url,
+    typer.echo(f"  bamboo validate --load {manifest}\n  python -m pytest test_{module}.py")
+    if place == HERE:
+        typer.echo(f"  bamboo run {manifest} --output trained")
+    else:
+        typer.echo(f"  in {manifest}: your image, and where its pods have the data (docs/images.md)")
+        typer.echo(f"  bamboo submit {manifest}")
+
+
+def _model(answer: str, name: str) -> _Model:
+    """Parse the user's answer about the model. name: of the job. A mistake ends the command."""
+    if Path(answer).is_dir():
+        return _Model(folder=answer)
+    if match := OWN_MODEL.fullmatch(answer):
+        if not Path(f"{match[1]}.py").is_file():
+            usage(f"--model {answer}: there is no {match[1]}.py in this folder, where the workers look for it")
+        return _Model(module=match[1], class_name=match[2])
+    if HUB_ID.fullmatch(answer):
+        return _Model(folder=f"{name}-model", hub_id=answer)
+    usage(
+        f"--model {answer[:80]!r}: expected the folder of a model of transformers, the id of one on the Hub"
+        " (ORGANIZATION/NAME), or FILE.py:CLASS for a module of your own"
     )
 
 
@@ -107,32 +125,66 @@ def _asked(flag: str, given: str | None, question: str, default: str | None = No
 
 
 def _kind(path: Path) -> str:
-    """Detect the kind of the data at a path, such as "tokens" or "npz" (docs/data.md). Raises InvalidRequest."""
-    from bamboo.jobs.errors import InvalidRequest
-    from bamboo.jobs.scaffold import read_kind
-
+    """Return the kind of the data at a path, as in docs/data.md. A mistake ends the command."""
     try:
-        inside = sorted(path.iterdir()) if path.is_dir() else []
-        files = [one for one in inside if one.is_file()] if path.is_dir() else [path]
+        inside = {one.name: one for one in sorted(path.iterdir())} if path.is_dir() else {}
+        first = next(filter(Path.is_file, inside.values()), None) if path.is_dir() else path
         begins = b""
-        if files:
-            with files[0].open("rb") as file:
+        if first is not None:
+            with first.open("rb") as file:
                 begins = file.read(FIRST_BYTES)
     except OSError as error:
-        raise InvalidRequest(f"--data {path}: {system_reason(error)}") from None
+        usage(f"--data {path}: {system_reason(error)}")
     if path.is_dir() and not inside:
-        raise InvalidRequest(f"--data {path}: the folder is empty")
-    return read_kind(str(path), begins, {one.name: one.is_dir() for one in inside})
+        usage(f"--data {path}: the folder is empty")
+    if begins.startswith(b"BAMBOOTK"):
+        return "tokens"
+    if "dataset_info.json" in inside or "dataset_dict.json" in inside:
+        return "huggingface"
+    if path.suffix == ".npz":
+        return "npz"
+    if not inside:
+        return "text"
+    usage(
+        f"--data {str(path)[:80]!r}: expected a file of tokens (bamboo tokenize makes it) or of text, an .npz file,"
+        " or a data set that Hugging Face's datasets has saved"
+    )
 
 
-def _check(made: dict[str, str]) -> None:
-    """Raise InvalidRequest if the manifest, the first of the files, is not valid. made: text by file name."""
-    from bamboo.jobs.errors import InvalidRequest
+def _manifest(name: str, module: str, model: _Model, data: Path, kind: str, place: str, checkpoints: str) -> str:
+    """Return the text of the job's manifest. kind: of the data. checkpoints: a URL; "" for none."""
+    length = ", length: 128" if kind in ("tokens", "text") else ""
+    config = [f"data: {{kind: {kind}, path: {_quoted(str(data))}{length}}}"]
+    entrypoint = f"{module}_task:build"
+    if model.folder:
+        entrypoint = "bamboo_trainer.models.huggingface:build"
+        config = [f"model: {_quoted(model.folder)}", *config, "learningRate: 2.0e-5"]
+    checkpoint = ""
+    if checkpoints:
+        why = "  # From where a suspended or restarted job goes on; the last one has the weights."
+        checkpoint = f"{why}\n  checkpoint:\n    storage: {_quoted(checkpoints)}\n"
+    lines = "\n".join(f"      {line}" for line in config)
+    return _filled(
+        "manifest", name=name, entrypoint=entrypoint, config=lines, checkpoint=checkpoint, place=_filled(place)
+    )
+
+
+def _quoted(text: str) -> str:
+    """Return a text quoted for YAML on one line."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _filled(template: str, **values: str) -> str:
+    text = (resources.files("bamboo.cli") / "templates" / f"{template}.txt").read_text("utf-8")
+    return Template(text).substitute(values)
+
+
+def _check(name: str, text: str) -> None:
+    """End the command if the manifest in the file `name` is not valid."""
     from bamboo_core.job.manifest import ManifestError, parse_manifest
     from bamboo_core.job.yaml_file import source_of
 
-    name, text = next(iter(made.items()))
     try:
         parse_manifest(source_of(name, text).document)
     except ManifestError as error:
-        raise InvalidRequest("\n".join(map(str, error.problems))) from None
+        usage(*map(str, error.problems))
