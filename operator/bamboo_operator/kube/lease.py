@@ -23,14 +23,16 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
+from bamboo_core.complaints import said_by
 from bamboo_core.job.text_patterns import DNS_LABEL, DNS_NAME
 from bamboo_core.kube.api import KubeApi, Object
 from bamboo_core.kube.errors import ApiError, RemoteError
 from bamboo_core.names import LABEL_ACTIVE
 from bamboo_operator.kube.access import TIMEOUT_SECONDS
-from bamboo_operator.kube.attempts import described
+from bamboo_operator.kube.attempts import ApiAttempts, described
 from bamboo_operator.kube.objects import utc_now
 
 logger = logging.getLogger(__name__)
@@ -352,7 +354,6 @@ class Lease:
             logger.warning("%s the lease %s: %s", what, self._place, described(error))
 
 
-LABEL_RETRY_SECONDS = 2.0
 LAST_LABEL_SECONDS = 3.0
 
 
@@ -363,14 +364,14 @@ class ActiveLabel:
 
     def __init__(self, api: KubeApi, place: LeaseName, me: str) -> None:
         self._api, self._namespace, self._me = api, place.namespace, me
+        self._attempts = ApiAttempts((place.namespace, me))
         self._set = False
 
     async def take(self, others: Iterable[str]) -> None:
         """Label this pod and remove the label from the others; retry until done or given up."""
         self._set = True
         for name in (*others, self._me):
-            while self._set and not await self._label(name, "true" if name == self._me else None):
-                await asyncio.sleep(LABEL_RETRY_SECONDS)
+            await self._attempts.until_done(f"label pod {name}", partial(self._label, name), ends=(404,))
 
     async def give_up(self, *, first: bool = False) -> None:
         """Remove this pod's label, trying only once. first: also remove a label that an earlier process may
@@ -380,23 +381,12 @@ class ActiveLabel:
             self._set = False
             try:
                 async with asyncio.timeout(LAST_LABEL_SECONDS):
-                    await self._label(self._me, None)
-            except TimeoutError:
-                logger.warning("cannot remove the label %s from %s in time", LABEL_ACTIVE, self._me)
+                    await self._api.label_pod(self._namespace, self._me, LABEL_ACTIVE, None)
+            except (RemoteError, TimeoutError) as error:
+                logger.warning("cannot remove the label %s from %s: %s", LABEL_ACTIVE, self._me, said_by(error))
 
-    async def _label(self, name: str, value: str | None) -> bool:
-        """Set or remove a pod's label; return True if that succeeded or the pod is gone, False after a failure."""
-        try:
+    async def _label(self, name: str) -> None:
+        """Set or remove a pod's label, unless this operator has given up."""
+        if self._set:
+            value = "true" if name == self._me else None
             await self._api.label_pod(self._namespace, name, LABEL_ACTIVE, value)
-        except ApiError as error:
-            if error.status == 404:
-                return True
-            self._log_failure(name, error)
-        except RemoteError as error:
-            self._log_failure(name, error)
-        else:
-            return True
-        return False
-
-    def _log_failure(self, name: str, error: RemoteError) -> None:
-        logger.warning("cannot label pod %s with %s: %s", name, LABEL_ACTIVE, described(error))
