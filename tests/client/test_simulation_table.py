@@ -8,7 +8,7 @@ from rich.console import Console, Group
 
 from bamboo.simulation.figures import Spread
 from bamboo.terminal.simulation_table import (
-    HEADS,
+    COLUMNS,
     simulation_documents,
     simulation_table,
 )
@@ -23,13 +23,13 @@ def printed(group: Group, width: int) -> list[str]:
 @pytest.mark.parametrize("cases", [1, 2, 3, 9])
 @pytest.mark.parametrize("width", [60, 80, 120, 200, 1000])
 def test_a_table_fits_the_terminal_and_lacks_nothing(cases: int, width: int) -> None:
-    mean = {name: 100.0 + number for number, name in enumerate(HEADS)}
-    one = Spread(runs=5, mean=mean, deviation=dict.fromkeys(HEADS, 1.25))
+    mean = {name: 100.0 + number for number, name in enumerate(COLUMNS)}
+    one = Spread(runs=5, mean=mean, deviation=dict.fromkeys(COLUMNS, 1.25))
     lines = printed(simulation_table([(f"0.{case + 1}", one) for case in range(cases)], width), width)
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
-    for number, name in enumerate(HEADS):
-        assert HEADS[name] in text
+    for number, name in enumerate(COLUMNS):
+        assert COLUMNS[name][0] in text
         assert text.count(f"{100 + number}") >= cases
     assert not any("…" in line for line in lines)
 

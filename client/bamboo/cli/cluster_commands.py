@@ -273,8 +273,17 @@ def page(
     from bamboo.remote import page as pages
 
     (target,) = targets_of([job])
-    choice = pages.TunnelChoice(operator_namespace=operator_namespace, account=service_account, port=port)
-    run(cluster, lambda s: pages.page(s, target, choice, open_browser=open_browser))
+    run(
+        cluster,
+        lambda s: pages.page(
+            s,
+            target,
+            operator_namespace=operator_namespace,
+            account=service_account,
+            port=port,
+            open_browser=open_browser,
+        ),
+    )
 
 
 @app.command()

@@ -6,7 +6,6 @@ import html
 import tempfile
 import webbrowser
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,27 +37,18 @@ LEADING = """\
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TunnelChoice:
-    """The user's options for the tunnel to the operator's web server.
+async def page(
+    session: Session, name: Target, *, operator_namespace: str | None, account: str, port: int, open_browser: bool
+) -> int:
+    """Serve the job's page until interrupted. Print the URL, again whenever its token is renewed.
 
     operator_namespace: None searches for the operator. account: the ServiceAccount whose token opens the page. port:
-    the local port; 0 for a free one.
-    """
-
-    operator_namespace: str | None
-    account: str
-    port: int
-
-
-async def page(session: Session, name: Target, choice: TunnelChoice, *, open_browser: bool) -> int:
-    """Serve the job's page until interrupted. Print the URL, again whenever its token is renewed.
+    the local port of the tunnel to the operator's web server; 0 for a free one.
 
     Raises RemoteError if there is no such job, operator or account, or when the tunnel breaks.
     """
     watching, job = session.of(name)
     await session.api.job(watching, job)  # report a wrong name before the tunnel is opened
-    operator_namespace, account, port = choice.operator_namespace, choice.account, choice.port
     pod = await _operator(session.api, operator_namespace, watching)
     namespace = operator_namespace or pod["metadata"]["namespace"]
     tunnel = PortForward(session.api, pod["metadata"]["namespace"], pod["metadata"]["name"], web_port(pod))

@@ -11,38 +11,24 @@ from bamboo.simulation.figures import Spread
 from bamboo.simulation.job.job_record import Series, mean_over_time
 from bamboo.terminal.tables import fitted
 
-HEADS = {
-    "preemptions": "PREEMPTIONS",
-    "takeovers": "TAKEOVERS",
-    "restores": "RESTORES",
-    "fatal": "FATAL",
-    "pause": "PAUSE S",
-    "waited": "WAITED H",
-    "nodes": "NODES",
-    "throughput": "SAMPLES/S",
-    "usd_per_hour": "USD/H",
-    "usd": "USD",
-    "zone_gb_per_hour": "ZONE GB/H",
-    "zone_usd_per_hour": "ZONE USD/H",
-    "value": "VALUE",
-    "goodput": "GOODPUT",
-    "redone": "REDONE",
-    "hours": "HOURS",
-    "steps": "STEPS",
-}
-DIGITS = {
-    "preemptions": 2,
-    "takeovers": 2,
-    "restores": 2,
-    "fatal": 3,
-    "pause": 2,
-    "nodes": 2,
-    "throughput": 2,
-    "usd_per_hour": 2,
-    "usd": 2,
-    "zone_gb_per_hour": 1,
-    "zone_usd_per_hour": 2,
-    "steps": 0,
+COLUMNS = {  # by figure: head and digits after the point
+    "preemptions": ("PREEMPTIONS", 2),
+    "takeovers": ("TAKEOVERS", 2),
+    "restores": ("RESTORES", 2),
+    "fatal": ("FATAL", 3),
+    "pause": ("PAUSE S", 2),
+    "waited": ("WAITED H", 3),
+    "nodes": ("NODES", 2),
+    "throughput": ("SAMPLES/S", 2),
+    "usd_per_hour": ("USD/H", 2),
+    "usd": ("USD", 2),
+    "zone_gb_per_hour": ("ZONE GB/H", 1),
+    "zone_usd_per_hour": ("ZONE USD/H", 2),
+    "value": ("VALUE", 3),
+    "goodput": ("GOODPUT", 3),
+    "redone": ("REDONE", 3),
+    "hours": ("HOURS", 3),
+    "steps": ("STEPS", 0),
 }
 UNKNOWN = "–"
 Case = tuple[str, Spread]
@@ -55,8 +41,8 @@ def simulation_table(cases: Sequence[Case], width: int | None = None) -> Group:
     there is none.
     """
     crosses = any(found.mean.get("zone_gb_per_hour") for _, found in cases)
-    known = [f for f in HEADS if f in cases[0][1].mean and (crosses or not f.startswith("zone_"))]
-    heads = ("CASE", "RUNS", *(HEADS[figure] for figure in known))
+    known = [f for f in COLUMNS if f in cases[0][1].mean and (crosses or not f.startswith("zone_"))]
+    heads = ("CASE", "RUNS", *(COLUMNS[figure][0] for figure in known))
     return fitted(heads, [(name, str(found.runs), *(_cell(found, f) for f in known)) for name, found in cases], width)
 
 
@@ -87,7 +73,7 @@ def _finite(value: Any) -> Any:
 
 
 def _cell(found: Spread, figure: str) -> str:
-    digits = DIGITS.get(figure, 3)
+    digits = COLUMNS[figure][1]
     if not math.isfinite(found.mean[figure]):
         return UNKNOWN
     mean = f"{found.mean[figure]:.{digits}f}"
