@@ -1,17 +1,17 @@
 """Tables of figures in terminals of any width."""
 
 import io
+import json
 import math
+from dataclasses import fields
+from typing import Any
 
 import pytest
 from rich.console import Console, Group
 
 from bamboo.simulation.figures import Spread
-from bamboo.terminal.simulation_table import (
-    COLUMNS,
-    simulation_documents,
-    simulation_table,
-)
+from bamboo.simulation.job.job_record import Series
+from bamboo.terminal.simulation_table import COLUMNS, simulation_json, simulation_table
 
 
 def printed(group: Group, width: int) -> list[str]:
@@ -39,5 +39,7 @@ def test_what_is_not_known_is_no_number() -> None:
     mean = {"throughput": 1.5, "value": math.nan}
     found = Spread(runs=2, mean=mean, deviation={"throughput": 0.5, "value": math.nan})
     assert printed(simulation_table([("0.1", found)]), 80)[1].split() == ["0.1", "2", "1.50", "±", "0.50", "–"]
-    (document,) = simulation_documents([("0.1", found)], [{}])
+    over_time: Any = {field.name: (math.nan, math.nan) for field in fields(Series)}
+    series = Series(**{**over_time, "hours": (1.0, 2.0)})
+    (document,) = json.loads(simulation_json([("0.1", found)], [[series]]))
     assert document["mean"]["value"] is document["deviation"]["value"] is None

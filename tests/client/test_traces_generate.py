@@ -1,6 +1,5 @@
 """Generated recordings: seed, rates and refusals."""
 
-import math
 from collections import Counter
 
 import pytest
@@ -27,11 +26,8 @@ def test_what_is_generated_follows_its_seed_and_its_rate(pattern: Pattern) -> No
 @pytest.mark.parametrize(
     ("wanted", "problem"),
     [
-        (Generation(nodes=0), "--nodes must be from 1 to 100000, not 0"),
-        (Generation(removal=1.5), "--removal must be from 0 to 1, not 1.5"),
-        (Generation(hours=math.nan), "--hours must be from"),
         (Generation(zones=("a", "a")), "--zones must name at least one zone, and each once"),
-        (Generation(nodes=100_000, hours=1000), "--nodes times --hours must be at most 5000000"),
+        (Generation(nodes=100_000, hours=1000), "--hours times the number of nodes must be at most 5000000"),
     ],
 )
 def test_what_cannot_be_generated_is_named(wanted: Generation, problem: str) -> None:

@@ -1,6 +1,5 @@
 """`bamboo simulate`, `plan` and `profile`: their flags and --help. Slow imports happen late."""
 
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -51,7 +50,7 @@ def simulate(
     from bamboo.jobs.errors import InvalidRequest
     from bamboo.jobs.simulating import simulated, spent_text
     from bamboo.simulation.figures import SimulationError
-    from bamboo.terminal.simulation_table import over_time_document, simulation_documents, simulation_table
+    from bamboo.terminal.simulation_table import simulation_json, simulation_table
 
     if options.trace:
         _refuse_made_up(ctx)
@@ -70,9 +69,8 @@ def simulate(
         except SimulationError as error:
             usage(str(error))
     cases = list(found.cases.items())
-    over_time = [over_time_document([run.series for run in one.runs]) for one in found.by_case]
     if output is OutputFormat.JSON:
-        typer.echo(json.dumps(simulation_documents(cases, over_time), indent=2))
+        typer.echo(simulation_json(cases, [[run.series for run in one.runs] for one in found.by_case]))
     else:
         print_table(lambda width: simulation_table(cases, width))
     for one in found.by_case:

@@ -27,7 +27,6 @@ from bamboo.traces.generate import Generation, Pattern
 from bamboo.traces.trace import NodeTraceError, unpriced
 from bamboo_core.job.budget_reach import HOUR, past
 from bamboo_core.job.spec import JobSpec, wanted_workers
-from bamboo_core.job.training_spec import UNKNOWN_STEPS
 from bamboo_core.planning.profile import ProfileError
 
 MOST_LISTED = 64
@@ -79,8 +78,6 @@ def _bounds(wanted: PlanOptions, spec: JobSpec, now: datetime) -> Bounds:
 def _world(job: JobSource, wanted: PlanOptions, warnings: list[str]) -> World:
     job, prices = with_steps(job, wanted.steps), _prices(wanted)
     spec = job.spec
-    if spec.training.steps == UNKNOWN_STEPS:
-        raise SimulationError("spec.training: only the data tell how many steps its epochs or tokens are; say --steps")
     machines = _machines(prices, wanted, job, warnings)
     market = _market(wanted, spec)
     for name, machine in machines.items():

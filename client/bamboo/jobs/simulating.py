@@ -174,11 +174,16 @@ def simulate_seeds(
 
 
 def with_steps(job: JobSource, steps: int | None) -> JobSource:
-    """Return the job with a number of steps in place of its own length; None keeps it. Raises InvalidRequest."""
-    if steps is None:
-        return job
-    length = {"steps": steps, "epochs": None, "tokens": None}
-    return changed(job, f"--steps {steps}", training={**job.document["spec"]["training"], **length})
+    """Return the job with a number of steps in place of its own length; None keeps it.
+
+    Raises InvalidRequest, also if the number of steps is not known.
+    """
+    if steps is not None:
+        length = {"steps": steps, "epochs": None, "tokens": None}
+        job = changed(job, f"--steps {steps}", training={**job.document["spec"]["training"], **length})
+    if job.spec.training.known_steps is None:
+        raise InvalidRequest("spec.training: only the data tell how many steps its epochs or tokens are; say --steps")
+    return job
 
 
 def check_number(flag: str, value: float | None, most: float, *, zero: bool = False) -> None:

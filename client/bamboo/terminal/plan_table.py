@@ -1,7 +1,6 @@
 """The report of `bamboo plan`: recommended and alternative plans as text with a table, and as JSON. Pure."""
 
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from bamboo.sizing.trials.candidate import Candidate, edited, edits
 from bamboo.sizing.trials.trial import Assessment
 from bamboo.sizing.trials.world import World
 from bamboo.sizing.units import ReadableUnit, money_unit, time_unit
-from bamboo.terminal.tables import fitted
+from bamboo.terminal.tables import fitted, indented_json
 from bamboo_core.text import count
 
 FIELDS = (
@@ -96,7 +95,7 @@ def document(report: PlanReport) -> str:
             "changes": {_path(path): value for path, value in changes.items()},
             "manifest": edited(report.world.document, changes),
         }
-    return json.dumps(
+    return indented_json(
         {
             "job": spec.name,
             "steps": report.world.steps,
@@ -110,8 +109,7 @@ def document(report: PlanReport) -> str:
             "simulated": len(report.found.simulated),
             "runs": report.found.runs,
             "estimated": _estimated(report),
-        },
-        indent=2,
+        }
     )
 
 
@@ -213,12 +211,8 @@ def _document(one: Assessment) -> dict[str, Any]:
             "workers": option.workers,
         },
         "runs": len(one.outcomes),
-        **{name: _finite(getattr(one, name)) for name in ("hours", "usd")},
-        **{f"{name}Deviation": _finite(one.deviation(name)) for name in ("hours", "usd")},
-        **{f"{name}Of95": _finite(one.sure(name)) for name in ("hours", "usd")},
-        "mean": {name: _finite(one.mean(name)) for name in MEANS},
+        **{name: getattr(one, name) for name in ("hours", "usd")},
+        **{f"{name}Deviation": one.deviation(name) for name in ("hours", "usd")},
+        **{f"{name}Of95": one.sure(name) for name in ("hours", "usd")},
+        "mean": {name: one.mean(name) for name in MEANS},
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if abs(value) < float("inf") else None

@@ -9,7 +9,7 @@ from rich.console import Group
 
 from bamboo.simulation.figures import Spread
 from bamboo.simulation.job.job_record import Series, mean_over_time
-from bamboo.terminal.tables import fitted
+from bamboo.terminal.tables import fitted, indented_json
 
 COLUMNS = {  # by figure: head and digits after the point
     "preemptions": ("PREEMPTIONS", 2),
@@ -46,30 +46,23 @@ def simulation_table(cases: Sequence[Case], width: int | None = None) -> Group:
     return fitted(heads, [(name, str(found.runs), *(_cell(found, f) for f in known)) for name, found in cases], width)
 
 
-def simulation_documents(cases: Sequence[Case], over_time: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the cases as JSON values: number of runs, means, standard deviations, and the means over time.
+def simulation_json(cases: Sequence[Case], runs: Sequence[Sequence[Series]]) -> str:
+    """Return the cases as JSON: number of runs, means, standard deviations, and the means over time.
 
-    over_time: one document of `over_time_document` for each case.
+    runs: of each case.
     """
-    return [
-        _finite({"case": name, **asdict(found), "overTime": series})
-        for (name, found), series in zip(cases, over_time, strict=True)
-    ]
+    return indented_json(
+        [
+            {"case": name, **asdict(found), "overTime": _over_time(series)}
+            for (name, found), series in zip(cases, runs, strict=True)
+        ]
+    )
 
 
-def over_time_document(runs: Sequence[Series]) -> dict[str, Any]:
-    """Return means over the runs as JSON values: hours, and each quantity at these hours."""
+def _over_time(runs: Sequence[Series]) -> dict[str, Any]:
+    """Return means over the runs: hours, and each quantity at these hours."""
     names = [field.name for field in fields(Series) if field.name != "hours"]
     return {"hours": mean_over_time("nodes", runs)[0], **{name: mean_over_time(name, runs)[1] for name in names}}
-
-
-def _finite(value: Any) -> Any:
-    """Return the value with NaN and infinities, which JSON does not have, replaced by None, also inside containers."""
-    if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cell(found: Spread, figure: str) -> str:

@@ -1,7 +1,9 @@
-"""The common style of tables: no borders, two spaces between columns, bold heads."""
+"""The common style of tables (no borders, two spaces between columns, bold heads), and of JSON."""
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
+import msgspec
 from rich.cells import cell_len
 from rich.console import Group
 from rich.table import Table
@@ -38,3 +40,8 @@ def fitted(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int | Non
             part.add_row(Text(head, style="bold"), Text(value))
         parts += [part, ""]
     return Group(*parts[:-1])
+
+
+def indented_json(value: Any) -> str:
+    """Return a value as indented JSON. Numbers that are not finite are null."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-import msgspec
-
 from bamboo.terminal.phrases import checkpoint_of_run
+from bamboo.terminal.tables import indented_json
 from bamboo_core.control.digests import add_digests
 from bamboo_core.control.memory import Traffic
 from bamboo_core.coordinator.events import Outcome, Status, Takeover
@@ -116,7 +115,7 @@ def to_json(summary: Summary, **extra: Any) -> str:
         "metrics": dict(status.metrics),
         "grid": dict(zip(("stages", "pipelines"), summary.grid, strict=True)) if summary.grid else None,
     }
-    return msgspec.json.format(msgspec.json.encode(document | extra), indent=2).decode()
+    return indented_json(document | extra)
 
 
 def to_text(summary: Summary) -> str:

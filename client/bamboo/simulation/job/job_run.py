@@ -87,10 +87,8 @@ def model_of(run: JobRun) -> StepModel:
 
 
 def _simplified(run: JobRun) -> JobRun:
-    """Return the run without settings that take no time in the model, such as evaluation. Raises SimulationError."""
+    """Return the run without settings that take no time in the model, such as evaluation."""
     training = replace(run.spec.training, evaluation=None, epochs=None, tokens=None, deterministic=False)
-    if training.steps == UNKNOWN_STEPS:
-        raise SimulationError("spec.training: only the data tell how many steps its epochs or tokens are; say --steps")
     checkpoint = run.spec.checkpoint and replace(run.spec.checkpoint, keep_best=False)
     spec = replace(run.spec, training=training, checkpoint=checkpoint)
     return replace(run, spec=spec, profile=for_microbatch(run.profile, training.micro_batch_size))
