@@ -119,12 +119,17 @@ class BoundedCalls:
         """
         pause = self._limits.pause
         for number in range(1, self._limits.tries + 1):
+            with self._lock:
+                hanging = self._hanging
+            if hanging >= MOST_HANGING:
+                raise StoreUnavailable(f"{what}: {hanging} calls to the store have not returned")
             outcome = self._once(function, self._limits.of(moved))
-            if not isinstance(outcome.error, BaseException):
+            error = outcome.error
+            if error is None:
                 return outcome.value  # type: ignore[no-any-return]
-            if isinstance(outcome.error, FileExistsError | StorageError):
-                raise outcome.error
-            failure = _explained(outcome.error)
+            if isinstance(error, FileExistsError | StorageError) or not isinstance(error, Exception):
+                raise error
+            failure = explain(error)
             if failure.missing:
                 raise MissingFile(failure.reason)
             if not failure.transient or number == self._limits.tries:
@@ -135,9 +140,6 @@ class BoundedCalls:
         raise AssertionError("at least one try")
 
     def _once(self, function: Callable[[], Any], seconds: float) -> "_Outcome":
-        with self._lock:
-            if self._hanging >= MOST_HANGING:
-                return _Outcome(error=_Hangs(f"{self._hanging} calls to the store have not returned"))
         outcome = _Outcome()
         thread = threading.Thread(target=self._run, args=(function, outcome), name="store", daemon=True)
         thread.start()
@@ -190,22 +192,9 @@ def at_once(function: Callable[[S], T], items: Sequence[S]) -> list[T]:
     return [results[number] for number in range(len(items))]
 
 
-class _Hangs(Exception):
-    """Error because too many calls hang."""
-
-
 @dataclass(slots=True)
 class _Outcome:
     value: Any = None
     error: BaseException | None = None
     done: bool = False  # the function has returned or raised
     abandoned: bool = False  # the time limit passed first
-
-
-def _explained(error: BaseException) -> Failure:
-    """Return the failure. Raises exceptions that no store causes, such as KeyboardInterrupt."""
-    if not isinstance(error, Exception):
-        raise error
-    if isinstance(error, _Hangs):
-        return Failure(reason=str(error))
-    return explain(error)
