@@ -29,63 +29,6 @@ LEAST_KEY = 16  # bytes
 LEASE = "bamboo-operator"
 T = TypeVar("T")
 
-_Listen = Annotated[str, typer.Option(help="Address and port to listen on for workers' control channels.")]
-_WebListen = Annotated[str, typer.Option(help="Address and port to listen on for health, metrics and job pages.")]
-_Url = Annotated[
-    str | None,
-    typer.Option(
-        help="ws://HOST:PORT, with a certificate wss://HOST:PORT, at which workers' pods reach that port.",
-        envvar="BAMBOO_OPERATOR_URL",
-    ),
-]
-_Namespaces = Annotated[list[str] | None, typer.Option(help="Watch only these (may be repeated); default: all.")]
-_KeyFile = Annotated[
-    Path,
-    typer.Option(
-        help="File with at least 16 random bytes, the same after a restart: jobs' secrets are derived from it."
-    ),
-]
-_Image = Annotated[
-    str, typer.Option(help="Trainer image of jobs without spec.worker.image.", envvar="BAMBOO_TRAINER_IMAGE")
-]
-_RunAsUser = Annotated[int, typer.Option(help="User id of workers; -1 leaves it to the image.")]
-_NodeMarks = Annotated[
-    Path | None,
-    typer.Option(help="YAML file with your own marks of nodes that will be taken away (docs/install.md)."),
-]
-_TlsCert = Annotated[
-    Path | None, typer.Option(help="PEM file with the serving certificate for workers; --url then begins with wss://.")
-]
-_TlsKey = Annotated[Path | None, typer.Option(help="PEM file with the certificate's key.")]
-_TlsCa = Annotated[Path | None, typer.Option(help="PEM file with the authority that signed it, which workers trust.")]
-_NetworkPolicy = Annotated[
-    bool, typer.Option(help="Make a NetworkPolicy for each job: only its own workers may connect to its workers.")
-]
-_DisruptionBudgets = Annotated[
-    bool,
-    typer.Option(help="Make a PodDisruptionBudget for each job that trains: workers are evicted one at a time."),
-]
-_Lease = Annotated[
-    str | None,
-    typer.Option(
-        help="NAMESPACE/NAME of the Lease that this operator has to hold to work, so that no other one does;"
-        f" default: {LEASE} in its pod's namespace, without a pod none."
-    ),
-]
-_Identity = Annotated[
-    str | None,
-    typer.Option(help="The holder's name in that Lease; default: the pod's name, without a pod the host's."),
-]
-_LabelActive = Annotated[
-    bool,
-    typer.Option(
-        "--label-active",
-        help=f"One of several replicas: label its pod {LABEL_ACTIVE}=true while it works, so that the Service finds"
-        " it, and be ready while it waits for the Lease.",
-    ),
-]
-_Verbose = Annotated[bool, typer.Option("--verbose", help="Log at level DEBUG, too.")]
-
 
 # A mistake in these flags ends the command with an error message.
 
@@ -94,10 +37,22 @@ _Verbose = Annotated[bool, typer.Option("--verbose", help="Log at level DEBUG, t
 class PortFlags:
     """Flags for the operator's addresses and namespaces."""
 
-    listen: _Listen = f"0.0.0.0:{WORKERS_PORT}"
-    web_listen: _WebListen = f"0.0.0.0:{WEB_PORT}"
-    url: _Url = None
-    namespace: _Namespaces = None
+    listen: Annotated[str, typer.Option(help="Address and port to listen on for workers' control channels.")] = (
+        f"0.0.0.0:{WORKERS_PORT}"
+    )
+    web_listen: Annotated[
+        str, typer.Option(help="Address and port to listen on for health, metrics and job pages.")
+    ] = f"0.0.0.0:{WEB_PORT}"
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="ws://HOST:PORT, with a certificate wss://HOST:PORT, at which workers' pods reach that port.",
+            envvar="BAMBOO_OPERATOR_URL",
+        ),
+    ] = None
+    namespace: Annotated[list[str] | None, typer.Option(help="Watch only these (may be repeated); default: all.")] = (
+        None
+    )
 
     def check_url(self, *, encrypted: bool) -> None:
         scheme = "wss" if encrypted else "ws"
@@ -109,12 +64,27 @@ class PortFlags:
 class WorkerFlags:
     """Flags for workers' pods."""
 
-    key_file: _KeyFile
-    image: _Image = "bamboo-trainer"
-    run_as_user: _RunAsUser = 65532
-    node_marks: _NodeMarks = None
-    network_policy: _NetworkPolicy = True
-    disruption_budgets: _DisruptionBudgets = True
+    key_file: Annotated[
+        Path,
+        typer.Option(
+            help="File with at least 16 random bytes, the same after a restart: jobs' secrets are derived from it."
+        ),
+    ]
+    image: Annotated[
+        str, typer.Option(help="Trainer image of jobs without spec.worker.image.", envvar="BAMBOO_TRAINER_IMAGE")
+    ] = "bamboo-trainer"
+    run_as_user: Annotated[int, typer.Option(help="User id of workers; -1 leaves it to the image.")] = 65532
+    node_marks: Annotated[
+        Path | None,
+        typer.Option(help="YAML file with your own marks of nodes that will be taken away (docs/install.md)."),
+    ] = None
+    network_policy: Annotated[
+        bool, typer.Option(help="Make a NetworkPolicy for each job: only its own workers may connect to its workers.")
+    ] = True
+    disruption_budgets: Annotated[
+        bool,
+        typer.Option(help="Make a PodDisruptionBudget for each job that trains: workers are evicted one at a time."),
+    ] = True
 
     def settings(self, authority: str) -> WorkerPodSettings:
         return WorkerPodSettings(
@@ -143,9 +113,14 @@ class WorkerFlags:
 class TlsFlags:
     """Flags for the serving certificate."""
 
-    tls_cert: _TlsCert = None
-    tls_key: _TlsKey = None
-    tls_ca: _TlsCa = None
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(help="PEM file with the serving certificate for workers; --url then begins with wss://."),
+    ] = None
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file with the certificate's key.")] = None
+    tls_ca: Annotated[
+        Path | None, typer.Option(help="PEM file with the authority that signed it, which workers trust.")
+    ] = None
 
     def certificate(self) -> ServingCertificate | None:
         """Return the certificate; None without these flags, in which case the traffic with workers is not encrypted."""
@@ -163,9 +138,25 @@ class TlsFlags:
 class LeaseFlags:
     """Flags for the Lease, by which only one operator works at a time."""
 
-    lease: _Lease = None
-    identity: _Identity = None
-    label_active: _LabelActive = False
+    lease: Annotated[
+        str | None,
+        typer.Option(
+            help="NAMESPACE/NAME of the Lease that this operator has to hold to work, so that no other one does;"
+            f" default: {LEASE} in its pod's namespace, without a pod none."
+        ),
+    ] = None
+    identity: Annotated[
+        str | None,
+        typer.Option(help="The holder's name in that Lease; default: the pod's name, without a pod the host's."),
+    ] = None
+    label_active: Annotated[
+        bool,
+        typer.Option(
+            "--label-active",
+            help=f"One of several replicas: label its pod {LABEL_ACTIVE}=true while it works, so that the Service finds"
+            " it, and be ready while it waits for the Lease.",
+        ),
+    ] = False
 
     def name(self) -> LeaseName | None:
         """Return the name of the Lease; None outside a pod without --lease, where no other operator can be. Raises
@@ -190,7 +181,7 @@ class LeaseFlags:
 class LogFlags:
     """Flags for the log on standard error."""
 
-    verbose: _Verbose = False
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log at level DEBUG, too.")] = False
 
     def set_up(self) -> None:
         handler = logging.StreamHandler()
