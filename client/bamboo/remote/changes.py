@@ -36,7 +36,8 @@ async def submit(
         return EXIT_OK
     if watch:
         return await until_over(session, namespace, name)
-    session.say(f"bamboo status {name}{_flag(session, namespace)} --watch shows its progress")
+    flag = "" if namespace == session.api.access.namespace else f" -n {namespace}"
+    session.say(f"bamboo status {name}{flag} --watch shows its progress")
     return EXIT_OK
 
 
@@ -44,10 +45,6 @@ def _done(before: JobView | None, after: JobView) -> str:
     if before is None:
         return "created"
     return "changed" if after.metadata.generation != before.metadata.generation else "unchanged"
-
-
-def _flag(session: Session, namespace: str) -> str:
-    return "" if namespace == session.api.access.namespace else f" -n {namespace}"
 
 
 async def suspend(session: Session, name: Target, *, yes: bool, wait: bool, timeout: float) -> int:
@@ -86,15 +83,13 @@ async def resume(session: Session, name: Target, *, wait: bool, timeout: float) 
     start = f"from its checkpoint at step {from_step}" if from_step else "from step 0"
     session.say(f"{job.name} is resumed {start}")
     if wait:
-        now = await operations.until_so(job_reader, _trains_or_will_not, "did not start to train", timeout)
+        now = await operations.until_so(
+            job_reader, lambda job: job.status.holds("Running") or job.held_back, "did not start to train", timeout
+        )
         if now.held_back:
             raise RemoteError(f"{job.name} does not start to train: {now.held_back}")
         session.say(f"{now.name} trains: {phrases.counts(now)}")
     return EXIT_OK
-
-
-def _trains_or_will_not(job: JobView) -> bool:
-    return job.status.holds("Running") or bool(job.held_back)
 
 
 async def delete(session: Session, names: list[Target], *, yes: bool, wait: bool, timeout: float) -> int:

@@ -15,7 +15,7 @@ from bamboo.terminal.output_format import OutputFormat
 from bamboo.terminal.snapshot import JobSnapshot, UnseenEvents
 from bamboo_core.kube.errors import UsageError
 from bamboo_core.names import EXIT_OK
-from bamboo_core.view.job_view import JobView, view_of
+from bamboo_core.view.job_view import view_of
 
 
 def print_objects(found: list[dict[str, Any]], *, single: bool) -> None:
@@ -37,7 +37,8 @@ async def jobs(session: Session, names: list[Target], *, everywhere: bool, form:
     if not bodies:
         session.say("no jobs" if everywhere else f"no jobs in namespace {session.namespace}")
         return EXIT_OK
-    session.console.print(picture.jobs(_sorted(bodies), datetime.now(UTC), namespaces=everywhere))
+    found = sorted(map(view_of, bodies), key=lambda job: (job.namespace, job.name))
+    session.console.print(picture.jobs(found, datetime.now(UTC), namespaces=everywhere))
     return EXIT_OK
 
 
@@ -45,10 +46,6 @@ async def _found(session: Session, names: list[Target], everywhere: bool) -> lis
     if names:
         return list(await asyncio.gather(*(session.api.job(*session.of(name)) for name in names)))
     return await session.api.jobs(None if everywhere else session.namespace)
-
-
-def _sorted(found: list[dict[str, Any]]) -> list[JobView]:
-    return sorted((view_of(body) for body in found), key=lambda job: (job.namespace, job.name))
 
 
 async def status(session: Session, name: Target, *, form: OutputFormat, watch: bool, interval: float) -> int:

@@ -62,7 +62,8 @@ def worker_signal(pod: Json, node: Json | None, now: datetime, own: Sequence[Nod
 
 def _strongest(*signals: Signal | None) -> Signal | None:
     """Return the strongest signal: a loss before a notice, an earlier notice before a later one; None without any."""
-    return min((signal for signal in signals if signal), key=_strength, default=None)
+    found = (signal for signal in signals if signal)
+    return min(found, key=lambda signal: (signal.kind is not SignalKind.LOST, signal.seconds), default=None)
 
 
 def node_signal(node: Json, now: datetime, own: Sequence[NodeMark] = ()) -> Signal | None:
@@ -214,10 +215,6 @@ def _signal(name: str, mark: DisruptionMark, left: float | None) -> Signal:
     return Signal(kind=SignalKind.NOTICE, source=mark.source, message=message, seconds=seconds)
 
 
-def _strength(signal: Signal) -> tuple[bool, float]:
-    return signal.kind is not SignalKind.LOST, signal.seconds
-
-
 # Pods
 
 
@@ -237,7 +234,8 @@ def _disruption(pod: Json) -> str | None:
     reason = status.get("reason")
     if reason in marks.DISRUPTIONS:
         return str(reason)
-    ran = any((c.get("state") or {}).get("terminated") for c in _all_statuses(status))
+    containers = [*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())]
+    ran = any((c.get("state") or {}).get("terminated") for c in containers)
     return None if ran else str(reason or "PodFailed")  # such as OutOfcpu, when the node refused the pod
 
 
@@ -295,10 +293,6 @@ def _terminated(statuses: Any, container: str) -> Json | None:
             terminated: Json | None = (status.get("state") or {}).get("terminated")
             return terminated
     return None
-
-
-def _all_statuses(status: Json) -> list[Json]:
-    return [*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())]
 
 
 def _code(terminated: Json) -> int:
