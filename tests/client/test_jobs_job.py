@@ -1,6 +1,5 @@
 """`bamboo.Job`: built from values, checked and printed as a manifest."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ import yaml
 import bamboo
 from bamboo.job_source import source_of_file
 from bamboo.jobs import here
-from bamboo.jobs.here import profiled_steps
 from bamboo.jobs.results import JobProgress
 from bamboo_core.names import ENV_DEVICE
 from bamboo_trainer.models import mlp
@@ -150,7 +148,6 @@ def test_a_simulation_and_a_plan_are_what_the_command_line_finds() -> None:
     [
         ({}, {"preempt": "never"}, "preempt never: expected none, random:RATE"),
         ({}, {"resume": True}, "resume: the job keeps no checkpoints; checkpoints URL says"),
-        ({}, {"profile": "1:2"}, "profile 1:2: output DIR says where the files go"),
         ({"suspend": True}, {}, "spec.suspend: the job is suspended"),
     ],
 )
@@ -163,22 +160,6 @@ def test_overwriting_the_fields_of_others_needs_an_apply(monkeypatch: pytest.Mon
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "config", "http://127.0.0.1:1")))
     with pytest.raises(bamboo.InvalidRequest, match=r"^force: expected together with apply$"):
         quickstart().submit(force=True)
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("20-25", "expected FIRST:LAST, such as 20:25"),
-        ("0:2", "expected FIRST:LAST"),
-        ("1:2@stage 1", "expected FIRST:LAST"),
-        ("2:1", "expected at most 20 steps, the last one not before the first"),
-        ("1:21", "expected at most 20 steps, the last one not before the first"),
-        ("60:61", "the job has steps 1 to 60"),
-    ],
-)
-def test_a_profiler_that_cannot_be_is_refused(text: str, told: str) -> None:
-    with pytest.raises(bamboo.InvalidRequest, match=rf"^--profile {re.escape(text)}: {re.escape(told)}"):
-        profiled_steps(text, quickstart().source.spec, Path("out"))
 
 
 def test_importing_bamboo_imports_nothing_else() -> None:

@@ -65,7 +65,7 @@ def test_workers_of_a_node_are_in_one_zone_and_lost_together(
     monkeypatch.setattr(ForkServer, "alive", property(lambda pool: tuple(started)))
     workers = LocalWorkers(pool, per_node)
     for _ in zones:
-        workers.start((), "", "", None, None)
+        workers.start((), "", "", None)
     assert started == {f"w{number}": f"zone-{zone}" for number, zone in enumerate(zones)}
     assert list(workers.lost_with("w2")) == lost_with_w2
     joined = [WorkerJoined(protocol.Hello(worker=one, host="h", port=1, zone="z")) for one in ("w3", "stranger")]

@@ -13,10 +13,8 @@ import pytest
 import torch
 
 import pretended_gpu
-from bamboo_core.planning.plan import Cell
 from bamboo_trainer.memory.gpus import choose_devices, wait_for
 from bamboo_trainer.memory.host_copies import CudaCopies, copies_by_device, together
-from bamboo_trainer.worker.telemetry import Spans, StepProfiler
 
 HERE = Path(__file__)
 SECONDS = 1800.0  # for the tests of one choice, on a loaded machine
@@ -131,19 +129,6 @@ def test_what_a_gpu_gives_another_one_and_the_host_is_copied_in_order() -> None:
         assert kept.wait()[0].tolist() == [number + 1.0] * 8
         assert result.tolist() == [2 * number + 2.0] * 8
         assert (busy + busy).tolist() == [6.0] * 8
-
-
-@on_one
-def test_of_a_pretended_gpu_torch_profiler_records_the_thread_that_gives_it_work(tmp_path: Path) -> None:
-    """As with any device that it cannot watch, as torch was built."""
-    device, cell = torch.device("cuda", 0), Cell(0, 0)
-    profiler = Spans(StepProfiler("w0", 1, 1, tmp_path))
-    for microbatch in range(2):
-        profiler.started("Forward", cell, 0, microbatch)
-        torch.ones(8, device=device) + 1.0
-        profiler.finished("Forward", cell, 0, microbatch)
-    profiler.close()
-    assert [path.name for path in tmp_path.iterdir()] == ["w0.1.pt.trace.json.gz"]
 
 
 @on_one

@@ -3,7 +3,6 @@
 import copy
 import math
 import os
-import re
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -30,8 +29,6 @@ from bamboo_core.names import ENV_DEVICE
 from bamboo_core.storage.bounded import StorageError, StoreLimits
 from bamboo_core.storage.url import parse_url
 
-_PROFILE: Final = re.compile(r"([1-9][0-9]{0,8})(?::([1-9][0-9]{0,8}))?")
-MOST_PROFILED: Final = 20  # steps
 _LOOK_SECONDS: Final = 20.0  # limit for each access to the store before the start
 
 
@@ -76,13 +73,11 @@ def prepared(job: JobSource, options: LocalRunOptions) -> tuple[JobSource, RunOp
     if not math.isfinite(options.heartbeat_timeout):
         raise InvalidRequest(f"--heartbeat-timeout {options.heartbeat_timeout}: expected a number of seconds")
     output, trace = (None if path is None else path.absolute() for path in (options.output, options.trace))
-    profile = None if options.profile is None else profiled_steps(options.profile, job.spec, output)
     trouble = store_trouble(job.spec, resume=options.resume)
     run = RunOptions(
         preempt=schedule,
         output=output,
         trace=trace,
-        profile=profile,
         heartbeat_timeout=options.heartbeat_timeout,
         replace_after=options.replace_after,
         store_writable=not trouble,
@@ -108,21 +103,6 @@ def _sized(job: JobSource, options: LocalRunOptions) -> JobSource:
         if number is not None:
             job = changed(job, f"{flag} {number}", **{part: {**(given.get(part) or {}), field: number}})
     return job
-
-
-def profiled_steps(text: str, spec: JobSpec, output: Path | None) -> tuple[int, int]:
-    """Parse FIRST:LAST, the steps in which torch.profiler runs, both included. Raises InvalidRequest."""
-    flag, match = f"--profile {text}", _PROFILE.fullmatch(text.strip())
-    if match is None:
-        raise InvalidRequest(f"{flag}: expected FIRST:LAST, such as 20:25")
-    first, last = int(match[1]), int(match[2] or match[1])
-    if not first <= last < first + MOST_PROFILED:
-        raise InvalidRequest(f"{flag}: expected at most {MOST_PROFILED} steps, the last one not before the first")
-    if not spec.training.counts_data and last > spec.training.steps:
-        raise InvalidRequest(f"{flag}: the job has steps 1 to {spec.training.steps}")
-    if output is None:
-        raise InvalidRequest(f"{flag}: --output DIR says where the files go")
-    return first, last
 
 
 def on_this_machine(job: JobSource, *, checkpoints: str | None, resume: bool) -> tuple[JobSource, list[str]]:

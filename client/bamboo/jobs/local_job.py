@@ -202,13 +202,13 @@ class LocalJob:
             raise BambooError(f"{self.name} is suspended, and no checkpoint could be written: events() say why")
 
     async def resume(self) -> None:
-        """Resume the job from its newest checkpoint, without planned preemptions, trace and profiler.
+        """Resume the job from its newest checkpoint, without planned preemptions and trace.
 
         Raises InvalidRequest if it is not suspended.
         """
         if self._progress.state != SUSPENDED:
             raise InvalidRequest(f"{self.name} is not suspended ({self._progress.state})")
-        self._options = replace(self._options, preempt=Schedule(), trace=None, profile=None)
+        self._options = replace(self._options, preempt=Schedule(), trace=None)
         self._before = self._progress
         self._known = replace(
             self._before, state=STARTING, message="", grid=(), workers=0, samples_per_second=None, eta_seconds=None

@@ -55,14 +55,6 @@ class LocalRunOptions:
         Path | None,
         typer.Option(metavar="FILE", help="Write a trace of all workers, for Perfetto or chrome://tracing."),
     ] = None
-    profile: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FIRST:LAST",
-            help="Run torch.profiler in these steps, the last one included; the files, for TensorBoard and Perfetto,"
-            " are in --output.",
-        ),
-    ] = None
     output: Annotated[
         Path | None,
         typer.Option(

@@ -71,7 +71,6 @@ TICK_SECONDS = 0.05
 DRAIN_SECONDS = 3.0  # for the workers to leave when the job is over
 ANSWER_SECONDS = 30.0  # for the root of a complete job to report whether its loggers still write
 LOGGER_SECONDS = 75.0  # for workers whose loggers still write; they report a timeout themselves after a minute
-PROFILER_FOLDER = "profiler"  # in the output
 EXPORT = "bamboo_trainer.checkpoint.export:export_weights"
 
 
@@ -82,7 +81,6 @@ class RunOptions:
     preempt: Schedule = field(default_factory=Schedule)
     output: Path | None = None  # folder for weights and logs
     trace: Path | None = None  # file for the merged trace
-    profile: tuple[int, int] | None = None  # the first and the last step in which torch.profiler runs
     heartbeat_timeout: float = HEARTBEAT_TIMEOUT_SECONDS
     replace_after: float = 0.0  # seconds until a lost worker is replaced, as on a cluster
     store_writable: bool = True  # the store of checkpoints; if it is not, the history is kept in the output
@@ -323,7 +321,7 @@ class _LocalRun:
         for _ in range(starting):
             try:
                 traces = self._traces if self._options.trace else None
-                self._workers.start(self._preemptor.gate, self._url, self._token, traces, self._profile)
+                self._workers.start(self._preemptor.gate, self._url, self._token, traces)
             except ForkServerError as error:
                 self._fail("LauncherLost", said_by(error))
                 return
@@ -502,22 +500,7 @@ class _LocalRun:
             seconds=max(0.0, self._ended - self._began),
             batch=self._spec.training.global_batch_size,
             output=str(self._folder) if self._options.output else None,
-            profiled=self._profiler_told(),
             crashes=tuple(self._workers.crashes),
             log_tail=self._pool.tail() or None if unexplained and not self._log else None,
             log_shown=self._log is not None,
         )
-
-    @property
-    def _profile(self) -> str | None:
-        """The settings of a worker's torch.profiler, FIRST:LAST:FOLDER; None without --profile."""
-        if self._options.profile is None:
-            return None
-        first, last = self._options.profile
-        return f"{first}:{last}:{self._folder / PROFILER_FOLDER}"
-
-    def _profiler_told(self) -> str | None:
-        if self._options.profile is None:
-            return None
-        folder = self._folder / PROFILER_FOLDER
-        return f"the files are in {folder}" if folder.is_dir() else "there are no files, as no worker recorded a step"

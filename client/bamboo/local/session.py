@@ -50,7 +50,7 @@ def train(job: JobSource, options: RunOptions, report: ReportOptions) -> int:
             again = undisturbed_job(job, summary)
             if not report.json:
                 _say(f"{to_text(summary)}\nthe same job again, undisturbed, {_grid(again.spec)}:")
-        calm = replace(options, preempt=Schedule(), output=None, trace=None, profile=None)
+        calm = replace(options, preempt=Schedule(), output=None, trace=None)
         view = _view(replace(again.spec, name=f"{job.spec.name}, undisturbed"), report)
         check = loop_signals.run(lambda: run_job(again, calm, view))
     except (PageError, OutputRefused) as error:

@@ -39,17 +39,16 @@ class LocalWorkers:
     def alive(self) -> Sequence[WorkerId]:
         return self._pool.alive
 
-    def start(self, gate: Sequence[int], url: str, token: str, traces: Path | None, profile: str | None) -> None:
+    def start(self, gate: Sequence[int], url: str, token: str, traces: Path | None) -> None:
         """Start a worker. Raises ForkServerError.
 
-        gate: the steps in which the worker asks before it goes on. traces: the folder for its trace; None writes no
-        trace. profile: settings of its torch.profiler, if any.
+        gate: the steps in which the worker asks before it goes on. traces: the folder for its trace, or None.
         """
         number = len(self._nodes)
         worker, node = f"w{number}", number // self._per_node
         self._nodes[worker], zone = node, ZONES[node % len(ZONES)]
         trace = str(traces / f"{worker}.json") if traces else None
-        self._pool.start(worker, gate, url=url, token=token, zone=zone, trace=trace, profile=profile)
+        self._pool.start(worker, gate, url=url, token=token, zone=zone, trace=trace)
 
     def remove(self, worker: WorkerId) -> None:
         """Ask a worker to leave, and kill it if it does not leave soon."""

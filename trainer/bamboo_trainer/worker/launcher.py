@@ -4,7 +4,7 @@ python -P -m bamboo_trainer.worker.launcher [--import MODULE]... [--folder FOLDE
 
 One thread, one loop. JSON lines on stdin:
 
-    {"op": "start", "worker": W, "url": .., "token": .., "zone": .., "trace": .., "profile": .., "main": ".."}
+    {"op": "start", "worker": W, "url": .., "token": .., "zone": .., "trace": .., "main": ".."}
     {"op": "call", "id": I, "function": "module:function", "arguments": {..}}
     {"op": "proceed", "worker": W}
 
@@ -237,7 +237,7 @@ class Launcher:
         worker, steps = command["worker"], command.get("gate")
         main = command.get("main") or WORKER_MAIN
         arguments = {k: command[k] for k in ("worker", "url", "token", "zone")}
-        arguments["trace"], arguments["profile"] = command.get("trace"), command.get("profile")
+        arguments["trace"] = command.get("trace")
         try:
             theirs = self._gates.open(worker) if steps else None
             with theirs or contextlib.nullcontext():

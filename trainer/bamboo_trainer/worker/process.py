@@ -177,7 +177,6 @@ def main(
     token: str | Path,
     zone: str = "",
     trace: str | None = None,
-    profile: str | None = None,
     gate: int | None = None,
     steps: Collection[int] = (),
     follower: Follower | None = None,
@@ -185,17 +184,13 @@ def main(
 ) -> int:
     """Run one worker in this process until it is asked to stop; return its exit code.
 
-    token: the token, or the file that always holds the newest one. profile: see `StepProfiler.of`. gate: the descriptor
-    of the socket on which a `StrikeGate` asks the launcher in these steps. follower: of its spans.
+    token: the token, or the file that always holds the newest one. gate: the descriptor of the socket on which a
+    `StrikeGate` asks the launcher in these steps. follower: of its spans.
     """
     torch.set_num_threads(1)
     followers = [follower] if follower else []
     if gate is not None:
         followers.append(StrikeGate(socket.socket(fileno=gate), steps))
-    if profile:
-        from bamboo_trainer.worker.telemetry import StepProfiler  # imported only if needed
-
-        followers.append(StepProfiler.of(worker, profile))
     if trace:
         followers.append(TraceFile(Path(trace), worker, os.getpid()))
     newest = partial(_read_token, token) if isinstance(token, Path) else lambda: str(token)

@@ -54,7 +54,6 @@ class Summary:
     batch: int
     crashes: tuple[str, ...] = ()  # workers that ended by themselves, and how
     output: str | None = None
-    profiled: str | None = None  # where torch.profiler's files are, or why there are none; None if not requested
     log_tail: str | None = None  # what the workers printed, if a failure has no better explanation
     log_shown: bool = False  # --debug has shown the whole log
 
@@ -104,7 +103,7 @@ def to_json(summary: Summary, **extra: Any) -> str:
         ],
         "memory": dict(status.memory),
         "traffic": {worker: {"total": sent.total, **sent.by_kind()} for worker, sent in status.traffic},
-        **{name: getattr(summary, name) for name in ("crashes", "output", "profiled", "log_tail")},
+        **{name: getattr(summary, name) for name in ("crashes", "output", "log_tail")},
         "kept_step": summary.kept_step,
         "first_step": summary.first_step,
         "restores": kept.counts.restored if kept else 0,
@@ -164,8 +163,6 @@ def to_text(summary: Summary) -> str:
         lines.append("  the weights were not kept; --output DIR keeps them")
     elif summary.outcome is Outcome.FAILED and not summary.log_shown:
         lines.append("  --debug shows the workers' log with the whole traceback, --output keeps it")
-    if summary.profiled:
-        lines.append(f"  torch.profiler: {summary.profiled}")
     if summary.log_tail:
         lines += ["  the end of the workers' log:", *_quoted(summary.log_tail)]
     return "\n".join(lines)
