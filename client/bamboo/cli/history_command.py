@@ -1,4 +1,4 @@
-"""`bamboo history`: prints and follows the history of a job, or writes it to a logger."""
+"""`bamboo history`: prints and follows the history of a job."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from bamboo.remote.session import Session, Target
     from bamboo_core.history.records import Record
 
-TO_LOGGER = "bamboo_trainer.worker.loggers"
 app = typer.Typer(rich_markup_mode=None)
 SOURCES: Final = (
     "the name of a job on the cluster, a manifest, the folder or URL of an output or checkpoints, or history.jsonl"
@@ -45,35 +44,18 @@ def history(
         bool, typer.Option("--all", help="Also steps that were repeated after going back to a checkpoint.")
     ] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is added, until Ctrl-C.")] = False,
-    to: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LOGGER",
-            help="Write it into a logger instead of printing it: TYPE:KEY=VALUE,..., as type and config in a manifest.",
-            show_default=False,
-        ),
-    ] = None,
     interval: options.Interval = options.INTERVAL,
 ) -> None:
     """Show every step and every event of a job.
 
     The history of a job on the cluster is read from its object store, with this machine's credentials.
 
-    With --to the history goes into a logger: into the same run of W&B or MLflow, if it is still there.
-
-    Example: bamboo history run --to WeightsAndBiases:project=my-project
+    Example: bamboo history run --output json
     """
     from bamboo.remote.session import target as job_target
     from bamboo_core.kube.errors import RemoteError
 
-    if to is not None:
-        kind, config = _logger(to)
-        if follow or every or output is not OutputFormat.TEXT:
-            usage("--to and --follow, --all or --output: expected only --to")
-
     def show(source: str) -> int:
-        if to is not None:
-            return _write(source, kind, config)
         return _show(_reader(source), output, every, follow, interval)
 
     place = Path(source)
@@ -93,31 +75,6 @@ def _file_in(folder: str) -> str:
 
     file = Path(folder, FILE)
     return str(file) if file.is_file() and not Path(folder, FOLDER).exists() else folder
-
-
-def _logger(text: str) -> "tuple[str, dict[str, str]]":
-    """Parse TYPE:KEY=VALUE,KEY=VALUE into a logger's type and config. A mistake ends the command."""
-    from bamboo_core.job.training_spec import LoggerType
-
-    kind, _, rest = text.partition(":")
-    ready = [one.value for one in LoggerType]
-    if kind not in ready:
-        usage(f"--to {text}: expected {', '.join(ready[:-1])} or {ready[-1]}, and its config, such as :project=mine")
-    pairs = [pair.partition("=") for pair in rest.split(",") if pair]
-    for key, equals, _ in pairs:
-        if not (key.isidentifier() and equals):
-            usage(f"--to {text}: expected KEY=VALUE after the colon, separated by commas")
-    return kind, {key: value for key, _, value in pairs}
-
-
-def _write(source: str, kind: str, config: "dict[str, str]") -> int:
-    """Write a history to a logger in a process of the trainer, which has the loggers. Return its exit code."""
-    import json
-
-    from bamboo.local.trainer_calls.trainer_process import run_trainer
-
-    arguments = json.dumps({"source": source, "type": kind, "config": config})
-    return run_trainer(TO_LOGGER, [arguments], "a logger")
 
 
 def _reader(source: str) -> "Callable[[], list[Record]]":

@@ -235,7 +235,7 @@ class _LocalRun:
         self._view.emit(Emit("ProcessAwaited", text))
 
     def _lacking(self, why: str) -> None:
-        text = f"the loggers of {', '.join(sorted(self._logging))} {why}; `bamboo history --to` writes into them"
+        text = f"the loggers of {', '.join(sorted(self._logging))} {why}, and may lack the last steps"
         self._tell(Emit("LoggerIncomplete", text, True))
         self._logging.clear()
 

@@ -448,7 +448,5 @@ class Followers:
             one.turns.join(max(0.0, until - time.monotonic()))
             if one.leads and not one.whole:
                 text = f"{one.recipient.who} has not finished, and may lack the last steps"
-                if one in self._loggers:
-                    text += "; `bamboo history --to` writes the history into it"
                 logger.warning("%s", text)
                 self._tell(WorkerWarning(reason="LoggerIncomplete", message=text[:MOST_TEXT]))
