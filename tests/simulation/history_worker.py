@@ -8,7 +8,7 @@ from bamboo_core.history.files import HistoryFiles
 from bamboo_core.history.records import StepRecord
 from bamboo_trainer.callbacks import Callback, MakeCallback
 from bamboo_trainer.loggers import LoggerFacts
-from bamboo_trainer.worker.followers import Followers, TurnThread
+from bamboo_trainer.worker.followers import TurnThread, followers_of
 from bamboo_trainer.worker.history_keeper import HistoryKeeper, Rates
 
 FACTS = LoggerFacts(job="job", run="r")
@@ -19,8 +19,9 @@ class TestTurns(TurnThread):
 
     __test__ = False
 
-    def __init__(self, turn: Callable[[bool], None], seconds: float, name: str) -> None:
-        self._turn, self.due, self.begun = turn, False, False
+    def __init__(self, turn: Callable[[bool], None], seconds: float, name: str, warn: Callable[[str], None]) -> None:
+        super().__init__(turn, seconds, name, warn)
+        self.due = self.begun = False
 
     def wake(self) -> None:
         self.due = self.begun = True
@@ -34,7 +35,7 @@ class TestTurns(TurnThread):
     def take(self, *, last: bool = False) -> None:
         self.due = False
         if self.begun:
-            self._turn(last)
+            super().take(last=last)
 
 
 class HistoryWorker:
@@ -48,11 +49,11 @@ class HistoryWorker:
         tell: Callable[[Message], None],
     ) -> None:
         self.turns: list[TestTurns] = []
-        followers = Followers({}, callbacks, FACTS, files, tell, self._made)
+        followers = followers_of({}, callbacks, FACTS, files, tell, self._made)
         self.keeper = HistoryKeeper(files, rates, tell, followers, self._made)
 
-    def _made(self, turn: Callable[[bool], None], seconds: float, name: str) -> TestTurns:
-        self.turns.append(TestTurns(turn, seconds, name))
+    def _made(self, *arguments: Any) -> TestTurns:
+        self.turns.append(TestTurns(*arguments))
         return self.turns[-1]
 
     def turn(self) -> None:

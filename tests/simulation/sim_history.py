@@ -6,7 +6,7 @@ import msgspec
 
 from bamboo_core.history.files import HistoryFile, HistoryFiles
 from bamboo_core.history.records import Record, StepRecord, from_lines
-from bamboo_trainer.worker.followers import Called
+from bamboo_trainer.worker.followers import Cursor
 
 URL = "memory://simulated/history/job"
 Strike = Callable[[str], None]
@@ -40,9 +40,9 @@ class SimHistoryFiles(HistoryFiles):
         """Do nothing: there are no partial files."""
 
 
-def kept_by(data: Mapping[str, bytes], name: str) -> Called:
+def kept_by(data: Mapping[str, bytes], name: str) -> Cursor:
     """Return a callback's cursor and state."""
-    return msgspec.json.decode(data[f"callback-{name}.json"], type=Called)
+    return msgspec.json.decode(data[f"callback-{name}.json"], type=Cursor)
 
 
 def missing_of(data: dict[str, bytes], steps: int) -> set[int]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from bamboo_core.history.files import HistoryFile, HistoryFiles
 from bamboo_core.history.records import EvaluationRecord, Record, StepRecord
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_trainer.worker.followers import Followers, facts_of
+from bamboo_trainer.worker.followers import HistoryFollower, facts_of, followers_of
+from bamboo_trainer.worker.history_keeper import HistoryKeeper, Rates
 from bamboo_trainer.worker.loggers import loggers_of
 from manifest_kit import bamboojob, training
 from stage_kit import small_task
@@ -64,18 +65,37 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.url, self.told, self.records = str(folder / "h"), [], []
+        self.files = HistoryFiles(self.url)
 
-    def followers(self, *loggers, leads: bool = True, **callbacks) -> Followers:
+    def followers(self, *loggers, leads: bool = True, **callbacks) -> "Followed":
         named = {f"l{number}": make for number, make in enumerate(loggers)}
-        made = Followers(named, callbacks, facts_of("job", self.url), HistoryFiles(self.url), self.told.append)
+        made = Followed(self, followers_of(named, callbacks, facts_of("job", self.url), self.files, self.told.append))
         made.lead(leads)
         return made
 
-    def add(self, followers: Followers | None, *records: Record) -> None:
+    def add(self, followers: "Followed | None", *records: Record) -> None:
         self.records += records
         HistoryFiles(self.url).write(HistoryFile(1, 1, 0), self.records)
-        if followers is not None:
-            followers.wake()
+        for one in followers.all if followers else ():
+            one.wake()
+
+
+class Followed(HistoryKeeper):
+    """Followers, and their keeper, which has nothing to write."""
+
+    def __init__(self, store: Store, followers: list[HistoryFollower]) -> None:
+        super().__init__(store.files, Rates(batch=1), store.told.append, followers)
+        self.all = followers
+
+    def lead(self, leads: bool) -> None:
+        for one in self.all:
+            one.lead(leads)
+
+    def complete(self) -> bool:
+        return all(one.complete(lambda: None) for one in self.all)
+
+    def close(self, seconds: float, logger_seconds: float = 0.0) -> None:
+        super().close(0.0, seconds)
 
 
 def named(*loggers, **more):

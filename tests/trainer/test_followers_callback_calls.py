@@ -13,7 +13,7 @@ from bamboo_core.control.protocol import WorkerFailed, WorkerWarning
 from bamboo_core.history.files import HistoryFiles
 from bamboo_core.history.records import EventRecord
 from bamboo_trainer.callbacks import Callback
-from bamboo_trainer.worker.followers import CallbackCalls, Called, facts_of
+from bamboo_trainer.worker.followers import CallbackFollower, Cursor, TurnThread, facts_of
 from bamboo_trainer.worker.history_keeper import HistoryKeeper, Rates
 from history_keeper_kit import plan
 from logger_kit import PATIENCE, Store, evaluated, step, until
@@ -69,8 +69,8 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Seen, "all", [])
 
 
-def calls(told: list[Any], make: Callable[..., Any] = Seen) -> CallbackCalls:
-    return CallbackCalls("mine", make, facts_of("job", "/h"), told.append)
+def calls(told: list[Any], make: Callable[..., Any] = Seen) -> CallbackFollower:
+    return CallbackFollower("mine", make, facts_of("job", "/h"), HistoryFiles("/h"), told.append, TurnThread)
 
 
 def event(number: int, reason: str, message: str = "m") -> EventRecord:
@@ -89,8 +89,8 @@ def test_it_hears_of_everything_once_and_the_next_root_goes_on(store: Store) -> 
     store.add(None, step(3))  # written, and told to nobody
     second = store.followers(mine=Seen)
     store.add(second, step(3), step(4))  # the next root has written one again
-    until(lambda: second.complete(lambda: None))
-    assert second.complete(lambda: None), "a root says so again after a reconnection"
+    until(second.complete)
+    assert second.complete(), "a root says so again after a reconnection"
     second.close(PATIENCE)
     expected = ["1:1", "WorkerLost", "evaluation 1:1", "1:2", "checkpoint 2", "1:3", "1:4", "end 4"]
     assert sorted(Seen.all) == sorted(expected)
@@ -102,7 +102,7 @@ def test_it_hears_of_everything_once_and_the_next_root_goes_on(store: Store) -> 
 def test_one_who_is_lost_in_the_middle_leaves_nothing_twice_in_what_it_keeps() -> None:
     """The next root repeats the calls whose state was not saved."""
     first = calls([])
-    reached_then = first.write([step(1), step(2)], Called())
+    reached_then = first.write([step(1), step(2)], Cursor())
     first.write([step(3)], reached_then)  # and lost before that is written
     after = calls([]).write([step(3), step(4)], reached_then)
     assert after.state == ["1:1", "1:2", "1:3", "1:4"]
@@ -112,13 +112,13 @@ def test_one_who_is_lost_in_the_middle_leaves_nothing_twice_in_what_it_keeps() -
 def test_back_at_a_checkpoint_that_nobody_told_of_it_keeps_what_led_to_that() -> None:
     """No living worker knew step 4, after which the checkpoint was taken."""
     mine = calls([])
-    after = mine.write([step(1, checkpoint=True), step(2), step(3)], Called())
+    after = mine.write([step(1, checkpoint=True), step(2), step(3)], Cursor())
     assert mine.write([step(5, attempt=2)], after).state == ["1:1", "1:2", "1:3", "2:5"]
 
 
 def test_back_at_a_checkpoint_it_has_what_it_kept_then() -> None:
     mine = calls([])
-    after = mine.write([step(1), step(2, checkpoint=True), step(3), step(4, checkpoint=True), step(5)], Called())
+    after = mine.write([step(1), step(2, checkpoint=True), step(3), step(4, checkpoint=True), step(5)], Cursor())
     again = mine.write([step(3, attempt=2)], after)
     assert again.state == ["1:1", "1:2", "2:3"]
     assert list(again.at) == [2], "what was kept after it is another attempt's"
@@ -130,7 +130,7 @@ def test_back_at_a_checkpoint_it_has_what_it_kept_then() -> None:
 
 def test_an_attempt_that_repeats_nothing_goes_on() -> None:
     mine = calls([])
-    after = mine.end(mine.write([step(1), step(2)], Called()))
+    after = mine.end(mine.write([step(1), step(2)], Cursor()))
     longer = mine.write([step(3, attempt=2)], after)
     assert longer.state == ["1:1", "1:2", "end 2", "2:3"]
     assert mine.end(longer).state[-1] == "end 3"
@@ -141,7 +141,7 @@ def test_an_exception_is_told_with_its_place_and_switches_it_off_until_the_job_b
 ) -> None:
     monkeypatch.setattr(Seen, "raises", "1:2")
     told: list[Any] = []
-    after = calls(told).write([step(1, checkpoint=True), step(2), step(3)], Called())
+    after = calls(told).write([step(1, checkpoint=True), step(2), step(3)], Cursor())
     (warning,) = told
     assert isinstance(warning, WorkerWarning)
     assert warning.reason == "CallbackFailed"
@@ -161,7 +161,7 @@ def test_one_that_may_end_the_job_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Seen, "raises", "end 1")
     told: list[Any] = []
     mine = calls(told, Strict)
-    mine.end(mine.write([step(1)], Called()))
+    mine.end(mine.write([step(1)], Cursor()))
     (failed,) = told
     assert isinstance(failed, WorkerFailed)
     assert failed.reason == "CallbackFailed"
@@ -188,13 +188,13 @@ class Unkept(Callback):
 def test_what_cannot_be_kept_is_told(state: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Unkept, "state", state)
     told: list[Any] = []
-    calls(told, Unkept).write([step(1)], Called())
+    calls(told, Unkept).write([step(1)], Cursor())
     assert said in told[0].message
 
 
 def test_what_is_no_callback_is_told() -> None:
     told: list[Any] = []
-    calls(told, lambda facts: 3).write([step(1)], Called())
+    calls(told, lambda facts: 3).write([step(1)], Cursor())
     assert "in on_step, of step 1, raised TypeError: made int, expected a bamboo_trainer.callbacks" in told[0].message
 
 
@@ -209,10 +209,10 @@ def test_who_waits_for_the_end_does_not_wait_for_ever(store: Store, monkeypatch:
 
     store.add(None, step(1))
     hanging = store.followers(leads=False, mine=Hangs)
-    keeper = HistoryKeeper(HistoryFiles(store.url), Rates(batch=1), store.told.append, hanging)
+    keeper = HistoryKeeper(HistoryFiles(store.url), Rates(batch=1), store.told.append, hanging.all)
     keeper.take_role(plan(1), True)
     keeper.informed()
     until(lambda: keeper.when_written(done.set, complete=True) or done.wait(0.1))
     go_on.set()
     keeper.close(PATIENCE, PATIENCE)
-    assert store.followers().complete(lambda: None)
+    assert store.followers().complete()

@@ -12,10 +12,8 @@ from bamboo_core.history.files import HistoryFiles
 from bamboo_core.history.merge import merged
 from bamboo_core.history.records import EvaluationRecord, EventRecord, StepRecord
 from bamboo_core.storage.bounded import StoreUnavailable
-from bamboo_trainer.worker.followers import Followers
 from bamboo_trainer.worker.history_keeper import HistoryKeeper, Rates
 from history_keeper_kit import CHECKPOINT, Job, first, plan
-from history_worker import FACTS
 
 pytest_plugins = ["history_keeper_fixtures"]
 
@@ -195,7 +193,7 @@ def test_a_worker_ends_although_the_store_hangs(job, monkeypatch):
     go_on = threading.Event()
     monkeypatch.setattr(HistoryFiles, "all", lambda self: go_on.wait(120.0) and [])
     files = HistoryFiles(job.url)
-    keeper = HistoryKeeper(files, Rates(batch=1), job.told.append, Followers({}, {}, FACTS, files, job.told.append))
+    keeper = HistoryKeeper(files, Rates(batch=1), job.told.append, [])
     keeper.take_role(plan(1), True)
     keeper.informed()
     keeper.when_written(lambda: None)

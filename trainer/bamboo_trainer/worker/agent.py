@@ -81,7 +81,7 @@ from bamboo_trainer.tasks.task_errors import (
 from bamboo_trainer.tasks.user_code import named_layer, run_layer, tokens_of
 from bamboo_trainer.transport.base import Event
 from bamboo_trainer.transport.tcp import TcpTransport
-from bamboo_trainer.worker.followers import Followers, facts_of
+from bamboo_trainer.worker.followers import facts_of, followers_of
 from bamboo_trainer.worker.history_keeper import HistoryKeeper, Rates
 from bamboo_trainer.worker.loaded_job import LoadedJob, StagesOfJob, load_job
 from bamboo_trainer.worker.platform import this_platform
@@ -397,7 +397,7 @@ class WorkerAgent:
         require_toolchain(job.spec.training, gpu=devices[0].type == "cuda")
         if welcome.history:
             facts, files = facts_of(job.spec.name, welcome.history), HistoryFiles(welcome.history)
-            followers = Followers(job.loggers, job.task.callbacks, facts, files, self.control.send)
+            followers = followers_of(job.loggers, job.task.callbacks, facts, files, self.control.send)
             rates = Rates(batch=job.spec.training.global_batch_size, tokens=tokens_of(job.task))
             self.history = HistoryKeeper(files, rates, self.control.send, followers)
         by_device = copies_by_device(devices, partial(self.inbox.put, Copied()))
