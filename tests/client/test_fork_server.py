@@ -2,10 +2,9 @@
 
 import asyncio
 import ctypes
+import json
 import os
-import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,7 +22,7 @@ SECONDS = 60.0  # that a test waits for something
 LONG = 600.0
 
 
-def sleep_worker(worker: str, url: str, token: str, zone: str, trace: str | None, profile: str | None = None) -> int:
+def sleep_worker(worker: str, url: str, token: str, zone: str, trace: str | None) -> int:
     time.sleep(float(url))
     return int(token)
 
@@ -31,7 +30,7 @@ def sleep_worker(worker: str, url: str, token: str, zone: str, trace: str | None
 KINDS = ("child", "session", "forked", "deaf", "orphan")
 
 
-def starting_worker(worker: str, url: str, token: str, zone: str, trace: str | None, profile: str | None = None) -> int:
+def starting_worker(worker: str, url: str, token: str, zone: str, trace: str | None) -> int:
     """Start long-lived processes in all ways, and end after the seconds in the token."""
     note = "import os, sys; open(sys.argv[1] + '/' + sys.argv[2], 'x').write(str(os.getpid())); "
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
@@ -154,23 +153,17 @@ async def test_a_call_returns_its_value_or_its_error(pool: Any) -> None:
         await pool.call(f"{__name__}:no_such", {})
 
 
-async def test_a_process_that_crashes_says_in_which_of_the_users_lines(pool: Any, tmp_path: Path) -> None:
+async def test_the_log_says_in_which_line_a_process_crashed(pool: Any, tmp_path: Path) -> None:
     pool, exits = pool
     line = crash.__code__.co_firstlineno + 1
-    where = rf"Segmentation fault, .*{Path(__file__).name} line {line}, in crash"
     pool.start("w7", url="", token="", zone="", trace=None, main=f"{__name__}:crashing_worker")
     assert await asyncio.wait_for(exits.get(), SECONDS) == ("w7", -signal.SIGSEGV)
-    assert re.fullmatch(where, pool.crashed_at("w7"))
     said = pool.tail(50)
-    assert "w7 crashed: Fatal Python error: Segmentation fault" in said
+    assert "Fatal Python error: Segmentation fault" in said
     assert f"line {line} in crash" in said
     assert "in crashing_worker" in said
-    with pytest.raises(ForkServerError, match=f"ended without an answer: {where}"):
+    with pytest.raises(ForkServerError, match="ended without an answer, with code -11"):
         await pool.call(f"{__name__}:crash", {})
-    start(pool, "w8", LONG)
-    pool.signal("w8", signal.SIGKILL)
-    await asyncio.wait_for(exits.get(), SECONDS)
-    assert pool.crashed_at("w8") == "", "it was killed"
 
 
 async def test_modules_are_found_in_the_folders_in_their_order_and_replace_no_others(tmp_path: Path) -> None:
@@ -268,10 +261,10 @@ async def test_a_launcher_that_cannot_start_says_why(tmp_path: Path, monkeypatch
 
 def asking_worker(*, worker: str, gate: int, steps: list[int], **_: str | None) -> int:
     """Ask once for each step; the exit code is the number of answers."""
-    with socket.socket(fileno=gate) as channel:
-        for step in steps:
-            channel.sendall(b"%d\n" % step)
-            assert channel.recv(1) == b"\n"
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    for step in steps:
+        os.write(gate, json.dumps([worker, step]).encode() + b"\n")
+        assert signal.sigtimedwait({signal.SIGUSR1}, SECONDS)
     return len(steps)
 
 

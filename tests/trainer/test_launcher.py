@@ -1,18 +1,14 @@
-"""The fork server: its imports, its sockets, and where a child crashed."""
+"""The fork server: its imports, and workers that it cannot start."""
 
 import gc
 import json
-import os
-import selectors
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from bamboo_trainer.worker import launcher
-from bamboo_trainer.worker.launcher import HUGE_PAGES, Gates, crash_place, lasting_imports
+from bamboo_trainer.worker.launcher import HUGE_PAGES, lasting_imports
 
 LARGE = """
 from bamboo_trainer.worker.launcher import lasting_imports
@@ -63,18 +59,7 @@ launcher.main()
 """
 
 
-def test_two_workers_that_end_at_the_same_time_do_not_end_the_launcher() -> None:
-    """The launcher reaps both workers at the first event, when the second worker's closed socket is reported, too."""
-    with selectors.DefaultSelector() as selector:
-        gates = Gates(selector, lambda worker, step: None)
-        gates.open("w1").close()
-        ((told, _),) = selector.select(SECONDS)
-        gates.close("w1")
-        told.data()
-        assert dict(selector.get_map()) == {}
-
-
-def test_a_worker_that_cannot_be_started_leaves_no_socket() -> None:
+def test_a_worker_that_cannot_be_started_is_told_to_have_ended() -> None:
     start = {"op": "start", "worker": "w1", "url": "", "token": "", "zone": "", "gate": [5]}
     command = [sys.executable, "-c", UNABLE_TO_FORK, "--bare"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
@@ -84,25 +69,3 @@ def test_a_worker_that_cannot_be_started_leaves_no_socket() -> None:
         server.stdin.flush()
         events = [json.loads(server.stdout.readline()) for _ in range(2)]
         assert events == [{"event": "ready"}, {"event": "exited", "worker": "w1", "code": 1}]
-        files = f"/proc/{server.pid}/fd"
-        assert [link for fd in os.listdir(files) if (link := os.readlink(f"{files}/{fd}")).startswith("socket:")] == []
-
-
-@pytest.mark.parametrize(
-    ("files", "place"),
-    [
-        (
-            [torch.__file__, "/home/me/layers.py", "/home/me/task.py", launcher.__file__],
-            ", /home/me/layers.py line 2, in f2",
-        ),
-        ([torch.__file__, launcher.__file__], ""),
-    ],
-)
-def test_a_crash_is_placed_at_the_innermost_frame_of_user_code(files: list[str], place: str) -> None:
-    frames = "".join(f'  File "{file}", line {number} in f{number}\n' for number, file in enumerate(files, start=1))
-    dump = f"Fatal Python error: Bus error\n\nCurrent thread 0x0001:\n{frames}\nExtension modules: numpy\n"
-    assert crash_place(dump) == f"Bus error{place}"
-
-
-def test_a_dump_that_is_no_crash_has_no_place() -> None:
-    assert crash_place("Timeout (0:00:10)!\n") == ""

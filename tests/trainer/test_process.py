@@ -1,6 +1,7 @@
 """A worker's process: a gated worker asks before forwards and backwards, and the trainer serves a command."""
 
-import socket
+import os
+import signal
 import threading
 
 import pytest
@@ -11,30 +12,23 @@ from bamboo_core.planning.plan import Cell
 from bamboo_trainer.worker.process import StrikeGate
 from task_check_kit import SPIRALS
 
-SECONDS = 60.0  # that a test waits for something
 
-
-def test_a_gated_worker_asks_before_forwards_and_backwards_of_these_steps_only() -> None:
-    ours, theirs = socket.socketpair()
-    ours.settimeout(SECONDS)
-    gate, done = StrikeGate(theirs, [5]), threading.Event()
-
-    def work() -> None:
-        for name, step in (("Forward", 4), ("Rehearsal", 5), ("Forward", 5), ("Backward", 5), ("Forward", 6)):
+def test_a_gated_worker_asks_before_forwards_and_backwards_of_these_steps_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, asking = os.pipe()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        gate = StrikeGate("w1", asking, [5])
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)  # the answer is there already
+        for name, step in (("Forward", 4), ("Rehearsal", 5), ("Forward", 5), ("Forward", 6)):
             gate.begins(name, Cell(0, 0), step, 0)
-        done.set()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    assert ours.recv(100) == b"5\n"
-    assert not done.is_set()
-    ours.send(b"\n")
-    assert ours.recv(100) == b"5\n"
-    ours.close()  # nobody will answer: it goes on, and asks no more
-    thread.join(SECONDS)
-    assert done.is_set()
-    gate.begins("Forward", Cell(0, 0), 5, 0)
-    gate.close()
+        monkeypatch.setattr("bamboo_trainer.worker.process.ANSWER_SECONDS", 0.01)
+        for _ in range(2):  # nobody answers: it goes on, and asks no more
+            gate.begins("Backward", Cell(0, 0), 5, 0)
+        assert os.read(asked, 100) == b'["w1", 5]\n["w1", 5]\n'
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(asked)
+        os.close(asking)
 
 
 def test_without_the_trainer_it_is_said_that_nothing_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from bamboo_core.names import ENV_LAUNCH
 from bamboo_core.orphans import Orphans, adopt, carries, children
 from bamboo_core.planning.plan import WorkerId
-from bamboo_core.text import one_line, shortened
+from bamboo_core.text import shortened
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,6 @@ class ForkServer:
         self._ended = False
         self._pids: dict[WorkerId, int | None] = {}  # None until the launcher reports it
         self._early: dict[WorkerId, int] = {}  # signals for workers whose pid is not known yet
-        self._crashed: dict[WorkerId, str] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._importing = ""  # the module that the launcher imports, before it is ready
         self._number = 0
@@ -89,10 +88,6 @@ class ForkServer:
 
     def pid(self, worker: WorkerId) -> int | None:
         return self._pids.get(worker)
-
-    def crashed_at(self, worker: WorkerId) -> str:
-        """Return the line of code where an ended worker crashed; "" if it did not crash, or the line is unknown."""
-        return self._crashed.get(worker, "")
 
     async def open(self, *extra: str) -> None:
         """Start the launcher and wait until it can fork. extra: arguments of its command. Raises ForkServerError."""
@@ -160,9 +155,8 @@ class ForkServer:
         self._tell(op="start", worker=worker, gate=list(gate), **arguments)
 
     def proceed(self, worker: WorkerId) -> None:
-        """Allow a waiting worker to go on. Does nothing if the worker or the launcher is gone."""
-        if self._running():
-            self._tell(op="proceed", worker=worker)
+        """Allow a waiting worker to go on. Does nothing if the worker is gone."""
+        self.signal(worker, signal.SIGUSR1)
 
     def signal(self, worker: WorkerId, number: int) -> None:
         """Send a signal to a worker; a starting worker gets it as soon as its process exists."""
@@ -278,8 +272,6 @@ class ForkServer:
             case "asks" if event["worker"] in self._pids:
                 self._on_ask(event["worker"], event["step"])
             case "exited":
-                if where := event.get("where"):
-                    self._crashed[event["worker"]] = one_line(where)
                 self._exited(event["worker"], event["code"])
             case "result" if (future := self._calls.get(event["id"])) is not None and not future.done():
                 if "error" in event:

@@ -83,8 +83,7 @@ class LocalWorkers:
         purpose. over: the job ended before the worker. A worker that was asked to leave is reported as removed, since
         it may end before the coordinator notices its closed link.
         """
-        where = self._pool.crashed_at(worker)
-        detail = f"{exit_detail(code)} ({where})" if where else exit_detail(code)
+        detail = exit_detail(code)
         if code is None or over or (code < 0 and -code in self._sent[worker]):
             return WorkerLost(worker, detail, removed=worker in self._removed and not taken)
         if code not in (EXIT_OK, EXIT_FENCED):

@@ -6,12 +6,11 @@ One thread, one loop. JSON lines on stdin:
 
     {"op": "start", "worker": W, "url": .., "token": .., "zone": .., "trace": .., "main": ".."}
     {"op": "call", "id": I, "function": "module:function", "arguments": {..}}
-    {"op": "proceed", "worker": W}
 
 and on stdout: {"event": "importing", "module": M} while it starts, {"event": "ready"}, then started (worker, pid),
-exited (worker, code; negative: a signal; where it crashed, if it did), result (id, value | error), error (message) and
-asks (worker, step): a worker that was started with "gate": [STEP, ..] is about to begin a forward or backward of one of
-these steps, and waits for proceed. When stdin ends or SIGTERM comes, the launcher kills and reaps every child.
+exited (worker, code; negative: a signal), result (id, value | error), error (message) and asks (worker, step): a worker
+that was started with "gate": [STEP, ..] is about to begin a forward or backward of one of these steps, and waits for
+SIGUSR1. When stdin ends or SIGTERM comes, the launcher kills and reaps every child.
 
 Children belong to the launcher's process group and die with the launcher, even if it is killed. Processes that a child
 has started end with the child, even in other sessions: each child adopts its orphans, and the launcher adopts those of
@@ -25,17 +24,16 @@ import gc
 import importlib
 import json
 import os
-import re
+import pkgutil
 import selectors
 import signal
-import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from bamboo_core.complaints import system_reason
 from bamboo_core.orphans import Orphans, adopt, children, end_with
@@ -63,26 +61,6 @@ def lasting_imports() -> Iterator[None]:
         gc.enable()
 
 
-MOST_BYTES: Final = 1 << 20  # of a dump
-_FATAL: Final = re.compile(r"Fatal Python error: (.*)")
-_FRAME: Final = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
-
-
-def crash_place(dump: str) -> str:
-    """Return the error in faulthandler's dump of a crashed thread, and file, line and function of the innermost frame
-    of the user's code, if there is one; "" if the process did not crash.
-    """
-    fatal = _FATAL.search(dump)
-    if fatal is None:
-        return ""
-    from bamboo_trainer.tasks.task_errors import is_users, shown  # torch, which a launcher may not have imported
-
-    for file, line, function in _FRAME.findall(dump, fatal.end()):
-        if is_users(file):
-            return f"{fatal[1]}, {shown(file)} line {line}, in {function}"
-    return fatal[1]
-
-
 MODULES = (
     "torch",
     "torch._dynamo",  # the first optimizer imports it: a second of work, and 60 MB, in each worker otherwise
@@ -97,76 +75,13 @@ LOOK_SECONDS = 0.1  # between two looks at orphans that were asked to end
 END_SECONDS = 3.0  # for all children, when the launcher ends; ForkServer.close() waits longer
 
 
-class Unresolved(ValueError):
-    """Error of a name that cannot be imported, or is not a function's; the text is a sentence for the user."""
-
-
-def resolve(name: str) -> Callable[..., Any]:
-    """Import and return the function named "module:function". Raises Unresolved."""
-    module, _, function = name.partition(":")
-    try:
-        named = getattr(importlib.import_module(module), function)
-    except Exception as error:  # whatever a module raises while it is imported
-        raise Unresolved(one_line(f"cannot import {name}: {type(error).__name__}: {error}")) from error
-    if not callable(named):
-        raise Unresolved(f"{name} is not a function")
-    return named  # type: ignore[no-any-return]
-
-
 class _Child(NamedTuple):
-    """A forked child: a worker, or a call in progress.
-
-    name: the worker, or the call's id. crash: a file for faulthandler's dump. answer: a file for a call's answer.
+    """A forked child: a worker, or a call in progress. name: the worker, or the call's id. answer: a file for a call's
+    answer.
     """
 
     name: Any
-    crash: int
-    answer: int | None = None
-
-
-class Gates:
-    """The launcher's ends of the sockets on which workers ask to proceed. asks: called with worker and step when a
-    worker asks.
-    """
-
-    def __init__(self, selector: selectors.BaseSelector, asks: Callable[[str, int], None]) -> None:
-        self._selector, self._asks = selector, asks
-        self._open: dict[str, socket.socket] = {}
-
-    def open(self, worker: str) -> socket.socket:
-        """Create a worker's gate and return the worker's end. Call it before the fork: the child closes our ends."""
-        ours, theirs = socket.socketpair()
-        self._open[worker] = ours
-        self._selector.register(ours, selectors.EVENT_READ, lambda: self._read(worker, ours))
-        return theirs
-
-    def proceed(self, worker: str) -> None:
-        if (gate := self._open.get(worker)) is not None:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                gate.send(b"\n")
-
-    def close(self, worker: str) -> None:
-        if (gate := self._open.pop(worker, None)) is not None:
-            self._selector.unregister(gate)
-            gate.close()
-
-    def leave(self) -> None:
-        """Close all ends in a forked child."""
-        for gate in self._open.values():
-            gate.close()
-
-    def _read(self, worker: str, gate: socket.socket) -> None:
-        """Read a worker's question: one short line, as it asks one thing at a time."""
-        if self._open.get(worker) is not gate:
-            return  # closed since the selector reported it: the worker's end was reported at the same time
-        try:
-            data = gate.recv(CHUNK)
-        except ConnectionResetError:  # it was killed before it read the answer
-            data = b""
-        if data:
-            self._asks(worker, int(data))
-        else:
-            self.close(worker)
+    answer: int | None
 
 
 class Launcher:
@@ -181,8 +96,8 @@ class Launcher:
         self._stopping = False
         self._orphans = Orphans()
         self._selector = selectors.DefaultSelector()
-        self._gates = Gates(self._selector, lambda worker, step: self._tell(event="asks", worker=worker, step=step))
         self._woken, self._waker = os.pipe()
+        self._asked, self._asking = os.pipe()  # workers write their questions to it
 
     def run(self) -> None:
         """Run until stdin ends or SIGTERM comes; then end all children."""
@@ -195,6 +110,7 @@ class Launcher:
         adopt()
         self._selector.register(self._commands, selectors.EVENT_READ, self._read_commands)
         self._selector.register(self._woken, selectors.EVENT_READ, self._reap)
+        self._selector.register(self._asked, selectors.EVENT_READ, self._read_questions)
         try:
             self._tell(event="ready")
             while not self._stopping:
@@ -222,30 +138,29 @@ class Launcher:
             except (ValueError, KeyError, TypeError) as error:
                 self._tell(event="error", message=f"bad command {line[:200]!r}: {error!r}")
 
+    def _read_questions(self) -> None:
+        for line in os.read(self._asked, CHUNK).splitlines():  # none is cut, as each is short and written at once
+            worker, step = json.loads(line)
+            self._tell(event="asks", worker=worker, step=step)
+
     def _obey(self, command: dict[str, Any]) -> None:
         match command["op"]:
             case "start":
                 self._start(command)
             case "call":
                 self._call(command["id"], command["function"], command["arguments"])
-            case "proceed":
-                self._gates.proceed(command["worker"])
             case other:
                 raise ValueError(f"there is no op {other!r}")
 
     def _start(self, command: dict[str, Any]) -> None:
-        worker, steps = command["worker"], command.get("gate")
-        main = command.get("main") or WORKER_MAIN
+        worker, main = command["worker"], command.get("main") or WORKER_MAIN
         arguments = {k: command[k] for k in ("worker", "url", "token", "zone")}
         arguments["trace"] = command.get("trace")
+        if steps := command.get("gate"):
+            arguments |= {"gate": self._asking, "steps": steps}
         try:
-            theirs = self._gates.open(worker) if steps else None
-            with theirs or contextlib.nullcontext():
-                if theirs:
-                    arguments |= {"gate": theirs.fileno(), "steps": steps}
-                pid = self._fork(lambda: int(resolve(main)(**arguments)), worker)
+            pid = self._fork(lambda: int(pkgutil.resolve_name(main)(**arguments)), worker)
         except OSError as error:
-            self._gates.close(worker)
             print(f"launcher: cannot start {worker}: {system_reason(error)}", file=sys.stderr)
             self._tell(event="exited", worker=worker, code=1)
         else:
@@ -256,10 +171,7 @@ class Launcher:
 
         def answer() -> int:
             try:
-                result = {"value": resolve(function)(**arguments)}
-                text = json.dumps(result)
-            except Unresolved as error:
-                text = json.dumps({"error": str(error)})
+                text = json.dumps({"value": pkgutil.resolve_name(function)(**arguments)})
             except Exception as error:
                 traceback.print_exc()
                 text = json.dumps({"error": one_line(f"{type(error).__name__}: {error}")})
@@ -273,20 +185,17 @@ class Launcher:
         """Fork a child; return its process id. name, answer: see `_Child`. Raises OSError."""
         sys.stdout.flush()
         sys.stderr.flush()
-        launcher, crash = os.getpid(), os.memfd_create("crash")
+        launcher = os.getpid()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the child must not run the launcher's handler
         try:
             if (pid := os.fork()) == 0:
-                self._become_child(launcher, body, crash)
-        except OSError:
-            os.close(crash)
-            raise
+                self._become_child(launcher, body)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        self._children[pid] = _Child(name, crash, answer)
+        self._children[pid] = _Child(name, answer)
         return pid
 
-    def _become_child(self, launcher: int, body: Callable[[], int], crash: int) -> NoReturn:
+    def _become_child(self, launcher: int, body: Callable[[], int]) -> NoReturn:
         code = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -296,19 +205,15 @@ class Launcher:
             end_with(launcher)
             adopt()
             self._selector.close()
-            for pipe in (self._commands, self._events, self._woken, self._waker):
+            for pipe in (self._commands, self._events, self._woken, self._waker, self._asked):
                 os.close(pipe)
             for child in self._children.values():
-                os.close(child.crash)
                 if child.answer is not None:
                     os.close(child.answer)
-            self._gates.leave()
-            faulthandler.enable(crash, all_threads=False)
+            faulthandler.enable(all_threads=False)  # only the thread that crashed
             code = body()
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        except Unresolved as error:
-            print(f"launcher: {error}", file=sys.stderr)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -330,22 +235,16 @@ class Launcher:
         self._end_orphans()
 
     def _report_end(self, child: _Child, code: int) -> None:
-        """Report a worker's exit, or a call's result. Write the dump of a crash to the log."""
-        who = "the function's process" if child.answer is not None else child.name
-        dump = os.pread(child.crash, MOST_BYTES, 0).decode(errors="replace")
-        os.close(child.crash)
-        if where := crash_place(dump):
-            print(f"{who} crashed: {dump}", file=sys.stderr, flush=True)
+        """Report a worker's exit, or a call's result."""
         if child.answer is None:
-            self._gates.close(child.name)
-            self._tell(event="exited", worker=child.name, code=code, where=where)
+            self._tell(event="exited", worker=child.name, code=code)
             return
         with open(child.answer) as stream:
             stream.seek(0)
             try:
                 result = json.load(stream)
             except ValueError:
-                result = {"error": f"{who} ended without an answer{where and f': {where}'}"}
+                result = {"error": f"the function's process ended without an answer, with code {code}"}
         self._tell(event="result", id=child.name, **result)
 
     def _end_orphans(self) -> None:

@@ -11,9 +11,10 @@ proceed or ends it right there.
 
 import faulthandler
 import io
+import json
 import logging
 import os
-import socket
+import signal
 import sys
 import threading
 import time
@@ -137,30 +138,23 @@ ANSWER_SECONDS = 60.0
 
 
 class StrikeGate(Follower):
-    """A gate that asks the launcher before each forward and backward of chosen steps, and waits for the answer. If no
-    answer comes, the worker proceeds, and never asks again.
+    """A gate that asks the launcher before each forward and backward of chosen steps, and waits for SIGUSR1. If that
+    does not come, the worker proceeds, and never asks again. Create it before any other thread.
 
-    channel: the socket to the launcher; each request and each answer is one line. steps: the chosen steps, from 0.
+    channel: the descriptor of a pipe to the launcher. steps: the chosen steps, from 0.
     """
 
-    def __init__(self, channel: socket.socket, steps: Collection[int]) -> None:
-        self._channel, self._steps = channel, frozenset(steps)
-        channel.settimeout(ANSWER_SECONDS)
+    def __init__(self, worker: str, channel: int, steps: Collection[int]) -> None:
+        self._worker, self._channel, self._steps = worker, channel, frozenset(steps)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 
     def begins(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
         if step not in self._steps or name not in GATED:
             return
-        try:
-            self._channel.sendall(b"%d\n" % step)
-            answered = bool(self._channel.recv(1))
-        except OSError as error:
-            logger.warning("nobody answered before step %d went on: %s", step + 1, error)
-            answered = False
-        if not answered:  # a late answer must not be taken for the next question's
-            self._steps = frozenset()
-
-    def close(self) -> None:
-        self._channel.close()
+        os.write(self._channel, json.dumps([self._worker, step]).encode() + b"\n")
+        if signal.sigtimedwait({signal.SIGUSR1}, ANSWER_SECONDS) is None:
+            logger.warning("nobody answered before step %d went on", step + 1)
+            self._steps = frozenset()  # a late answer must not be taken for the next question's
 
 
 def _read_token(path: Path) -> str:
@@ -184,13 +178,13 @@ def main(
 ) -> int:
     """Run one worker in this process until it is asked to stop; return its exit code.
 
-    token: the token, or the file that always holds the newest one. gate: the descriptor of the socket on which a
-    `StrikeGate` asks the launcher in these steps. follower: of its spans.
+    token: the token, or the file that always holds the newest one. gate: the descriptor of the pipe to which a
+    `StrikeGate` writes its questions in these steps. follower: of its spans.
     """
     torch.set_num_threads(1)
     followers = [follower] if follower else []
     if gate is not None:
-        followers.append(StrikeGate(socket.socket(fileno=gate), steps))
+        followers.append(StrikeGate(worker, gate, steps))
     if trace:
         followers.append(TraceFile(Path(trace), worker, os.getpid()))
     newest = partial(_read_token, token) if isinstance(token, Path) else lambda: str(token)
