@@ -140,6 +140,7 @@ class HistoryFollower(ABC):
     """
 
     kind: ClassVar[str]
+    reason: ClassVar[str]  # of the warning that it fails
     at_once: ClassVar[int]  # records between two saves of the cursor
 
     def __init__(
@@ -234,14 +235,13 @@ class HistoryFollower(ABC):
         return cursor
 
     def _warn(self, text: str) -> None:
-        text = f"{self.who}: {text}"
-        self._tell(WorkerWarning(reason=f"{self.kind.title()}Failed", message=text[:MOST_TEXT]))
+        self._tell(WorkerWarning(reason=self.reason, message=f"{self.who}: {text}"[:MOST_TEXT]))
 
 
 class LoggerFollower(HistoryFollower):
     """The follower that writes records to a logger, which it creates again after a failure."""
 
-    kind, at_once = "logger", 20_000
+    kind, reason, at_once = "logger", "LoggerFailed", 20_000
     _logger: Logger | None = None
 
     def write(self, records: Sequence[Record], cursor: Cursor) -> Cursor:
@@ -262,7 +262,7 @@ class LoggerFollower(HistoryFollower):
 class CallbackFollower(HistoryFollower):
     """The follower that calls a callback for each record, and reports its failure."""
 
-    kind, at_once = "callback", AT_ONCE
+    kind, reason, at_once = "callback", "CallbackFailed", AT_ONCE
     _callback: Callback | None = None
 
     def write(self, records: Sequence[Record], cursor: Cursor) -> Cursor:
