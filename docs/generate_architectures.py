@@ -16,7 +16,7 @@ from torch import Tensor, nn
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "tests" / "support"))
 
-from bamboo_trainer.checkpoint.export import ExportForm, export  # noqa: E402
+from bamboo_trainer.checkpoint.export import export  # noqa: E402
 from bamboo_trainer.checkpoint.sources import TensorFiles  # noqa: E402
 from bamboo_trainer.models import huggingface  # noqa: E402
 from bamboo_trainer.models.sequences import positions_in  # noqa: E402
@@ -108,7 +108,7 @@ def goes_round(config: dict[str, Any]) -> bool:
         state = {f"layers.{n}.{k}": t.clone() for n, layer in enumerate(layers) for k, t in layer.state_dict().items()}
         save_file(state, kept / "model.safetensors")
         source = TensorFiles([kept / "model.safetensors"])
-        export(source, ExportForm.HUGGINGFACE, output, force=False, progress=lambda *_: None, task_config=config)
+        export(source, output, force=False, progress=lambda *_: None, task_config=config)
         model = auto.from_pretrained(output, local_files_only=True)
     for module in (*layers, model):
         module.eval()

@@ -16,7 +16,6 @@ SHOWN = {  # what of each module is for a model's author
     "bamboo_trainer.task": (
         *("Parts", "Build", "TrainingFacts", "Task", "Evaluation", "Dataset", "Weighted", "add_loss"),
     ),
-    "bamboo_trainer.lora": ("with_lora", "merged"),
     "bamboo_trainer.schedules": (
         *("constant", "linear", "cosine", "polynomial", "inverse_sqrt", "milestones", "one_cycle", "cycled"),
     ),

@@ -40,7 +40,7 @@ def _lines(line: str, width: int) -> list[str]:
 
 def suggestion(key: object, known: Sequence[str]) -> str:
     """Return, for a message about an unknown key, the most similar known key, or else all known keys."""
-    near = get_close_matches(str(key)[:80], known, n=1, cutoff=0.7)  # "lr" should not match "lora"
+    near = get_close_matches(str(key)[:80], known, n=1, cutoff=0.7)
     return f"did you mean {near[0]}?" if near else f"expected some of {', '.join(known)}"
 
 

@@ -25,7 +25,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["tokenize", JOB, "--output", "-"], "--output", "a file"),
         (["tokenize", JOB, "--output", "-", "--shard", "9"], "--output", "a folder"),
         (["export", "folder", "--output", "-"], "--output", "a file"),
-        (["export", "folder", "--output", "-", "--format", "peft"], "--output", "a folder"),
+        (["export", "folder", "--output", "-", "--format", "huggingface"], "--output", "a folder"),
     ],
 )
 def test_what_is_no_text_is_never_written_to_a_file_called_dash(words: list[str], flag: str, expected: str) -> None:

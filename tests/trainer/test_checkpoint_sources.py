@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import bamboo
 import plain_models
 from bamboo_core.checkpoint.store import CheckpointStore
-from bamboo_trainer.checkpoint.export import ExportForm, export
+from bamboo_trainer.checkpoint.export import export
 from bamboo_trainer.checkpoint.sources import open_source
 from export_kit import quiet, write
 from from_module_kit import layers_of, run
@@ -38,22 +38,22 @@ def test_a_tensor_has_the_name_of_the_split_module_if_there_is_one(
     found = bamboo.load(tmp_path)
     assert list(found) == names
     assert torch.equal(found[names[-1]], list(kept.values())[-1])
-    exported = exported_to(tmp_path, ExportForm.SAFETENSORS)
+    exported = exported_to(tmp_path)
     for again in (load_file(exported), bamboo.load(exported)):
         assert again.keys() == found.keys()
         assert all(torch.equal(again[name], found[name]) for name in names)
 
 
-def exported_to(kept: Path, form: ExportForm) -> Path:
-    output = kept.with_name(f"{kept.name}-{form.value}")
-    export(open_source(str(kept), None)[0], form, output, force=False, progress=quiet)
+def exported_to(kept: Path) -> Path:
+    output = kept.with_name(f"{kept.name}-exported")
+    export(open_source(str(kept), None)[0], output, force=False, progress=quiet)
     return output
 
 
 READ: dict[str, Callable[[Path], dict[str, Tensor]]] = {
     "bamboo.load of the weights": bamboo.load,
-    "safetensors": lambda kept: load_file(exported_to(kept, ExportForm.SAFETENSORS)),
-    "bamboo.load of the export": lambda kept: bamboo.load(exported_to(kept, ExportForm.SAFETENSORS)),
+    "safetensors": lambda kept: load_file(exported_to(kept)),
+    "bamboo.load of the export": lambda kept: bamboo.load(exported_to(kept)),
 }
 
 

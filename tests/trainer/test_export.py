@@ -15,7 +15,7 @@ from torch import nn
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.manifest import CheckpointDamaged
 from bamboo_core.checkpoint.store import CheckpointStore
-from bamboo_trainer.checkpoint.export import ExportForm, export, export_weights
+from bamboo_trainer.checkpoint.export import export, export_weights
 from bamboo_trainer.checkpoint.layer_file import ExportError, encode, read_layer
 from bamboo_trainer.checkpoint.sources import Checkpoint, open_source
 from bamboo_trainer.stage.stage import build_stage
@@ -60,7 +60,7 @@ def test_an_export_is_the_stages_state_dict(trained, tmp_path):
     def progress(at, of):
         seen.append((at, of))
 
-    done = export(Checkpoint(store, manifest), ExportForm.SAFETENSORS, output, force=False, progress=progress)
+    done = export(Checkpoint(store, manifest), output, force=False, progress=progress)
     state = load_file(output)
     assert state.keys() == expected.keys()
     for name, tensor in expected.items():
@@ -80,10 +80,10 @@ def test_what_is_there_is_replaced_only_with_force(trained, tmp_path):
     output = tmp_path / "out"
     output.write_text("precious")
     with pytest.raises(ExportError, match="out exists; force replaces it"):
-        export(Checkpoint(store, manifest), ExportForm.SAFETENSORS, output, force=False, progress=quiet)
+        export(Checkpoint(store, manifest), output, force=False, progress=quiet)
     assert output.read_text() == "precious"
     for _ in range(2):
-        export(Checkpoint(store, manifest), ExportForm.SAFETENSORS, output, force=True, progress=quiet)
+        export(Checkpoint(store, manifest), output, force=True, progress=quiet)
         assert load_file(output).keys() == expected.keys()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -103,7 +103,7 @@ def test_damage_is_told_in_the_same_words_wherever_it_is(tmp_path):
         file.write_bytes(damaged)
         output = tmp_path / f"out-{number}"
         with pytest.raises(CheckpointDamaged) as exported:
-            export(Checkpoint(store, manifest), ExportForm.SAFETENSORS, output, force=False, progress=quiet)
+            export(Checkpoint(store, manifest), output, force=False, progress=quiet)
         with pytest.raises(CheckpointDamaged) as restored:
             read_layer(store, manifest, 3)
         assert str(exported.value) == str(restored.value)
@@ -115,7 +115,7 @@ def test_damage_is_told_in_the_same_words_wherever_it_is(tmp_path):
     }
     file.unlink()
     with pytest.raises(CheckpointDamaged, match=f"^{file} is not there$"):
-        export(Checkpoint(store, manifest), ExportForm.SAFETENSORS, tmp_path / "out", force=False, progress=quiet)
+        export(Checkpoint(store, manifest), tmp_path / "out", force=False, progress=quiet)
 
 
 def test_a_file_that_was_written_as_something_else_is_named(tmp_path):
@@ -126,7 +126,7 @@ def test_a_file_that_was_written_as_something_else_is_named(tmp_path):
     with pytest.raises(CheckpointDamaged, match=r"layer-00000.safetensors: no safetensors file of a layer") as restored:
         read_layer(store, manifest, 0)
     with pytest.raises(CheckpointDamaged) as exported:
-        export(Checkpoint(store, manifest), ExportForm.SAFETENSORS, tmp_path / "out", force=False, progress=quiet)
+        export(Checkpoint(store, manifest), tmp_path / "out", force=False, progress=quiet)
     assert str(exported.value) == str(restored.value)
 
 
@@ -137,10 +137,10 @@ def test_an_output_that_cannot_be_is_named(trained, tmp_path, monkeypatch):
         (tmp_path / "no" / "out", "its folder does not exist"),
     ):
         with pytest.raises(ExportError, match=message):
-            export(Checkpoint(store, manifest), ExportForm.SAFETENSORS, output, force=True, progress=quiet)
+            export(Checkpoint(store, manifest), output, force=True, progress=quiet)
     monkeypatch.setattr("bamboo_trainer.checkpoint.export.shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
     with pytest.raises(ExportError, match=r"are needed, and 10 B are free there"):
-        export(Checkpoint(store, manifest), ExportForm.SAFETENSORS, tmp_path / "out", force=True, progress=quiet)
+        export(Checkpoint(store, manifest), tmp_path / "out", force=True, progress=quiet)
 
 
 def test_the_weights_in_a_runs_folder_are_named_to_who_names_the_folder(tmp_path):
@@ -180,7 +180,7 @@ def test_a_number_that_safetensors_cannot_hold_is_refused(tmp_path):
     stage = build_stage(small_task(layers=(Precise,)), 0, [(0, 1)], CONFIG)
     manifest = write(store, [stage], 0)
     with pytest.raises(ExportError, match=r"layers.0.turns is of torch.complex128, which safetensors cannot hold"):
-        export(Checkpoint(store, manifest), ExportForm.SAFETENSORS, tmp_path / "out", force=False, progress=quiet)
+        export(Checkpoint(store, manifest), tmp_path / "out", force=False, progress=quiet)
 
 
 def test_a_layer_of_another_step_or_place_is_damage(tmp_path):
@@ -192,7 +192,7 @@ def test_a_layer_of_another_step_or_place_is_damage(tmp_path):
     manifest = make_manifest(CheckpointId(7, "a"), parts)
     store.commit(manifest)
     with pytest.raises(CheckpointDamaged, match=r"layer-00000.safetensors: it is layer 0 of step 0"):
-        export(Checkpoint(store, manifest), ExportForm.SAFETENSORS, tmp_path / "out", force=False, progress=quiet)
+        export(Checkpoint(store, manifest), tmp_path / "out", force=False, progress=quiet)
 
 
 @pytest.mark.slow
@@ -204,7 +204,7 @@ from pathlib import Path
 import torch
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.store import CheckpointStore
-from bamboo_trainer.checkpoint.export import ExportForm, export
+from bamboo_trainer.checkpoint.export import export
 from bamboo_trainer.checkpoint.layer_file import encode
 from bamboo_trainer.checkpoint.sources import Checkpoint, open_source
 from bamboo_trainer.stage.layer_state import LayerState
@@ -219,7 +219,7 @@ for layer in range(24):
 manifest = make_manifest(CheckpointId(1, "a"), parts)
 store.commit(manifest)
 output = Path(sys.argv[1], "warm")
-export(Checkpoint(store, manifest), ExportForm.SAFETENSORS, output, force=False, progress=lambda *_: None)
+export(Checkpoint(store, manifest), output, force=False, progress=lambda *_: None)
 def anonymous():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
@@ -227,7 +227,7 @@ before, most = anonymous(), 0
 def progress(done, of):
     global most
     most = max(most, anonymous())
-export(Checkpoint(store, manifest), ExportForm.SAFETENSORS, Path(sys.argv[1], "out"), force=False, progress=progress)
+export(Checkpoint(store, manifest), Path(sys.argv[1], "out"), force=False, progress=progress)
 print((most - before) // 1024)
 """
     environment = {**os.environ, "PYTHONPATH": "tests/support"}

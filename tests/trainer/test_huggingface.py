@@ -135,7 +135,6 @@ def test_masked_tokens_are_chosen_by_the_sample() -> None:
         (config_of("gpt2", data={"trim": 4}), "data.trim: expected only with a mask of the tokens that count"),
         (config_of("gpt2", data={"trim": -1}), "data.trim must be at least 0, got -1"),
         (config_of("gpt2", evaluation={"padding": True}), "evaluation: expected a mask of those that count just if"),
-        (config_of("gpt2", lora={"size": 2}), "lora: unknown key 'size', expected some of adapter, rank"),
     ],
 )
 def test_a_config_that_cannot_be_is_refused(config: dict[str, Any], said: str) -> None:

@@ -28,7 +28,6 @@ from bamboo_trainer.checkpoint.layer_file import StateEntry
 from bamboo_trainer.checkpoint.sources import TensorFiles
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.from_module import from_module
-from bamboo_trainer.lora import merged, with_lora
 from bamboo_trainer.split.layers import SplitLayer
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.inspection import layer_costs
@@ -216,7 +215,7 @@ def build(config: Mapping[str, Any]) -> Task:
     positions, classes = config.get("positions", 4), config.get("classes", WORDS)
     draw = torch.Generator().manual_seed(3)
     tokens = torch.randint(WORDS, (16, 4), generator=draw)
-    task = from_module(
+    return from_module(
         partial(Tagger, positions, classes, config.get("tied", False)),
         loss=plain_models.of_rows,
         dataset=TensorDataset((tokens,), (tokens[:, 0] % classes,)),
@@ -224,7 +223,6 @@ def build(config: Mapping[str, Any]) -> Task:
         optimizer=partial(torch.optim.AdamW, lr=0.01),
         learning_rate=0.01,
     )
-    return with_lora(task, rank=2, alpha=4.0, targets=("*0",)) if config.get("lora") else task
 
 
 def state(task: Task, seed: int = 0) -> dict[str, Tensor]:
@@ -299,24 +297,6 @@ def test_two_tensors_of_one_that_is_tied_have_to_be_equal(file: Path) -> None:
         state(task)
     task, _ = begin_with(spec(file, drop=("head.weight",)), build({"tied": True}))
     assert torch.equal(state(task)["head.weight"], state(build({}), 5)["words.weight"])
-
-
-def test_adapters_are_merged_into_their_weights(tmp_path: Path) -> None:
-    adapted = {name: t + 0.1 for name, t in state(build({"lora": True}), 5).items() if t.is_floating_point()}
-    adapted |= {name: t for name, t in state(build({"lora": True}), 5).items() if not t.is_floating_point()}
-    save_file(adapted, tmp_path / "adapted.safetensors")
-    task, lines = begin_with(spec(tmp_path / "adapted.safetensors"), build({}))
-    assert same(state(task), merged(adapted))
-    assert lines == [f"taken from {tmp_path / 'adapted.safetensors'}: 14 tensors, 3 adapters merged into them"]
-    again, _ = begin_with(spec(tmp_path / "adapted.safetensors"), build({"lora": True}))
-    assert same(state(again), adapted), "a model with adapters takes them as they are"
-
-
-def test_weights_without_adapters_begin_a_model_with_new_ones(file: Path) -> None:
-    task, lines = begin_with(spec(file), build({"lora": True}))
-    assert same(merged(state(task)), state(build({}), 5))
-    assert lines[-1].startswith("begun anew: ")
-    assert all(".lora_" in name for name in lines[-1].removeprefix("begun anew: ").split(" and ")[0].split(", "))
 
 
 def test_layers_of_a_list_are_known_by_their_numbers(tmp_path: Path) -> None:

@@ -100,7 +100,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "weighted_tasks": {"checkpointed": [2]},  # losses of layers
     "running_tasks": {},
     "sharing_tasks": {"sharing": "made_before"},
-    "test_lora": {},
     GNMT: {"size": "tiny"},  # recurrent layers
 }
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_huggingface_files import adapter_task
 from test_initial import initial_task
 from test_sequences import config as sequences
 from test_sequences import packed, trimmed
@@ -39,7 +38,7 @@ pytest_plugins = ["compiled_fixtures", "transformers_fixtures"]
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),  # torch's own, when its compiler is imported
-    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning"),  # of PEFT and transformers
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning"),  # of transformers
 ]
 Grid = tuple[int, int]  # stages and pipelines
 RESUMED = ("wide", "resumed")  # of whose state a checkpoint holds more than usual; it is resumed on the deep grid
@@ -205,8 +204,7 @@ ROWS: dict[str, Row] = {
         fast=RESUMED,
     ),
     # layers
-    "frozen layers": Row(task=own("test_frozen_layers:build"), deep=5, fast=()),
-    "adapters": Row(task=own("test_lora:build"), deep=4, fast=RESUMED),
+    "frozen layers": Row(task=own("test_frozen_layers:build"), deep=5, fast=RESUMED),
     "unused parameters": Row(
         task=own("test_unused_parameters:build", optimizer="NAdam"),
         numbers=numbers(7, 4, 1),
@@ -319,7 +317,6 @@ ROWS: dict[str, Row] = {
         deep=4,
         fast=(),
     ),
-    "an adapter of PEFT": Row(task=adapter_task, numbers=numbers(3), steps=(1,), fast=("deep",)),
     "first values of another job": Row(
         task=initial_task,
         numbers=numbers(4, 12),

@@ -27,7 +27,6 @@ class ExportFormat(StrEnum):
 
     SAFETENSORS = "safetensors"
     HUGGINGFACE = "huggingface"
-    PEFT = "peft"
 
 
 Url = Annotated[
@@ -119,7 +118,7 @@ def export(
             "--output",
             "-o",
             metavar="PATH",
-            help="File to write; a folder for huggingface and peft.",
+            help="File to write; a folder for huggingface.",
             show_default=False,
         ),
     ],
@@ -127,8 +126,7 @@ def export(
         ExportFormat,
         typer.Option(
             "--format",
-            help="safetensors: one file for any of its readers; huggingface: a folder for transformers; peft: its"
-            " adapters alone, a folder for PEFT.",
+            help="safetensors: one file for any of its readers; huggingface: a folder for transformers.",
         ),
     ] = ExportFormat.SAFETENSORS,
     step: Annotated[
@@ -138,15 +136,13 @@ def export(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="For huggingface and peft: the job's manifest, which names the model.",
+            help="For huggingface: the job's manifest, which names the model.",
             show_default=False,
         ),
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER", help="For huggingface and peft: where the model's folder is here.", show_default=False
-        ),
+        typer.Option(metavar="FOLDER", help="For huggingface: where the model's folder is here.", show_default=False),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace what is at PATH.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")] = False,
@@ -156,8 +152,8 @@ def export(
     Parameters and buffers keep the names of the module that from_module has split; without from_module they are named
     "layers.NUMBER.NAME". The optimizer's state is left out.
 
-    The formats huggingface and peft are for models trained with bamboo_trainer.models.huggingface. huggingface writes
-    a folder for from_pretrained of transformers, with adapters merged into the model; peft writes the adapters alone.
+    The format huggingface is for models trained with bamboo_trainer.models.huggingface. It writes a folder for
+    from_pretrained of transformers.
 
     Example: bamboo export s3://bucket/llama --output llama.safetensors
     """

@@ -42,7 +42,7 @@ class StoredCheckpoint:
 
 
 EXPORTER: Final = "bamboo_trainer.checkpoint"
-ExportFormat = Literal["safetensors", "huggingface", "peft"]
+ExportFormat = Literal["safetensors", "huggingface"]
 PRINT_SECONDS = 2.0  # at least, between lines of progress
 T = TypeVar("T")
 NewEvents = Callable[[], Coroutine[Any, Any, list[Occurrence]]]

@@ -11,7 +11,7 @@ from bamboo_core.complaints import complain
 from bamboo_core.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from bamboo_core.storage.bounded import StorageError
 from bamboo_core.text import count, size
-from bamboo_trainer.checkpoint.export import ExportForm, export, task_config
+from bamboo_trainer.checkpoint.export import export, task_config
 from bamboo_trainer.checkpoint.layer_file import ExportError
 from bamboo_trainer.checkpoint.sources import Checkpoint, StateSource, open_source
 from bamboo_trainer.data.tokenizing import ProgressLine
@@ -20,7 +20,7 @@ from bamboo_trainer.data.tokenizing import ProgressLine
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bamboo_trainer.checkpoint")
     parser.add_argument("url")
-    parser.add_argument("--format", type=ExportForm, required=True)
+    parser.add_argument("--format", choices=("safetensors", "huggingface"), required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--step", type=int)
     parser.add_argument("--job", type=Path)
@@ -30,13 +30,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--quiet", action="store_true")
     given = parser.parse_args(arguments)
     try:
-        config = task_config(given.job, given.model, given.task_config) if given.format.of_model else None
+        config = None
+        if given.format == "huggingface":
+            config = task_config(given.job, given.model, given.task_config)
         source, passed = open_source(given.url, given.step)
         for note in passed:
             complain(note)
         done = export(
             source,
-            given.format,
             given.output,
             force=given.force,
             task_config=config,

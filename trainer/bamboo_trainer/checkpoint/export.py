@@ -1,26 +1,18 @@
-"""`bamboo export`: a checkpoint as one plain state dict that needs no Bamboo, or as a folder for other tools.
+"""`bamboo export`: a checkpoint as one plain state dict that needs no Bamboo, or as a folder for transformers.
 
-`ExportForm` names the forms. For transformers' `from_pretrained` a folder has config.json, model.safetensors, and
-copies of the model's companions (tokenizer, settings for generation); for PEFT it has only the adapters.
+The folder is for `from_pretrained`: it has config.json, model.safetensors, and copies of the model's companions
+(tokenizer, settings for generation).
 
 The export works layer by layer, so the largest layer's file bounds memory, whatever the model's size. The output
 appears under its name as a whole or not at all.
 """
 
-import json
-import math
 import os
-import re
 import shutil
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Self
-
-import torch
+from typing import Any, BinaryIO, Self
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.store import CheckpointStore
@@ -28,34 +20,11 @@ from bamboo_core.complaints import system_reason
 from bamboo_core.storage.bounded import StorageError
 from bamboo_core.storage.local_files import whole_file, whole_folder
 from bamboo_core.text import size as bytes_in_words
-from bamboo_trainer.checkpoint import sources
 from bamboo_trainer.checkpoint.layer_file import ExportError, StateEntry, by_file, header_bytes
 from bamboo_trainer.checkpoint.sources import OF_MODULE, Checkpoint, StateSource, under_module_names
 from bamboo_trainer.frames import DTYPES, byte_view
-from bamboo_trainer.models.huggingface import AUTO, NamedModel, lora_settings, transformers
-from bamboo_trainer.models.huggingface_files import (
-    COMPANIONS,
-    CONFIG,
-    GENERATION,
-    MODULE,
-    SINGLE,
-    TEMPLATES,
-    WEIGHTS,
-    PeftAdapter,
-)
-
-_TASK_TYPES: Final = {"causal": "CAUSAL_LM", "sequence": "SEQ_CLS", "token": "TOKEN_CLS"}  # of PEFT, by objective
-
-
-def inner_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
-    """Return the entries under their names in the whole model. Raises ExportError for a model that was not split."""
-    renamed = []
-    for entry in entries:
-        match = OF_MODULE.fullmatch(entry.name)
-        if match is None:
-            raise ExportError(f"{entry.name} is no tensor of a model that bamboo_trainer.models.huggingface has split")
-        renamed.append(replace(entry, name=match[1]))
-    return tuple(renamed)
+from bamboo_trainer.models.huggingface import AUTO, NamedModel, transformers
+from bamboo_trainer.models.huggingface_files import COMPANIONS, GENERATION, SINGLE, TEMPLATES
 
 
 def published_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
@@ -65,11 +34,14 @@ def published_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
     """
     found: dict[tuple[int, str], StateEntry] = {}
     names: set[str] = set()
-    for entry in inner_entries(entries):
-        place = entry.layer, entry.tensor
-        if place not in found and entry.name not in names:
-            found[place] = entry
-            names.add(entry.name)
+    for entry in entries:
+        match = OF_MODULE.fullmatch(entry.name)
+        if match is None:
+            raise ExportError(f"{entry.name} is no tensor of a model that bamboo_trainer.models.huggingface has split")
+        place, name = (entry.layer, entry.tensor), match[1]
+        if place not in found and name not in names:
+            found[place] = replace(entry, name=name)
+            names.add(name)
     return tuple(found.values())
 
 
@@ -117,59 +89,6 @@ class ModelToExport(NamedModel):
         if self.objective == "causal":
             _write_generation(source, self.config, folder)
 
-    def trained(self, entries: Sequence[StateEntry]) -> set[str]:
-        """Return the names of parameters trained in addition to adapters. entries: under the model's own names."""
-        names = [entry.name for entry in entries if not re.search(r"\.lora_|\.base\.", entry.name)]
-        return {name.removeprefix(MODULE) for name in self.trained_beside(names)}
-
-    def describe_adapters(self, source: StateSource, entries: Sequence[StateEntry], folder: Path) -> None:
-        """Write PEFT's adapter_config.json. source: gives the scales. entries: under the model's own names."""
-        adapters = sources.adapters_in(entries)
-        scales: dict[str, float] = {}
-        for file, found in by_file([one.scale for one in adapters]).items():
-            tensors = source.tensors(file, found)
-            scales |= {entry.name: float(tensors[entry.tensor]) for entry in found}
-        ranks = {one.name: one.a.shape[0] for one in adapters}
-        alphas = {one.name: _alpha(scales[one.scale.name], ranks[one.name]) for one in adapters}
-        (rank, _), (alpha, _) = Counter(ranks.values()).most_common(1)[0], Counter(alphas.values()).most_common(1)[0]
-        lora = lora_settings(self.settings.lora or {})
-        dropout = PeftAdapter.read(Path(lora.adapter), lora.dropout).dropout if lora.adapter else lora.dropout
-        config = {
-            "peft_type": "LORA",
-            "task_type": _TASK_TYPES.get(self.objective),
-            "base_model_name_or_path": self.settings.published_as,
-            "revision": self.settings.revision,
-            "inference_mode": True,
-            "r": rank,
-            "lora_alpha": alpha,
-            "lora_dropout": dropout or 0.0,
-            "target_modules": _targets(ranks, entries),
-            "modules_to_save": sorted({name.rpartition(".")[0] for name in self.trained(entries)}) or None,
-            "rank_pattern": {name: own for name, own in ranks.items() if own != rank},
-            "alpha_pattern": {name: own for name, own in alphas.items() if own != alpha},
-            "bias": "none",
-            "fan_in_fan_out": False,
-            "use_rslora": False,
-        }
-        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def _alpha(scale: float, rank: int) -> float:
-    """Return the lora_alpha with alpha / rank = scale in fp32: a number of six digits if it is exact enough."""
-    short = float(f"{scale * rank:.6g}")
-    found = short if float(torch.tensor(short / rank, dtype=torch.float32)) == scale else scale * rank
-    return int(found) if math.isfinite(found) and found == int(found) else found
-
-
-def _targets(adapted: Collection[str], entries: Sequence[StateEntry]) -> list[str]:
-    """Return PEFT's target_modules: the last part of a module's name if all modules of that name have adapters, else
-    the whole name.
-    """
-    weights = {entry.name for entry in entries if entry.name.endswith(".weight")}
-    others = {n.removesuffix(".weight").rpartition(".")[2] for n in weights if not n.endswith(".base.weight")}
-    leaves = {name: name.rpartition(".")[2] for name in adapted}
-    return sorted({name if leaf in others else leaf for name, leaf in leaves.items()})
-
 
 def _write_generation(source: Path | None, published: Any, folder: Path) -> None:
     """Write generation_config.json: a copy of the source folder's, or else settings that follow from the model's
@@ -184,23 +103,6 @@ def _write_generation(source: Path | None, published: Any, folder: Path) -> None
 Progress = Callable[[int, int], None]  # files done, files in total
 
 
-class ExportForm(StrEnum):
-    """The form of an export.
-
-    safetensors: one file. huggingface: a folder for transformers' `from_pretrained`. peft: a folder for PEFT's, with
-    only the adapters.
-    """
-
-    SAFETENSORS = "safetensors"
-    HUGGINGFACE = "huggingface"
-    PEFT = "peft"
-
-    @property
-    def of_model(self) -> bool:
-        """Whether the export is a folder, which needs the model."""
-        return self is not ExportForm.SAFETENSORS
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
     step: int | None
@@ -210,7 +112,6 @@ class Exported:
 
 def export(
     source: StateSource,
-    form: ExportForm,
     output: Path,
     *,
     force: bool,
@@ -218,22 +119,19 @@ def export(
     task_config: Mapping[str, Any] | None = None,
     by_layer: bool = False,
 ) -> Exported:
-    """Export a checkpoint or weights. If it raises StorageError or ExportError, the output is as it was before.
+    """Export a checkpoint or weights: as one file of safetensors, or with `task_config` as a folder for transformers.
+    If it raises StorageError or ExportError, the output is as it was before.
 
-    force: replace an existing output. task_config: the job's, for a form that needs the model. by_layer: use the names
-    in the layers ("layers.0.module.weight") for a split module, too.
+    force: replace an existing output. task_config: the job's, which names the model. by_layer: use the names in the
+    layers ("layers.0.module.weight") for a split module, too.
     """
-    _check_output(output, form, force)
-    model = ModelToExport.read(task_config or {}) if form.of_model else None
-    if model is None:
-        entries = source.entries() if by_layer else under_module_names(source, source.entries())
-    elif form is ExportForm.HUGGINGFACE:
-        source = sources.MergedSource(source)
-        entries, weights, describe = published_entries(source.entries()), SINGLE, model.describe
-    else:
-        known = inner_entries(source.entries())
-        entries, weights = sources.peft_entries(known, model.trained(known)), WEIGHTS
-        describe = partial(model.describe_adapters, source, known)
+    _check_output(output, task_config is not None, force)
+    model = None if task_config is None else ModelToExport.read(task_config)
+    entries = source.entries()
+    if model is not None:
+        entries = published_entries(entries)
+    elif not by_layer:
+        entries = under_module_names(source, entries)
     layout = _Layout.of(entries)
     free = shutil.disk_usage(output.absolute().parent).free
     if layout.size > free:
@@ -244,8 +142,8 @@ def export(
             with whole_file(output) as file:
                 _write(source, layout, file, progress)
         else:
-            with whole_folder(output) as folder, (folder / weights).open("xb") as file:
-                describe(folder)
+            with whole_folder(output) as folder, (folder / SINGLE).open("xb") as file:
+                model.describe(folder)
                 _write(source, layout, file, progress)
     except OSError as error:
         raise ExportError(f"cannot write {output}: {system_reason(error)}") from None
@@ -261,7 +159,7 @@ def export_weights(url: str, step: int, id: str, folder: str) -> dict[str, Any]:
         source = Checkpoint(store, store.manifest(CheckpointId(step, id)))
         Path(folder).mkdir(exist_ok=True)
         file = Path(folder, SINGLE)
-        export(source, ExportForm.SAFETENSORS, file, force=False, progress=lambda *_: None, by_layer=True)
+        export(source, file, force=False, progress=lambda *_: None, by_layer=True)
     except OSError as error:
         return {"problem": f"cannot write {folder}: {system_reason(error)}"}
     except (StorageError, ExportError) as error:
@@ -310,8 +208,8 @@ def _write(source: StateSource, layout: _Layout, out: BinaryIO, progress: Progre
         progress(number, len(files))
 
 
-def _check_output(output: Path, form: ExportForm, force: bool) -> None:
-    if output.is_dir() and not form.of_model:
+def _check_output(output: Path, as_folder: bool, force: bool) -> None:
+    if output.is_dir() and not as_folder:
         raise ExportError(f"{output} is a folder; expected the name of a file")
     if os.path.lexists(output) and not force:
         raise ExportError(f"{output} exists; force replaces it")

@@ -19,7 +19,6 @@ from bamboo_core.storage.url import parse_url
 from bamboo_core.text import count
 from bamboo_trainer.checkpoint.layer_file import ExportError, StateEntry
 from bamboo_trainer.checkpoint.sources import (
-    MergedSource,
     StateSource,
     TensorFiles,
     has_tensors,
@@ -29,8 +28,6 @@ from bamboo_trainer.checkpoint.sources import (
     under_module_names,
 )
 from bamboo_trainer.frames import DTYPES
-from bamboo_trainer.lora import ADAPTER
-from bamboo_trainer.models.huggingface_files import MODULE
 from bamboo_trainer.split.layers import SplitLayer
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.inspection import Walk, look, values_wanted
@@ -75,19 +72,15 @@ class Matching:
     left: tuple[str, ...]
     anew: tuple[str, ...]
 
-    def in_words(self, shown: str, merged: int = 0) -> list[str]:
-        """Return a line each about the tensors taken, left and begun anew. shown: where the weights are. merged: the
-        number of LoRA adapters merged into them.
-        """
-        adapters = f", {count(merged, 'adapter')} merged into them" if merged else ""
-        lines = [f"taken from {shown}: {count(len(self.takes), 'tensor')}{adapters}"]
+    def in_words(self, shown: str) -> list[str]:
+        """Return a line each about the tensors taken, left and begun anew. shown: where the weights are."""
+        lines = [f"taken from {shown}: {count(len(self.takes), 'tensor')}"]
         lines += [f"left there: {_named(self.left)}"] if self.left else []
         return [*lines, f"begun anew: {_named(self.anew)}"] if self.anew else lines
 
 
 def match(wanted: Sequence[WantedTensor], offered: Sequence[StateEntry], spec: InitialSpec, shown: str) -> Matching:
-    """Match the model's tensors with the weights by name. The model's LoRA adapters keep their own initialization if
-    the weights have no adapters.
+    """Match the model's tensors with the weights by name.
 
     Raises TaskError if a tensor of either side has no counterpart and is not dropped, if shapes or dtypes differ, or if
     a pattern of `drop` fits no tensor. offered: the weights. shown: their place, for messages.
@@ -96,16 +89,12 @@ def match(wanted: Sequence[WantedTensor], offered: Sequence[StateEntry], spec: I
     def is_dropped(name: str) -> bool:
         return any(_fits(pattern, name) for pattern in spec.drop)
 
-    beside = _beside_adapters(wanted, offered)
     left, by_name = list[str](), dict[str, StateEntry]()
     for offer in offered:
         if is_dropped(offer.name):
             left.append(offer.name)
             continue
-        name = beside.get(offer.name, offer.name)
-        if name in by_name:
-            raise TaskError(f"{FIELD}: {by_name[name].name} and {offer.name} would both be {name}")
-        by_name[name] = offer
+        by_name[offer.name] = offer
     known = {name for one in wanted for name in one.names}
     droppable = {*(offer.name for offer in offered), *known}
     for pattern in spec.drop:
@@ -122,7 +111,7 @@ def match(wanted: Sequence[WantedTensor], offered: Sequence[StateEntry], spec: I
         if offers:
             _check_form(one, offers)
             takes.append(Take(wanted=one, offers=offers))
-        elif any(is_dropped(name) or (beside and is_adapters(name)) for name in one.names):
+        elif any(map(is_dropped, one.names)):
             anew.append(one.names[0])
         else:
             missing.append(one.names[0])
@@ -136,22 +125,6 @@ def match(wanted: Sequence[WantedTensor], offered: Sequence[StateEntry], spec: I
             f"{FIELD}: {shown} does not have {_named(missing)} of the model: drop: [{missing[0]}] lets it begin anew"
         )
     return Matching(takes=tuple(takes), left=tuple(left), anew=tuple(anew))
-
-
-def is_adapters(name: str) -> bool:
-    """Return whether a tensor's name is that of a LoRA adapter's tensor (`lora_a`, `lora_b`, `lora_scale`)."""
-    return name.rpartition(".")[2] in ADAPTER
-
-
-def _beside_adapters(wanted: Sequence[WantedTensor], offered: Sequence[StateEntry]) -> dict[str, str]:
-    """Return the names in the model of weights that have a LoRA adapter ("q.base.weight"), by the names that they have
-    without adapters ("q.weight"); empty if the offered weights have adapters, too.
-    """
-    if any(is_adapters(offer.name) for offer in offered):
-        return {}
-    names = {name for one in wanted for name in one.names}
-    bases = (name.rpartition(".base.") for name in names)
-    return {f"{at}.{leaf}": f"{at}{base}{leaf}" for at, base, leaf in bases if base and f"{at}.{ADAPTER[0]}" in names}
 
 
 def _fits(pattern: str, name: str) -> bool:
@@ -187,11 +160,11 @@ class Opened:
     shown: str
 
 
-def open_weights(spec: InitialSpec, *, of_module: bool = True, merge: bool = False) -> Opened:
+def open_weights(spec: InitialSpec, *, of_module: bool = True) -> Opened:
     """Open the weights of `task.initialFrom`. Raises TaskError, one sentence, if they are missing or cannot be read, or
     if `step` is given for files of weights or missing for checkpoints.
 
-    of_module: use the names in the whole module, if one was split. merge: merge LoRA adapters into their weights.
+    of_module: use the names in the whole module, if one was split.
     """
     try:
         url = parse_url(spec.url, f"{FIELD}.url")
@@ -205,7 +178,6 @@ def open_weights(spec: InitialSpec, *, of_module: bool = True, merge: bool = Fal
         if files is None and spec.step is None:
             newest = f"the newest one in {url.shown} is of step {source.step}"
             raise TaskError(f"{FIELD}.step: expected the step of a checkpoint; {newest}")
-        source = MergedSource(source) if merge else source
         entries = under_module_names(source, source.entries()) if of_module else source.entries()
     except (StorageError, ExportError) as error:
         raise TaskError(f"{FIELD}: {error}") from None
@@ -258,16 +230,14 @@ def begin_with(spec: InitialSpec, task: Task) -> tuple[Task, list[str]]:
     layers = look(task, (), _tensors_of)
     split = all(is_split for is_split, _ in layers)
     wanted = _wanted(task, [tensors for _, tensors in layers], split)
-    merge = not any(is_adapters(name) for one in wanted for name in one.names)
-    opened = open_weights(spec, of_module=split, merge=merge)
+    opened = open_weights(spec, of_module=split)
     matching = match(wanted, opened.entries, spec, opened.shown)
     takes = _by_layer(matching)
     factories = [
         partial(_begun, factory, takes[index], opened.source) if index in takes else factory
         for index, factory in enumerate(task.layers)
     ]
-    adapters = opened.source.count if isinstance(opened.source, MergedSource) else 0
-    return replace(task, layers=factories), matching.in_words(opened.shown, adapters)
+    return replace(task, layers=factories), matching.in_words(opened.shown)
 
 
 # The model's tensors
@@ -300,7 +270,7 @@ def _wanted(task: Task, layers: Sequence[list[WantedTensor]], split: bool) -> li
         for tensor in tensors:
             group = next((groups[f"{layer}.{n}"][0] for n in tensor.names if f"{layer}.{n}" in groups), None)
             key: object = (layer, tensor.names[0]) if group is None else group
-            called = [name.removeprefix(MODULE) if split else f"layers.{layer}.{name}" for name in tensor.names]
+            called = [name.removeprefix("module.") if split else f"layers.{layer}.{name}" for name in tensor.names]
             together.setdefault(key, []).append(replace(tensor, names=tuple(called)))
     return [
         replace(

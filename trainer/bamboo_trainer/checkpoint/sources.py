@@ -1,8 +1,7 @@
 """Sources of a state dict, for exports and initial weights: a checkpoint, or weights in safetensors files."""
 
 import re
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -18,8 +17,7 @@ from bamboo_core.storage.bounded import StorageError
 from bamboo_core.storage.url import parse_url
 from bamboo_trainer.checkpoint.layer_file import ExportError, StateEntry, as_stored, by_file, read_entries, read_layer
 from bamboo_trainer.frames import DTYPES
-from bamboo_trainer.lora import ADAPTER
-from bamboo_trainer.models.huggingface_files import INDEX, SINGLE, opened, peft_name, published_files
+from bamboo_trainer.models.huggingface_files import INDEX, SINGLE, opened, published_files
 from bamboo_trainer.tasks.user_code import same_bits
 
 OF_MODULE: Final = re.compile(r"layers\.\d+\.module\.(.+)")  # the names that `from_module` gives its layers' tensors
@@ -171,85 +169,6 @@ def open_source(url: str, step: int | None) -> tuple[StateSource, list[str]]:
         raise ExportError(f"there is no {place.path}")
     manifest, passed = find(found, store.shown, step)
     return Checkpoint(store, manifest), list(passed)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterEntries:
-    """The tensors of a LoRA adapter, and the weight that it adapts. name: of the linear layer."""
-
-    name: str
-    base: StateEntry
-    a: StateEntry
-    b: StateEntry
-    scale: StateEntry
-
-
-def adapters_in(entries: Sequence[StateEntry]) -> tuple[AdapterEntries, ...]:
-    """Return the LoRA adapters whose weight and tensors are all among these entries."""
-    by_name = {entry.name: entry for entry in entries}
-    first = f".{ADAPTER[0]}"
-    names = [entry.name.removesuffix(first) for entry in entries if entry.name.endswith(first)]
-    adapters = []
-    for name in names:
-        base, a, b, scale = (by_name.get(f"{name}.{part}") for part in ("base.weight", *ADAPTER))
-        if base and a and b and scale:
-            adapters.append(AdapterEntries(name=name, base=base, a=a, b=b, scale=scale))
-    return tuple(adapters)
-
-
-class MergedSource:
-    """A `StateSource` that merges another source's LoRA adapters into the weights. count: the number of adapters."""
-
-    def __init__(self, source: StateSource) -> None:
-        """Find the source's adapters. Raises ExportError if a weight with an adapter is tied to another layer's."""
-        self._source = source
-        entries = source.entries()
-        self._adapters = {(one.base.layer, one.base.tensor): one for one in adapters_in(entries)}
-        parts = {part.name for one in self._adapters.values() for part in (one.a, one.b, one.scale)}
-        bases = {f"{one.name}.base." for one in self._adapters.values()}
-        kept = [(entry, entry.name.rpartition(".")) for entry in entries if entry.name not in parts]
-        self._entries = tuple(
-            replace(entry, name=f"{at.removesuffix('base')}{leaf}") if f"{at}." in bases else entry
-            for entry, (at, _, leaf) in kept
-        )
-        uses = Counter((entry.layer, entry.tensor) for entry in self._entries)
-        for place, one in self._adapters.items():
-            if uses[place] > 1 or one.base.layer != one.a.layer:
-                raise ExportError(
-                    f"{one.base.name} is tied to another layer's weight, so its adapter cannot be merged: an export "
-                    "with --format peft keeps it beside the model"
-                )
-        self.count = len(self._adapters)
-
-    @property
-    def step(self) -> int | None:
-        return self._source.step
-
-    def entries(self) -> tuple[StateEntry, ...]:
-        return self._entries
-
-    def tensors(self, file: int, entries: Sequence[StateEntry]) -> Mapping[str, Tensor]:
-        places = [(entry.layer, entry.tensor) for entry in entries]
-        adapters = [self._adapters[place] for place in places if place in self._adapters]
-        parts = [part for one in adapters for part in (one.a, one.b, one.scale)]
-        found = dict(self._source.tensors(file, [*entries, *parts]))
-        for one in adapters:
-            a, b, scale = (found[part.tensor].float() for part in (one.a, one.b, one.scale))
-            weight = found[one.base.tensor]
-            found[one.base.tensor] = (weight.float() + (b @ a) * scale).to(weight.dtype)
-        return found
-
-
-def peft_entries(entries: Sequence[StateEntry], trained: Collection[str]) -> tuple[StateEntry, ...]:
-    """Return the entries of LoRA adapters, and of parameters trained in addition, under PEFT's names. entries: under
-    the model's own names. trained: names of the parameters trained in addition. Raises ExportError without adapters.
-    """
-    adapters = adapters_in(entries)
-    if not adapters:
-        raise ExportError("the weights have no adapters of bamboo_trainer.lora, which the format peft is for")
-    parts = [part for one in adapters for part in (one.a, one.b)]
-    parts += [entry for entry in entries if entry.name in trained]
-    return tuple(replace(part, name=peft_name(part.name)) for part in parts)
 
 
 def load(url: str | Path, *, step: int | None = None) -> dict[str, Tensor]:

@@ -14,11 +14,10 @@ import importlib
 import logging
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -30,9 +29,8 @@ from bamboo_trainer import schedules
 from bamboo_trainer.data.config import Opener
 from bamboo_trainer.data.config_keys import arguments
 from bamboo_trainer.from_module import SplitModule, example_of, task_of_split
-from bamboo_trainer.lora import with_lora, with_peft
 from bamboo_trainer.models import texts
-from bamboo_trainer.models.huggingface_files import MODULE, PeftAdapter, PublishedWeights, model_folder, stay_offline
+from bamboo_trainer.models.huggingface_files import PublishedWeights, model_folder, stay_offline
 from bamboo_trainer.models.sequences import Objective as TokenObjective
 from bamboo_trainer.models.sequences import Sequences, open_sequences, with_length
 from bamboo_trainer.models.settings import decaying, evaluation
@@ -187,24 +185,7 @@ class HuggingFaceSettings:
     warmup_steps: int = 0
     weight_decay: float = 0.0
     checkpoint: bool = False
-    lora: Mapping[str, Any] | None = None  # see `with_lora_of`
     router_aux_loss_coef: float | None = None  # of the loss that balances experts; None: the model config's
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoraSettings:
-    """The settings in task.config.lora.
-
-    adapter: a folder written by PEFT, which then gives rank, alpha and targets. dropout: None: the folder's, or 0.
-    trained: patterns of parameters that are trained themselves, in addition to a head for labels.
-    """
-
-    adapter: str | None = None
-    rank: int = 8
-    alpha: float = 16.0
-    dropout: float | None = None
-    targets: Sequence[str] = ("*q_proj", "*v_proj")
-    trained: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,20 +216,6 @@ class NamedModel:
             return False
         prefix = getattr(transformers(), AUTO[self.objective][1])[type(self.config)].base_model_prefix
         return bool(prefix) and (not name.startswith(f"{prefix}.") or ".pooler." in name)
-
-    def trained_beside(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return the names, in the layers, of the parameters trained in addition to adapters. names: the model's.
-
-        They are all parameters of a head for labels, the parameters that lora.trained names, and the parameters that
-        PEFT has saved in the adapter's folder as a whole.
-        """
-        lora = lora_settings(self.settings.lora or {})
-        saved = PeftAdapter.read(Path(lora.adapter)).keys if lora.adapter else {}
-
-        def wanted(name: str) -> bool:
-            return name in saved or self.is_head(name) or any(fnmatchcase(name, pattern) for pattern in lora.trained)
-
-        return tuple(f"{MODULE}{name}" for name in names if wanted(name))
 
     def opened(self, data: Mapping[str, Any], where: str = "data") -> Sequences | Labelled:
         """Open the data that a config describes, for the objective. where: the config's key. Raises ValueError."""
@@ -294,7 +261,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     split = SplitModule(make, settings.blocks, example_of(dataset), call, read, balance)
     if weights and (anew := weights.check(split.forms, named.is_head)):
         logger.info("begun anew, as %s has no such tensors: %s", settings.model, ", ".join(anew))
-    task = task_of_split(
+    return task_of_split(
         split,
         loss=label_loss,
         dataset=dataset,
@@ -304,30 +271,6 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
         learning_rate=rate(settings, training.steps_with(dataset, dataset.tokens_per_sample) if training else None),
         checkpoint=settings.checkpoint,
     )
-    return with_lora_of(task, settings.lora, named.trained_beside(split.forms))
-
-
-def with_lora_of(task: Task, config: Mapping[str, Any] | None, trained: Collection[str]) -> Task:
-    """Return the task with the LoRA adapters of task.config.lora, if any. trained: parameters trained in addition."""
-    if config is None:
-        return task
-    given = lora_settings(config)
-    if given.adapter is None:
-        dropout = given.dropout or 0.0
-        return with_lora(
-            task, rank=given.rank, alpha=given.alpha, dropout=dropout, targets=given.targets, trained=trained
-        )
-    conflicting = sorted({"rank", "alpha", "targets"} & config.keys())
-    expect(not conflicting, f"lora: {conflicting[0] if conflicting else ''}: not with adapter, which says it")
-    return with_peft(task, given.adapter, dropout=given.dropout, trained=trained)
-
-
-def lora_settings(config: Mapping[str, Any]) -> LoraSettings:
-    """Parse task.config.lora. Raises ValueError, naming the key."""
-    try:
-        return LoraSettings(**arguments(LoraSettings, config))
-    except ValueError as error:
-        raise ValueError(f"lora: {error}") from None
 
 
 def read_settings(config: Mapping[str, Any]) -> HuggingFaceSettings:
