@@ -70,23 +70,12 @@ def config_of(family: str, **more: Any) -> dict[str, Any]:
     return {"architecture": {"model_type": family, **FAMILIES[family]}, "data": data, **more}
 
 
-def headed(family: str, objective: str, **more: Any) -> dict[str, Any]:
-    """Return a config of a model with a head. Made-up data are padded with the token 0."""
-    config = config_of(family, objective=objective, **more)
-    config["architecture"]["pad_token_id"] = 0
-    return config
-
-
 def refused(config: dict[str, Any]) -> str:
     """Return the message by which a config is refused."""
     with pytest.raises(TaskError) as error:
         load_task(ENTRYPOINT, config)
     assert "\n" not in str(error.value)
     return str(error.value)
-
-
-def objective_of(config: dict[str, Any]) -> str:
-    return str(huggingface.NamedModel.read(config).objective)
 
 
 def pair_of(config: dict[str, Any]) -> tuple[Task, list[nn.Module], Any]:
@@ -101,14 +90,13 @@ def pair_of(config: dict[str, Any]) -> tuple[Task, list[nn.Module], Any]:
 
 def check_as_transformers(config: dict[str, Any]) -> None:
     """Check that logits, loss and gradients equal those of transformers."""
-    objective = objective_of(config)
     task, layers, model = pair_of(config)
     inputs, (labels,) = task.dataset.batch([1, 5, 7])
     mask = inputs[1] if len(inputs) > 1 else None
-    shifted = {"shift_labels": labels} if objective == "causal" else {}
+    shifted = {"shift_labels": labels} if huggingface.NamedModel.read(config).objective == "causal" else {}
     output = model(input_ids=inputs[0], attention_mask=mask, labels=labels, **shifted)
     (logits,) = run(layers, inputs)
-    counts = mask.bool() if mask is not None and objective not in ("sequence", "choice") else slice(None)
+    counts = mask.bool() if mask is not None else slice(None)
     assert torch.equal(logits[counts], output.logits[counts])
     weighted = task.loss((logits,), (labels,))
     assert isinstance(weighted, Weighted)

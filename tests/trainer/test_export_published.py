@@ -41,11 +41,10 @@ def write_checkpoint(folder: Path, task: Task, state: dict[str, Tensor]) -> None
 
 @pytest.mark.parametrize(
     ("family", "objective"),
-    [("gpt2", "causal"), ("qwen3", "causal"), ("bert", "masked"), ("bert", "choice"), ("bert", "token")],
+    [("gpt2", "causal"), ("qwen3", "causal"), ("bert", "masked")],
 )
 def test_what_was_trained_is_exported_and_loaded_by_transformers(family: str, objective: str, tmp_path: Path) -> None:
-    labels = {"labels": ["PER", "ORG", "O"]} if objective == "token" else {}
-    config = config_of(family, objective=objective, learningRate=1e-2, **labels)
+    config = config_of(family, objective=objective, learningRate=1e-2)
     task = load_task(ENTRYPOINT, config)
     plain = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=None, microbatches=2, micro_batch_size=2)
     _, state = train(task, plain, 2)
@@ -68,12 +67,7 @@ def test_what_was_trained_is_exported_and_loaded_by_transformers(family: str, ob
     load_state(layers, state)
     model.eval()
     inputs, _ = task.dataset.batch([3, 4])
-    ours, theirs = run(layers, inputs)[0], model(input_ids=inputs[0]).logits
-    if objective == "choice":  # of which the heads multiply matrices of different shapes
-        torch.testing.assert_close(ours, theirs)
-    else:
-        assert torch.equal(ours, theirs)
-    assert objective != "token" or model.config.id2label == {0: "PER", 1: "ORG", 2: "O"}
+    assert torch.equal(run(layers, inputs)[0], model(input_ids=inputs[0]).logits)
 
 
 def test_what_lies_beside_the_model_comes_along_and_the_folder_may_be_elsewhere(

@@ -32,7 +32,7 @@ from manifest_kit import bamboojob, gpt_task, training
 from processes import run_with_faults
 from reference import train
 from training_job import Fault, Job, MemoryStore
-from transformers_kit import ENTRYPOINT, config_of, headed
+from transformers_kit import ENTRYPOINT, config_of
 
 pytest_plugins = ["compiled_fixtures", "transformers_fixtures"]
 pytestmark = [
@@ -288,20 +288,6 @@ ROWS: dict[str, Row] = {
             fast=(),
         )
         for family, more in {"gpt2": {}, "bert": {}, "mixtral": {"routerAuxLossCoef": 0.1}}.items()
-    },
-    **{
-        f"{family} with a head for {head}": Row(
-            task={
-                "entrypoint": ENTRYPOINT,
-                "config": headed(
-                    family, head, data={"padding": True}, learningRate=1e-3, evaluation={"samples": 8, "padding": True}
-                ),
-            },
-            numbers=numbers(3, evaluation={"everySteps": 3}),
-            steps=(1,),
-            fast=(),
-        )
-        for family, head in (("bert", "choice"), ("gpt2", "sequence"))
     },
     # data and first values
     "trimmed chats": Row(task=transformer(lambda folder: chats(folder, trim=4)), numbers=numbers(3, 4), fast=()),

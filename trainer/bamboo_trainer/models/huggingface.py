@@ -1,4 +1,4 @@
-"""Models of Hugging Face transformers, with a language or label head: `bamboo_trainer.models.huggingface:build`.
+"""Causal and masked language models of Hugging Face transformers: `bamboo_trainer.models.huggingface:build`.
 
 The model's blocks become layers. A worker reads the values of the layers that it makes from the folder's safetensors,
 so no process holds the whole model; `bamboo export --format huggingface` writes trained weights in the same layout. A
@@ -11,7 +11,6 @@ layers pass on the sums of both, 2 numbers for each expert, and the product is t
 """
 
 import importlib
-import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,10 +30,8 @@ from bamboo_trainer.data.config_keys import arguments
 from bamboo_trainer.from_module import SplitModule, example_of, task_of_split
 from bamboo_trainer.models import texts
 from bamboo_trainer.models.huggingface_files import PublishedWeights, model_folder, stay_offline
-from bamboo_trainer.models.sequences import Objective as TokenObjective
-from bamboo_trainer.models.sequences import Sequences, open_sequences, with_length
+from bamboo_trainer.models.sequences import Objective, Sequences, accuracy, open_sequences, token_loss, with_length
 from bamboo_trainer.models.settings import decaying, evaluation
-from bamboo_trainer.models.texts import HEADS, Head, Labelled, label_accuracy, label_loss, open_labelled
 from bamboo_trainer.task import Dataset, Parts, Task, TrainingFacts, add_loss
 from bamboo_trainer.tasks.task_errors import TaskError
 
@@ -135,21 +132,10 @@ def _agree(ours: BalancedExperts, theirs: Any, experts: int, chosen: int) -> boo
     return torch.allclose(ours.loss(sums), torch.as_tensor(theirs(logits, experts, chosen, mask)), rtol=1e-5)
 
 
-logger = logging.getLogger(__name__)
-
-Objective = TokenObjective | Head
 ATTENTIONS: Final = ("sdpa", "eager")
 AUTO: Final[dict[Objective, tuple[str, str]]] = {  # the class that makes the model, and the mapping of its configs
     "causal": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING"),
     "masked": ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING"),
-    "sequence": ("AutoModelForSequenceClassification", "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING"),
-    "token": ("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING"),
-    "choice": ("AutoModelForMultipleChoice", "MODEL_FOR_MULTIPLE_CHOICE_MAPPING"),
-}
-_PUBLISHED_FOR: Final[dict[str, Objective]] = {  # the objective by the ending of an architecture's name
-    "ForSequenceClassification": "sequence",
-    "ForTokenClassification": "token",
-    "ForMultipleChoice": "choice",
 }
 PACKS: Final = frozenset(  # models tested to keep documents of a sequence apart
     {"gpt2", "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "gemma3_text", "jetmoe"}
@@ -166,18 +152,16 @@ class HuggingFaceSettings:
     """The settings in task.config: either model (a folder) or architecture (a config.json's content, or a model_type
     alone).
 
-    revision: the commit, if the config's model is an id on the Hub. published_as: that id, or the folder.
+    revision: the commit, if the config's model is an id on the Hub.
     """
 
     model: str | None = None
     revision: str | None = None
-    published_as: str | None = None
     architecture: str | Mapping[str, Any] | None = None
     # data, evaluation: see `models.sequences`
     data: Mapping[str, Any] | None = None
     evaluation: Mapping[str, Any] | None = None
     objective: Objective | None = None  # None: `objective_of`
-    labels: int | Sequence[str] | None = None  # number or names of labels, for a head; None: the model config's
     attention: Literal["sdpa", "eager"] | None = None  # None: sdpa where the model has it
     blocks: str | Sequence[str] | None = None  # the names of the model's lists of blocks, if they are not found
     random: bool = False  # random first values, even if the folder has others
@@ -210,18 +194,9 @@ class NamedModel:
         model: nn.Module = auto.from_config(self.config, dtype=torch.float32, attn_implementation=attention)
         return model
 
-    def is_head(self, name: str) -> bool:
-        """Return whether a parameter, by its name, belongs to a head for labels, which a published folder may lack."""
-        if self.objective not in HEADS:
-            return False
-        prefix = getattr(transformers(), AUTO[self.objective][1])[type(self.config)].base_model_prefix
-        return bool(prefix) and (not name.startswith(f"{prefix}.") or ".pooler." in name)
-
-    def opened(self, data: Mapping[str, Any], where: str = "data") -> Sequences | Labelled:
+    def opened(self, data: Mapping[str, Any], where: str = "data") -> Sequences:
         """Open the data that a config describes, for the objective. where: the config's key. Raises ValueError."""
         objective, config, words, model = self.objective, self.config, vocabulary_of(self.config), self.settings.model
-        if objective != "causal" and objective != "masked":
-            return open_labelled(data, objective, words, int(config.num_labels), where)
         token = mask_token(config) if objective == "masked" else 0
         packs = objective == "causal" and config.model_type in PACKS
         kinds: dict[str, Opener] = {texts.TEXT: partial(texts.open_text, model, words)}
@@ -248,7 +223,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     weights = None
     if settings.model is not None and not settings.random:
         weights = PublishedWeights(Path(settings.model))
-    measured = evaluation(settings.evaluation, held_out, label_accuracy)
+    measured = evaluation(settings.evaluation, held_out, accuracy)
     lengths = {"data": dataset} if measured is None else {"data": dataset, "evaluation": measured.dataset}
 
     def make() -> nn.Module:
@@ -259,11 +234,11 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     call, read = partial(_logits, dataset.names), weights.read if weights else None
     balance = partial(balanced_experts, coefficient=settings.router_aux_loss_coef, masked=dataset.masked)
     split = SplitModule(make, settings.blocks, example_of(dataset), call, read, balance)
-    if weights and (anew := weights.check(split.forms, named.is_head)):
-        logger.info("begun anew, as %s has no such tensors: %s", settings.model, ", ".join(anew))
+    if weights:
+        weights.check(split.forms)
     return task_of_split(
         split,
-        loss=label_loss,
+        loss=token_loss,
         dataset=dataset,
         evaluation=measured,
         tokens_per_sample=dataset.tokens_per_sample,
@@ -275,9 +250,8 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
 
 def read_settings(config: Mapping[str, Any]) -> HuggingFaceSettings:
     """Parse the config, and fetch a model of the Hub that the cache lacks. Raises ValueError."""
-    settings = HuggingFaceSettings(**arguments(HuggingFaceSettings, config, "published_as"))
+    settings = HuggingFaceSettings(**arguments(HuggingFaceSettings, config))
     expect((settings.model is None) != (settings.architecture is None), "expected one of model and architecture")
-    check_labels(settings)
     expect(settings.learning_rate > 0, f"learningRate must be positive, got {settings.learning_rate}")
     expect(settings.warmup_steps >= 0, f"warmupSteps must be at least 0, got {settings.warmup_steps}")
     expect(
@@ -290,7 +264,7 @@ def read_settings(config: Mapping[str, Any]) -> HuggingFaceSettings:
         return settings
     transformers()
     folder = model_folder(settings.model, settings.revision, weights=not settings.random)
-    return replace(settings, model=folder, published_as=settings.model)
+    return replace(settings, model=folder)
 
 
 def published_config(settings: HuggingFaceSettings) -> Any:
@@ -300,15 +274,14 @@ def published_config(settings: HuggingFaceSettings) -> Any:
         folder = Path(settings.model)
         expect(folder.exists(), f"model: there is no folder {folder}")
         expect((folder / "config.json").is_file(), f"model: {folder} has no config.json, as save_pretrained writes it")
-        found = _made("model", lambda: library.AutoConfig.from_pretrained(str(folder), local_files_only=True))
-        return _with_labels(found, settings.labels)
+        return _made("model", lambda: library.AutoConfig.from_pretrained(str(folder), local_files_only=True))
     content = settings.architecture
     given = {"model_type": content} if isinstance(content, str) else dict(content or {})
     kind = given.pop("model_type", None)
     expect(isinstance(kind, str), "architecture must have a model_type, such as gpt2, llama, qwen3 or bert")
     found = _made("architecture", lambda: library.AutoConfig.for_model(kind, **given))
     _check_architecture(given, _made("architecture", type(found)))
-    return _with_labels(found, settings.labels)
+    return found
 
 
 def _check_architecture(given: Mapping[str, Any], usual: Any) -> None:
@@ -324,42 +297,12 @@ def _check_architecture(given: Mapping[str, Any], usual: Any) -> None:
             raise ValueError(f"architecture: unknown key {key!r}, did you mean {near[0]}?")
 
 
-def check_labels(settings: HuggingFaceSettings) -> None:
-    """Raise ValueError unless `labels` is None, a positive number or different names, and the objective takes it."""
-    labels = settings.labels
-    if labels is None:
-        return
-    expect(settings.objective in (None, "sequence", "token"), "labels: expected only with objective sequence or token")
-    names = isinstance(labels, int) or (
-        len(labels) > 0 and len(set(map(str, labels))) == len(labels) and all(isinstance(name, str) for name in labels)
-    )
-    expect(names and labels != 0, f"labels must be a number of at least 1 or a list of names, got {labels!r}")
-
-
-def _with_labels(config: Any, labels: int | Sequence[str] | None) -> Any:
-    """Set the number or the names of labels in a transformers config, unless None, and return it."""
-    if isinstance(labels, int):
-        config.num_labels = labels
-    elif labels is not None:
-        config.id2label = dict(enumerate(labels))
-        config.label2id = {name: number for number, name in enumerate(labels)}
-    return config
-
-
 def check_objective(config: Any, objective: Objective) -> None:
-    """Raise ValueError if transformers has no model of this architecture for the objective, or if its config lacks the
-    padding token by which it finds the end of a sequence. config: of transformers.
-    """
+    """Raise ValueError if transformers has no model of this architecture for the objective. config: of transformers."""
     library, kind = transformers(), config.model_type
     expect(
         type(config) in getattr(library, AUTO[objective][1]),
         f"objective: transformers has no {AUTO[objective][0].removeprefix('AutoModel')} of {kind}",
-    )
-    expect(
-        objective != "sequence"
-        or type(config) in library.MODEL_FOR_MASKED_LM_MAPPING
-        or config.get_text_config().pad_token_id is not None,
-        f"the config of {kind} has no pad_token_id, by which the last token of a sequence is found",
     )
 
 
@@ -373,16 +316,12 @@ def _with_keys_of(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str
 
 
 def objective_of(config: Any) -> Objective:
-    """Return the default objective: of the head that the published architecture names, else causal or masked. If the
-    model type can be both, it is causal for a decoder, and if the named architecture is no masked model.
+    """Return the default objective. If the model type can be both, it is causal for a decoder, and if the named
+    architecture is no masked model.
 
     Raises ValueError for other models, such as encoder-decoders. config: of transformers.
     """
     library = transformers()
-    for architecture in getattr(config, "architectures", None) or ():
-        for ending, objective in _PUBLISHED_FOR.items():
-            if architecture.endswith(ending):
-                return objective
     causal = type(config) in library.MODEL_FOR_CAUSAL_LM_MAPPING
     masked = type(config) in library.MODEL_FOR_MASKED_LM_MAPPING
     expect(

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,18 +53,14 @@ class PublishedWeights:
                 values[id(form)] = self._tensor(published, form)
         return {name: values[id(form)] for name, form in wanted.items() if id(form) in values}
 
-    def check(self, wanted: Mapping[str, Tensor], may_lack: Callable[[str], bool] = lambda name: False) -> list[str]:
-        """Return the names of the parameters that the folder lacks, which then begin with random values. Raises
-        ValueError for a parameter that must not. may_lack: whether a parameter may be missing, by name.
-        """
+    def check(self, wanted: Mapping[str, Tensor]) -> None:
+        """Raise ValueError if the folder lacks a parameter. wanted: see `read`."""
         known = {id(form) for name, form in wanted.items() if self._name(name) is not None}
-        lacks = [n for n, form in wanted.items() if id(form) not in known and isinstance(form, torch.nn.Parameter)]
-        for name in lacks:
-            if not may_lack(name):
+        for name, form in wanted.items():
+            if id(form) not in known and isinstance(form, torch.nn.Parameter):
                 raise ValueError(
                     f"model: {self.folder} has no tensor {name}; to begin with random values say random: true"
                 )
-        return lacks
 
     def _name(self, name: str) -> str | None:
         """Return a tensor's name in the folder, which may be an older name or of a model without its head, or None."""

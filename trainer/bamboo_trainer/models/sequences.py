@@ -21,7 +21,7 @@ Part = Callable[[Mapping[str, Any]], nn.Module]  # of a model, made from its con
 IGNORED: Final = -100  # a target that does not count
 MASKED_SHARE: Final = 0.15  # of the tokens; of these 80 % become the mask, 10 % another token, 10 % stay
 KINDS_WITH_LENGTH: Final = (settings.MADE_UP, "tokens", "text", "chats")
-INPUTS: Final = ("input_ids", "attention_mask", "token_type_ids")  # the names of transformers
+INPUTS: Final = ("input_ids", "attention_mask")  # the names of transformers
 PACKED_INPUTS: Final = ("input_ids", "position_ids")
 
 
@@ -226,13 +226,14 @@ def check_tokens(tokens: Tensor, words: int, where: str = "") -> None:
             raise ValueError(f"{place}token {token} is outside of the model's vocabulary of {words}")
 
 
-def token_loss(logits: Tensor, targets: Tensor) -> Weighted:
+def token_loss(outputs: Parts, targets: Parts) -> Weighted:
     """Return the cross entropy summed over the tokens that count, with their number, for the mean over a whole batch.
 
-    logits: [samples, length, vocabulary]. targets: int64 [samples, length].
+    outputs: logits [samples, length, vocabulary]. targets: int64 [samples, length]; -100 does not count.
     """
-    summed = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
-    return Weighted(summed, (targets != IGNORED).sum())
+    (logits,), (wanted,) = outputs, targets
+    summed = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=IGNORED, reduction="sum")
+    return Weighted(summed, (wanted != IGNORED).sum())
 
 
 def check_sizes(c: Mapping[str, Any]) -> None:
@@ -278,7 +279,7 @@ def language_model(
 
     return Task(
         layers=layers,
-        loss=_loss,
+        loss=token_loss,
         dataset=dataset,
         evaluation=settings.evaluation(c["evaluation"], held_out, accuracy),
         tokens_per_sample=dataset.tokens_per_sample,
@@ -287,7 +288,3 @@ def language_model(
         tied=(("0.token.weight", f"{last}.out.weight"),) if tied else (),
         checkpointed=range(1, last) if c["checkpoint"] else (),
     )
-
-
-def _loss(outputs: Parts, targets: Parts) -> Weighted:
-    return token_loss(outputs[0], targets[0])
