@@ -127,8 +127,6 @@ def test_masked_tokens_are_chosen_by_the_sample() -> None:
         ),
         (config_of("gpt2", blocks="h"), "blocks: the model has no 'h'"),
         (config_of("gpt2", objective="masked"), "objective: transformers has no ForMaskedLM of gpt2"),
-        (config_of("gpt2", data={"trim": 4}), "data.trim: expected only with a mask of the tokens that count"),
-        (config_of("gpt2", data={"trim": -1}), "data.trim must be at least 0, got -1"),
         (config_of("gpt2", evaluation={"padding": True}), "evaluation: expected a mask of those that count just if"),
     ],
 )

@@ -14,7 +14,7 @@ import pytest
 import torch
 from test_initial import initial_task
 from test_sequences import config as sequences
-from test_sequences import packed, trimmed
+from test_sequences import packed
 from test_stage import STOPPING
 from test_texts_chats import config as chats
 
@@ -134,7 +134,7 @@ def fp16(**config: Any) -> Row:
 
 ROUNDED = {"precision": "bf16", "parameterPrecision": "bf16"}
 SOURCE = {"kind": "random", "length": 12, "samples": 9, "padding": True}
-MIXTURE = {"kind": "mixture", "sources": [{**SOURCE, "weight": 3}, {**SOURCE, "weight": 1}], "trim": 2}
+MIXTURE = {"kind": "mixture", "sources": [{**SOURCE, "weight": 3}, {**SOURCE, "weight": 1}]}
 STOPPED = {"everySteps": 2, **STOPPING}
 ROWS: dict[str, Row] = {
     # precision
@@ -290,14 +290,12 @@ ROWS: dict[str, Row] = {
         for family, more in {"gpt2": {}, "bert": {}, "mixtral": {"routerAuxLossCoef": 0.1}}.items()
     },
     # data and first values
-    "trimmed chats": Row(task=transformer(lambda folder: chats(folder, trim=4)), numbers=numbers(3, 4), fast=()),
     "packed chats": Row(task=transformer(lambda folder: chats(folder, packed=True)), numbers=numbers(3, 4), fast=()),
     "packed documents": Row(
         task=transformer(lambda folder: sequences("gpt2", packed(folder), learningRate=1e-3, warmupSteps=10)),
         deep=4,
         fast=("resumed",),
     ),
-    "trimmed batches": Row(task=transformer(trimmed), deep=4, fast=()),
     "a mixture of data": Row(
         task={"entrypoint": ENTRYPOINT, "config": config_of("gpt2", warmupSteps=10) | {"data": MIXTURE}},
         deep=4,

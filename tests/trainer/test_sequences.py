@@ -1,4 +1,4 @@
-"""Sequences of several documents, and batches that end with their longest sequence."""
+"""Sequences of several documents, and labels that are not shifted."""
 
 from pathlib import Path
 from typing import Any
@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from bamboo_trainer.loading import load_task
 from bamboo_trainer.models import huggingface
-from bamboo_trainer.models.sequences import IGNORED, positions_in, trimmed_width
+from bamboo_trainer.models.sequences import IGNORED, positions_in
 from bamboo_trainer.task import Weighted
 from from_module_kit import check_gradients
 from token_file_kit import tokenized
-from transformers_kit import ENTRYPOINT, LENGTH, config_of, layers_of, pair_of, refused, run
+from transformers_kit import LENGTH, config_of, pair_of, refused, run
 
 PACKS = sorted(huggingface.PACKS)
 QUICK = ("gpt2", "llama")
@@ -71,46 +70,23 @@ def test_the_first_token_of_a_document_is_no_target(tmp_path: Path) -> None:
     assert (labels[:, :-1][positions[:, 1:] != 0] != IGNORED).all()
 
 
-def trimmed(folder: Path) -> dict[str, Any]:
-    """Return a config whose microbatches have several lengths."""
-    lengths = np.array([3, 4, 9, 2, 12, 5, 6, 1] * 3)
-    mask = (np.arange(LENGTH) < lengths[:, None]).astype(np.int64)
+def test_labels_that_are_not_shifted_give_the_loss_of_transformers(tmp_path: Path) -> None:
+    mask = (np.arange(LENGTH) < np.array([3, 4, 9, 12])[:, None]).astype(np.int64)
     ids = np.random.default_rng(1).integers(1, 64, mask.shape) * mask
-    np.savez(folder / "x.npz", ids=ids, mask=mask, labels=np.where(mask, ids, IGNORED))
-    data = {"kind": "npz", "path": str(folder / "x.npz"), "inputs": ["ids", "mask"], "targets": ["labels"]}
-    return config("gpt2", {**data, "shift": True, "trim": 4}, learningRate=1e-3, warmupSteps=10)
-
-
-def test_losses_of_trimmed_batches_are_those_of_whole_ones(tmp_path: Path) -> None:
-    settings = trimmed(tmp_path)
-    task = load_task(ENTRYPOINT, settings)
-    del settings["data"]["trim"]
-    whole = load_task(ENTRYPOINT, settings)
-    widths = [task.dataset.batch(pair)[0][0].shape[1] for pair in ([0, 1], [2, 3], [4, 5], [6, 7])]
-    assert widths == [4, 12, 12, 8]
-    losses = []
-    for one in (task, whole):
-        layers = layers_of(one)
-        for layer in layers:
-            layer.eval()
-        inputs, targets = one.dataset.batch([0, 6])
-        weighted = one.loss(run(layers, inputs), targets)
-        assert isinstance(weighted, Weighted)
-        losses.append(weighted.total / weighted.weight)
-    torch.testing.assert_close(*losses)
+    np.savez(tmp_path / "x.npz", ids=ids, mask=mask, labels=np.where(mask, ids, IGNORED))
+    data = {"kind": "npz", "path": str(tmp_path / "x.npz"), "inputs": ["ids", "mask"], "targets": ["labels"]}
+    task, layers, model = pair_of(config("gpt2", {**data, "shift": True}))
+    inputs, targets = task.dataset.batch(range(4))
+    weighted = task.loss(run(layers, inputs), targets)
+    assert isinstance(weighted, Weighted)
+    labels = torch.from_numpy(np.where(mask, ids, IGNORED))
+    theirs = model(input_ids=inputs[0], attention_mask=inputs[1], labels=labels)
+    torch.testing.assert_close(weighted.total / weighted.weight, theirs.loss)
 
 
 def test_positions_begin_again_with_each_document() -> None:
     documents = torch.tensor([[0, 0, 1, 1, 1, 2], [0, 1, 1, 1, 1, 1]])
     assert positions_in(documents).tolist() == [[0, 1, 0, 1, 2, 0], [0, 0, 1, 2, 3, 4]]
-
-
-@pytest.mark.parametrize(("multiple", "width"), [(0, 9), (1, 5), (4, 8), (8, 8), (16, 9)])
-def test_the_longest_sequence_says_how_wide_a_batch_is(multiple: int, width: int) -> None:
-    mask = torch.zeros(3, 9, dtype=torch.int64)
-    mask[0, :2] = mask[2, :5] = 1
-    assert trimmed_width(mask, multiple) == width
-    assert trimmed_width(torch.zeros_like(mask), 4) == 4
 
 
 @pytest.mark.parametrize("family", ["bert", "bloom"])

@@ -97,7 +97,6 @@ def test_a_conversation_that_is_too_long_ends_where_the_sequence_does(tmp_path: 
         (PLAIN, {"path": "/nowhere"}, "data: path: cannot read /nowhere"),
         (PLAIN, {"tokenizer": "/nowhere"}, "data: tokenizer: there is no folder /nowhere"),
         (PLAIN, {"tokeniser": "x"}, "data: unknown key 'tokeniser', did you mean tokenizer?"),
-        (PLAIN, {"packed": True, "trim": 4}, "data.trim: expected only with a mask"),
         (PLAIN, {"packed": 1}, "data: packed must be true or false, got 1"),
     ],
 )

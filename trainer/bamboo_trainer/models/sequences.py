@@ -25,22 +25,6 @@ INPUTS: Final = ("input_ids", "attention_mask")  # the names of transformers
 PACKED_INPUTS: Final = ("input_ids", "position_ids")
 
 
-def taken_trim(config: dict[str, Any], where: str) -> int:
-    """Remove the key "trim" from the config, and return its value: a batch is cut after its longest sequence, rounded
-    up to a multiple of this many tokens; 0: batches are not trimmed. Raises ValueError. where: the config's own key.
-    """
-    trim: int = typed(f"{where}.trim", config.pop("trim", 0), int)
-    if trim < 0:
-        raise ValueError(f"{where}.trim must be at least 0, got {trim}")
-    return trim
-
-
-def check_trim(trim: int, masked: bool, where: str) -> None:
-    """Raise ValueError if batches are to be trimmed, but no mask gives the lengths of the sequences."""
-    if trim and not masked:
-        raise ValueError(f"{where}.trim: expected only with a mask of the tokens that count")
-
-
 class Sequences:
     """A dataset of token sequences for a language model, made from another dataset.
 
@@ -53,7 +37,7 @@ class Sequences:
     config's key that describes the data, for messages.
 
     packed: instead of a mask the source has the number of each token's document, and the second input is the token's
-    position in its document. trim: see `taken_trim`. names: of the inputs, as in transformers.
+    position in its document. names: of the inputs, as in transformers.
     """
 
     def __init__(
@@ -65,11 +49,10 @@ class Sequences:
         where: str = "data",
         *,
         packed: bool = False,
-        trim: int = 0,
     ) -> None:
         self._source, self._objective, self._shift, self._where = source, objective, shift, where
         self._vocabulary, self._mask_token = words
-        self._packed, self._trim = packed, trim
+        self._packed = packed
         given, targets = source.batch([0])
         if not 1 <= len(given) <= 2 or (objective == "causal" and len(targets) != 1):
             raise ValueError(
@@ -77,7 +60,6 @@ class Sequences:
                 "targets"
             )
         self.masked = len(given) == 2 and not packed
-        check_trim(trim, self.masked, where)
         self.prefetched = readers_of(source)
         self.names = INPUTS[: len(given)] if not packed else PACKED_INPUTS
         self.length = int(given[0].shape[1])
@@ -101,10 +83,7 @@ class Sequences:
                 labels = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], dim=1)
         if self._packed:
             return (ids, positions_in(given[1].long())), (labels,)
-        if mask is None:
-            return (ids,), (labels,)
-        width = trimmed_width(mask, self._trim)
-        return (ids[:, :width].contiguous(), mask[:, :width].contiguous()), (labels[:, :width].contiguous(),)
+        return (ids,) if mask is None else (ids, mask), (labels,)
 
     def _hidden(self, ids: Tensor, mask: Tensor | None, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         seen, labels = ids.clone(), torch.full_like(ids, IGNORED)
@@ -130,17 +109,6 @@ def positions_in(documents: Tensor) -> Tensor:
     return places - torch.where(begins, places, 0).cummax(1).values
 
 
-def trimmed_width(mask: Tensor, multiple: int) -> int:
-    """Return the length of the longest sequence, rounded up to a multiple, and at most the mask's. mask: [..., length].
-    multiple: 0 for the mask's length.
-    """
-    length = mask.shape[-1]
-    if not multiple:
-        return length
-    last = int(torch.where(mask.bool(), torch.arange(1, length + 1), 0).max())
-    return min(length, max(1, -(-last // multiple)) * multiple)
-
-
 def open_sequences(
     config: Mapping[str, Any],
     objective: Objective,
@@ -153,19 +121,18 @@ def open_sequences(
     """Open the sequences that a config describes. Raises ValueError.
 
     config: the kind "random", with "length", "samples" and "padding", is made-up sequences, and the default; for other
-    kinds see `bamboo_trainer.data.dataset_from` and `kinds`. Its "shift": see `Sequences`; "trim": see `taken_trim`.
+    kinds see `bamboo_trainer.data.dataset_from` and `kinds`. Its "shift": see `Sequences`.
     words: see `Sequences`. where: the config's key; made-up data for an evaluation are other samples of the same kind.
     packs: the model can keep documents of one sequence apart.
     """
     given = dict(config)
     shift = typed(f"{where}.shift", given.pop("shift", False), bool)
-    trim = taken_trim(given, where)
     made_up = {settings.MADE_UP: partial(_made_up, words[0])}
     source = dataset_from({"kind": settings.MADE_UP, **given}, where, {**made_up, **kinds})
     packed = _packed(given, where)
     if packed and not packs:
         raise ValueError(f"{where}.{packed} is not for language models of this kind: they do not keep documents apart")
-    return Sequences(source, objective, words, shift, where, packed=bool(packed), trim=trim)
+    return Sequences(source, objective, words, shift, where, packed=bool(packed))
 
 
 def _packed(config: Mapping[str, Any], where: str) -> str:
