@@ -12,7 +12,6 @@ from bamboo_core.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from bamboo_core.storage.bounded import StorageError
 from bamboo_core.text import count, size
 from bamboo_trainer.checkpoint.export import export, task_config
-from bamboo_trainer.checkpoint.layer_file import ExportError
 from bamboo_trainer.checkpoint.sources import Checkpoint, StateSource, open_source
 from bamboo_trainer.data.tokenizing import ProgressLine
 
@@ -43,7 +42,7 @@ def main(arguments: list[str]) -> int:
             task_config=config,
             progress=(lambda *_: None) if given.quiet else ProgressLine(_read),
         )
-    except (StorageError, ExportError) as error:
+    except StorageError as error:
         complain(error)
         return EXIT_FAILED
     step = "" if done.step is None else f"step {done.step}, "

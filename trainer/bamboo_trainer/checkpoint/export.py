@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.store import CheckpointStore
@@ -62,42 +62,25 @@ def task_config(job: Path | None, model: Path | None, config: Mapping[str, Any] 
     return config
 
 
-class ModelToExport(NamedModel):
-    """The model of transformers that an export is for, and the files that describe it."""
-
-    @classmethod
-    def read(cls, config: Mapping[str, Any]) -> Self:
-        """Read the model's config. config: the job's task.config. Raises ExportError."""
-        try:
-            return super().read(config)
-        except ValueError as error:
-            raise ExportError(f"task.config: {error}") from None
-
-    def describe(self, folder: Path) -> None:
-        """Write config.json, the generation settings and the model's companions: all files but the weights."""
-        classes = getattr(transformers(), AUTO[self.objective][1])
-        self.config.architectures = [classes[type(self.config)].__name__]
-        self.config.dtype = "float32"
-        self.config.save_pretrained(folder)
-        source = Path(self.settings.model) if self.settings.model else None
-        if source:
-            for name in COMPANIONS:
-                if (source / name).is_file():
-                    shutil.copyfile(source / name, folder / name)
-            if (source / TEMPLATES).is_dir():
-                shutil.copytree(source / TEMPLATES, folder / TEMPLATES)
-        if self.objective == "causal":
-            _write_generation(source, self.config, folder)
-
-
-def _write_generation(source: Path | None, published: Any, folder: Path) -> None:
-    """Write generation_config.json: a copy of the source folder's, or else settings that follow from the model's
-    config.
-    """
+def describe(model: NamedModel, folder: Path) -> None:
+    """Write config.json, the generation settings and the model's companions: all files but the weights."""
+    classes = getattr(transformers(), AUTO[model.objective][1])
+    model.config.architectures = [classes[type(model.config)].__name__]
+    model.config.dtype = "float32"
+    model.config.save_pretrained(folder)
+    source = Path(model.settings.model) if model.settings.model else None
+    if source:
+        for name in COMPANIONS:
+            if (source / name).is_file():
+                shutil.copyfile(source / name, folder / name)
+        if (source / TEMPLATES).is_dir():
+            shutil.copytree(source / TEMPLATES, folder / TEMPLATES)
+    if model.objective != "causal":
+        return
     if source and (source / GENERATION).is_file():
         shutil.copyfile(source / GENERATION, folder / GENERATION)
-    else:
-        transformers().GenerationConfig.from_model_config(published).save_pretrained(folder)
+    else:  # settings that follow from the model's config
+        transformers().GenerationConfig.from_model_config(model.config).save_pretrained(folder)
 
 
 Progress = Callable[[int, int], None]  # files done, files in total
@@ -120,13 +103,16 @@ def export(
     by_layer: bool = False,
 ) -> Exported:
     """Export a checkpoint or weights: as one file of safetensors, or with `task_config` as a folder for transformers.
-    If it raises StorageError or ExportError, the output is as it was before.
+    If it raises StorageError, the output is as it was before.
 
     force: replace an existing output. task_config: the job's, which names the model. by_layer: use the names in the
     layers ("layers.0.module.weight") for a split module, too.
     """
     _check_output(output, task_config is not None, force)
-    model = None if task_config is None else ModelToExport.read(task_config)
+    try:
+        model = None if task_config is None else NamedModel.read(task_config)
+    except ValueError as error:
+        raise ExportError(f"task.config: {error}") from None
     entries = source.entries()
     if model is not None:
         entries = published_entries(entries)
@@ -143,7 +129,7 @@ def export(
                 _write(source, layout, file, progress)
         else:
             with whole_folder(output) as folder, (folder / SINGLE).open("xb") as file:
-                model.describe(folder)
+                describe(model, folder)
                 _write(source, layout, file, progress)
     except OSError as error:
         raise ExportError(f"cannot write {output}: {system_reason(error)}") from None
@@ -162,7 +148,7 @@ def export_weights(url: str, step: int, id: str, folder: str) -> dict[str, Any]:
         export(source, file, force=False, progress=lambda *_: None, by_layer=True)
     except OSError as error:
         return {"problem": f"cannot write {folder}: {system_reason(error)}"}
-    except (StorageError, ExportError) as error:
+    except StorageError as error:
         return {"problem": str(error)}
     return {}
 

@@ -17,7 +17,7 @@ from bamboo_core.job.spec import InitialSpec
 from bamboo_core.storage.bounded import StorageError
 from bamboo_core.storage.url import parse_url
 from bamboo_core.text import count
-from bamboo_trainer.checkpoint.layer_file import ExportError, StateEntry
+from bamboo_trainer.checkpoint.layer_file import StateEntry
 from bamboo_trainer.checkpoint.sources import (
     StateSource,
     TensorFiles,
@@ -89,16 +89,11 @@ def match(wanted: Sequence[WantedTensor], offered: Sequence[StateEntry], spec: I
     def is_dropped(name: str) -> bool:
         return any(_fits(pattern, name) for pattern in spec.drop)
 
-    left, by_name = list[str](), dict[str, StateEntry]()
-    for offer in offered:
-        if is_dropped(offer.name):
-            left.append(offer.name)
-            continue
-        by_name[offer.name] = offer
+    left = tuple(offer.name for offer in offered if is_dropped(offer.name))
+    by_name = {offer.name: offer for offer in offered if not is_dropped(offer.name)}
     known = {name for one in wanted for name in one.names}
-    droppable = {*(offer.name for offer in offered), *known}
     for pattern in spec.drop:
-        if not any(_fits(pattern, name) for name in droppable):
+        if not any(_fits(pattern, name) for name in (*left, *known)):
             raise TaskError(f"{FIELD}.drop: no tensor fits {pattern!r}")
     if not known & by_name.keys():
         raise TaskError(
@@ -124,7 +119,7 @@ def match(wanted: Sequence[WantedTensor], offered: Sequence[StateEntry], spec: I
         raise TaskError(
             f"{FIELD}: {shown} does not have {_named(missing)} of the model: drop: [{missing[0]}] lets it begin anew"
         )
-    return Matching(takes=tuple(takes), left=tuple(left), anew=tuple(anew))
+    return Matching(takes=tuple(takes), left=left, anew=tuple(anew))
 
 
 def _fits(pattern: str, name: str) -> bool:
@@ -179,7 +174,7 @@ def open_weights(spec: InitialSpec, *, of_module: bool = True) -> Opened:
             newest = f"the newest one in {url.shown} is of step {source.step}"
             raise TaskError(f"{FIELD}.step: expected the step of a checkpoint; {newest}")
         entries = under_module_names(source, source.entries()) if of_module else source.entries()
-    except (StorageError, ExportError) as error:
+    except StorageError as error:
         raise TaskError(f"{FIELD}: {error}") from None
     shown = url.shown if files else f"the checkpoint of step {spec.step} in {url.shown}"
     return Opened(source=source, entries=entries, shown=shown)

@@ -22,6 +22,7 @@ from torch import Tensor
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.manifest import CheckpointDamaged, CheckpointManifest
 from bamboo_core.checkpoint.store import CheckpointStore
+from bamboo_core.storage.bounded import StorageError
 from bamboo_core.storage.files import Buffer
 from bamboo_trainer.frames import DTYPE_NAMES, DTYPES, CommonState, byte_view
 from bamboo_trainer.stage.layer_state import LayerState, layer_of
@@ -36,7 +37,7 @@ class RestoreError(Exception):
         self.checkpoint, self.damaged = checkpoint, damaged
 
 
-class ExportError(Exception):
+class ExportError(StorageError):
     """Error because an export is not possible; the text is one sentence."""
 
 

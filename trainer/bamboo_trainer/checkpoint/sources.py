@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from bamboo_core.checkpoint.manifest import CheckpointDamaged, CheckpointError, 
 from bamboo_core.checkpoint.selection import find
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.complaints import complain
-from bamboo_core.storage.bounded import StorageError
 from bamboo_core.storage.url import parse_url
 from bamboo_trainer.checkpoint.layer_file import ExportError, StateEntry, as_stored, by_file, read_entries, read_layer
 from bamboo_trainer.frames import DTYPES
@@ -23,26 +22,9 @@ from bamboo_trainer.tasks.user_code import same_bits
 OF_MODULE: Final = re.compile(r"layers\.\d+\.module\.(.+)")  # the names that `from_module` gives its layers' tensors
 
 
-class StateSource(Protocol):
-    """A source of a state dict, in several files. step: of the training; None if unknown. entries: lists the tensors of
-    the whole state dict; `layer` of an entry is the number of its file.
-    """
-
-    @property
-    def step(self) -> int | None: ...
-
-    def entries(self) -> tuple[StateEntry, ...]: ...
-
-    def tensors(self, file: int, entries: Sequence[StateEntry]) -> Mapping[str, Tensor]:
-        """Return the tensors of these entries, all of them in this file, as stored, by `StateEntry.tensor`. The result
-        may have other tensors of the file, too. Raises StorageError.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint as the source of a state dict."""
+    """A checkpoint as the source of a state dict, in a file for each layer."""
 
     store: CheckpointStore
     manifest: CheckpointManifest
@@ -52,10 +34,15 @@ class Checkpoint:
         return self.manifest.step
 
     def entries(self) -> tuple[StateEntry, ...]:
+        """List the tensors of the whole state dict; `layer` of an entry is the number of its file. Raises
+        StorageError.
+        """
         return read_entries(self.store, self.manifest)
 
     def tensors(self, file: int, entries: Sequence[StateEntry]) -> Mapping[str, Tensor]:
-        """Return all tensors of a layer. Raises CheckpointDamaged also if they differ from the entries read earlier."""
+        """Return these entries' tensors, all of them in this file, as stored, by `StateEntry.tensor`, perhaps with
+        other tensors of the file. Raises StorageError, also if the tensors differ from the entries read earlier.
+        """
         state = read_layer(self.store, self.manifest, file)
         stored = {name: as_stored(tensor) for name, tensor in state.tensors.items()}
         for entry in entries:
@@ -67,7 +54,7 @@ class Checkpoint:
 
 
 class TensorFiles:
-    """Safetensors files that together hold one state dict."""
+    """Safetensors files that together hold one state dict. Same interface as `Checkpoint`; its step is unknown."""
 
     step = None
 
@@ -87,6 +74,9 @@ class TensorFiles:
     def tensors(self, file: int, entries: Sequence[StateEntry]) -> Mapping[str, Tensor]:
         with _opened(self._files[file]) as content:
             return {entry.tensor: content.get_tensor(entry.tensor) for entry in entries}
+
+
+StateSource = Checkpoint | TensorFiles
 
 
 def _entry(path: Path, number: int, name: str, part: Any) -> StateEntry:
@@ -152,7 +142,7 @@ def open_source(url: str, step: int | None) -> tuple[StateSource, list[str]]:
     """Return the weights or the checkpoint at a URL, and a sentence for each newer checkpoint that was passed over.
 
     url: a file or a folder of weights, or the place of checkpoints. step: of the checkpoint; None: the newest. Raises
-    StorageError, ExportError.
+    StorageError.
     """
     try:
         files = tensor_files(Path(url)) if step is None else None
@@ -181,11 +171,8 @@ def load(url: str | Path, *, step: int | None = None) -> dict[str, Tensor]:
     the place of checkpoints. step: of a checkpoint; None: the newest sound one. Raises StorageError if nothing is
     there, or it is damaged.
     """
-    try:
-        source, passed = open_source(str(url), step)
-        entries = under_module_names(source, source.entries())
-    except ExportError as error:
-        raise StorageError(str(error)) from None
+    source, passed = open_source(str(url), step)
+    entries = under_module_names(source, source.entries())
     for note in passed:
         complain(note)
     found = read_tensors(source, entries)

@@ -211,7 +211,11 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     """Build the task that trains a model of transformers. config: see `HuggingFaceSettings`. Raises ValueError."""
     named = NamedModel.read(config)
     settings = named.settings
-    check_objective(named.config, named.objective)
+    auto, classes = AUTO[named.objective]
+    expect(
+        type(named.config) in getattr(transformers(), classes),
+        f"objective: transformers has no {auto.removeprefix('AutoModel')} of {named.config.model_type}",
+    )
     data = settings.data or {}
     dataset = named.opened(data)
 
@@ -295,15 +299,6 @@ def _check_architecture(given: Mapping[str, Any], usual: Any) -> None:
     for key in sorted(given.keys() - known):
         if near := get_close_matches(key, free, n=1, cutoff=0.8):
             raise ValueError(f"architecture: unknown key {key!r}, did you mean {near[0]}?")
-
-
-def check_objective(config: Any, objective: Objective) -> None:
-    """Raise ValueError if transformers has no model of this architecture for the objective. config: of transformers."""
-    library, kind = transformers(), config.model_type
-    expect(
-        type(config) in getattr(library, AUTO[objective][1]),
-        f"objective: transformers has no {AUTO[objective][0].removeprefix('AutoModel')} of {kind}",
-    )
 
 
 def _with_keys_of(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,8 +21,6 @@ Part = Callable[[Mapping[str, Any]], nn.Module]  # of a model, made from its con
 IGNORED: Final = -100  # a target that does not count
 MASKED_SHARE: Final = 0.15  # of the tokens; of these 80 % become the mask, 10 % another token, 10 % stay
 KINDS_WITH_LENGTH: Final = (settings.MADE_UP, "tokens", "text", "chats")
-INPUTS: Final = ("input_ids", "attention_mask")  # the names of transformers
-PACKED_INPUTS: Final = ("input_ids", "position_ids")
 
 
 class Sequences:
@@ -61,7 +59,7 @@ class Sequences:
             )
         self.masked = len(given) == 2 and not packed
         self.prefetched = readers_of(source)
-        self.names = INPUTS[: len(given)] if not packed else PACKED_INPUTS
+        self.names = ("input_ids", "position_ids" if packed else "attention_mask")[: len(given)]
         self.length = int(given[0].shape[1])
         length = None if self.masked else self.length
         self.tokens_per_sample: int | None = getattr(source, "tokens_per_sample", None) or length
