@@ -19,7 +19,7 @@ sys.path.append(str(ROOT / "tests" / "support"))
 from bamboo_trainer.checkpoint.export import export  # noqa: E402
 from bamboo_trainer.checkpoint.sources import TensorFiles  # noqa: E402
 from bamboo_trainer.models import huggingface  # noqa: E402
-from bamboo_trainer.models.sequences import positions_in  # noqa: E402
+from bamboo_trainer.models.sequences import Objective, positions_in  # noqa: E402
 from bamboo_trainer.task import Task, Weighted  # noqa: E402
 from from_module_kit import layers_of, run, state_of  # noqa: E402
 from transformers_kit import FAMILIES, LENGTH, WORDS, config_of, transformers  # noqa: E402
@@ -52,7 +52,7 @@ def row(family: str) -> str:
     return f"| `{family}` | `{model.objective}` | {f'{largest:.0e}' if largest else '0'} | {packs} | {trip} |"
 
 
-def compared(config: dict[str, Any], objective: huggingface.Objective) -> float:
+def compared(config: dict[str, Any], objective: Objective) -> float:
     """The largest difference of two gradients. The logits and which parameters have gradients must be the same."""
     task = huggingface.build(config)
     layers, model = both(task, config)
