@@ -17,6 +17,7 @@ from bamboo_trainer.tasks.inspection import layer_costs
 from bamboo_trainer.tasks.running_buffers import running_norms
 from bamboo_trainer.tasks.user_code import build_layer, task_metrics
 from from_module_kit import check_gradients, layers_of, model_of, run, small, squared_error, whole
+from stage_kit import chain, one_step, state_of
 
 
 def test_a_layer_has_the_same_values_whoever_makes_it_and_another_one_has_others() -> None:
@@ -26,6 +27,23 @@ def test_a_layer_has_the_same_values_whoever_makes_it_and_another_one_has_others
     fourth = build_layer(other, 5, 4).state_dict()
     weight = "module.blocks.{}.linear.weight"
     assert not torch.equal(third[weight.format(2)], fourth[weight.format(3)])
+
+
+def test_parameters_that_the_module_freezes_stay_as_they_are() -> None:
+    def frozen() -> nn.Module:
+        model = plain_models.chain().requires_grad_(False)
+        model[-1].requires_grad_(True)
+        return model
+
+    given = {**plain_models.parts("chain"), "make": frozen}
+    task = from_module(**given, optimizer=plain_models.optimizer, learning_rate=1e-2)
+    stages = chain(task, [(0, 2), (2, len(task.layers))])
+    before = state_of(stages)
+    one_step(stages, 0)
+    changed = {name for name, tensor in state_of(stages).items() if not torch.equal(tensor, before[name])}
+    last = f"layers.{len(task.layers) - 1}."
+    assert changed
+    assert all(name.startswith(last) for name in changed)
 
 
 def test_a_copy_of_a_layer_has_tensors_of_its_own() -> None:
