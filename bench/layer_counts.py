@@ -46,16 +46,16 @@ def run(only: Annotated[str | None, typer.Option(help=f"One of {', '.join(CONFIG
 
 def counted(name: str, called: str, precision: str) -> TaskCounts:
     """Return the counts of a model. Equal blocks are counted once, and equal neighbouring layers become one."""
-    model, config = CONFIGS[name]
+    entrypoint, config = CONFIGS[name]
     blocks = BLOCKS.get(name)
     samples = microbatch(WORKLOADS[name])
-    manifest = _manifest(model, config if blocks is None else {**config, "blocks": 1}, samples, precision)
+    manifest = _manifest(entrypoint, config if blocks is None else {**config, "blocks": 1}, samples, precision)
     found = counts_of(parse_manifest(manifest), count(manifest))
     replace = msgspec.structs.replace
     layers = list(found.layers)
     if blocks is not None:
         layers[1] = replace(layers[1], times=blocks)
-    task = ProfiledTask(entrypoint=f"bamboo_trainer.models.{model}:build", config=config, precision=precision)
+    task = ProfiledTask(entrypoint=entrypoint, config=config, precision=precision)
     kept: list[LayerCount] = []
     for layer in layers:
         if kept and replace(kept[-1], times=layer.times) == layer:
@@ -65,13 +65,13 @@ def counted(name: str, called: str, precision: str) -> TaskCounts:
     return replace(found, name=called, layers=tuple(kept), task=task)
 
 
-def _manifest(model: str, config: dict[str, Any], samples: int, precision: str) -> dict[str, Any]:
+def _manifest(entrypoint: str, config: dict[str, Any], samples: int, precision: str) -> dict[str, Any]:
     return {
         "apiVersion": "bamboo.dev/v1alpha1",
         "kind": "BambooJob",
         "metadata": {"name": "counts"},
         "spec": {
-            "task": {"entrypoint": f"bamboo_trainer.models.{model}:build", "config": config},
+            "task": {"entrypoint": entrypoint, "config": config},
             "training": {
                 "steps": 1,
                 "globalBatchSize": samples,

@@ -11,10 +11,13 @@ the layers in proportion to the operations that `bamboo_trainer.tasks.inspection
 Bytes are counted from the layers, on tensors without data.
 """
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
+import torch
 import typer
 
 from _common import say, show
@@ -51,13 +54,14 @@ from nsdi2023.workloads import (
     Workload,
 )
 
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt-2": ("gpt2", {"size": "xl", "data": {"length": 1024}, "checkpoint": True}),
-    "bert": ("bert", {"size": "large", "data": {"length": 512}}),
-    "resnet": ("resnet", {"size": "152"}),
-    "gnmt": ("gnmt", {"size": "16"}),
-    "vgg": ("vgg", {"size": "19"}),
-    "alexnet": ("alexnet", {"size": "full"}),
+    "gpt-2": ("bamboo_trainer.models.gpt2:build", {"size": "xl", "data": {"length": 1024}, "checkpoint": True}),
+    "bert": ("bamboo_trainer.models.bert:build", {"size": "large", "data": {"length": 512}}),
+    "resnet": ("resnet:build", {"size": "152"}),
+    "gnmt": ("translation:build", {"size": "16"}),
+    "vgg": ("nsdi2023.models:vgg", {}),
+    "alexnet": ("nsdi2023.models:alexnet", {}),
 }
 BLOCKS = {"gpt-2": 48, "bert": 24}  # equal ones, which are counted once
 T = TypeVar("T")
@@ -72,6 +76,7 @@ UPDATE_BYTES = 28  # moved per parameter: weight, gradient and two moments are r
 
 def run(only: Annotated[str | None, typer.Option(help=f"One of {', '.join(CONFIGS)}.")] = None) -> None:
     """Count each model's layers and write its profile."""
+    torch.set_num_threads(1)  # a forked process, which counts, would wait for the others in vain
     rows = []
     for name in (name for name in CONFIGS if only in (None, name)):
         say(name)
@@ -147,12 +152,12 @@ def scaled(profile: ModelProfile, factor: float) -> ModelProfile:
 
 
 def profile_of(workload: Workload) -> ModelProfile:
-    model, config = CONFIGS[workload.name]
+    entrypoint, config = CONFIGS[workload.name]
     samples = microbatch(workload)
     one, blocks = ({**config, "blocks": 1}, BLOCKS[workload.name]) if workload.name in BLOCKS else (config, 1)
-    task = settled(load_task(f"bamboo_trainer.models.{model}:build", one), 0)
+    task = settled(load_task(entrypoint, one), 0)
     costs, seconds = _repeated(layer_costs(task, samples), blocks), whole_seconds(workload, samples)
-    sizes = _repeated(measure(task, _spec(model, one, samples)), blocks)
+    sizes = _repeated(measure(task, _spec(entrypoint, one, samples)), blocks)
     share = REPEATED_FORWARD if config.get("checkpoint") else FORWARD
     layers = tuple(
         Layer(
@@ -180,7 +185,7 @@ def profile_of(workload: Workload) -> ModelProfile:
         machine=Machine(memory=16 * 10**9, host_memory=61 * 10**9),
         prices=Prices(spot=SPOT_USD, on_demand=ON_DEMAND_USD),
         published=_published(workload),
-        task=ProfiledTask(entrypoint=f"bamboo_trainer.models.{model}:build", config=config),
+        task=ProfiledTask(entrypoint=entrypoint, config=config),
         sources=_sources(workload, samples),
     )
     return paced(profile)
@@ -223,8 +228,8 @@ def _sources(workload: Workload, samples: int) -> dict[str, Source]:
             estimated=True,
         ),
         "layers.bytes": Source(
-            text=f"counted from bamboo_trainer.models.{CONFIGS[workload.name][0]} with {CONFIGS[workload.name][1]}, in"
-            " fp32, on tensors without data"
+            text=f"counted from {CONFIGS[workload.name][0]} with {CONFIGS[workload.name][1]}, in fp32, on tensors"
+            " without data"
         ),
         "network": Source(
             text="EC2 limits a connection to 5 Gb/s outside of a cluster placement group; that a machine has twice"
@@ -244,9 +249,9 @@ def _sources(workload: Workload, samples: int) -> dict[str, Source]:
     }
 
 
-def _spec(model: str, config: dict[str, Any], samples: int) -> JobSpec:
+def _spec(entrypoint: str, config: dict[str, Any], samples: int) -> JobSpec:
     training = {"steps": 1, "globalBatchSize": samples, "microBatchSize": samples}
-    return _manifest(f"bamboo_trainer.models.{model}:build", config, training, topology={"stages": 1})
+    return _manifest(entrypoint, config, training, topology={"stages": 1})
 
 
 def _manifest(entrypoint: str, config: dict[str, Any], training: dict[str, Any], **more: Any) -> JobSpec:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 PAGE = Path(__file__).parent / "python-api.md"
-MODELS = ("gpt", "mlp", "huggingface", "gpt2", "bert", "llama", "resnet", "vgg", "alexnet", "gnmt")
+MODELS = ("gpt", "mlp", "huggingface", "gpt2", "bert", "llama")
 SHOWN = {  # what of each module is for a model's author
     "bamboo_trainer.task": (
         *("Parts", "Build", "TrainingFacts", "Task", "Evaluation", "Dataset", "Weighted", "add_loss"),

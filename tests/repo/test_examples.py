@@ -85,17 +85,15 @@ def test_the_model_of_ones_own_trains_with_the_same_bits_when_a_worker_is_killed
     assert (taken["step"], taken["victim"]) == (2, "w1"), taken  # in mid-step; a spare worker may have ended it
 
 
-def test_its_mistakes_are_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
+def test_its_mistakes_are_told_in_a_sentence() -> None:
     with pytest.raises(TaskError, match=r"task\.config: unknown key 'widht'"):
         load_task("own_model:build", {"widht": 64})
     with pytest.raises(TaskError, match="width must be a multiple of 4"):
         load_task("own_model:build", {"width": 63})
 
 
-def test_the_example_of_ones_own_model_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_ones_own_model_learns() -> None:
     """It trains in one process, in plain PyTorch, as the page advises."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
     task = load_task("own_model:build", {"width": 32, "blocks": 1, "length": 6, "dropout": 0.0})
     config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=2, micro_batch_size=32)
     losses, _ = reference.train(task, config, 40)

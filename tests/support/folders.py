@@ -9,5 +9,6 @@ TESTS: Final = ROOT / "tests"
 SUPPORT: Final = TESTS / "support"
 # For PYTHONPATH of workers that a test starts: tasks, and programs in place of a worker's own, and what they import.
 TASK_PATH: Final = os.pathsep.join(
-    str(TESTS / folder) for folder in ("support", "simulation", "trainer", "core", "client")
+    str(ROOT / folder)
+    for folder in ("tests/support", "tests/simulation", "tests/trainer", "tests/core", "tests/client", "examples")
 )

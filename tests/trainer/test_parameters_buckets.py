@@ -94,7 +94,7 @@ def check_buckets(task: Task, config: Any) -> int:
     return parts
 
 
-GNMT = "bamboo_trainer.models.gnmt"
+GNMT = "translation"
 MODELS: dict[str, dict[str, Any]] = {
     "test_unused_parameters": {},  # experts, and a tied matrix
     "weighted_tasks": {"checkpointed": [2]},  # losses of layers

@@ -15,6 +15,7 @@ import torch
 import pretended_gpu
 from bamboo_trainer.memory.gpus import choose_devices, wait_for
 from bamboo_trainer.memory.host_copies import CudaCopies, copies_by_device, together
+from folders import TASK_PATH
 
 HERE = Path(__file__)
 SECONDS = 1800.0  # for the tests of one choice, on a loaded machine
@@ -49,14 +50,14 @@ def test_what_is_tested_on_a_gpu_holds_on_a_pretended_one(library: Path, chosen:
 @beside
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("model", "devices"), [("gpt2", 2), ("resnet", 1), ("vgg", 3)])
+@pytest.mark.parametrize(("module", "devices"), [("bamboo_trainer.models.gpt2", 2), ("resnet", 1), ("resnet", 3)])
 def test_a_job_whose_workers_have_gpus_keeps_its_bits_after_losses(
-    library: Path, tmp_path: Path, model: str, devices: int
+    library: Path, tmp_path: Path, module: str, devices: int
 ) -> None:
     path = tmp_path / "job.yaml"
-    path.write_text(json.dumps(_job(model, devices)))
+    path.write_text(json.dumps(_job(module, devices)))
     command = [sys.executable, "-m", "bamboo", "run", str(path), "--preempt", "at:2:1", "--preempt", "at:4:0"]
-    there = pretended_gpu.environment(library)
+    there = pretended_gpu.environment(library, {**os.environ, "PYTHONPATH": TASK_PATH})
     done = subprocess.run(
         [*command, "--verify", "--json"], env=there, capture_output=True, text=True, timeout=240.0, check=False
     )
@@ -67,16 +68,16 @@ def test_a_job_whose_workers_have_gpus_keeps_its_bits_after_losses(
     assert found["bit_equal"] is True
 
 
-def _job(model: str, devices: int) -> dict[str, Any]:
+def _job(module: str, devices: int) -> dict[str, Any]:
     spec: dict[str, Any] = {
-        "task": {"entrypoint": f"bamboo_trainer.models.{model}:build", "config": {"size": "tiny"}},
+        "task": {"entrypoint": f"{module}:build", "config": {"size": "tiny"}},
         "training": {"steps": 5, "globalBatchSize": 16, "microBatchSize": 4, "precision": "bf16"},
         "topology": {"stages": 2, "schedule": "ZBH1"},
         "redundancy": {"placement": "Host"},
         "standby": {"workers": 1},
         "worker": {"devices": devices, "resources": {"limits": {"nvidia.com/gpu": devices}}},
     }
-    return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": model}, "spec": spec}
+    return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "gpus"}, "spec": spec}
 
 
 @on_one

@@ -1,18 +1,15 @@
-"""Code shared by the ready-made models: config, optimizers, schedules, made-up data, and image classification."""
+"""Code shared by the ready-made models: config, optimizer, schedule, and seeds of made-up data."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from bamboo_trainer import schedules
-from bamboo_trainer.data import dataset_from, pure_seed
+from bamboo_trainer.data import pure_seed
 from bamboo_trainer.data.config_keys import require_known, typed
-from bamboo_trainer.task import Dataset, Evaluation, Metric, Parts, Task, TrainingFacts
+from bamboo_trainer.task import Dataset, Evaluation, Metric, TrainingFacts
 
 MADE_UP: Final = "random"
 HELD_OUT: Final = 1 << 40  # the first seed of made-up data for an evaluation
@@ -83,28 +80,6 @@ def adamw(values: Mapping[str, Any], named: Named) -> torch.optim.Optimizer:
     return torch.optim.AdamW(decaying(named, values["weightDecay"]), lr=values["learningRate"], betas=(0.9, 0.95))
 
 
-def sgd(values: Mapping[str, Any], named: Named) -> torch.optim.Optimizer:
-    """Return SGD with a momentum of 0.9. values: the settings from `read`. named: parameters by name."""
-    return torch.optim.SGD(decaying(named, values["weightDecay"]), lr=values["learningRate"], momentum=0.9)
-
-
-MakeUp = Callable[[int, int], Dataset]  # (number of samples, seed of the first one) -> dataset
-
-
-def open_data(config: Mapping[str, Any], made_up: MakeUp, where: str = "data") -> Dataset:
-    """Open the dataset that a config describes.
-
-    config: {"kind": "random", "samples": 512} is made-up data, and the default; for the other kinds see
-    `bamboo_trainer.data.dataset_from`. where: the config's key; made-up data for an evaluation are other samples.
-    """
-
-    def make(*, where: str, samples: int = 512) -> Dataset:
-        whole_numbers({"samples": samples}, "samples")
-        return made_up(samples, made_up_seed(where))
-
-    return dataset_from({"kind": MADE_UP, **config}, where, {MADE_UP: make})
-
-
 def evaluation(
     config: Mapping[str, Any] | None,
     opened: Callable[[Mapping[str, Any]], Dataset],
@@ -116,87 +91,3 @@ def evaluation(
     if config is None:
         return None
     return Evaluation(dataset=opened(config), metrics={"accuracy": accuracy})
-
-
-def top1(outputs: Parts, targets: Parts) -> tuple[Tensor, int]:
-    """Return the number of images whose class has the highest logit, and the number of images. outputs: logits
-    [samples, classes].
-    """
-    return (outputs[0].argmax(-1) == targets[0]).sum(), len(targets[0])
-
-
-def data_of(c: Mapping[str, Any], made_up: MakeUp, accuracy: Metric) -> dict[str, Any]:
-    """Return the arguments `dataset` and `evaluation` of a `Task`. c: its settings from `read`."""
-
-    def held_out(config: Mapping[str, Any]) -> Dataset:
-        return open_data(config, made_up, "evaluation")
-
-    return {"dataset": open_data(c["data"], made_up), "evaluation": evaluation(c["evaluation"], held_out, accuracy)}
-
-
-def classifier(layers: Sequence[Callable[[], nn.Module]], c: Mapping[str, Any], training: TrainingFacts | None) -> Task:
-    """Return the task of a model that classifies images. layers: the last one returns logits [samples, classes]. c: its
-    config from `read`. Raises ValueError for invalid data.
-    """
-    data = data_of(c, lambda samples, first: MadeUpImages(samples, c["side"], c["classes"], first), top1)
-    return Task(
-        layers=layers,
-        loss=_loss,
-        optimizer=partial(sgd, c),
-        learning_rate=rate(c, training, data["dataset"]),
-        **data,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class MadeUpImages:
-    """Made-up images of noise, in which the class decides the colour that is brighter, and how much.
-
-    Inputs: float32 [samples, 3, side, side]. Targets: int64 [samples].
-    """
-
-    samples: int
-    side: int
-    classes: int
-    first: int = 0  # the seed of sample 0; sample i has first + i
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
-        indices = [self.first + index for index in indices]
-        labels = torch.tensor([pure_seed("label", i) % self.classes for i in indices])
-        images = []
-        for index, label in zip(indices, labels.tolist(), strict=True):
-            generator = torch.Generator().manual_seed(pure_seed("image", index))
-            image = torch.randn(3, self.side, self.side, generator=generator)
-            image[label % 3] += 1 + label // 3 / max(1, self.classes // 3)
-            images.append(image)
-        return (torch.stack(images),), (labels,)
-
-
-class Flat(nn.Module):
-    """Adaptive average pooling, then flattening: [batch, channels, h, w] -> [batch, channels * side * side]."""
-
-    def __init__(self, side: int) -> None:
-        super().__init__()
-        self.side = side
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.adaptive_avg_pool2d(x, self.side).flatten(1)
-
-
-def numbers(c: Mapping[str, Any], key: str, count: str, example: str) -> list[int]:
-    """Parse a setting of several whole numbers, separated by spaces and at least 1, as many as in the example.
-
-    c: settings from `read`. count: the number of numbers, as a word. Raises ValueError, naming the key.
-    """
-    words = c[key].split()
-    values = [int(word) for word in words if word.isdecimal()]
-    if not len(values) == len(words) == len(example.split()) or min(values) < 1:
-        raise ValueError(f'{key} must be {count} numbers such as "{example}", got {c[key]!r}')
-    return values
-
-
-def _loss(outputs: Parts, targets: Parts) -> Tensor:
-    return F.cross_entropy(outputs[0], targets[0])
