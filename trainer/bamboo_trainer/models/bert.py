@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bamboo_trainer.models import settings
-from bamboo_trainer.models.sequences import check_sizes, language_model
+from bamboo_trainer.models.sequences import check_sizes, language_model, read_settings
 from bamboo_trainer.task import Parts, Task, TrainingFacts
 
 _COMMON: Final = {"vocabulary": 30522, "positions": 512, "dropout": 0.1, "maskToken": 103}
@@ -80,7 +79,7 @@ class BertHead(nn.Module):
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
     """Build a task that trains BERT. config: task.config. Raises ValueError, naming the invalid key."""
-    c = settings.read(config, SIZES, "large")
+    c = read_settings(config, SIZES, "large")
     check_sizes(c)
     return language_model(
         (BertEmbedding, BertBlock, BertHead), c, training, objective="masked", mask_token=c["maskToken"]

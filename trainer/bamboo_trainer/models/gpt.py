@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bamboo_trainer.data import TextDataset, text_bytes
 from bamboo_trainer.data.config_keys import arguments, camel
-from bamboo_trainer.models.settings import decaying
+from bamboo_trainer.models.sequences import decaying
 from bamboo_trainer.task import Parts, Task
 
 VOCABULARY = 256

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bamboo_trainer.models import settings
-from bamboo_trainer.models.sequences import check_sizes, language_model
+from bamboo_trainer.models.sequences import check_sizes, language_model, read_settings
 from bamboo_trainer.task import Task, TrainingFacts
 
 _COMMON: Final = {"vocabulary": 50257, "positions": 1024, "dropout": 0.1}
@@ -80,6 +79,6 @@ class Gpt2Head(nn.Module):
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
     """Build a task that trains GPT-2. config: task.config. Raises ValueError, naming the invalid key."""
-    c = settings.read(config, SIZES, "small")
+    c = read_settings(config, SIZES, "small")
     check_sizes(c)
     return language_model((Gpt2Embedding, Gpt2Block, Gpt2Head), c, training)

@@ -30,8 +30,16 @@ from bamboo_trainer.data.config_keys import arguments
 from bamboo_trainer.from_module import SplitModule, example_of, task_of_split
 from bamboo_trainer.models import texts
 from bamboo_trainer.models.huggingface_files import PublishedWeights, model_folder, stay_offline
-from bamboo_trainer.models.sequences import Objective, Sequences, accuracy, open_sequences, token_loss, with_length
-from bamboo_trainer.models.settings import decaying, evaluation
+from bamboo_trainer.models.sequences import (
+    Objective,
+    Sequences,
+    accuracy,
+    decaying,
+    evaluation,
+    open_sequences,
+    token_loss,
+    with_length,
+)
 from bamboo_trainer.task import Dataset, Parts, Task, TrainingFacts, add_loss
 from bamboo_trainer.tasks.task_errors import TaskError
 

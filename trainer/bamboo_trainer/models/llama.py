@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bamboo_trainer.models import settings
-from bamboo_trainer.models.sequences import language_model
+from bamboo_trainer.models.sequences import language_model, read_settings, whole_numbers
 from bamboo_trainer.task import Task, TrainingFacts
 
 SIZES: Final[dict[str, dict[str, Any]]] = {
@@ -134,8 +133,8 @@ def rotated(x: Tensor, angles: Tensor) -> Tensor:
 
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
     """Build a task that trains Llama. config: task.config. Raises ValueError, naming the invalid key."""
-    c = settings.read(config, SIZES, "3.2-1b")
-    settings.whole_numbers(c, "vocabulary", "positions", "width", "inner", "heads", "keyHeads", "blocks")
+    c = read_settings(config, SIZES, "3.2-1b")
+    whole_numbers(c, "vocabulary", "positions", "width", "inner", "heads", "keyHeads", "blocks")
     if c["width"] % (2 * c["heads"]):
         raise ValueError(f"width must be a multiple of 2 heads = {2 * c['heads']}, got {c['width']}")
     if c["heads"] % c["keyHeads"]:

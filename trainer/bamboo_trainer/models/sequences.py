@@ -1,6 +1,6 @@
 """Tasks of causal and masked language models: sequences of tokens, losses, and ready-made models."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -9,18 +9,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bamboo_trainer import schedules
 from bamboo_trainer.data import Documents, TensorDataset, dataset_from, pure_seed
 from bamboo_trainer.data.config import MIXTURE, Opener
-from bamboo_trainer.data.config_keys import typed
+from bamboo_trainer.data.config_keys import require_known, typed
 from bamboo_trainer.data.datasets import readers_of
-from bamboo_trainer.models import settings
-from bamboo_trainer.task import Dataset, Parts, Task, TrainingFacts, Weighted
+from bamboo_trainer.task import Dataset, Evaluation, Metric, Parts, Task, TrainingFacts, Weighted
 
 Objective = Literal["causal", "masked"]
+Named = Iterable[tuple[str, nn.Parameter]]
 Part = Callable[[Mapping[str, Any]], nn.Module]  # of a model, made from its config
 IGNORED: Final = -100  # a target that does not count
 MASKED_SHARE: Final = 0.15  # of the tokens; of these 80 % become the mask, 10 % another token, 10 % stay
-KINDS_WITH_LENGTH: Final = (settings.MADE_UP, "tokens", "text", "chats")
+MADE_UP: Final = "random"
+HELD_OUT: Final = 1 << 40  # the first seed of made-up data for an evaluation
+TRAINING: Final[dict[str, Any]] = {"learningRate": 1e-3, "warmupSteps": 0, "weightDecay": 0.0, "checkpoint": False}
+KINDS_WITH_LENGTH: Final = (MADE_UP, "tokens", "text", "chats")
 
 
 class Sequences:
@@ -125,8 +129,8 @@ def open_sequences(
     """
     given = dict(config)
     shift = typed(f"{where}.shift", given.pop("shift", False), bool)
-    made_up = {settings.MADE_UP: partial(_made_up, words[0])}
-    source = dataset_from({"kind": settings.MADE_UP, **given}, where, {**made_up, **kinds})
+    made_up = {MADE_UP: partial(_made_up, words[0])}
+    source = dataset_from({"kind": MADE_UP, **given}, where, {**made_up, **kinds})
     packed = _packed(given, where)
     if packed and not packs:
         raise ValueError(f"{where}.{packed} is not for language models of this kind: they do not keep documents apart")
@@ -149,7 +153,7 @@ def _packed(config: Mapping[str, Any], where: str) -> str:
 
 def with_length(config: Mapping[str, Any], length: int | None) -> dict[str, Any]:
     """Return the config with that length, if its kind takes a length and the config has none."""
-    kind = config.get("kind", settings.MADE_UP)
+    kind = config.get("kind", MADE_UP)
     return {"length": length, **config} if length is not None and kind in KINDS_WITH_LENGTH else dict(config)
 
 
@@ -162,12 +166,18 @@ def accuracy(outputs: Parts, targets: Parts) -> tuple[Tensor, Tensor]:
     return ((outputs[0].argmax(-1) == targets[0]) & counts).sum(), counts.sum()
 
 
+def made_up_seed(where: str) -> int:
+    """Return the first seed of made-up data. where: the config's key of the data, each of which gives other data."""
+    known = {"data": 0, "evaluation": HELD_OUT}
+    return known[where] if where in known else pure_seed(where)
+
+
 def _made_up(
     vocabulary: int, *, where: str, samples: int = 512, length: int = 32, padding: bool = False
 ) -> TensorDataset:
     """Make up sequences in which seven of eight tokens follow from the token before. padding: of different lengths."""
-    settings.whole_numbers({"samples": samples, "length": length}, "samples", "length")
-    generator = torch.Generator().manual_seed(settings.made_up_seed(where))
+    whole_numbers({"samples": samples, "length": length}, "samples", "length")
+    generator = torch.Generator().manual_seed(made_up_seed(where))
     drawn = torch.randint(0, vocabulary, (samples, length + 1), generator=generator)
     jump = torch.rand(samples, length + 1, generator=generator) < 0.125
     ids = drawn.clone()
@@ -181,6 +191,13 @@ def _made_up(
     targets[:, :-1][~mask[:, 1:]] = IGNORED
     targets[~mask] = IGNORED
     return TensorDataset((ids[:, :-1] * mask, mask.long()), (targets,))
+
+
+def whole_numbers(values: Mapping[str, Any], *keys: str) -> None:
+    """Raise ValueError, naming the key, unless each value is at least 1."""
+    for key in keys:
+        if values[key] < 1:
+            raise ValueError(f"{key} must be at least 1, got {values[key]}")
 
 
 def check_tokens(tokens: Tensor, words: int, where: str = "") -> None:
@@ -201,9 +218,28 @@ def token_loss(outputs: Parts, targets: Parts) -> Weighted:
     return Weighted(summed, (wanted != IGNORED).sum())
 
 
+def read_settings(config: Mapping[str, Any], sizes: Mapping[str, Mapping[str, Any]], default: str) -> dict[str, Any]:
+    """Return a model's settings: the preset `size`, with the defaults of `TRAINING`, overridden by the config.
+
+    sizes: the presets by name. default: the name used if the config has no `size`. Raises ValueError, naming the key
+    and what was expected.
+    """
+    size = config.get("size", default)
+    if size not in sizes:
+        raise ValueError(f"size must be one of {', '.join(sizes)}, got {size!r}")
+    known = {**TRAINING, **sizes[size], "data": {}, "evaluation": {}}
+    require_known(config, {"size": size, **known})
+    kinds = {"size": str, **{key: Mapping if default == {} else type(default) for key, default in known.items()}}
+    values = {key: typed(key, value, kinds[key]) for key, value in config.items()}
+    for key, value in values.items():
+        if type(value) in (int, float) and value < 0:
+            raise ValueError(f"{key} must not be negative, got {value}")
+    return {**known, "evaluation": None, **values}
+
+
 def check_sizes(c: Mapping[str, Any]) -> None:
     """Raise ValueError, naming the key and what was expected, for invalid sizes."""
-    settings.whole_numbers(c, "vocabulary", "positions", "width", "heads", "blocks")
+    whole_numbers(c, "vocabulary", "positions", "width", "heads", "blocks")
     if c["width"] % c["heads"]:
         raise ValueError(f"width must be a multiple of heads = {c['heads']}, got {c['width']}")
 
@@ -221,7 +257,7 @@ def language_model(
     """Return the task of a ready-made language model.
 
     parts: the classes of its embedding, its block, repeated c["blocks"] times, and its head; each takes c. c: its
-    settings from `settings.read`. tied: the head's weight is the embedding's. rotary: sequences may be longer than
+    settings from `read_settings`. tied: the head's weight is the embedding's. rotary: sequences may be longer than
     c["positions"]. Raises ValueError for invalid data.
     """
     embedding, block, head = parts
@@ -246,10 +282,57 @@ def language_model(
         layers=layers,
         loss=token_loss,
         dataset=dataset,
-        evaluation=settings.evaluation(c["evaluation"], held_out, accuracy),
+        evaluation=evaluation(c["evaluation"], held_out, accuracy),
         tokens_per_sample=dataset.tokens_per_sample,
-        optimizer=partial(settings.adamw, c),
-        learning_rate=settings.rate(c, training, dataset),
+        optimizer=partial(_adamw, c),
+        learning_rate=_rate(c, training, dataset),
         tied=(("0.token.weight", f"{last}.out.weight"),) if tied else (),
         checkpointed=range(1, last) if c["checkpoint"] else (),
     )
+
+
+def _rate(c: Mapping[str, Any], training: TrainingFacts | None, dataset: Sequences) -> Callable[[int], float]:
+    """Return a learning rate schedule: linear warm-up, then cosine decay to a tenth of the rate at the job's last step;
+    constant after the warm-up if `training` is None. c: from `read_settings`. Raises ValueError for a rate of 0.
+    """
+    peak, warmup = c["learningRate"], c["warmupSteps"]
+    if peak <= 0:
+        raise ValueError(f"learningRate must be positive, got {peak}")
+    if training is None:
+        return schedules.constant(peak, warmup)
+    steps = training.steps_with(dataset, dataset.tokens_per_sample)
+    return schedules.cosine(peak, steps=max(steps, warmup + 1), warmup=warmup, final=0.1 * peak)
+
+
+def _adamw(c: Mapping[str, Any], named: Named) -> torch.optim.Optimizer:
+    """Return AdamW. c: from `read_settings`. named: parameters by name."""
+    return torch.optim.AdamW(decaying(named, c["weightDecay"]), lr=c["learningRate"], betas=(0.9, 0.95))
+
+
+def decaying(named: Named, decay: float) -> list[dict[str, Any]]:
+    """Return an optimizer's parameter groups, with weight decay for matrices and without it for norms and biases. Empty
+    groups are left out.
+    """
+    parameters = [p for _, p in named]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def evaluation(
+    config: Mapping[str, Any] | None,
+    opened: Callable[[Mapping[str, Any]], Dataset],
+    accuracy: Metric,
+) -> Evaluation | None:
+    """Return a task's evaluation, with the metric accuracy; None if there is no config. config: of the data, which
+    `opened` opens.
+    """
+    if config is None:
+        return None
+    return Evaluation(dataset=opened(config), metrics={"accuracy": accuracy})
+
+
+def _loss(outputs: Parts, targets: Parts) -> Weighted:
+    return token_loss(outputs[0], targets[0])

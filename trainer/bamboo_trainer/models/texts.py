@@ -13,8 +13,7 @@ from bamboo_core.complaints import said_by
 from bamboo_trainer.data import Documents, TensorDataset, TextDataset, text_bytes
 from bamboo_trainer.data import config as data_config
 from bamboo_trainer.data.tokenizing import BYTES, ByteEncoder
-from bamboo_trainer.models import settings
-from bamboo_trainer.models.sequences import IGNORED, check_tokens
+from bamboo_trainer.models.sequences import IGNORED, check_tokens, whole_numbers
 from bamboo_trainer.task import Dataset
 
 TEXT: Final = "text"
@@ -119,7 +118,7 @@ def open_chats(
     folder = model if tokenizer is None else tokenizer
     if folder is None:
         raise ValueError("tokenizer: expected the tokenizer's folder")
-    settings.whole_numbers({"length": length}, "length")
+    whole_numbers({"length": length}, "length")
     template = ChatTemplate(folder)
     chats = [template.chat(messages, place) for place, messages in _conversations(Path(path))]
     rows = [(chat.ids[:-1][:length], chat.targets[:length]) for chat in chats]
