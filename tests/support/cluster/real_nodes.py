@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from cluster import children, image_archive, policies, services
+from cluster import children, image_archive, services
 from cluster.addresses import NODES
 from cluster.api import MERGE, Api, ApiError, Json
 from cluster.control_plane import ControlPlane
@@ -23,13 +23,7 @@ logger = logging.getLogger(__name__)
 READY_SECONDS = 180
 POLL_SECONDS = 0.1
 TOGETHER_SECONDS = 0.05  # changes within it become rules together
-WATCHED = {
-    "pods": "/api/v1/pods",
-    "services": "/api/v1/services",
-    "endpoints": "/api/v1/endpoints",
-    "namespaces": "/api/v1/namespaces",
-    "policies": "/apis/networking.k8s.io/v1/networkpolicies",
-}
+WATCHED = ("services", "endpoints")
 PAUSE = ("/bin/sh", "-c", "trap exit TERM INT; while :; do sleep 3600 & wait $!; done")
 
 
@@ -61,7 +55,7 @@ class RealNodes:
         await self._names.open(self.switch.addresses.machine)
         stack.callback(self._names.close)
         stack.push_async_callback(self._close)
-        work = [*(self._follow(kind, path) for kind, path in WATCHED.items()), self._keep_rules()]
+        work = [*map(self._follow, WATCHED), self._keep_rules()]
         self._tasks += [asyncio.create_task(each) for each in work]
 
     async def _close(self) -> None:
@@ -146,9 +140,9 @@ class RealNodes:
 
     # What a cluster's network does.
 
-    async def _follow(self, kind: str, path: str) -> None:
+    async def _follow(self, kind: str) -> None:
         known: dict[str, Json] = {}
-        async for event, things in self.api.watch(path):
+        async for event, things in self.api.watch(f"/api/v1/{kind}"):
             if event == "LIST":
                 known.clear()
             for thing in things:
@@ -166,14 +160,10 @@ class RealNodes:
             self._changed.clear()
             if len(self._known) < len(WATCHED):
                 continue
-            everything = {kind: [*things.values()] for kind, things in self._known.items()}
-            world = policies.World(
-                policies=everything["policies"], pods=everything["pods"], namespaces=everything["namespaces"]
-            )
-            self._names.names = services.names(everything["services"], everything["endpoints"])
-            common = services.rules(everything["services"], everything["endpoints"])
+            served, endpoints = ([*self._known[kind].values()] for kind in WATCHED)
+            self._names.names = services.names(served, endpoints)
+            rules = f"{services.rules(served, endpoints)}\n"
             for name, node in [*self.nodes.items()]:
-                rules = f"{common}\n{policies.rules(world, name)}\n"
                 if node.mode is not Mode.FAILED and self._rules.get(name) != rules:
                     await self._filter(name, node, rules)
 
