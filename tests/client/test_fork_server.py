@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 
 from bamboo.local.fork_server import ForkServer, ForkServerError
 from folders import TASK_PATH
+from waiting import in_time
 
 SECONDS = 60.0  # that a test waits for something
 LONG = 600.0
@@ -107,12 +108,6 @@ def start(pool: ForkServer, worker: str, seconds: float, code: int = 0) -> None:
     pool.start(worker, url=str(seconds), token=str(code), zone="", trace=None, main=main)
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(SECONDS):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 def exists(pid: int | None) -> bool:
     assert pid is not None
     try:
@@ -126,7 +121,7 @@ async def test_exits_are_told_at_once_with_their_codes(pool: Any) -> None:
     start(pool, "w0", LONG)
     start(pool, "w1", 0, code=3)
     assert await asyncio.wait_for(exits.get(), SECONDS) == ("w1", 3)
-    await until(lambda: pool.pid("w0"))
+    await in_time(lambda: pool.pid("w0"))
     pool.signal("w0", signal.SIGKILL)  # from here on nothing but its end wakes the launcher
     assert await asyncio.wait_for(exits.get(), SECONDS) == ("w0", -signal.SIGKILL)
     assert pool.alive == ()
@@ -189,7 +184,7 @@ async def started_by_worker(pool: ForkServer, folder: Path, seconds: float) -> d
     main = f"{__name__}:starting_worker"
     pool.start("w0", url=str(folder), token=str(seconds), zone="", trace=None, main=main)
     files = [folder / kind for kind in KINDS]
-    await until(lambda: pool.pid("w0") and all(file.is_file() and file.read_text() for file in files))
+    await in_time(lambda: pool.pid("w0") and all(file.is_file() and file.read_text() for file in files))
     return {"w0": pool.pid("w0") or 0, **{file.name: int(file.read_text()) for file in files}}
 
 
@@ -202,7 +197,7 @@ async def test_what_a_worker_has_started_ends_with_it(pool: Any, tmp_path: Path,
         assert all(map(exists, pids.values())), "also the one that is nobody's lives as long as the worker"
         pool.signal("w0", signal.SIGKILL)
     assert (await exits.get())[0] == "w0"
-    await until(lambda: not any(map(exists, pids.values())))
+    await in_time(lambda: not any(map(exists, pids.values())))
     assert exists(pool.pid("w1"))
 
 
@@ -239,7 +234,7 @@ async def test_a_launcher_that_is_still_importing_is_closed_at_once(
     (tmp_path / "takes_long.py").write_text(f"import time\nprint('importing', flush=True)\ntime.sleep({LONG})\n")
     pool = ForkServer(lambda worker, code: None, tmp_path / "log", imports=["takes_long"])
     opening = asyncio.create_task(pool.open("--bare"))
-    await until(lambda: "importing" in pool.tail())
+    await in_time(lambda: "importing" in pool.tail())
     pid = launchers[0].pid
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):

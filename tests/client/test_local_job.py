@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ from safetensors import safe_open
 import bamboo
 from bamboo.local.scratch import collect
 from bamboo_trainer.models import mlp
+from waiting import PATIENCE, until
 
-WAIT_SECONDS = 120.0  # for anything on a loaded machine
 TRAINING: Any = {"steps": 40, "globalBatchSize": 16, "microBatchSize": 4}
 SPLIT: Any = {"stages": 2, "split": [4, 4]}  # or each job would count what its layers cost, in a third of a second
 ENDLESS: Any = {**TRAINING, "steps": 1_000_000}
 OWN_TASK = """\
 from bamboo_trainer.models import mlp
+from waiting import PATIENCE, until
 
 
 def build(config):
@@ -52,13 +53,6 @@ if __name__ == "__main__":
 
 def job(training: Any = TRAINING, **parts: Any) -> bamboo.Job:
     return bamboo.Job("here", task=mlp.build, training=training, **{"topology": SPLIT, **parts})
-
-
-def until(met: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT_SECONDS
-    while not met():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def trains(handle: bamboo.JobHandle, step: int = 3) -> None:
@@ -106,10 +100,10 @@ def test_a_run_with_a_loss_is_followed_to_its_weights(capsys: pytest.CaptureFixt
 def test_a_task_of_the_users_own_file_fails_with_its_line(own_module: Any) -> None:
     parts: Any = {"training": TRAINING, "topology": SPLIT}
     with bamboo.Job("own", task=own_module.build, **parts).run(page=False) as sound:
-        assert sound.wait(WAIT_SECONDS).state == "Complete"
+        assert sound.wait(PATIENCE).state == "Complete"
     broken = bamboo.Job("own", task=own_module.build, config={"x": 1}, **parts)
     with broken.run(page=False) as handle, pytest.raises(bamboo.JobFailed) as told:
-        handle.wait(WAIT_SECONDS)
+        handle.wait(PATIENCE)
     assert told.value.reason == "TaskFailed"
     assert "my own mistake (" in str(told.value)
     assert "own_task_of_a_user.py line 6, in build)" in str(told.value)
@@ -177,7 +171,7 @@ def test_a_program_with_a_running_loop_waits_in_it_or_in_a_thread() -> None:
     async def cell() -> tuple[str, list[str]]:
         handle = job().run(page=False)  # waits, though this thread has a running loop
         assert handle.progress.state in ("Starting", "Running")
-        ended = await asyncio.to_thread(handle.wait, WAIT_SECONDS)
+        ended = await asyncio.to_thread(handle.wait, PATIENCE)
         return ended.state, [event.reason for event in handle.events(follow=True)]
 
     state, reasons = asyncio.run(cell())
@@ -202,7 +196,7 @@ def test_ctrl_c_ends_the_job_and_not_the_program() -> None:
 
     def wait() -> None:
         presses.start()
-        handle.wait(WAIT_SECONDS)
+        handle.wait(PATIENCE)
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may start tests with it ignored
     try:
@@ -225,7 +219,7 @@ def test_a_script_that_is_run_as_a_module_uses_its_own_function(tmp_path: Path) 
     own = own.replace("1_000_000", "STEPS").partition("    for event")[0] + "    print(handle.wait(100).state)\n"
     (package / "train.py").write_text(own)
     done = subprocess.run(
-        [sys.executable, "-m", "mine.train"], cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_SECONDS
+        [sys.executable, "-m", "mine.train"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.stdout == "Complete\n", done.stderr
 
@@ -249,7 +243,7 @@ def test_nothing_outlives_the_program(tmp_path: Path, how: signal.Signals) -> No
             break
     assert len(marked(tmp_path)) > 3
     script.send_signal(how)
-    script.wait(WAIT_SECONDS)
+    script.wait(PATIENCE)
     script.stdout.close()
     until(lambda: not marked(tmp_path))
     collect(tmp_path / "tmp")  # as the next run does, after a program that was killed

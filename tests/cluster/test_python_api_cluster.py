@@ -1,8 +1,7 @@
 """`import bamboo` with a real API server and operator: a program submits, follows, disturbs and ends jobs."""
 
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,13 @@ import pytest
 import yaml
 
 import bamboo
-from bamboo.jobs.results import JobProgress
 from cluster.handle import Cluster
 from operator_jobs import small, wrapped
-from operator_process import Operator
+from operator_process import PATIENCE, Operator
+from waiting import until
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
-
-WAIT_SECONDS = 200.0  # for anything on a loaded machine
 
 
 def job(folder: Path, document: Any) -> bamboo.Job:
@@ -27,12 +24,9 @@ def job(folder: Path, document: Any) -> bamboo.Job:
     return bamboo.Job.from_file(path)
 
 
-def until(handle: bamboo.JobHandle, met: Callable[[JobProgress], bool]) -> JobProgress:
-    end = time.monotonic() + WAIT_SECONDS
-    while not met(progress := handle.progress):
-        assert time.monotonic() < end, progress
-        time.sleep(0.3)
-    return progress
+def trains_on(handle: bamboo.JobHandle, step: int) -> bool:
+    progress = handle.progress
+    return progress.state == "Running" and progress.step > step
 
 
 @pytest.fixture
@@ -56,17 +50,17 @@ def test_the_life_of_a_job(client: bamboo.Client, tmp_path: Path, store: str) ->
     with pytest.raises(bamboo.ClusterError, match="job story exists in namespace"):
         client.submit(wanted)
     assert [one.name for one in client.jobs()] == ["story"]
-    until(handle, lambda now: now.state == "Running" and now.step > 1)
+    until(lambda: trains_on(handle, 1), PATIENCE, lambda: handle.progress)
     assert "story: Running, step " in repr(client.job("story"))
     handle.preempt()
-    until(handle, lambda now: now.preemptions == 1)
+    until(lambda: handle.progress.preemptions == 1, PATIENCE, lambda: handle.progress)
     assert {"Started", "WorkerLost"} <= {event.reason for event in handle.events()}
     handle.suspend()
     kept = handle.checkpoints()[0].step
     assert (handle.progress.state, handle.progress.grid) == ("Suspended", ())
     assert handle.weights().keys()
     handle.resume()
-    until(handle, lambda now: now.state == "Running" and now.step > kept)
+    until(lambda: trains_on(handle, kept), PATIENCE, lambda: handle.progress)
     assert handle.history().losses()
     assert "<b>story</b>: Running" in handle._repr_html_()
     handle.stop()
@@ -85,11 +79,11 @@ def test_jobs_that_end_are_watched(client: bamboo.Client, tmp_path: Path) -> Non
     for progress in client.watch():
         if progress.state == "Complete":
             break
-    ended = handle.wait(WAIT_SECONDS)
+    ended = handle.wait(PATIENCE)
     assert (ended.step, ended.steps) == (20, 20)
     failed = client.submit(job(tmp_path, crash))
     with pytest.raises(bamboo.JobFailed) as told:
-        failed.wait(WAIT_SECONDS)
+        failed.wait(PATIENCE)
     assert told.value.reason == "BackoffLimitExceeded"
     assert "exited with code 7: the last word" in told.value.message
     assert failed.progress.state == "Failed"

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -27,12 +27,7 @@ from bamboo_core.control.protocol import (
 )
 from bamboo_core.control.server import ControlServer, token_check
 from bamboo_core.planning.plan import Cell
-
-
-async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
+from waiting import in_time
 
 
 class Channel:
@@ -79,22 +74,22 @@ async def client(url: str, token: str = "right", worker: str = "w0") -> AsyncIte
 async def test_hello_messages_and_heartbeats_go_both_ways() -> None:
     async with Channel() as channel:
         async with client(channel.url) as (control, heard):
-            await until(lambda: channel.of(WorkerJoined))
+            await in_time(lambda: channel.of(WorkerJoined))
             assert channel.of(WorkerJoined)[0].hello.worker == "w0"
             channel.server.send("w0", Stop(reason="Test"))
             channel.server.send("nobody", Stop(reason="Test"))
-            await until(lambda: heard)
+            await in_time(lambda: heard)
             assert heard == [Stop(reason="Test")]
-            await until(lambda: channel.messages(Heartbeat))
+            await in_time(lambda: channel.messages(Heartbeat))
             assert channel.messages(Heartbeat)[0] == beat()
             control.send(Bye())
-        await until(lambda: channel.of(ChannelClosed))
+        await in_time(lambda: channel.of(ChannelClosed))
         assert channel.messages(Bye) == [Bye()]
 
 
 async def test_a_wrong_token_is_refused() -> None:
     async with Channel() as channel, client(channel.url, token="wrong") as (_, heard):
-        await until(lambda: heard)
+        await in_time(lambda: heard)
         assert heard[0] == Refused(reason="Unauthorized", message="the token is wrong")
         assert channel.events == []
 
@@ -114,24 +109,24 @@ async def test_what_is_said_while_the_server_is_away_arrives_later() -> None:
     async with Channel() as first:
         port = int(first.url.split(":")[2].split("/")[0])
         async with client(first.url) as (control, _):
-            await until(lambda: first.of(WorkerJoined))
+            await in_time(lambda: first.of(WorkerJoined))
             await first.server.stop()
             await asyncio.sleep(0.1)
             for _ in range(3):
                 control.send(Bye())
             second = Channel()
             await second.server.start(port=port)
-            await until(lambda: len(second.messages(Bye)) == 3)
+            await in_time(lambda: len(second.messages(Bye)) == 3)
             assert isinstance(second.events[0], WorkerJoined)
             await second.server.stop()
 
 
 async def test_a_newer_connection_replaces_the_older() -> None:
     async with Channel() as channel, client(channel.url), aiohttp.ClientSession() as session:
-        await until(lambda: channel.of(WorkerJoined))
+        await in_time(lambda: channel.of(WorkerJoined))
         async with session.ws_connect(channel.url, headers={"Authorization": "Bearer right"}) as socket:
             await socket.send_str('{"type":"Hello","worker":"w0","host":"h","port":2}')
-            await until(lambda: len(channel.of(WorkerJoined)) > 1)
+            await in_time(lambda: len(channel.of(WorkerJoined)) > 1)
             assert not channel.of(ChannelClosed)
             assert channel.server.connected == {"w0"}
 
@@ -143,7 +138,7 @@ async def test_a_malformed_message_closes_the_channel(caplog: pytest.LogCaptureF
             await socket.send_str('{"type":"Heartbeat","step":"x"}')
             await socket.receive()
             assert socket.close_code == 1008
-        await until(lambda: channel.of(ChannelClosed))
+        await in_time(lambda: channel.of(ChannelClosed))
     assert "closed the channel of w0: malformed message" in caplog.text
 
 
@@ -158,17 +153,17 @@ async def test_what_may_be_late_leaves_before_the_next_message_with_a_heartbeat_
             def heard(*steps: int) -> bool:
                 return [message.step for message in channel.messages(StepCommitted)] == [*steps]
 
-            await until(lambda: channel.of(WorkerJoined))
+            await in_time(lambda: channel.of(WorkerJoined))
             control.send(committed(0), late=True)
             control.send(committed(1), late=True)
             control.send(CellFinished(cell=Cell(0, 0), digest="0" * 64))
-            await until(lambda: channel.messages(CellFinished))
+            await in_time(lambda: channel.messages(CellFinished))
             assert heard(0, 1)
             control.send(committed(2), late=True)
-            await until(lambda: heard(0, 1, 2))  # a heartbeat has followed
+            await in_time(lambda: heard(0, 1, 2))  # a heartbeat has followed
             control.send(committed(3), late=True)
             control.wake()
-            await until(lambda: heard(0, 1, 2, 3))
+            await in_time(lambda: heard(0, 1, 2, 3))
             control.send(committed(4), late=True)
-        await until(lambda: channel.of(ChannelClosed))
+        await in_time(lambda: channel.of(ChannelClosed))
         assert heard(0, 1, 2, 3, 4), "closing flushes"

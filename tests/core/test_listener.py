@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from bamboo_core.serving.listener import BoundedListener, ConnectionBounds, UnauthenticatedConnections, network_of
 from certificates import issue, trusting
-
-PATIENCE = 60.0
+from waiting import PATIENCE, in_time
 
 
 class Port:
@@ -55,12 +54,6 @@ async def port(tls: ssl.SSLContext | None = None, **bounds: Any) -> AsyncIterato
         await made.listener.stop()
 
 
-async def until(done: Any) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not done():
-            await asyncio.sleep(0.01)
-
-
 async def ended(reader: asyncio.StreamReader) -> bytes:
     """Return the bytes that arrive until the connection is closed."""
     with contextlib.suppress(ConnectionError):
@@ -76,7 +69,7 @@ async def test_a_request_that_does_not_come_or_does_not_end_is_not_waited_for(sa
         writer.write(said)
         assert await ended(reader) == b""
         writer.close()
-        await until(lambda: place.listener.unauthenticated == 0)
+        await in_time(lambda: place.listener.unauthenticated == 0)
         assert place.refused == ["TooSlow"]
 
 
@@ -92,7 +85,7 @@ async def test_a_request_that_cannot_be_read_is_answered_and_fills_no_log(
             writer.write(2 * said)
             assert (await ended(reader)).startswith(b"HTTP/1.0 400 Bad Request")
             writer.close()
-        await until(lambda: place.listener.unauthenticated == 0)
+        await in_time(lambda: place.listener.unauthenticated == 0)
     assert "Traceback" not in caplog.text
     assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) <= 1, caplog.text
 
@@ -105,7 +98,7 @@ async def test_a_handshake_that_does_not_come_is_not_waited_for(tmp_path: Path) 
         reader, writer = await place.connect()
         assert await ended(reader) == b""
         writer.close()
-        await until(lambda: place.listener.unauthenticated == 0)
+        await in_time(lambda: place.listener.unauthenticated == 0)
         assert place.refused == ["TooSlow"]
     async with port(tls) as place, aiohttp.ClientSession() as session:
         url = f"https://127.0.0.1:{place.number}/"
@@ -117,11 +110,11 @@ async def test_half_open_connections_give_way_and_those_that_are_served_do_not()
     async with port() as place, contextlib.AsyncExitStack() as stack:
         session = await stack.enter_async_context(aiohttp.ClientSession())
         served = asyncio.create_task(_get(session, place, "/wait"))
-        await until(lambda: place.waiting == 1)
+        await in_time(lambda: place.waiting == 1)
         ends = [await place.connect() for _ in range(20)]
         for _, writer in ends:
             stack.callback(writer.close)
-        await until(lambda: place.refused.count("TooManyCallers") == 17)
+        await in_time(lambda: place.refused.count("TooManyCallers") == 17)
         assert place.listener.unauthenticated == 4
         assert await _get(session, place, "/") == "here"
         place.go.set()

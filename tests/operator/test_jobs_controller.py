@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bamboo_operator.jobs.controller import JobController
-from gateway_kit import until
+from waiting import in_time
 from watched_api_kit import EARLY, LATE, Server, body, job_event, managed, uids
 
 
@@ -34,14 +34,14 @@ async def test_of_a_job_that_a_finalizer_keeps_nothing_runs_by_its_status() -> N
     server = Server()
     async with managed(server) as jobs:
         job_event(jobs, "ADDED", body("u1"))
-        await until(lambda: "Running" in server.conditions)
+        await in_time(lambda: "Running" in server.conditions)
         deleted = body("u1")
         deleted["metadata"] |= {"deletionTimestamp": LATE, "finalizers": ["example.com/kept"]}
         for _ in range(2):
             job_event(jobs, "MODIFIED", deleted)
         assert uids(jobs) == []
         for kind in ("Running", "WorkersReady", "Degraded", "Protected"):
-            await until(lambda kind=kind: server.conditions[kind] == ("False", "JobDeleted"))
+            await in_time(lambda kind=kind: server.conditions[kind] == ("False", "JobDeleted"))
         assert server.conditions["Accepted"] == ("True", "Accepted")
 
 
@@ -61,14 +61,14 @@ async def test_of_a_job_that_is_deleted_while_no_operator_is_active_nothing_runs
         deleted["status"] = {"observedGeneration": 1, "state": "Running", "conditions": RAN}
         for kind in (None, "MODIFIED"):
             job_event(jobs, kind, deleted)
-        await until(lambda: server.conditions.get("Running") == ("False", "JobDeleted"))
+        await in_time(lambda: server.conditions.get("Running") == ("False", "JobDeleted"))
         assert uids(jobs) == []
         assert server.conditions["Protected"] == ("False", "JobDeleted")
         assert server.conditions["Accepted"] == ("True", "Accepted")
         assert server.asked.count(STATUS_WRITE) == 1
         deleted["status"] = {key: value for key, value in server.status.items() if value is not None}
         job_event(jobs, "MODIFIED", deleted)
-        await until(lambda: not any(task.get_name().startswith("deletion") for task in asyncio.all_tasks()))
+        await in_time(lambda: not any(task.get_name().startswith("deletion") for task in asyncio.all_tasks()))
         assert server.asked.count(STATUS_WRITE) == 1
 
 
@@ -89,7 +89,7 @@ class Checking(Server):
 async def begins_with(jobs: JobController, *, steps: int) -> None:
     """Wait until the only job trains, and check the steps in its coordinator's spec and manifest."""
     (job,) = jobs.running()
-    await until(lambda: job.runner is not None)
+    await in_time(lambda: job.runner is not None)
     assert job.runner is not None
     assert job.runner.state.spec.training.steps == steps
     assert job.runner.state.terms.manifest["spec"]["training"]["steps"] == steps
@@ -100,7 +100,7 @@ async def test_an_edit_that_comes_while_the_pod_template_is_checked_is_what_the_
     async with managed(server) as jobs:
         first = body("u1")
         job_event(jobs, "ADDED", first)
-        await until(lambda: server.checks == 1)
+        await in_time(lambda: server.checks == 1)
         second = body("u1", training={**first["spec"]["training"], "steps": 7})
         second["metadata"]["generation"] = 2
         job_event(jobs, "MODIFIED", second)
@@ -127,7 +127,7 @@ async def test_a_suspension_is_handled_while_the_api_server_does_not_answer() ->
     server = Silent()
     async with managed(server) as jobs:
         job_event(jobs, "ADDED", body("u1"))
-        await until(lambda: server.writes == 1)
+        await in_time(lambda: server.writes == 1)
         second = body("u1", suspend=True)
         second["metadata"]["generation"] = 2
         job_event(jobs, "MODIFIED", second)
@@ -135,6 +135,6 @@ async def test_a_suspension_is_handled_while_the_api_server_does_not_answer() ->
         runner = job.runner
         assert runner is not None
         assert runner.ending
-        await until(lambda: runner.finish is not None)
+        await in_time(lambda: runner.finish is not None)
         assert server.writes == 1
         server.go.set()

@@ -18,8 +18,9 @@ from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.jobs.late_workers import DeletedJobs, stopping_late_workers
 from bamboo_operator.kube.objects import JobIdentity
 from certificates import issue
-from gateway_kit import JOB, House, house, talk, token, until
+from gateway_kit import JOB, House, house, talk, token
 from opsim_kopf import pod_event
+from waiting import in_time
 
 
 async def test_a_worker_that_may_not_come_in_is_told_so_and_can_end() -> None:
@@ -36,9 +37,9 @@ async def test_a_worker_that_floods_its_channel_is_heard_at_a_bounded_rate(monke
             began = time.monotonic()
             for _ in range(60):
                 await socket.send_str('{"type":"Heartbeat","step":1}')
-            await until(lambda: len(place.of(Received)) == 60)
+            await in_time(lambda: len(place.of(Received)) == 60)
             assert time.monotonic() - began > 0.45, "50 of them at 100 a second"
-        await until(lambda: place.of(ChannelClosed))
+        await in_time(lambda: place.of(ChannelClosed))
 
 
 def pod_of(job: str, name: str, uid: str) -> dict[str, Any]:
@@ -73,10 +74,10 @@ async def test_more_workers_than_there_are_descriptors_for_come_again_later(capl
     place.url = f"ws://127.0.0.1:{port}"
     place.gateway.open(JOB, place.channels)
     async with place.greeted():
-        await until(lambda: place.of(WorkerJoined))
+        await in_time(lambda: place.of(WorkerJoined))
         for _ in range(5):
             assert await place.knock(f"Bearer {token()}") == (503, None)
-    await until(lambda: place.of(ChannelClosed))
+    await in_time(lambda: place.of(ChannelClosed))
     assert await place.knock(f"Bearer {token()}") == (101, None)
     await place.gateway.stop()
     assert place.gateway.refusals["TooManyWorkers"] == 5

@@ -22,6 +22,7 @@ from bamboo_operator.auth.worker_gateway import WorkerGateway, workers_path
 from bamboo_operator.cluster.indices import ClusterIndices
 from bamboo_operator.jobs.shared import SharedResources
 from opsim_kopf import shared_for
+from waiting import in_time
 
 JOB = ("team", "job")
 
@@ -120,12 +121,6 @@ def beat() -> Heartbeat:
     return Heartbeat(step=1)
 
 
-async def until(condition: Any, seconds: float = 60.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 async def talk(place: House, said: str, authority: str = "") -> list[Message]:
     """Connect as a real worker until it hears a message or has joined, and return the messages."""
     heard: list[Message] = []
@@ -133,10 +128,10 @@ async def talk(place: House, said: str, authority: str = "") -> list[Message]:
     control = Control(place.url + workers_path(JOB), lambda: said, lambda: hello, beat, heard.append, authority)
     control.start()
     try:
-        await until(lambda: heard or place.of(WorkerJoined))
+        await in_time(lambda: heard or place.of(WorkerJoined))
         if place.of(WorkerJoined):
             place.channels.send("job-w0", Stop(reason="Test"))
-            await until(lambda: heard)
+            await in_time(lambda: heard)
     finally:
         await asyncio.to_thread(control.close, 0.2)
     return heard

@@ -1,8 +1,7 @@
 """Loggers of a job, and a history that they follow."""
 
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from bamboo_core.history.files import HistoryFile, HistoryFiles
@@ -13,8 +12,7 @@ from bamboo_trainer.worker.history_keeper import HistoryKeeper, Rates
 from bamboo_trainer.worker.loggers import loggers_of
 from manifest_kit import bamboojob, training
 from stage_kit import small_task
-
-PATIENCE = 120.0
+from waiting import PATIENCE
 
 
 def step(number: int, attempt: int = 1, **more) -> StepRecord:
@@ -26,13 +24,6 @@ def step(number: int, attempt: int = 1, **more) -> StepRecord:
 def evaluated(number: int, **metrics) -> EvaluationRecord:
     """Return the evaluation of the state after that step."""
     return EvaluationRecord(attempt=1, step=number, time=100.5 + number, metrics=metrics)
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class Kept:

@@ -2,7 +2,8 @@
 
 from bamboo_core.control.protocol import WorkerWarning
 from bamboo_trainer.worker import followers
-from logger_kit import PATIENCE, Kept, step, until
+from logger_kit import Kept, step
+from waiting import PATIENCE, until
 
 pytest_plugins = ["logger_fixtures"]
 

@@ -16,7 +16,8 @@ from bamboo_trainer.callbacks import Callback
 from bamboo_trainer.worker.followers import CallbackFollower, Cursor, TurnThread, facts_of
 from bamboo_trainer.worker.history_keeper import HistoryKeeper, Rates
 from history_keeper_kit import plan
-from logger_kit import PATIENCE, Store, evaluated, step, until
+from logger_kit import Store, evaluated, step
+from waiting import PATIENCE, until
 
 pytest_plugins = ["logger_fixtures"]
 

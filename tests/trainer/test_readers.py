@@ -21,16 +21,7 @@ from bamboo_trainer.tasks import readers
 from bamboo_trainer.tasks.readers import AT_ONCE_BYTES, MOST_AHEAD, MOST_AT_ONCE, BatchReader
 from bamboo_trainer.tasks.task_errors import TaskError
 from stage_kit import CONFIG, small_task
-
-PATIENCE = 120.0
-
-
-def until(condition):
-    deadline = time.monotonic() + PATIENCE
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return found
+from waiting import PATIENCE, until
 
 
 class Told:

@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from bamboo_trainer.loggers import mlflow, tensorboard, wandb
-from logger_kit import PATIENCE, evaluated, step, until
+from logger_kit import evaluated, step
+from waiting import PATIENCE, until
 
 pytest_plugins = ["logger_fixtures"]
 
