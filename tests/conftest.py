@@ -47,6 +47,8 @@ FIRST = (
 )
 # Files with one of these words are one group: they start the cluster, or import torch's compiler or transformers.
 TOGETHER = {"cluster_kit": "cluster", "transformers": "transformers", "compiled_fixtures": "compiled"}
+# Kits have asserts and fixtures: tests import them, and name those with fixtures as plugins.
+pytest.register_assert_rewrite("operator_process", *(kit.stem for kit in (ROOT / "tests/support").glob("*_kit.py")))
 WARM = pytest.StashKey[WarmProcesses]()
 
 

@@ -14,7 +14,7 @@ from bamboo_operator.signals.node_marks import read_marks
 from chart_kit import DIGEST, FOREIGN, SETS, container, worker
 from helm_kit import CHART, ROOT, Helm, Json, mistakes, one
 
-pytest_plugins = ["chart_fixtures"]
+pytest_plugins = ["chart_kit"]
 
 VERSIONS = [f"1.{minor}" for minor in range(29, 38)]
 LINKED = CHART / "linked"

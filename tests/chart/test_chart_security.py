@@ -15,7 +15,7 @@ from bamboo_core import names
 from chart_kit import container, rules_of, worker
 from helm_kit import ROOT, Helm, Json, one
 
-pytest_plugins = ["chart_fixtures"]
+pytest_plugins = ["chart_kit"]
 
 RBAC: list[Json] = list(yaml.safe_load_all((ROOT / "operator" / "rbac.yaml").read_text()))
 NOT_IN_A_NAMESPACE = {

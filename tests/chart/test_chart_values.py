@@ -11,7 +11,7 @@ import yaml
 
 from helm_kit import CHART, Helm, HelmError, Json
 
-pytest_plugins = ["chart_fixtures"]
+pytest_plugins = ["chart_kit"]
 
 VALUES: Json = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA: Json = json.loads((CHART / "values.schema.json").read_text())

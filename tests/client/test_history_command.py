@@ -4,7 +4,7 @@ from bamboo_core.history.files import HistoryFile, HistoryFiles
 from bamboo_core.history.records import to_lines
 from history_kit import evaluated, shown, step
 
-pytest_plugins = ["history_fixtures"]
+pytest_plugins = ["history_kit"]
 
 
 def test_what_is_no_history_is_told(kept, tmp_path):

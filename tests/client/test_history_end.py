@@ -11,7 +11,7 @@ from bamboo_core.coordinator.history_feed import HistoryFeed
 from bamboo_core.history.records import EventRecord, Record, StepRecord, from_lines
 from bamboo_core.storage.bounded import StorageError
 
-pytest_plugins = ["history_fixtures"]
+pytest_plugins = ["history_kit"]
 
 
 def test_the_end_of_a_local_run_adds_what_no_worker_has_written(kept):

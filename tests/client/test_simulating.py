@@ -14,9 +14,16 @@ from bamboo.cli.commands import app
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_run import JobRun, simulate_job
 from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.planning.profile import to_json
 from job_simulation_kit import HOUR, job, nodes
 
-pytest_plugins = ["job_simulation_fixtures"]
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    one = job(3, None, elastic={"maxWorkers": 6})
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(one.manifest))
+    (tmp_path / "profile.json").write_bytes(to_json(one.profile))
+    return str(tmp_path / "job.yaml"), str(tmp_path / "profile.json")
 
 
 def invoke(*arguments: str) -> Any:

@@ -14,7 +14,7 @@ from crd_cases import EDITS, KEPT, RULES, changed, put, suspended
 from crd_kit import nodes, refusals
 from manifest_kit import minimal
 
-pytest_plugins = ["cluster_kit", "operator_fixtures"]
+pytest_plugins = ["cluster_kit", "operator_process"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 Json = dict[str, Any]

@@ -20,7 +20,7 @@ from cluster.handle import OLDEST_SUPPORTED, Cluster
 from operator_jobs import digest_of_undisturbed, manifest, slowed, small
 from operator_process import JOBS, PATIENCE, Job, Operator, condition
 
-pytest_plugins = ["cluster_kit", "operator_fixtures"]
+pytest_plugins = ["cluster_kit", "operator_process"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 STEPS, SECONDS = 60, 2.5  # of a step, while there is something to see

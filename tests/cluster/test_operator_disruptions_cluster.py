@@ -11,7 +11,7 @@ from cluster.nodes import GPU
 from operator_jobs import TOLERATE, small
 from operator_process import Job, Operator, condition
 
-pytest_plugins = ["cluster_kit", "operator_fixtures"]
+pytest_plugins = ["cluster_kit", "operator_process"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 GATE = "test.dev/budget"

@@ -18,7 +18,7 @@ from operator_jobs import claimed, digest_of_undisturbed, folder_of_the_claim, s
 from operator_process import PATIENCE, Job, Operator, condition
 from waiting import until
 
-pytest_plugins = ["cluster_kit", "operator_fixtures"]
+pytest_plugins = ["cluster_kit", "operator_process"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 STEPS = 300

@@ -15,7 +15,7 @@ from operator_jobs import small
 from operator_process import LEASE, PATIENCE, Job, Operator, stand_in
 from waiting import until
 
-pytest_plugins = ["cluster_kit", "operator_fixtures"]
+pytest_plugins = ["cluster_kit", "operator_process"]
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 

@@ -17,7 +17,7 @@ from cluster.nodes import spot
 from operator_jobs import TOLERATE, digest_of_undisturbed, manifest, slowed
 from operator_process import Job, Operator, condition
 
-pytest_plugins = ["cluster_kit", "operator_fixtures"]
+pytest_plugins = ["cluster_kit", "operator_process"]
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 STEPS = 200

@@ -14,7 +14,7 @@ from operator_jobs import small, wrapped
 from operator_process import PATIENCE, Operator
 from waiting import until
 
-pytest_plugins = ["cluster_kit", "operator_fixtures"]
+pytest_plugins = ["cluster_kit", "operator_process"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 

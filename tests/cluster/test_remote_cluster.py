@@ -25,7 +25,7 @@ from operator_jobs import small
 from operator_process import SYSTEM, Job, Operator, condition
 from waiting import until
 
-pytest_plugins = ["cluster_kit", "operator_fixtures"]
+pytest_plugins = ["cluster_kit", "operator_process"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 BAMBOO = [sys.executable, "-m", "bamboo"]

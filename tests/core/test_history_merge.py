@@ -10,7 +10,7 @@ from bamboo_core.history.merge import curve, merged, newest
 from bamboo_core.history.records import EvaluationRecord, EventRecord, StepRecord
 from history_kit import evaluated, event, shown, step
 
-pytest_plugins = ["history_fixtures"]
+pytest_plugins = ["history_kit"]
 
 
 def test_each_record_is_there_once_and_in_order(kept):

@@ -12,7 +12,7 @@ from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS, disruption_bu
 from operator_kit import JOB_UID, job, said
 from pod_controller_kit import Job, Place
 
-pytest_plugins = ["pod_controller_fixtures"]
+pytest_plugins = ["pod_controller_kit"]
 
 OLDEST = 29  # minor version of Kubernetes that Bamboo supports
 FOUR = {"topology": {"stages": 4, "pipelines": 1}}

@@ -14,7 +14,7 @@ from operator_kit import NOW, node, pod
 from opsim_kopf import node_event
 from pod_controller_kit import Job, Place
 
-pytest_plugins = ["pod_controller_fixtures"]
+pytest_plugins = ["pod_controller_kit"]
 
 KEY = "rack.example/repair"
 

@@ -19,7 +19,7 @@ def read_record(text: str | None) -> PlanRecord:
     return BambooJobStatus(plan=text).plan_record
 
 
-pytest_plugins = ["pod_controller_fixtures"]
+pytest_plugins = ["pod_controller_kit"]
 
 
 def copied(place: Place) -> Place:

@@ -10,7 +10,7 @@ from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS
 from operator_kit import job
 from pod_controller_kit import Job, Place
 
-pytest_plugins = ["pod_controller_fixtures"]
+pytest_plugins = ["pod_controller_kit"]
 POOLS = [{"name": "spot"}, {"name": "dear", "afterSeconds": 300}]
 GATE = {"name": "example.com/hold"}
 GATED = {"template": {"spec": {"schedulingGates": [GATE]}}}

@@ -23,7 +23,7 @@ from bamboo_operator.pods.queueing import (
 from operator_kit import job
 from pod_controller_kit import Job, Place
 
-pytest_plugins = ["pod_controller_fixtures"]
+pytest_plugins = ["pod_controller_kit"]
 GATE = {"name": "kueue.x-k8s.io/admission"}
 CLASS = "kueue.x-k8s.io/priority-class"
 QUEUE = QueueSpec(name="q", priority_class="high", growth_priority_class="low")

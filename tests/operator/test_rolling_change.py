@@ -17,7 +17,7 @@ from operator_kit import JOB_UID, SETTINGS
 from operator_kit import job as spec_of
 from pod_controller_kit import Job, Place
 
-pytest_plugins = ["pod_controller_fixtures"]
+pytest_plugins = ["pod_controller_kit"]
 LONG = {"steps": 100_000, "globalBatchSize": 8, "microBatchSize": 2}
 FIRST, SECOND = {"image": "trainer:1"}, {"image": "trainer:2"}
 

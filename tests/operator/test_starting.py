@@ -195,7 +195,7 @@ def test_a_pod_that_is_deleted_is_no_startup_problem():
     )
 
 
-pytest_plugins = ["pod_controller_fixtures"]
+pytest_plugins = ["pod_controller_kit"]
 SECRET = 'MountVolume.SetUp failed for volume "credentials" : secret "s3" not found'
 MAP = 'MountVolume.SetUp failed for volume "config" : configmap "data" not found'
 SUMMARY = "Unable to attach or mount volumes: unmounted volumes=[credentials]: timed out waiting for the condition"

@@ -1,8 +1,12 @@
 """Sets of values for the chart, and lookups in the rendered objects."""
 
+from pathlib import Path
+
+import pytest
+
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings, worker_pod
-from helm_kit import Json, one
+from helm_kit import PACKAGES, Helm, Json, Missing, helm, one
 from manifest_kit import minimal
 
 PROMETHEUS, CERT_MANAGER = "monitoring.coreos.com/v1", "cert-manager.io/v1"
@@ -76,3 +80,24 @@ def worker() -> Json:
     settings = WorkerPodSettings(coordinator_url="ws://x:1", image="x")
     pod: Json = worker_pod(parse_manifest(minimal()), "u", 0, None, settings)
     return pod
+
+
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    try:
+        for major in PACKAGES:
+            helm(major)
+    except Missing as missing:
+        pytest.skip(str(missing))
+    return tmp_path_factory.mktemp("helm")
+
+
+@pytest.fixture(scope="session")
+def chart(homes: Path) -> Helm:
+    return Helm(homes)
+
+
+@pytest.fixture(scope="session")
+def rendered(chart: Helm) -> dict[str, list[Json]]:
+    """The rendered objects of each of the SETS."""
+    return {name: chart.template(values, apis=FOREIGN) for name, values in SETS.items()}

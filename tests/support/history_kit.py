@@ -1,8 +1,10 @@
 """Records of a history, as workers write them."""
 
+import pytest
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
+from bamboo_core.history.files import HistoryFile, HistoryFiles
 from bamboo_core.history.records import EvaluationRecord, EventRecord, StepRecord
 
 
@@ -24,3 +26,15 @@ def shown(*words, code=0):
     done = CliRunner().invoke(app, ["history", *map(str, words)])
     assert done.exit_code == code, (done.stdout, done.stderr, done.exception)
     return done.stdout if code == 0 else done.stderr
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """The history of a job that went back from step 5 to step 3; its second root missed records and wrote step 2
+    again.
+    """
+    files = HistoryFiles(str(tmp_path / "run" / "history" / "job"))
+    files.write(HistoryFile(1, 1, 0), [event(1, 1001.5), *map(step, range(1, 4))])
+    files.write(HistoryFile(1, 7, 0), [step(2, loss=9.0), step(4), step(5), event(1, 1001.5), event(2, 1004.5)])
+    files.write(HistoryFile(2, 9, 0), [step(4, 2), step(5, 2), step(6, 2, skipped=True, loss=None, metrics={"a b": 2})])
+    return tmp_path / "run"

@@ -4,6 +4,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from bamboo_core.history.files import HistoryFile, HistoryFiles
 from bamboo_core.history.records import EvaluationRecord, Record, StepRecord
 from bamboo_core.job.manifest import parse_manifest
@@ -95,3 +97,8 @@ def named(*loggers, **more):
         task={"entrypoint": "m:build"}, training=training(1, 2, 1, loggers=list(loggers)), topology={"stages": 1}
     )
     return loggers_of(small_task(**more), parse_manifest(document).training)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path)

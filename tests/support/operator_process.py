@@ -7,10 +7,11 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from certificates import issue, trusting
@@ -225,3 +226,22 @@ def _valid(status: Json) -> Json:
 
 def condition(status: Json, kind: str) -> Json:
     return next((c for c in status.get("conditions") or () if c["type"] == kind), {})
+
+
+@pytest.fixture(scope="module")
+def installed(cluster: Cluster) -> Cluster:
+    if cluster.folder is None:
+        pytest.skip("this operator is a process of this machine, which a real cluster's pods do not reach")
+    install(cluster)
+    return cluster
+
+
+@pytest.fixture
+def operator(installed: Cluster, namespace: str, tmp_path: Path) -> Iterator[Operator]:
+    running = Operator(installed, namespace, tmp_path)
+    try:
+        yield running
+    finally:
+        running.kill()
+        print(running.said)
+    running.check()

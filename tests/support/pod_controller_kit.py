@@ -3,9 +3,13 @@
 import asyncio
 import contextlib
 import copy
-from collections.abc import Callable
+import time
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 import kueue_manager
 from bamboo_core.control.protocol import (
@@ -25,15 +29,21 @@ from bamboo_core.kube.errors import ApiError, ClusterUnreachable
 from bamboo_core.names import TRAINER_CONTAINER
 from bamboo_core.planning.plan import Cell, Plan
 from bamboo_operator.cluster.indices import ClusterIndices
+from bamboo_operator.jobs import coordinator_runner as runner_module
 from bamboo_operator.jobs.coordinator_runner import TICK_SECONDS, CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.reconcile_schedule import ReconcileTrigger
+from bamboo_operator.kube.objects import JobIdentity, utc_now
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings, worker_pool
+from bamboo_operator.pods import controller as controller_module
+from bamboo_operator.pods import disruption_budget as budget_module
+from bamboo_operator.pods import view as pods_module
 from bamboo_operator.pods.controller import PodController
 from bamboo_operator.pods.queueing import QuotaHolders
 from bamboo_operator.pods.starting import UNSCHEDULABLE
 from bamboo_operator.pods.view import JobPods
 from bamboo_operator.signals.node_marks import NodeMark
 from fake_api import FakeApi
+from operator_kit import JOB_UID, SETTINGS, job
 from opsim_budgets import disruptions_allowed, is_about
 from opsim_kopf import pod_event, shared_for
 
@@ -295,3 +305,40 @@ class Job:
     def problems(self) -> dict[str, str]:
         self.controller.note_problems()
         return {problem.reason: problem.message for problem in self.controller.problems}
+
+
+@pytest.fixture
+async def begin(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Job]]:
+    tasks: list[asyncio.Task[None]] = []
+
+    def make(
+        place: Place,
+        resumed: bool = False,
+        known_lost: frozenset[str] = frozenset(),
+        counted: frozenset[str] = frozenset(),
+        marks: tuple[NodeMark, ...] = (),
+        settings: WorkerPodSettings = SETTINGS,
+        **spec: Any,
+    ) -> Job:
+        monkeypatch.setattr(runner_module, "AwakeClock", lambda: lambda: time.monotonic() + place.passed)
+        parsed = job(**spec)
+        running = TrainingRun(
+            job=JobIdentity((parsed.namespace, parsed.name), JOB_UID),
+            spec=parsed,
+            manifest={},
+            resumed=resumed,
+            known_lost=known_lost,
+            counted=counted,
+        )
+        made = Job(place, running, marks, settings)
+        for module in (runner_module, budget_module, controller_module, pods_module):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: made.now))
+        monkeypatch.setattr(controller_module, "utc_now", lambda: utc_now() + timedelta(seconds=made.now - BEGINNING))
+        tasks.append(asyncio.create_task(made.runner.run()))
+        return made
+
+    yield make
+    for task in tasks:
+        task.cancel()
+    for ended in await asyncio.gather(*tasks, return_exceptions=True):
+        assert isinstance(ended, asyncio.CancelledError), ended

@@ -1,5 +1,6 @@
 """Small models of transformers, and their comparison with the split ones."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,3 +107,15 @@ def check_as_transformers(config: dict[str, Any]) -> None:
     output.loss.backward()
     assert sum(p.grad is not None for p in model.parameters()) > 20
     check_gradients(layers, model)
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a folder of several files in bf16, with an index and a file named as a tokenizer."""
+    folder = tmp_path_factory.mktemp("published")
+    torch.manual_seed(3)
+    made = transformers.GPT2LMHeadModel(transformers.GPT2Config(**FAMILIES["gpt2"])).to(torch.bfloat16)
+    made.save_pretrained(folder, max_shard_size="8KB")
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    (folder / "tokenizer.json").write_text("{}")
+    return folder

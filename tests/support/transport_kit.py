@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -151,3 +151,19 @@ def refused(sock: socket.socket, last: bytes | bytearray = b"") -> bool:
         return False
     except OSError:
         return True
+
+
+@pytest.fixture
+def flows() -> int:
+    return 1
+
+
+@pytest.fixture
+def net(flows: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Net]:
+    """Return a network. With several flows all but the smallest frames count as large, in parts that end within a
+    number.
+    """
+    if flows > 1:
+        monkeypatch.setattr(wire, "STRIPED_FROM", 100)
+    with Net(flows) as made:
+        yield made

@@ -24,7 +24,7 @@ from reference import train
 from stage_kit import chain
 from transformers_kit import ENTRYPOINT, LENGTH, config_of, layers_of, run, transformers
 
-pytest_plugins = ["transformers_fixtures"]
+pytest_plugins = ["transformers_kit"]
 
 
 def write_checkpoint(folder: Path, task: Task, state: dict[str, Tensor]) -> None:

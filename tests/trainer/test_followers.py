@@ -5,7 +5,7 @@ from bamboo_trainer.worker import followers
 from logger_kit import Kept, step
 from waiting import PATIENCE, until
 
-pytest_plugins = ["logger_fixtures"]
+pytest_plugins = ["logger_kit"]
 
 
 def test_a_logger_that_fails_is_told_once_and_gets_what_it_missed(store, monkeypatch):

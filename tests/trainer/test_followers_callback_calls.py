@@ -19,7 +19,7 @@ from history_keeper_kit import plan
 from logger_kit import Store, evaluated, step
 from waiting import PATIENCE, until
 
-pytest_plugins = ["logger_fixtures"]
+pytest_plugins = ["logger_kit"]
 
 
 class Seen(Callback):

@@ -15,7 +15,14 @@ from bamboo_core.storage.bounded import StoreUnavailable
 from bamboo_trainer.worker.history_keeper import HistoryKeeper, Rates
 from history_keeper_kit import CHECKPOINT, Job, first, plan
 
-pytest_plugins = ["history_keeper_fixtures"]
+
+@pytest.fixture
+def job(tmp_path):
+    job = Job(tmp_path)
+    job.join("a", "b")
+    job.lead("a", 1)
+    yield job
+    job.close()
 
 
 def test_a_step_has_what_was_measured(job):

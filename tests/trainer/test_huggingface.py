@@ -22,7 +22,7 @@ from transformers_kit import (
     transformers,
 )
 
-pytest_plugins = ["transformers_fixtures"]
+pytest_plugins = ["transformers_kit"]
 
 
 FIRST = ("gpt2", "llama", "qwen2", "qwen3", "bert")

@@ -16,7 +16,7 @@ from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
 from transformers_kit import ENTRYPOINT, FAMILIES, LENGTH, layers_of, state_of, transformers
 
-pytest_plugins = ["transformers_fixtures"]
+pytest_plugins = ["transformers_kit"]
 
 
 def test_a_folder_is_read_layer_by_layer(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from bamboo_trainer.transport import links, wire
 from bamboo_trainer.transport.base import Arrived, LinkDown, LinkUp
 from transport_kit import Net, dial, eventually, greet, make_frame, our_threads, refused
 
-pytest_plugins = ["transport_pair_fixtures"]
+pytest_plugins = ["transport_kit"]
 
 
 several = pytest.mark.parametrize("flows", [4])

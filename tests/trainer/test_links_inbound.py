@@ -14,7 +14,7 @@ from bamboo_trainer.transport import tcp, wire
 from bamboo_trainer.transport.base import Arrived, LinkDown, LinkUp
 from transport_kit import SECRET, Net, dial, make_frame, refused
 
-pytest_plugins = ["transport_pair_fixtures"]
+pytest_plugins = ["transport_kit"]
 
 
 def hello(**changes: Any) -> Callable[[bytes], bytes]:

@@ -34,7 +34,7 @@ from reference import train
 from training_job import Fault, Job, MemoryStore
 from transformers_kit import ENTRYPOINT, config_of
 
-pytest_plugins = ["compiled_fixtures", "transformers_fixtures"]
+pytest_plugins = ["compiled_fixtures", "transformers_kit"]
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),  # torch's own, when its compiler is imported

@@ -11,7 +11,7 @@ from bamboo_trainer.loggers import mlflow, tensorboard, wandb
 from logger_kit import evaluated, step
 from waiting import PATIENCE, until
 
-pytest_plugins = ["logger_fixtures"]
+pytest_plugins = ["logger_kit"]
 
 
 def read_back(folder: str) -> dict[str, list[tuple[int, float]]]:

@@ -20,7 +20,7 @@ from bamboo_trainer.transport.base import Arrived, Event, LinkDown, LinkUp
 from bamboo_trainer.transport.tcp import TcpTransport
 from transport_kit import SECONDS, SECRET, Net, each_number_of_flows, eventually, make_frame, our_sockets, our_threads
 
-pytest_plugins = ["transport_pair_fixtures"]
+pytest_plugins = ["transport_kit"]
 
 
 @pytest.fixture(autouse=True)

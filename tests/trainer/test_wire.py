@@ -13,7 +13,7 @@ from bamboo_trainer.transport import wire
 from bamboo_trainer.transport.base import Arrived, LinkDown, LinkUp
 from transport_kit import SECONDS, Net, dial, each_number_of_flows, make_frame, our_threads, same
 
-pytest_plugins = ["transport_pair_fixtures"]
+pytest_plugins = ["transport_kit"]
 
 
 PAYLOADS = {
