@@ -63,11 +63,10 @@ class Cluster:
         *,
         nodes: Sequence[NodeSpec],
         archives: Sequence[Path] = (),
-        folder: Path | None = None,
     ) -> Self:
         """Start a cluster with real nodes, which begin with the images of these archives. See `start`."""
         node = build.node_programs()
-        folder = folder or Path(tempfile.mkdtemp(prefix="bamboo-cluster-"))
+        folder = Path(tempfile.mkdtemp(prefix="bamboo-cluster-"))
         for path in map(Path.resolve, (folder, Path(sys.executable), Path(__file__))):
             if path.is_relative_to("/var") or path.is_relative_to("/run"):
                 raise build.Unavailable(f"real nodes have a /var and a /run of their own, and so cannot see {path}")

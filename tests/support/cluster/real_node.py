@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ INIT = Path(__file__).with_name("node_init.py")
 SOCKET = "unix:///run/containerd/containerd.sock"
 PAUSE_IMAGE = "localhost/pause:1"
 # Kubernetes' minor versions in which a kubelet's flag has become a field.
-TAINTS_ARE_A_FIELD, ONE_RUNTIME, ENDPOINT_IS_A_FIELD, CGROUP_V1_IS_OLD = 23, 24, 27, 31
+ONE_RUNTIME, ENDPOINT_IS_A_FIELD, CGROUP_V1_IS_OLD = 24, 27, 31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,10 @@ class Programs:
 
 
 class RealNode:
-    """A node. folder: of the cluster; it contains the node's folder. number: from addresses.NODES."""
+    """A node, of whose spec only the name counts.
+
+    folder: of the cluster; it contains the node's folder. number: from addresses.NODES.
+    """
 
     def __init__(self, spec: NodeSpec, number: int, folder: Path, programs: Programs, switch: Switch) -> None:
         self.spec, self.number, self.programs = spec, number, programs
@@ -75,7 +78,7 @@ class RealNode:
         (self.folder / "network").mkdir()
         network = network_settings(self._addresses.pods(self.number))
         (self.folder / "network" / "pods.conflist").write_text(json.dumps(network))
-        settings = kubelet_settings(self.programs.minor, self.spec, self.group, self.folder, ca, self._addresses)
+        settings = kubelet_settings(self.programs.minor, self.group, self.folder, ca, self._addresses)
         (self.folder / "kubelet.json").write_text(json.dumps(settings))
         others = [number for number in NODES if number != self.number]
         settings = {
@@ -163,9 +166,7 @@ def network_settings(pods: str) -> Json:
     return {"cniVersion": "0.4.0", "name": "pods", "plugins": [{"type": "ptp", "ipam": addresses}]}
 
 
-def kubelet_settings(
-    minor: int, spec: NodeSpec, group: str, folder: Path, authority: Path, addresses: Addresses
-) -> Json:
+def kubelet_settings(minor: int, group: str, folder: Path, authority: Path, addresses: Addresses) -> Json:
     """Return the kubelet's settings. minor: of its version; fields that it does not know are left out."""
     settings: Json = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -187,8 +188,6 @@ def kubelet_settings(
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,
     }
-    if minor >= TAINTS_ARE_A_FIELD:
-        settings["registerWithTaints"] = [dict(taint) for taint in spec.taints]
     if minor >= ENDPOINT_IS_A_FIELD:
         settings["containerRuntimeEndpoint"] = SOCKET
     if minor >= CGROUP_V1_IS_OLD:
@@ -206,17 +205,8 @@ def kubelet_command(programs: Programs, spec: NodeSpec, folder: Path, address: s
         f"--hostname-override={spec.name}",
         f"--node-ip={address}",
     ]
-    if spec.labels:
-        command.append(f"--node-labels={_pairs(spec.labels)}")
-    if programs.minor < TAINTS_ARE_A_FIELD and spec.taints:
-        taints = (f"{taint['key']}={taint.get('value', '')}:{taint['effect']}" for taint in spec.taints)
-        command.append(f"--register-with-taints={','.join(taints)}")
     if programs.minor < ONE_RUNTIME:
         command.append("--container-runtime=remote")
     if programs.minor < ENDPOINT_IS_A_FIELD:
         command.append(f"--container-runtime-endpoint={SOCKET}")
     return command
-
-
-def _pairs(labels: Mapping[str, str]) -> str:
-    return ",".join(f"{key}={value}" for key, value in labels.items())

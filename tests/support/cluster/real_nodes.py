@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster import children, image_archive, services
 from cluster.addresses import NODES
-from cluster.api import MERGE, Api, ApiError, Json
+from cluster.api import Api, ApiError, Json
 from cluster.control_plane import ControlPlane
 from cluster.name_server import NameServer
 from cluster.node import Mode
@@ -126,7 +126,7 @@ class RealNodes:
             return ""
 
     async def _until_ready(self, node: RealNode) -> None:
-        """Wait until the node reports that it is ready, and give it its GPUs, as a device plugin would."""
+        """Wait until the node reports that it is ready."""
         path = f"/api/v1/nodes/{node.spec.name}"
         async with asyncio.timeout(READY_SECONDS):
             while not _is_ready(await self.api.find(path) or {}):
@@ -134,9 +134,6 @@ class RealNodes:
                     said = children.tail(node.folder / "init.log")
                     raise RuntimeError(f"the node {node.spec.name} has ended:\n{said}")
                 await asyncio.sleep(POLL_SECONDS)
-        if node.spec.capacity:
-            capacity = {"status": {"capacity": {**node.spec.capacity}}}
-            await self.api.request("PATCH", f"{path}/status", capacity, content=MERGE)
 
     # What a cluster's network does.
 
