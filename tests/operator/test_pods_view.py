@@ -32,14 +32,6 @@ def pods(cluster: ClusterIndices) -> JobPods:
     return JobPods(JobIdentity(KEY, JOB_UID), cluster, NO_API)
 
 
-def test_pods_are_told_apart_by_whether_they_live(cluster: ClusterIndices, pods: JobPods) -> None:
-    running = add(cluster, 0, node="n1", phase="Running")
-    add(cluster, 1, node="n1", phase="Failed")
-    waiting = add(cluster, 2)
-    assert len(pods.all()) == 3
-    assert set(pods.living()) == {running, waiting}
-
-
 def test_pools_are_counted_and_paid_for_only_with_a_node(cluster: ClusterIndices, pods: JobPods) -> None:
     add(cluster, 0, node="n1", phase="Running")
     add(cluster, 1, where=pool(name="sure", capacity="OnDemand"))
