@@ -39,13 +39,6 @@ def test_without_preemptions_all_lose_only_their_start(job: ComparedJob, name: s
     assert (found.redone, found.preemptions) == (0, 0)
 
 
-@pytest.mark.parametrize("name", SPOT)
-def test_more_preemptions_never_train_more(job: ComparedJob, name: str) -> None:
-    found = [compared(name, job, made(job, rate, hours=2.0)).throughput for rate in (0.0, 0.2, 0.8)]
-    assert found == sorted(found, reverse=True)
-    assert found[2] < 0.9 * found[0]
-
-
 def test_on_demand_nodes_are_at_least_as_fast_as_published(job: ComparedJob) -> None:
     """Another grid of the same size may be faster. All nodes that are held are paid for."""
     published = job.profile.published

@@ -43,14 +43,6 @@ def test_a_schedule_that_does_not_fit_into_memory_is_not_the_best_one() -> None:
     assert free.uneven((2,)) == plain.uneven((2,)) > roomy.uneven((2,))
 
 
-@pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
-def test_pipelines_of_equal_length_take_a_grids_step_however_many_microbatches_they_have(schedule: str) -> None:
-    """Beyond a certain number each microbatch adds the same time, without a simulation."""
-    known = costs_of(profile(5, flow=5000.0), 120, schedule)
-    for stages in (2, 3, 5):
-        assert known.uneven((stages,)) == pytest.approx(known.step(Grid(stages, 1)), rel=1e-3)
-
-
 def test_lost_places_make_a_step_longer_by_what_their_peers_have_to_do() -> None:
     grid = Grid(4, 3)
     steps = [COSTS.rerouted(grid, least) for least in (3, 2, 1)]

@@ -132,14 +132,12 @@ class Helm:
         self,
         values: Mapping[str, Any] | None = None,
         *,
-        chart: Path = CHART,
         release: str = "bamboo",
-        namespace: str = "bamboo-system",
         apis: Sequence[str] = (),
         kubernetes: str = "1.33.0",
     ) -> list[Json]:
         """Return the objects that an install would make."""
-        arguments = ["template", release, str(chart), "--namespace", namespace, "--kube-version", kubernetes]
+        arguments = ["template", release, str(CHART), "--namespace", "bamboo-system", "--kube-version", kubernetes]
         for api in apis:
             arguments += ["--api-versions", api]
         text = self.run(*arguments, values=values or {})

@@ -9,7 +9,7 @@ from bamboo_operator.signals.signals import Signal, SignalKind, pod_signal
 from cluster.client import Json
 from cluster.handle import Cluster
 
-IMAGE = "busybox:1.36"
+IMAGE, GRACE = "busybox:1.36", 30
 SLOW_FAREWELL = "trap 'sleep 3; exit 0' TERM; echo up; while :; do sleep 0.1; done"
 
 
@@ -100,10 +100,10 @@ def check_ends(cluster: Cluster, namespace: str, ends: tuple[PodEnd, ...]) -> No
         assert read == expected, (end.name, found["status"])
 
 
-def check_farewell(cluster: Cluster, namespace: str, grace: int = 30) -> None:
+def check_farewell(cluster: Cluster, namespace: str) -> None:
     """Delete a pod: it has a notice of the rest of its grace period, and is lost when it is gone."""
     main = {"name": TRAINER_CONTAINER}
-    cluster.api.create(_pod("polite", SLOW_FAREWELL, main, {"terminationGracePeriodSeconds": grace}), namespace)
+    cluster.api.create(_pod("polite", SLOW_FAREWELL, main, {"terminationGracePeriodSeconds": GRACE}), namespace)
     where = path(namespace, "polite")
     running = cluster.api.wait(where, lambda pod: pod.get("status", {}).get("phase") == "Running", 180)
     assert pod_signal(running, datetime.now(UTC)) is None
@@ -111,8 +111,8 @@ def check_farewell(cluster: Cluster, namespace: str, grace: int = 30) -> None:
     notice = pod_signal(leaving, datetime.now(UTC))
     assert notice is not None
     assert (notice.kind, notice.source) == (SignalKind.NOTICE, "PodDeleted")
-    assert grace / 2 < notice.seconds <= grace
-    cluster.api.wait(where, lambda pod: not pod, grace + 60)
+    assert GRACE / 2 < notice.seconds <= GRACE
+    cluster.api.wait(where, lambda pod: not pod, GRACE + 60)
 
 
 def path(namespace: str, name: str) -> str:

@@ -171,22 +171,13 @@ def run_with_faults(
     folder: Path,
     monkeypatch: Any,
     *faults: tuple[str, int, int, int, int, int],
-    then: Decide = lambda job: None,
     seconds: float = 100.0,
 ) -> Processes:
-    """Run a job with faults: (instruction, pipeline, stage, step, microbatch, signal), each once.
-
-    then: called after every event once a fault has struck.
-    """
+    """Run a job with faults: (instruction, pipeline, stage, step, microbatch, signal), each once."""
     marks = folder / "marks"
     marks.mkdir()
-
-    def decide(job: Processes) -> None:
-        if any(marks.iterdir()):
-            then(job)
-
     monkeypatch.setenv(faulty_worker.ENVIRONMENT, json.dumps({"marks": str(marks), "faults": faults}))
     monkeypatch.setenv("PYTHONPATH", TASK_PATH, prepend=os.pathsep)
-    job = asyncio.run(Processes(manifest, folder, main="faulty_worker:main", decide=decide).run(seconds))
+    job = asyncio.run(Processes(manifest, folder, main="faulty_worker:main").run(seconds))
     assert len(list(marks.iterdir())) == len(faults), "a fault did not strike"
     return job
