@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from bamboo.local.fork_server import ForkServer, ForkServerError
+from cluster.children import is_alive
 from folders import TASK_PATH
 from waiting import in_time
 
@@ -108,14 +109,6 @@ def start(pool: ForkServer, worker: str, seconds: float, code: int = 0) -> None:
     pool.start(worker, url=str(seconds), token=str(code), zone="", trace=None, main=main)
 
 
-def exists(pid: int | None) -> bool:
-    assert pid is not None
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 async def test_exits_are_told_at_once_with_their_codes(pool: Any) -> None:
     pool, exits = pool
     start(pool, "w0", LONG)
@@ -194,11 +187,11 @@ async def test_what_a_worker_has_started_ends_with_it(pool: Any, tmp_path: Path,
     pids = await started_by_worker(pool, tmp_path / "pids", LONG if end == "killed" else 3.0)
     start(pool, "w1", LONG)
     if end == "killed":
-        assert all(map(exists, pids.values())), "also the one that is nobody's lives as long as the worker"
+        assert all(map(is_alive, pids.values())), "also the one that is nobody's lives as long as the worker"
         pool.signal("w0", signal.SIGKILL)
     assert (await exits.get())[0] == "w0"
-    await in_time(lambda: not any(map(exists, pids.values())))
-    assert exists(pool.pid("w1"))
+    await in_time(lambda: not any(map(is_alive, pids.values())))
+    assert is_alive(pool.pid("w1") or 0)
 
 
 @pytest.mark.parametrize("end", ["close", "SIGTERM", "SIGKILL"])
@@ -214,7 +207,7 @@ async def test_what_workers_have_started_ends_with_their_launcher(
         launchers[0].send_signal(getattr(signal, end))
     await pool.close()
     assert exits == ["w0"]
-    assert not any(map(exists, pids.values()))
+    assert not any(map(is_alive, pids.values()))
     with pytest.raises(ForkServerError, match="has ended"):
         start(pool, "w9", 0)
 
@@ -242,7 +235,7 @@ async def test_a_launcher_that_is_still_importing_is_closed_at_once(
     begun = time.monotonic()
     await pool.close()
     assert time.monotonic() - begun < SECONDS / 2
-    assert not exists(pid)
+    assert not is_alive(pid)
 
 
 async def test_a_launcher_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from safetensors import safe_open
 import bamboo
 from bamboo.local.scratch import collect
 from bamboo_trainer.models import mlp
+from cluster.children import marked
 from waiting import PATIENCE, until
 
 TRAINING: Any = {"steps": 40, "globalBatchSize": 16, "microBatchSize": 4}
@@ -25,6 +26,7 @@ SPLIT: Any = {"stages": 2, "split": [4, 4]}  # or each job would count what its 
 ENDLESS: Any = {**TRAINING, "steps": 1_000_000}
 OWN_TASK = """\
 from bamboo_trainer.models import mlp
+from cluster.children import marked
 from waiting import PATIENCE, until
 
 
@@ -241,27 +243,14 @@ def test_nothing_outlives_the_program(tmp_path: Path, how: signal.Signals) -> No
     for line in script.stdout:
         if line == "Started\n":
             break
-    assert len(marked(tmp_path)) > 3
+    mark = f"MARK_OF_THIS_TEST={tmp_path}"
+    assert len(marked(mark)) > 3
     script.send_signal(how)
     script.wait(PATIENCE)
     script.stdout.close()
-    until(lambda: not marked(tmp_path))
+    until(lambda: not marked(mark))
     collect(tmp_path / "tmp")  # as the next run does, after a program that was killed
     assert not list((tmp_path / "tmp").iterdir())
-
-
-def marked(folder: Path) -> list[int]:
-    """Return the pids of processes that descend from the script."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                environment = (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if f"MARK_OF_THIS_TEST={folder}".encode() in environment:
-                found.append(int(entry.name))
-    return found
 
 
 def test_a_job_begins_with_the_weights_that_another_run_has_left(

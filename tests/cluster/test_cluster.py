@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.children import is_alive
+from cluster.children import is_alive, marked
 from cluster.client import Json
 from cluster.handle import Cluster
 from folders import SUPPORT
@@ -30,19 +30,6 @@ def run_marked(cluster: Cluster, mark: str) -> Json:
     spec = {"restartPolicy": "Never", "containers": [container]}
     cluster.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "daemon"}, "spec": spec}, "default")
     return cluster.api.wait("/api/v1/namespaces/default/pods/daemon", lambda pod: pod["status"]["phase"] == "Running")
-
-
-def marked(value: str) -> list[int]:
-    """Return the processes that have the mark in their environment."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            variables = (folder / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if f"{MARK}={value}".encode() in variables:
-            found.append(int(folder.name))
-    return found
 
 
 def test_the_operator_reads_ends_of_pods_as_on_real_nodes(cluster: Cluster, namespace: str) -> None:
@@ -84,10 +71,10 @@ def test_nothing_remains(cluster: Cluster, end: str, tmp_path: Path) -> None:
             folder, *pids = owner.stdout.readline().split()
             assert len(pids) == 5
             if end != "stop":
-                until(lambda: len(marked(mark)) >= 3, SECONDS)
+                until(lambda: len(marked(f"{MARK}={mark}")) >= 3, SECONDS)
                 owner.send_signal(signal.Signals[end])
             owner.wait(60)
         finally:
             owner.kill()
     until(lambda: not Path(folder).exists() and not any(is_alive(int(pid)) for pid in pids), SECONDS)
-    assert not marked(mark)
+    assert not marked(f"{MARK}={mark}")

@@ -20,6 +20,7 @@ from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks import readers
 from bamboo_trainer.tasks.readers import AT_ONCE_BYTES, MOST_AHEAD, MOST_AT_ONCE, BatchReader
 from bamboo_trainer.tasks.task_errors import TaskError
+from cluster.children import is_alive
 from stage_kit import CONFIG, small_task
 from waiting import PATIENCE, until
 
@@ -174,14 +175,7 @@ def test_readers_end_with_the_worker_and_hold_none_of_its_connections(tmp_path, 
             link.settimeout(PATIENCE)
             assert link.recv(1) == b""
     for reader in readers:
-        until(lambda reader=reader: not Path(f"/proc/{reader}").exists() or _is_zombie(reader))
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
+        until(lambda reader=reader: not is_alive(reader))
 
 
 SECONDS = 60.0

@@ -157,6 +157,16 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def marked(variable: str) -> list[int]:
+    """Return the processes that have that variable, NAME=value, in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            if variable.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
+
+
 def tail(log: Path, lines: int = 15) -> str:
     with contextlib.suppress(FileNotFoundError):
         return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
