@@ -1,7 +1,6 @@
 """The operator with a real API server, scheduler and controller manager; pods run and train."""
 
 import asyncio
-import json
 import signal
 import socket
 import time
@@ -18,7 +17,7 @@ from bamboo_core.control.server import REFUSED_HEADER
 from cluster.client import ApiError, Json
 from cluster.handle import OLDEST_SUPPORTED, Cluster
 from operator_jobs import digest_of_undisturbed, manifest, slowed, small
-from operator_process import JOBS, PATIENCE, Job, Operator, condition
+from operator_process import JOBS, PATIENCE, Job, Operator, condition, owners
 
 pytest_plugins = ["cluster_kit", "operator_process"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
@@ -44,7 +43,7 @@ def test_a_job_survives_strangers_and_the_loss_of_its_nodes_and_of_its_operator(
 
     # a node gets notice: its workers leave between two steps
     job.step(2)
-    victim = next(iter(json.loads(job.status()["plan"])["pipelines"][0]))
+    victim = owners(job.status())[0]
     installed.taint(nodes[victim], "cloud.google.com/impending-node-termination", "", "NoSchedule")
     assert "of pipeline 0 in place of" in job.told("TakenOver")
     installed.api.wait(
@@ -57,9 +56,9 @@ def test_a_job_survives_strangers_and_the_loss_of_its_nodes_and_of_its_operator(
     # a machine vanishes
     status = job.wait(lambda s: victim not in s["plan"] and condition(s, "Degraded")["status"] == "False")
     before = status["preemptions"]
-    owners = json.loads(job.status()["plan"])["pipelines"][0]
-    node = job.pods()[owners[1]]["spec"]["nodeName"]
-    on_it = [w for w in owners if job.pods()[w]["spec"]["nodeName"] == node]
+    row = owners(job.status())
+    node = job.pods()[row[1]]["spec"]["nodeName"]
+    on_it = [w for w in row if job.pods()[w]["spec"]["nodeName"] == node]
     installed.signal(namespace, on_it[0], signal.SIGKILL)
     job.wait(lambda status: status["preemptions"] > before)
     assert f"lost {on_it[0]}" in job.told("Takeover")
@@ -67,7 +66,6 @@ def test_a_job_survives_strangers_and_the_loss_of_its_nodes_and_of_its_operator(
     # the operator dies, and a worker while it is away
     operator.kill()
     at = job.status()["training"]["step"]
-    owners = json.loads(job.status()["plan"])["pipelines"][0]
     time.sleep(1)
     operator.start()
     job.step(at + 2)
@@ -86,7 +84,7 @@ def test_a_job_survives_strangers_and_the_loss_of_its_nodes_and_of_its_operator(
 
 
 def _neighbours_are_apart(status: Json, nodes: dict[str, str]) -> None:
-    row = json.loads(status["plan"])["pipelines"][0]
+    row = owners(status)
     for one, other in zip(row, [*row[1:], row[0]], strict=True):
         assert nodes[one] != nodes[other], f"{one} and {other} share a node and are neighbours: {row}, {nodes}"
 

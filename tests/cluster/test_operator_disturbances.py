@@ -1,6 +1,5 @@
 """Disturbances by users and clouds on a real control plane: no capacity, deleted pods, an absent API server."""
 
-import json
 import signal
 import time
 from pathlib import Path
@@ -15,7 +14,7 @@ from cluster.handle import Cluster
 from cluster.nodes import GPU, spot
 from manifest_kit import training
 from operator_jobs import claimed, digest_of_undisturbed, folder_of_the_claim, slowed, small, undisturbed
-from operator_process import PATIENCE, Job, Operator, condition
+from operator_process import PATIENCE, Job, Operator, condition, owners
 from waiting import until
 
 pytest_plugins = ["cluster_kit", "operator_process"]
@@ -27,11 +26,6 @@ AWAY_SECONDS = 10
 
 def disturbed_job(name: str) -> Json:
     return small(name, STEPS, standby=1)
-
-
-def owners(job: Job) -> list[str]:
-    row: list[str] = json.loads(job.status()["plan"])["pipelines"][0]
-    return row
 
 
 def test_a_job_waits_for_capacity_and_says_so(installed: Cluster, namespace: str, operator: Operator) -> None:
@@ -102,11 +96,7 @@ def test_the_operator_is_killed_at_eleven_places_of_a_jobs_life(
         operator.start()
 
     def until_replaced(victim: str) -> None:
-        job.wait(
-            lambda s: (
-                victim not in json.loads(s["plan"])["pipelines"][0] and condition(s, "Degraded")["status"] == "False"
-            )
-        )
+        job.wait(lambda s: victim not in owners(s) and condition(s, "Degraded")["status"] == "False")
 
     job = Job(installed.api, namespace, paced)
     killed()  # before the first pod, or just after it
@@ -116,7 +106,7 @@ def test_the_operator_is_killed_at_eleven_places_of_a_jobs_life(
     killed()  # in training
     job.step(job.status()["training"]["step"] + 2)
 
-    victim = owners(job)[1]
+    victim = owners(job.status())[1]
     node = job.pods()[victim]["spec"]["nodeName"]
     installed.taint(node, "cloud.google.com/impending-node-termination", "", "NoSchedule")
     job.told("NoticeReceived")
@@ -125,7 +115,7 @@ def test_the_operator_is_killed_at_eleven_places_of_a_jobs_life(
     installed.untaint(node, "cloud.google.com/impending-node-termination")
     until_replaced(victim)
 
-    victim = owners(job)[0]
+    victim = owners(job.status())[0]
     installed.signal(namespace, victim, signal.SIGKILL)
     killed()  # in a takeover
     until_replaced(victim)
@@ -163,7 +153,7 @@ def test_the_api_server_may_be_away(installed: Cluster, namespace: str, operator
     document = disturbed_job("cut-off")
     job = Job(installed.api, namespace, document)
     job.until("WorkersReady")
-    victim = owners(job)[1]
+    victim = owners(job.status())[1]
     with installed.without():
         time.sleep(1)
         installed.signal(namespace, victim, signal.SIGKILL)

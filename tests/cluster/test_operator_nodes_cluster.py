@@ -1,6 +1,5 @@
 """Nodes with several workers, filled by a real scheduler; one of them vanishes with all its workers at once."""
 
-import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from cluster.client import Json
 from cluster.handle import OLDEST_SUPPORTED, Cluster
 from cluster.nodes import spot
 from operator_jobs import TOLERATE, digest_of_undisturbed, manifest, slowed
-from operator_process import Job, Operator, condition
+from operator_process import Job, Operator, condition, owners
 
 pytest_plugins = ["cluster_kit", "operator_process"]
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -35,12 +34,6 @@ def add_nodes(cluster: Cluster, *names: str) -> None:
 def nodes_of(job: Job) -> dict[str, str]:
     """Return the nodes by worker, also of a lost worker while its pod exists."""
     return {name: pod["spec"]["nodeName"] for name, pod in job.pods().items() if pod["spec"].get("nodeName")}
-
-
-def owners(status: Json) -> list[str]:
-    """Return the owners of the only pipeline's stages."""
-    row: list[str] = json.loads(status["plan"])["pipelines"][0]
-    return row
 
 
 def protected(status: Json) -> tuple[str | None, str | None]:

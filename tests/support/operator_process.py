@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import json
 import os
 import secrets
 import signal
@@ -222,6 +223,12 @@ def _valid(status: Json) -> Json:
     ]
     assert not wrong, wrong
     return status
+
+
+def owners(status: Json) -> list[str]:
+    """Return the owners of the only pipeline's stages."""
+    row: list[str] = json.loads(status["plan"])["pipelines"][0]
+    return row
 
 
 def condition(status: Json, kind: str) -> Json:
