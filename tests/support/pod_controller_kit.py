@@ -168,11 +168,6 @@ class Place:
         self.pods[name]["status"] = {"phase": "Pending", "containerStatuses": [state]}
         pod_event(self.cluster, "MODIFIED", self.pods[name])
 
-    async def uid_of(self, place: str) -> str | None:
-        name = place.rpartition("/")[2]
-        pod = self.pods.get(name)
-        return pod["metadata"]["uid"] if pod else None
-
     async def pod_events(self, namespace: str, uid: str) -> list[dict[str, Any]]:
         if self.no_events:
             raise ApiError(403, "Forbidden", "may not list events")
