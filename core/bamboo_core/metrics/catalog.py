@@ -49,36 +49,35 @@ JOB_SKIPPED_STEPS = _job(
     "skipped_steps_total", "Steps that left the model as it was, because their loss or gradient was not finite."
 )
 JOB_LOSS = _job("loss", "Loss of the last committed step.")
-JOB_EVALUATION = _job("evaluation", "What the newest evaluation measured.", "metric")
-JOB_EVALUATED_STEP = _job("evaluated_step", "After which step the newest evaluation was made.")
-JOB_METRIC = _job(
-    "metric", "What the task measures of the last committed step besides its loss, at most 64 of them.", "metric"
-)
-JOB_STEP_DURATION = _job("step_duration_seconds", "Usual duration of a step: the median of the last 20.")
-JOB_SAMPLES_PER_SECOND = _job("samples_per_second", "Samples trained in a second, at the usual duration of a step.")
-JOB_ETA = _job("eta_seconds", "Time until the last step, at the usual duration of a step.")
+JOB_EVALUATION = _job("evaluation", "Metrics of the newest evaluation, by name.", "metric")
+JOB_EVALUATED_STEP = _job("evaluated_step", "Step after which the newest evaluation was made.")
+JOB_METRIC = _job("metric", "Metrics of the task, besides the loss, in the last committed step; at most 64.", "metric")
+JOB_STEP_DURATION = _job("step_duration_seconds", "Median duration of the last 20 steps.")
+JOB_SAMPLES_PER_SECOND = _job("samples_per_second", "Samples trained per second, by the median duration of a step.")
+JOB_ETA = _job("eta_seconds", "Estimated time until the last step is committed.")
 JOB_LAST_COMMIT = _job(
-    "last_commit_timestamp_seconds", "When the last step was committed, or the operator began to manage the job."
+    "last_commit_timestamp_seconds",
+    "Unix time of the last commit, or of the moment when the operator began to manage the job.",
 )
-JOB_EPOCH = _job("epoch", "Epoch of the plan, one more with every change of it.")
+JOB_EPOCH = _job("epoch", "Epoch of the plan; each new plan raises it by one.")
 
 # A job's condition
 
-JOB_STATE = _job("state", "1 for the job's state, as in status.state; 0 for all others.", "state")
-JOB_CONDITION = _job("condition", "1 if that condition of the job's status is True, else 0.", "condition")
+JOB_STATE = _job("state", "1 for the job's state (status.state), 0 for every other state.", "state")
+JOB_CONDITION = _job("condition", "1 if the condition in the job's status is True, else 0.", "condition")
 JOB_RESTARTS = _job("restarts_total", "Failures of workers that counted towards backoffLimit.")
 JOB_UNPROTECTED_STAGES = _job(
     "unprotected_stages",
-    "Stages whose state no second worker has in step, or with spread.workersPerNode above 1 none on a second node.",
+    "Stages whose current state only one worker holds, or only one node if spread.workersPerNode is above 1.",
 )
 JOB_PROTECTED = _job(
     "protected",
-    "1 if any single worker, or node with spread.workersPerNode above 1, could be lost without losing state,"
-    " else 0. reason: of condition Protected.",
+    "1 if the loss of any one worker (any one node if spread.workersPerNode is above 1) would lose no state, else 0."
+    " reason: of condition Protected.",
     "reason",
 )
 JOB_REPLICAS = _job(
-    "replicas", "Replicas in step of the stage that has the fewest; other pipelines' owners of it count."
+    "replicas", "Current replicas of the stage that has the fewest; its owners in other pipelines count as replicas."
 )
 JOB_DESIRED_REPLICAS = _job("desired_replicas", "Replicas of each stage that spec.redundancy asks for.")
 
@@ -86,26 +85,26 @@ JOB_DESIRED_REPLICAS = _job("desired_replicas", "Replicas of each stage that spe
 
 JOB_WORKERS = _job("workers", "Workers that have joined, by state.", "state")
 JOB_DESIRED_WORKERS = _job("desired_workers", "Workers that the job requests, including spare ones.")
-JOB_UPDATED_WORKERS = _job("updated_workers", "Workers that are ready and whose pods are as they would be made now.")
+JOB_UPDATED_WORKERS = _job("updated_workers", "Ready workers whose pods match the job's current worker template.")
 JOB_ROLLOUT_STATE = _job(
     "rollout_state", "1 for the state of the rollout (Complete, Progressing, Stalled); 0 for all others.", "state"
 )
 JOB_READY_WORKERS = _job("ready_workers", "Workers that have loaded their task.")
-JOB_PODS = _job("pods", "Workers' pods that have not ended, by node pool and its capacity.", "pool", "capacity")
-JOB_PAID_PODS = _job("paid_pods", "Those of bamboo_job_pods that have a node, which is paid for.", "pool", "capacity")
+JOB_PODS = _job("pods", "Pods of workers that have not ended, by node pool and capacity type.", "pool", "capacity")
+JOB_PAID_PODS = _job("paid_pods", "Pods of bamboo_job_pods that occupy a node and so cost money.", "pool", "capacity")
 JOB_PIPELINES = _job("pipelines", "Pipelines of the plan.")
-JOB_DESIRED_PIPELINES = _job("desired_pipelines", "The most pipelines for which workers are requested.")
+JOB_DESIRED_PIPELINES = _job("desired_pipelines", "Most pipelines for which the job requests workers.")
 
 # A job's disturbances
 
 JOB_PREEMPTIONS = _job(
     "preemptions_total",
-    "Workers lost, by whatever cause, or given notice; notice: true if there was one, else false.",
+    "Workers that were lost for any reason or received a notice. notice: true or false.",
     "notice",
 )
 JOB_SIGNALS = _job(
     "signals_total",
-    "Notices and losses of workers that were seen in the cluster, by the reason of the Kubernetes event.",
+    "Notices and losses of workers that the operator saw in the cluster. source: reason of the Kubernetes event.",
     "source",
 )
 JOB_TAKEOVER_PAUSE = _job(
@@ -122,7 +121,7 @@ JOB_TAKEOVER_PHASE = _job(
     buckets=PAUSES,
 )
 JOB_TAKEOVER_PASSES = _job(
-    "takeover_passes_total", "Microbatches' passes that takeovers repeated: forward, backward.", "kind"
+    "takeover_passes_total", "Passes of microbatches that takeovers repeated. kind: forward or backward.", "kind"
 )
 
 # A job's checkpoints, if it keeps any
@@ -130,110 +129,118 @@ JOB_TAKEOVER_PASSES = _job(
 JOB_CHECKPOINT_STEP = _job(
     "checkpoint_step", "Step of the newest checkpoint; without one, the step that the job began with."
 )
-JOB_CHECKPOINT_EVERY = _job("checkpoint_every_steps", "Steps from one checkpoint to the next, as the manifest has it.")
+JOB_CHECKPOINT_EVERY = _job("checkpoint_every_steps", "Steps between checkpoints, as the manifest says.")
 JOB_CHECKPOINT_AGE = _job(
-    "checkpoint_age_seconds", "Time since the newest checkpoint was complete; nothing without one."
+    "checkpoint_age_seconds", "Time since the newest checkpoint was complete; absent if there is none."
 )
 JOB_CHECKPOINT_DURATION = _job(
     "checkpoint_duration_seconds",
-    "From the commit of a checkpoint's step until its manifest was written.",
+    "Time from the commit of a checkpoint's step until its manifest is written.",
     buckets=DURATIONS,
 )
-JOB_CHECKPOINT_STALL = _job("checkpoint_stall_seconds", "How long training waited for each checkpoint.", buckets=STALLS)
+JOB_CHECKPOINT_STALL = _job(
+    "checkpoint_stall_seconds", "Time that training waited for each checkpoint.", buckets=STALLS
+)
 JOB_CHECKPOINT_BYTES = _job(
     "checkpoint_written_bytes_total",
-    "Bytes that were written to the store, also of checkpoints that were given up later.",
+    "Bytes written to the store, including those of checkpoints that were abandoned later.",
 )
 JOB_CHECKPOINTS_ABANDONED = _job(
     "checkpoints_abandoned_total",
-    "Checkpoints that were given up. reason: WriterLost, StoreFailed, TooSlow, TooLate, or WentBack when the job "
-    "itself went back to an older one.",
+    "Checkpoints that the coordinator abandoned. reason: WriterLost, StoreFailed, TooSlow, TooLate, or WentBack if the "
+    "job itself went back to an older one.",
     "reason",
 )
 JOB_RESTORES = _job(
     "restores_total",
-    "Times that the job went back to a checkpoint. cause: StageLost, WorkersGone for all workers, "
-    "ResultsDiffer for silent corruption, or Suspended where a suspended job's newest steps were not kept.",
+    "Number of times that the job went back to a checkpoint. cause: StageLost, WorkersGone (all of them), "
+    "ResultsDiffer (silent corruption), or Suspended (a suspended job could not save its newest steps).",
     "cause",
 )
 JOB_RESTORE_PROBLEMS = _job(
     "restore_problems_total",
-    "Times that a worker could not begin with a checkpoint. reason: Damaged, then an older one is tried; Unreadable, "
-    "then the same again.",
+    "Number of times that a worker could not restore a checkpoint. reason: Damaged (the job tries an older one) or "
+    "Unreadable (the job tries the same one again).",
     "reason",
 )
 JOB_REPEATED_STEPS = _job(
-    "repeated_steps_total", "Committed steps that were repeated as the job went back to a checkpoint."
+    "repeated_steps_total", "Committed steps that the job repeated because it went back to a checkpoint."
 )
-JOB_REPEATED_SECONDS = _job("repeated_seconds_total", "The usual duration of those steps.")
+JOB_REPEATED_SECONDS = _job(
+    "repeated_seconds_total", "Time that the steps of bamboo_job_repeated_steps_total usually take."
+)
 
 # A job's costs
 
 JOB_USEFUL = _job("useful_worker_seconds_total", "The useful part of bamboo_job_paid_worker_seconds_total.")
-JOB_PAID = _job("paid_worker_seconds_total", "Time times the workers' pods that have a node.")
+JOB_PAID = _job("paid_worker_seconds_total", "Seconds that workers' pods have occupied nodes, summed over pods.")
 JOB_COST_PER_HOUR = _job(
-    "cost_per_hour", "What the pods that have a node cost in an hour, by their pools' pricePerHour."
+    "cost_per_hour", "Price per hour of all pods that occupy a node, by their pools' pricePerHour."
 )
-JOB_COST = _job("cost_total", "What the job's pods cost, by its pools' pricePerHour.")
-JOB_COST_SO_FAR = _job(
-    "cost_so_far", "What the job has cost so far, across operator restarts, as in status.cost.total."
-)
-JOB_COST_PER_SAMPLES = _job("cost_per_million_samples", "Cost so far over samples so far, times a million.")
+JOB_COST = _job("cost_total", "Cost of the job's pods, by their pools' pricePerHour.")
+JOB_COST_SO_FAR = _job("cost_so_far", "Total cost of the job, including before operator restarts (status.cost.total).")
+JOB_COST_PER_SAMPLES = _job("cost_per_million_samples", "Total cost per million trained samples.")
 
 # Its workers' speed, memory and traffic
 
-JOB_STRAGGLERS = _job("stragglers", "Workers that are slower than others with the same work, and hold the job up so.")
+JOB_STRAGGLERS = _job("stragglers", "Workers that are slower than others with the same work, and so delay the job.")
 JOB_STRAGGLER_SECONDS = _job(
     "straggler_microbatch_seconds",
-    "Of each of them: what it takes for a microbatch of its stage (own), and what others would (usual).",
+    "Time of a straggler for a microbatch of its stage. whose: own, or usual (the time of other workers).",
     "worker",
     "whose",
 )
-JOB_STEP_SENT = _job("step_sent_bytes", "What a worker sends to the others in a step, by kind, in the mean.", "kind")
+JOB_STEP_SENT = _job("step_sent_bytes", "Mean bytes that a worker sends to other workers in a step, by kind.", "kind")
 
 # The operator
 
-OPERATOR_INFO = _operator("info", "Always 1; version: of the operator.", "version")
+OPERATOR_INFO = _operator("info", "Always 1. version: of the operator.", "version")
 OPERATOR_JOBS = _operator("jobs", "Jobs that the operator manages, by state.", "state")
 OPERATOR_RECONCILES = _operator(
     "reconciles_total",
-    "Reconciliations of running jobs; result: ok, or failed if the API server refused a part.",
+    "Reconciliations of running jobs. result: ok, or failed if the API server refused a request.",
     "result",
 )
 OPERATOR_RECONCILE_DURATION = _operator(
-    "reconcile_duration_seconds", "Duration of a reconciliation, its API calls included.", buckets=LATENCIES
+    "reconcile_duration_seconds", "Duration of a reconciliation, including its API calls.", buckets=LATENCIES
 )
 OPERATOR_OLDEST_RECONCILE = _operator(
     "oldest_reconcile_age_seconds", "Time since the last reconciliation of the job that has waited longest."
 )
 OPERATOR_API_REQUESTS = _operator(
     "api_requests_total",
-    "Calls to the API server, without the watches. code: of the answer, or error without one.",
+    "Calls to the API server, without watches. code: of the response, or error if there was none.",
     "verb",
     "resource",
     "code",
 )
 OPERATOR_API_DURATION = _operator(
-    "api_request_duration_seconds", "Duration of these calls.", "verb", "resource", buckets=LATENCIES
-)
-OPERATOR_WATCH_EVENTS = _operator(
-    "watch_events_total", "What the API server reported, by kind of object: job, pod or node.", "kind"
-)
-OPERATOR_EVENTS = _operator("events_total", "Events that coordinators have handled, by type.", "event")
-OPERATOR_EVENT_QUEUE = _operator("event_queue_depth", "Events that wait for their coordinator.")
-OPERATOR_TICK_DELAY = _operator(
-    "tick_delay_seconds",
-    "How late the coordinators' periodic ticks were, which is how long an event waits.",
+    "api_request_duration_seconds",
+    "Duration of calls to the API server, without watches.",
+    "verb",
+    "resource",
     buckets=LATENCIES,
 )
-OPERATOR_CHANNELS = _operator("control_channels", "Workers that are connected.")
-OPERATOR_REFUSALS = _operator("refusals_total", "Callers at the workers' port that were refused, by reason.", "reason")
+OPERATOR_WATCH_EVENTS = _operator(
+    "watch_events_total", "Changes that the API server reported. kind: job, pod or node.", "kind"
+)
+OPERATOR_EVENTS = _operator("events_total", "Events that coordinators have handled, by type.", "event")
+OPERATOR_EVENT_QUEUE = _operator("event_queue_depth", "Events that wait to be handled by a coordinator.")
+OPERATOR_TICK_DELAY = _operator(
+    "tick_delay_seconds",
+    "Delay of the coordinators' periodic ticks, which is also how long an event waits.",
+    buckets=LATENCIES,
+)
+OPERATOR_CHANNELS = _operator("control_channels", "Connected workers.")
+OPERATOR_REFUSALS = _operator(
+    "refusals_total", "Connections to the workers' port that the operator refused, by reason.", "reason"
+)
 
 # Workers
 
 WORKER_INFO = _worker(
     "info",
-    "Always 1. worker: its name; device: what it computes on; version: of the trainer.",
+    "Always 1. worker: its name; device: the type of its device; version: of the trainer.",
     "worker",
     "device",
     "version",
@@ -244,32 +251,40 @@ WORKER_STEP_DURATION = _worker(
     buckets=STEP_SECONDS,
 )
 WORKER_TIME = _worker(
-    "time_seconds_total", "How the worker spent its time. The bubble is idle and rehearsal together.", "kind"
+    "time_seconds_total", "Time of the worker by use. The pipeline bubble is idle plus rehearsal.", "kind"
 )
 WORKER_SENT = _worker(
     "sent_bytes_total",
-    "Sent to the network, by kind: activation, gradient, reduction, kept (sums of finished groups), tied, sync (final "
-    "gradients for replicas), state (whole states for replicas), layers (after another split, or from a "
+    "Bytes sent to the network. kind: activation, gradient, reduction, kept (sums of finished groups), tied, sync "
+    "(final gradients for replicas), state (whole states for replicas), layers (after another split, or from a "
     "checkpoint's copies) or control.",
     "kind",
 )
-WORKER_RESENT = _worker("resent_bytes_total", "The part of it that had been sent before, from the log.", "kind")
-WORKER_BROKEN_LINKS = _worker("broken_links_total", "Times that a link to a peer in the plan broke.")
-WORKER_CHECKPOINT_BYTES = _worker("checkpoint_written_bytes_total", "Its parts of checkpoints, written to the store.")
+WORKER_RESENT = _worker(
+    "resent_bytes_total",
+    "Bytes sent again from the log after a failure, part of bamboo_worker_sent_bytes_total.",
+    "kind",
+)
+WORKER_BROKEN_LINKS = _worker("broken_links_total", "Number of times that a link to a worker in the plan broke.")
+WORKER_CHECKPOINT_BYTES = _worker(
+    "checkpoint_written_bytes_total", "Bytes of checkpoints that the worker wrote to the store."
+)
 WORKER_CHECKPOINT_STALL = _worker(
-    "checkpoint_stall_seconds_total", "How long it has not trained because it copied its parts of checkpoints."
+    "checkpoint_stall_seconds_total", "Time that the worker did not train because it copied its part of a checkpoint."
 )
 WORKER_MICROBATCH = _worker(
     "microbatch_seconds",
-    "What a microbatch takes in the stages that the worker runs, without waits: the median of the newest ones.",
+    "Median time of recent microbatches in each stage that the worker runs, without waits.",
     "stage",
     "pass",
 )
-WORKER_COMPILE = _worker("compile_seconds", "What compiling the layers of each stage that it holds took.", "stage")
+WORKER_COMPILE = _worker("compile_seconds", "Time to compile the layers of each stage that the worker holds.", "stage")
 WORKER_MEMORY_PEAK = _worker(
     "memory_peak_bytes",
-    "The most memory that it has taken so far: of its GPU with the least left, or without GPUs of the host.",
+    "Peak memory of the worker: of its GPU with the least free memory, or of the host if it has no GPU.",
 )
-WORKER_MEMORY_LIMIT = _worker("memory_limit_bytes", "How much of that memory it may take.")
+WORKER_MEMORY_LIMIT = _worker(
+    "memory_limit_bytes", "Limit of the memory that bamboo_worker_memory_peak_bytes measures."
+)
 
 EVERY_METRIC: Final = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
