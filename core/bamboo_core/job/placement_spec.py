@@ -112,9 +112,9 @@ class SpreadSpec:
     policy: SpreadPolicy = SpreadPolicy.INTERLEAVE
     """Interleave spreads the pods over zones and nodes, with neighbouring stages in different zones: nearly all traffic
     crosses zones, which most clouds bill. ZonePerPipeline keeps each pipeline in a zone; with two or more the loss of a
-    zone costs no step. SingleZone keeps the job in one zone, with whose loss it goes back to its checkpoint.
-    With SingleZone, and with ZonePerPipeline unless elastic chooses the stages, a pod waits if its zone has no more
-    nodes.
+    zone costs no step. SingleZone keeps the job in one zone; if that zone is lost, the job goes back to its
+    checkpoint. With SingleZone, and with ZonePerPipeline unless elastic chooses the stages, a pod waits if its zone has
+    no more nodes.
     """
     workers_per_node: Annotated[int, Integer(1, MOST_WORKERS_PER_NODE)] = 1
     """The number of the job's workers for which a node has room, such as one for each GPU. With more than one, nodes
