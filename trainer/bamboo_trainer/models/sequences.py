@@ -332,7 +332,3 @@ def evaluation(
     if config is None:
         return None
     return Evaluation(dataset=opened(config), metrics={"accuracy": accuracy})
-
-
-def _loss(outputs: Parts, targets: Parts) -> Weighted:
-    return token_loss(outputs[0], targets[0])
