@@ -166,18 +166,16 @@ def accuracy(outputs: Parts, targets: Parts) -> tuple[Tensor, Tensor]:
     return ((outputs[0].argmax(-1) == targets[0]) & counts).sum(), counts.sum()
 
 
-def made_up_seed(where: str) -> int:
-    """Return the first seed of made-up data. where: the config's key of the data, each of which gives other data."""
-    known = {"data": 0, "evaluation": HELD_OUT}
-    return known[where] if where in known else pure_seed(where)
-
-
 def _made_up(
     vocabulary: int, *, where: str, samples: int = 512, length: int = 32, padding: bool = False
 ) -> TensorDataset:
-    """Make up sequences in which seven of eight tokens follow from the token before. padding: of different lengths."""
+    """Make up sequences in which seven of eight tokens follow from the token before.
+
+    where: the config's key of the data, each of which gives other sequences. padding: of different lengths.
+    """
     whole_numbers({"samples": samples, "length": length}, "samples", "length")
-    generator = torch.Generator().manual_seed(made_up_seed(where))
+    seeds = {"data": 0, "evaluation": HELD_OUT}
+    generator = torch.Generator().manual_seed(seeds[where] if where in seeds else pure_seed(where))
     drawn = torch.randint(0, vocabulary, (samples, length + 1), generator=generator)
     jump = torch.rand(samples, length + 1, generator=generator) < 0.125
     ids = drawn.clone()
