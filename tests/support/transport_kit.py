@@ -14,13 +14,12 @@ import pytest
 import torch
 
 from bamboo_trainer.frames import Address, Frame, FrameKind, byte_view
-from bamboo_trainer.transport import wire
+from bamboo_trainer.transport import links, wire
 from bamboo_trainer.transport.base import Event
 from bamboo_trainer.transport.tcp import TcpTransport
 
 SECRET = "a secret"
 SECONDS = 60.0  # that a test waits for something
-each_number_of_flows = pytest.mark.parametrize("flows", [1, 4])  # for tests of the fixture `net`
 
 
 @dataclass
@@ -51,6 +50,11 @@ def make_frame(
     *tensors: torch.Tensor, kind: FrameKind = FrameKind.ACTIVATION, microbatch: int = 0, payload: Any = None
 ) -> Frame:
     return Frame(address=Address(kind, 1, 2, 3, microbatch, 5), epoch=7, origin=4, tensors=tensors, payload=payload)
+
+
+def raw_frame(frame: Frame, number: int = 0) -> bytes:
+    """Return a frame's bytes on a link."""
+    return b"".join([wire.NUMBER.pack(number), *wire.encode_frame(frame).buffers])
 
 
 def dial(end: TcpTransport, lane: wire.Lane = wire.Lane.BOUNDARY) -> socket.socket:
@@ -101,12 +105,26 @@ def our_sockets() -> dict[str, int]:
     return {link: descriptor for link, descriptor in links.items() if link.startswith("socket:")}
 
 
+def accepted(end: TcpTransport) -> list[socket.socket]:
+    """Return duplicates of the connections that an end has accepted; close them."""
+    made = []
+    for sock in [socket.socket(fileno=os.dup(descriptor)) for descriptor in our_sockets().values()]:
+        try:
+            there = sock.family is socket.AF_INET and sock.getsockname()[1] == end.port and sock.getpeername()
+        except OSError:  # one that only listens has no peer
+            there = None
+        if there:
+            made.append(sock)
+        else:
+            sock.close()
+    return made
+
+
 class Net:
     """TCP transports by name. At its end all are closed, and no thread or socket may remain."""
 
-    def __init__(self, flows: int = 1) -> None:
+    def __init__(self) -> None:
         self.ends: list[TcpTransport] = []
-        self._flows = flows
         self._sockets = our_sockets()
 
     def __enter__(self) -> "Net":
@@ -122,13 +140,8 @@ class Net:
     def add(self, name: str, secret: str = SECRET) -> tuple[TcpTransport, Inbox]:
         inbox = Inbox()
         end = TcpTransport(name, secret, inbox)
-        self.trust(end, secret)
         self.ends.append(end)
         return end, inbox
-
-    def trust(self, end: TcpTransport, secret: str = SECRET, state_rate: float | None = None) -> None:
-        """Configure a transport as the agent does after the welcome."""
-        end.trust(secret, state_rate, self._flows)
 
     def pair(self) -> tuple[TcpTransport, Inbox, TcpTransport, Inbox]:
         (a, a_in), (b, b_in) = self.add("a"), self.add("b")
@@ -154,16 +167,9 @@ def refused(sock: socket.socket, last: bytes | bytearray = b"") -> bool:
 
 
 @pytest.fixture
-def flows() -> int:
-    return 1
-
-
-@pytest.fixture
-def net(flows: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Net]:
-    """Return a network. With several flows all but the smallest frames count as large, in parts that end within a
-    number.
-    """
-    if flows > 1:
-        monkeypatch.setattr(wire, "STRIPED_FROM", 100)
-    with Net(flows) as made:
+def net(monkeypatch: pytest.MonkeyPatch) -> Iterator[Net]:
+    """Return a network. All frames but the smallest, which the caller sends, count as large."""
+    monkeypatch.setattr(links, "LARGE_BODY", 100)
+    monkeypatch.setattr(links, "AT_ONCE", 150)
+    with Net() as made:
         yield made

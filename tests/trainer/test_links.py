@@ -2,141 +2,75 @@
 
 import random
 import socket
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 import torch
 
+from bamboo_core.names import FLOWS_PER_LINK, LARGE_BODY
 from bamboo_trainer.frames import FrameKind
-from bamboo_trainer.transport import links, wire
+from bamboo_trainer.transport import wire
 from bamboo_trainer.transport.base import Arrived, LinkDown, LinkUp
-from transport_kit import Net, dial, eventually, greet, make_frame, our_threads, refused
+from transport_kit import Net, accepted, dial, eventually, greet, make_frame, our_threads, raw_frame, refused
 
 pytest_plugins = ["transport_kit"]
 
-
-several = pytest.mark.parametrize("flows", [4])
-LARGE = torch.arange(1 << 18, dtype=torch.float32)  # 1 MiB
-LANES = {FrameKind.ACTIVATION: wire.Lane.BOUNDARY, FrameKind.SYNC: wire.Lane.BULK, FrameKind.LAYER: wire.Lane.STATE}
+LARGE = torch.arange(LARGE_BODY // 4, dtype=torch.float32)
+KINDS = FrameKind.ACTIVATION, FrameKind.SYNC, FrameKind.LAYER  # one of each lane
 
 
-@dataclass
-class Ends:
-    """Record of the connections that carried each large body, at both ends. Each test sends only from a to b."""
-
-    sent: list[list[socket.socket]] = field(default_factory=list)
-    received: list[list[socket.socket]] = field(default_factory=list)
+def connections() -> int:
+    """Return how many connections from "a" are proven."""
+    return sum(name.startswith("bamboo-rx-a-") for name in our_threads())
 
 
-@pytest.fixture(autouse=True)
-def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
-    made, send, receive = Ends(), links.send_body, links.receive_body
-
-    def sending(body: Any, flows: list[socket.socket], pace: Any) -> None:
-        made.sent.append(flows)
-        send(body, flows, pace)
-
-    def receiving(body: Any, flows: list[socket.socket], first: Any) -> None:
-        made.received.append(flows)
-        receive(body, flows, first)
-
-    monkeypatch.setattr(links, "send_body", sending)
-    monkeypatch.setattr(links, "receive_body", receiving)
-    return made
-
-
-@several
-@pytest.mark.parametrize("kind", LANES)
-def test_only_large_frames_open_more_connections(flows: int, kind: FrameKind, ends: Ends) -> None:
-    with Net(flows) as net:
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_large_frames_open_more_connections(kind: FrameKind) -> None:
+    with Net() as net:
         a, _, _, b_in = net.pair()
         a.send("b", make_frame(LARGE[:-1], kind=kind))
         b_in.wait(Arrived)
-        assert ends.sent == []
+        assert connections() == 1
         for count in (2, 3):
             a.send("b", make_frame(LARGE, kind=kind))
             assert torch.equal(b_in.wait(Arrived, count)[-1].frame.tensors[0], LARGE)
-            assert len(set(ends.sent[-1])) == len(set(ends.received[-1])) == flows
-        senders = {name for name in our_threads() if name.startswith("bamboo-tx-")}
-        assert senders == {f"bamboo-tx-b-{LANES[kind]}"}
+            assert eventually(lambda: connections() == 1 + FLOWS_PER_LINK)
 
 
-def cut(sock: socket.socket) -> None:
-    sock.shutdown(socket.SHUT_RDWR)
-
-
-@several
-@pytest.mark.parametrize("seed", range(8))
-def test_a_connection_lost_within_a_body_is_a_link_lost(
-    net: Net, flows: int, seed: int, ends: Ends, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("seed", range(4))
+def test_a_connection_lost_amid_frames_is_a_link_lost(net: Net, seed: int) -> None:
     """Whichever connection is lost, no incomplete frame is delivered, and the link forms again with all connections."""
     rng = random.Random(seed)
-    strike = rng.randrange(12)
-    send_body = links.send_body
-    pieces = 0
-
-    def striking(body: list[wire.Buffer], by: Sequence[socket.socket], pace: Callable[[int], None]) -> None:
-        def struck(size: int) -> None:
-            nonlocal pieces
-            if pieces == strike:
-                cut(by[rng.randrange(len(by))])
-            pieces += 1
-            pace(size)
-
-        send_body(body, by, struck)
-
-    monkeypatch.setattr(links, "send_body", striking)
-    a, a_in, _b, b_in = net.pair()
-    tensors = [torch.randn(9_000) for _ in range(4)]
+    a, a_in, b, b_in = net.pair()
+    tensors = [torch.randn(rng.choice([10, 900_000])) for _ in range(12)]
     for index, tensor in enumerate(tensors):
         a.send("b", make_frame(tensor, microbatch=index))
+    b_in.wait(Arrived, rng.randrange(1, 5))
+    assert eventually(lambda: connections() == 1 + FLOWS_PER_LINK)
+    socks = accepted(b)
+    rng.choice(socks).shutdown(socket.SHUT_RDWR)
+    for sock in socks:
+        sock.close()
     a_in.wait(LinkUp)
     b_in.wait(LinkUp)
     assert a_in.events == [LinkDown("b"), LinkUp("b")]
-    a.send("b", make_frame(tensors[0], microbatch=9))
-    assert eventually(lambda: b_in.of(Arrived) != [] and b_in.of(Arrived)[-1].frame.address.microbatch == 9)
-    frames = [event.frame for event in b_in.of(Arrived)]
-    places = [frame.address.microbatch for frame in frames]
-    assert places == [*range(len(places) - 1), 9]
-    assert len(places) <= 4
-    assert all(torch.equal(frame.tensors[0], tensors[frame.address.microbatch % 9]) for frame in frames)
-    assert len(ends.received[-1]) == flows
+    a.send("b", make_frame(tensors[0].repeat(100), microbatch=99))
+    assert eventually(lambda: b_in.of(Arrived)[-1].frame.address.microbatch == 99)
+    frames = [event.frame for event in b_in.of(Arrived)][:-1]
+    assert [frame.address.microbatch for frame in frames] == list(range(len(frames)))
+    assert all(torch.equal(frame.tensors[0], tensors[frame.address.microbatch]) for frame in frames)
+    assert eventually(lambda: connections() == 1 + FLOWS_PER_LINK)
 
 
-@several
-@pytest.mark.parametrize("side", ["sender", "receiver"])
-def test_a_connection_lost_while_idle_is_a_link_lost_at_the_next_body(net: Net, side: str, ends: Ends) -> None:
-    a, a_in, _b, b_in = net.pair()
+def test_a_connection_that_may_not_join_is_a_link_lost(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, a_in, b, b_in = net.pair()
+    with monkeypatch.context() as patch:
+        patch.setattr(b, "find", lambda hello: None)
+        a.send("b", make_frame(LARGE))
+        a_in.wait(LinkDown)
+    assert b_in.of(Arrived) == []
+    a_in.wait(LinkUp)
     a.send("b", make_frame(LARGE))
     b_in.wait(Arrived)
-    cut((ends.sent if side == "sender" else ends.received)[0][2])
-    a.send("b", make_frame(torch.ones(2)))  # a small one does not need it
-    b_in.wait(Arrived, 2)
-    a.send("b", make_frame(LARGE))
-    a_in.wait(LinkUp)
-    b_in.wait(LinkUp)
-    a.send("b", make_frame(LARGE, microbatch=9))
-    assert eventually(lambda: b_in.of(Arrived)[-1].frame.address.microbatch == 9)
-    assert a_in.events == [LinkDown("b"), LinkUp("b")]
-
-
-@several
-def test_a_link_serves_with_fewer_connections_if_more_are_refused(
-    net: Net, ends: Ends, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(links, "MAX_FLOWS", 2)
-    a, a_in, _, b_in = net.pair()
-    for count in (1, 2):
-        a.send("b", make_frame(LARGE))
-        assert torch.equal(b_in.wait(Arrived, count)[-1].frame.tensors[0], LARGE)
-    assert [len(flows) for flows in (*ends.sent, *ends.received)] == [2] * 4
-    assert [r.message for r in caplog.records if "of 4 connections" in r.message] == [
-        "boundary link to b has 2 of 4 connections: closed by the peer"
-    ]
-    assert a_in.events == []
 
 
 class Group:
@@ -156,59 +90,45 @@ class Group:
         self.other.close()
 
 
-ENCODED = wire.encode_frame(make_frame(LARGE), may_stripe=True)
-BODY = bytes(ENCODED.buffers[1])
-HALF = len(BODY) // 2
+RAW = [raw_frame(make_frame(LARGE, microbatch=number), number) for number in range(4)]
 
 
-def head(connections: int) -> bytes:
-    return ENCODED.head + bytes([connections])
-
-
-def test_the_parts_of_the_next_body_may_come_early(net: Net) -> None:
+def test_frames_are_delivered_in_the_order_of_their_numbers(net: Net) -> None:
+    """Also those that arrive after another connection has ended, since the sender has sent them before its end."""
     with Group(net) as group:
-        group.other.sendall(BODY[HALF:] * 2)
+        group.other.sendall(RAW[1] + RAW[3])
+        group.first.sendall(RAW[0] + RAW[2][:99])
+        group.b_in.wait(Arrived, 2)
         group.other.close()
-        group.first.sendall((head(2) + BODY[:HALF]) * 2 + head(1) + BODY)
-        assert all(torch.equal(event.frame.tensors[0], LARGE) for event in group.b_in.wait(Arrived, 3))
+        group.first.sendall(RAW[2][99:])
+        frames = [event.frame for event in group.b_in.wait(Arrived, 4)]
+        assert [frame.address.microbatch for frame in frames] == [0, 1, 2, 3]
         assert group.b_in.of(LinkDown) == []
 
 
-@pytest.mark.parametrize("connections", [0, 3, 255])
-def test_a_body_on_connections_that_are_not_there_closes_the_link(
-    net: Net, connections: int, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("gone", ["first", "other"])
+@pytest.mark.parametrize("sent", [RAW[0][:5], RAW[0][:99], RAW[0][:-1], b"no frame" * 99], ids=len)
+def test_a_frame_of_which_the_connection_goes_ends_the_link(net: Net, gone: str, sent: bytes) -> None:
     with Group(net) as group:
-        group.first.sendall(head(connections))
-        assert refused(group.first)
-        assert refused(group.other)
+        getattr(group, gone).sendall(sent)
+        getattr(group, gone).close()
+        assert refused(group.other if gone == "first" else group.first)
         assert group.b_in.wait(LinkDown) == group.b_in.events == [LinkDown("a")]
-        assert [record.levelname for record in caplog.records if "closed" in record.message] == ["WARNING"]
         with dial(group.b) as sock:  # and it serves on, from the beginning
-            sock.sendall(head(1) + BODY)
+            sock.sendall(RAW[0])
             group.b_in.wait(Arrived)
 
 
-@pytest.mark.parametrize("gone", ["first", "other"])
-@pytest.mark.parametrize("sent", [b"", BODY[:5], BODY[: HALF - 1]])
-def test_a_body_of_which_a_connection_goes_is_not_delivered(net: Net, gone: str, sent: bytes) -> None:
+def test_a_link_ends_with_its_first_connection(net: Net) -> None:
+    """The sender learns it, so that it ends the others, too."""
     with Group(net) as group:
-        group.first.sendall(head(2) + (sent if gone == "first" else b""))
-        getattr(group, gone).sendall(sent if gone == "other" else b"")
-        getattr(group, gone).close()
-        assert group.b_in.wait(LinkDown) == group.b_in.events
-        assert refused(group.other if gone == "first" else group.first)
-
-
-def test_a_link_that_is_half_open_ends_with_its_first_connection(net: Net) -> None:
-    """Another connection would otherwise wait for ever for a body that does not begin."""
-    with Group(net) as group:
-        group.first.close()
-        assert group.b_in.wait(LinkDown) == group.b_in.events
-        assert refused(group.other)
+        group.first.shutdown(socket.SHUT_WR)
+        assert refused(group.first)
         late, _, answer = greet(group.b, joins=group.nonce)
         late.close()
         assert answer == b""
+        group.other.close()
+        assert group.b_in.wait(LinkDown) == group.b_in.events
 
 
 def test_who_may_not_join_a_link_is_refused(net: Net) -> None:
@@ -223,27 +143,21 @@ def test_who_may_not_join_a_link_is_refused(net: Net) -> None:
             "without the secret": greet(group.b, joins=nonce, secret="guess"),
             "with half a nonce": greet(group.b, joins=nonce[:8]),
         }
-        assert {name: answer for name, (_, _, answer) in strangers.items()} == dict.fromkeys(strangers, b"")
+        more = [greet(group.b, joins=nonce) for _ in range(FLOWS_PER_LINK + 1)]
+        answers = [answer for _, _, answer in (*strangers.values(), *more)]
+        assert answers == [b""] * len(strangers) + [wire.ACCEPTED] * FLOWS_PER_LINK + [b""]
         for sock, _, _ in strangers.values():
             sock.close()
-        newer.sendall(head(1) + BODY)  # none of them has harmed it
+        newer.sendall(RAW[0])  # none of them has harmed it
         group.b_in.wait(Arrived)
-        newer.close()
-
-
-def test_no_more_join_than_may(net: Net) -> None:
-    with Group(net) as group:
-        more = [greet(group.b, joins=group.nonce) for _ in range(links.MAX_FLOWS - 1)]
-        assert [answer for *_, answer in more] == [wire.ACCEPTED] * (links.MAX_FLOWS - 2) + [b""]
-        for sock, *_ in more:
+        for sock, _, _ in (*more, (newer, b"", b"")):
             sock.close()
 
 
-def test_a_link_that_is_closed_while_it_waits_for_a_part_ends(net: Net, ends: Ends) -> None:
+def test_a_link_that_is_closed_while_it_waits_for_a_frame_ends(net: Net) -> None:
     with Group(net) as group:
-        group.first.sendall(head(2) + BODY[:HALF])
-        group.other.sendall(BODY[HALF:][:100])
-        assert eventually(lambda: ends.received != [])
+        group.other.sendall(RAW[1])
+        group.first.sendall(RAW[0][:999])
         group.b.close(0.0)
         assert refused(group.other)
         assert group.b_in.events == []

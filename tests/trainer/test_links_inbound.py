@@ -12,7 +12,7 @@ import torch
 from bamboo_trainer.frames import MAX_BODY, FrameKind
 from bamboo_trainer.transport import tcp, wire
 from bamboo_trainer.transport.base import Arrived, LinkDown, LinkUp
-from transport_kit import SECRET, Net, dial, make_frame, refused
+from transport_kit import SECRET, Net, dial, make_frame, raw_frame, refused
 
 pytest_plugins = ["transport_kit"]
 
@@ -68,7 +68,6 @@ def header(**changes: int | bytes) -> bytes:
         "magic",
         "version",
         "kind",
-        "striped",
         "epoch",
         "origin",
         "pipeline",
@@ -81,7 +80,7 @@ def header(**changes: int | bytes) -> bytes:
     )
     right: dict[str, int | bytes] = {"magic": wire.MAGIC, "version": wire.VERSION, "kind": 1}
     values = {**dict.fromkeys(names, 0), **right}
-    return wire.HEADER.pack(*(values | changes).values())
+    return wire.NUMBER.pack(0) + wire.HEADER.pack(*(values | changes).values())
 
 
 def with_meta(meta: Any, body: int = 0) -> bytes:
@@ -90,10 +89,10 @@ def with_meta(meta: Any, body: int = 0) -> bytes:
 
 
 BAD_FRAMES = {
+    "number": raw_frame(make_frame(), 1) * 2,
     "magic": header(magic=b"HTTP"),
     "version": header(version=wire.VERSION + 1),
     "kind": header(kind=99),
-    "striped though small": header(striped=True),
     "lane": header(kind=int(FrameKind.LAYER)),
     "meta too large": header(meta=wire.MAX_META + 1),
     "body too large": header(body=MAX_BODY + 1),
@@ -119,14 +118,13 @@ def test_bad_frames_close_the_link(net: Net, name: str, caplog: pytest.LogCaptur
     assert b_in.wait(LinkDown) == b_in.events == [LinkDown("a")]
     assert [record.levelname for record in caplog.records if "closed" in record.message] == ["WARNING"]
     with dial(b) as sock:  # and it serves on
-        sock.sendall(b"".join(wire.encode_frame(make_frame(torch.ones(2))).buffers))
+        sock.sendall(raw_frame(make_frame(torch.ones(2))))
         b_in.wait(Arrived)
     assert b_in.of(LinkUp) == [LinkUp("a")]
 
 
 def test_a_frame_cut_short_is_not_delivered(net: Net) -> None:
     _, _, b, b_in = net.pair()
-    raw = b"".join(wire.encode_frame(make_frame(torch.ones(1000))).buffers)
     with dial(b) as sock:
-        sock.sendall(raw[:-1])
+        sock.sendall(raw_frame(make_frame(torch.ones(1000)))[:-1])
     assert b_in.wait(LinkDown) == b_in.events

@@ -1,6 +1,5 @@
 """The transport over TCP: arrival of frames, admission of senders, broken links."""
 
-import os
 import signal
 import socket
 import subprocess
@@ -8,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from bamboo_trainer.frames import FrameKind
 from bamboo_trainer.transport import links, tcp
 from bamboo_trainer.transport.base import Arrived, Event, LinkDown, LinkUp
 from bamboo_trainer.transport.tcp import TcpTransport
-from transport_kit import SECONDS, SECRET, Net, each_number_of_flows, eventually, make_frame, our_sockets, our_threads
+from transport_kit import SECONDS, SECRET, Net, accepted, eventually, make_frame, our_threads
 
 pytest_plugins = ["transport_kit"]
 
@@ -38,14 +37,12 @@ def test_payloads_arrive_as_they_were_sent(net: Net) -> None:
     assert b_in.wait(Arrived)[0].frame.payload == meta
 
 
-@each_number_of_flows
 def test_a_worker_can_send_to_itself(net: Net) -> None:
     a, a_in, _, _ = net.pair()
     a.send("a", make_frame(torch.ones(2)))
     assert a_in.wait(Arrived)[0].sender == "a"
 
 
-@each_number_of_flows
 def test_order_per_lane_and_both_directions(net: Net) -> None:
     a, a_in, b, b_in = net.pair()
     for index in range(300):
@@ -84,10 +81,9 @@ def test_bulk_does_not_delay_a_boundary_tensor(net: Net) -> None:
     assert kinds.index(FrameKind.ACTIVATION) < 2
 
 
-@each_number_of_flows
 def test_a_state_is_sent_at_a_bounded_rate(net: Net) -> None:
     a, _, _, b_in = net.pair()
-    net.trust(a, state_rate=1e6)
+    a.trust(SECRET, state_rate=1e6)
     began = time.monotonic()
     a.send("b", make_frame(torch.arange(500_000.0), kind=FrameKind.LAYER))  # 2 MB: two seconds
     (event,) = b_in.wait(Arrived)
@@ -97,17 +93,16 @@ def test_a_state_is_sent_at_a_bounded_rate(net: Net) -> None:
 
 def test_a_slow_state_delays_nothing_else(net: Net) -> None:
     a, _, _, b_in = net.pair()
-    net.trust(a, state_rate=1e3)
+    a.trust(SECRET, state_rate=1e3)
     a.send("b", make_frame(torch.zeros(500_000), kind=FrameKind.LAYER))  # 2 MB: half an hour
     a.send("b", make_frame(torch.zeros(500_000), kind=FrameKind.SYNC))
     a.send("b", make_frame(torch.ones(1)))
     assert {event.frame.address.kind for event in b_in.wait(Arrived, 2)} == {FrameKind.SYNC, FrameKind.ACTIVATION}
 
 
-@each_number_of_flows
 def test_close_does_not_wait_for_a_slow_state(net: Net) -> None:
     a, _, _, _ = net.pair()
-    net.trust(a, state_rate=1e3)
+    a.trust(SECRET, state_rate=1e3)
     a.send("b", make_frame(torch.zeros(1 << 20), kind=FrameKind.LAYER))
     a.send("b", make_frame(torch.ones(1)))
     time.sleep(0.2)
@@ -139,7 +134,6 @@ def test_a_link_waits_for_the_plan_that_names_its_sender(net: Net) -> None:
     b_in.wait(Arrived)
 
 
-@each_number_of_flows
 def test_who_left_the_plan_is_cut_off(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp, "PLAN_SECONDS", 0.05)
     a, a_in, b, b_in = net.pair()
@@ -185,7 +179,7 @@ def test_a_killed_peer_is_a_link_down_at_once(net: Net, tmp_path: Path, monkeypa
         a.peers({"b": ("127.0.0.1", int(child.stdout.readline()))})
         a.send("b", make_frame(torch.ones(1)))
         a.send("b", make_frame(torch.ones(1), kind=FrameKind.LAYER))
-        assert eventually(lambda: sum("bamboo-eof" in name for name in our_threads()) == 2)
+        assert eventually(lambda: sum("bamboo-send" in name for name in our_threads()) == 2)
         a_in.wait(Arrived, 2)
         child.send_signal(signal.SIGKILL)
         a_in.wait(LinkDown, 2)
@@ -194,7 +188,6 @@ def test_a_killed_peer_is_a_link_down_at_once(net: Net, tmp_path: Path, monkeypa
     assert a_in.of(LinkUp) == []
 
 
-@each_number_of_flows
 def test_a_link_forms_again(net: Net) -> None:
     """Frames that are sent while the link is broken are dropped."""
     a, a_in, b, b_in = net.pair()
@@ -224,14 +217,11 @@ def held(end: TcpTransport) -> Iterator[None]:
 
 def cut_links_to(end: TcpTransport) -> None:
     """End all connections to a port, as a network would."""
-    there = [socket.socket(fileno=os.dup(descriptor)) for descriptor in our_sockets().values()]  # before a new one is
-    for sock in there:
-        with sock, suppress(OSError):  # one that only listens has no peer
-            if sock.family is socket.AF_INET and sock.getsockname()[1] == end.port and sock.getpeername():
-                sock.shutdown(socket.SHUT_RDWR)
+    for sock in accepted(end):
+        with sock:
+            sock.shutdown(socket.SHUT_RDWR)
 
 
-@each_number_of_flows
 def test_closing_sends_what_is_queued(net: Net) -> None:
     a, _, _, b_in = net.pair()
     for index in range(20):

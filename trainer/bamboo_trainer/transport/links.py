@@ -1,31 +1,30 @@
-"""A link's two ends: one thread connects and sends, another authenticates the sender and reads straight into tensors.
+"""A link's two ends: threads that connect and send, and others that authenticate the sender and read into tensors.
 
-A link has several connections ("flows"), because clouds limit the rate of one. Every frame's header and meta, and small
-frames whole, travel on the link's first flow. The body of a large one is cut into equal parts, one for each flow. One
-thread sends on all flows and one reads from all: copying is not what limits a link on a fast network.
+Frames with LARGE_BODY or more travel whole over FLOWS_PER_LINK equal connections, since clouds limit the rate of one;
+whichever is free takes the next frame. All others travel over the link's first connection. The receiving end delivers
+the frames of all connections in the order of the numbers that precede them. The loss of any is the loss of the link.
 
-The sending end (`Outbound`): a writer thread connects, sends what is queued, and reconnects. The caller's own thread
-sends a small frame if the kernel takes it at once: waking the writer, which then waits for the interpreter's lock,
-takes longer than sending such a frame.
+The sending end (`Outbound`): the link's thread forms the link, again and again, and waits for its end; each connection
+has a thread that sends. The caller's own thread sends a small frame if the kernel takes it at once: waking a sender,
+which then waits for the interpreter's lock, takes longer than sending such a frame.
 
-The receiving end (`Inbound`): a connection that joins a link passes to that link's reader once its sender is proven,
-and its own thread ends.
+The receiving end (`Inbound`): each connection has a thread that authenticates the sender, reads whole frames and
+delivers them.
 """
 
 import contextlib
 import logging
 import os
-import select
 import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from io import BufferedReader
-from itertools import pairwise
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from bamboo_core.complaints import said_by
+from bamboo_core.names import FLOWS_PER_LINK, LARGE_BODY
 from bamboo_core.planning.plan import WorkerId
 from bamboo_trainer.frames import Frame, byte_view
 from bamboo_trainer.transport import wire
@@ -68,15 +67,6 @@ def receive(sock: socket.socket, size: int, deadline: float) -> bytearray:
     return buffer
 
 
-def after(views: list[memoryview], count: int) -> list[memoryview]:
-    """Return the views without their first `count` bytes."""
-    for at, view in enumerate(views):
-        if count < len(view):
-            return [view[count:], *views[at + 1 :]]
-        count -= len(view)
-    return []
-
-
 READ_AHEAD: Final = 64 << 10  # bytes, so that a small frame takes one system call
 
 
@@ -86,12 +76,6 @@ def read(reader: "BufferedReader[socket.SocketIO]", size: int) -> bytes:
     if len(data) < size:
         raise ConnectionResetError("closed by the peer")
     return data
-
-
-def read_into(reader: "BufferedReader[socket.SocketIO]", view: memoryview) -> None:
-    """Fill the view from a link. Raises ConnectionError if it ends first."""
-    if reader.readinto(view) < len(view):
-        raise ConnectionResetError("closed by the peer")
 
 
 class LinkStates:
@@ -126,91 +110,16 @@ class LinkStates:
         self._broken = {(other, lane) for other, lane in self._broken if other != peer}
 
 
-MAX_FLOWS: Final = 16  # of one link
-PIECE: Final = 256 << 10  # bytes sent between two checks of the rate
-
-
-def parts_of(body: Sequence[wire.Buffer], count: int) -> list[list[memoryview]]:
-    """Cut buffers, as one range of bytes, into `count` equal parts, each a list of views."""
-    size = sum(map(len, body))
-    bounds, parts = [size * index // count for index in range(count + 1)], []
-    for start, stop in pairwise(bounds):
-        views, begin = [], 0
-        for buffer in body:
-            views.append(memoryview(buffer)[max(0, start - begin) : max(0, stop - begin)])
-            begin += len(buffer)
-        parts.append([view for view in views if len(view)])
-    return parts
-
-
-def send_body(body: Sequence[wire.Buffer], flows: Sequence[socket.socket], pace: Callable[[int], None]) -> None:
-    """Send a body over all flows. Raises OSError as soon as one of them is lost, or shut down by another thread.
-
-    pace: called with the size of each piece once that is sent.
-    """
-
-    def send(flow: socket.socket, view: memoryview) -> int:
-        count = flow.send(view[:PIECE], socket.MSG_DONTWAIT)
-        pace(count)
-        return count
-
-    _move(flows, parts_of(body, len(flows)), select.POLLOUT, send)
-
-
-def receive_body(
-    body: Sequence[memoryview], flows: Sequence[socket.socket], first: "BufferedReader[socket.SocketIO]"
-) -> None:
-    """Fill a body from all flows. Raises OSError if one of them is lost, or shut down by another thread.
-
-    first: reads the first flow, and may already hold some of its part.
-    """
-    parts = parts_of(body, len(flows))
-    flows[0].setblocking(False)
-    left = len(first.peek())
-    flows[0].setblocking(True)
-    while left and parts[0]:
-        count = first.readinto(parts[0][0][:left])
-        left, parts[0] = left - count, after(parts[0], count)
-    _move(flows, parts, select.POLLIN, lambda flow, view: flow.recv_into(view, 0, socket.MSG_DONTWAIT))
-
-
-def _move(
-    flows: Sequence[socket.socket],
-    parts: Sequence[list[memoryview]],
-    event: int,
-    move: Callable[[socket.socket, memoryview], int],
-) -> None:
-    """Move each flow's part. move: sends or receives some of it without waiting, and returns the number of bytes."""
-    poller = select.poll()
-    left = {flow.fileno(): (flow, part) for flow, part in zip(flows, parts, strict=True) if part}
-    for fd in left:
-        poller.register(fd, event)
-    while left:
-        for fd, _ in poller.poll():
-            flow, views = left[fd]
-            try:
-                count = move(flow, views[0])
-            except BlockingIOError:
-                continue
-            if not count:
-                raise ConnectionResetError("a connection of it was closed by the peer")
-            left[fd] = flow, after(views, count)
-            if not left[fd][1]:
-                poller.unregister(fd)
-                del left[fd]
-
-
 logger = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 5.0
 ACCEPT_SECONDS = 10.0  # longer than an acceptor may wait for the plan that names this worker
 BACKOFF_SECONDS = (0.05, 1.0)
 AT_ONCE = 64 << 10  # bytes that the caller itself may send
+PIECE: Final = 256 << 10  # bytes sent at once over a link with a limited rate
 
 Report = Callable[["Outbound"], None]
-
-
-Queued = wire.Encoded | list[wire.Buffer]  # a striped frame, or the unsent bytes of others
+Queue = SimpleQueue[list[wire.Buffer] | None]  # of frames or their unsent bytes; None wakes a sender at the link's end
 
 
 class Outbound:
@@ -225,32 +134,33 @@ class Outbound:
         address: tuple[str, int],
         on_broke: Report,
         on_stands: Report,
-        flows: int,
         rate: float | None,
     ) -> None:
-        """route: this worker, peer, lane. flows: connections for large bodies. rate: limit in bytes per second."""
+        """route: this worker, peer, lane. rate: limit in bytes per second."""
         self.me, self.peer, self.lane = route
         self._secret = secret
         self._address = address
         self._on_broke = on_broke
         self._on_stands = on_stands
-        self._flows, self._rate = flows, rate
+        self._rate = rate
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._queue: deque[Queued] = deque()
-        self._sock: socket.socket | None = None
-        # Of the current connection:
-        self._nonce = b""  # the acceptor's nonce of this connection
-        self._further: list[socket.socket] = []  # further connections that have joined it, for parts of large bodies
-        self._spread = False  # those were opened, as far as possible
-        self._standing = False  # the handshake is done
-        self._lost = False  # the other side has ended it
-        self._due = 0.0  # when the rate allows more
-        self._broken = False  # `send` drops frames
-        self._sending = False
         self._closed = False
+        self._broken = False  # `send` drops frames
         self._attempts = 0  # a name with several addresses: each in turn
-        self.thread = threading.Thread(target=self._run, name=f"bamboo-tx-{self.peer}-{self.lane}", daemon=True)
+        self._due = 0.0  # when the rate allows more
+        # Of the link since it was last broken:
+        self._small, self._large = Queue(), Queue()
+        self._pending = 0  # frames queued or being sent
+        self._number = 0  # of the next frame
+        self._nonce = b""  # the acceptor's nonce of the first connection
+        self._socks: list[socket.socket] = []  # the first connection, then those for large frames
+        self._senders: list[threading.Thread] = []
+        self._end = ""  # why it ended
+        self.thread = self._thread("tx", self._run)
+
+    def _thread(self, name: str, target: Callable[..., None], *args: Any) -> threading.Thread:
+        return threading.Thread(target=target, args=args, name=f"bamboo-{name}-{self.peer}-{self.lane}", daemon=True)
 
     def send(self, frame: wire.Encoded) -> None:
         """Send a small frame at once if the kernel takes it, else queue it. Dropped while the link is down."""
@@ -258,49 +168,54 @@ class Outbound:
             if self._closed or self._broken:
                 logger.debug("frame to %s dropped: its %s link is down", self.peer, self.lane)
                 return
-            rest = frame if frame.striped else self._send_at_once(frame.buffers)
-            if rest:
-                self._queue.append(rest)
-                self._changed.notify_all()
+            buffers = [wire.NUMBER.pack(self._number), *frame.buffers]
+            self._number += 1
+            if frame.size <= AT_ONCE and self._senders and not self._pending:
+                buffers = self._send_at_once(b"".join(buffers))
+                if not buffers:
+                    return
+            self._pending += 1
+            if frame.body_length < LARGE_BODY:
+                self._small.put(buffers)
+            else:
+                self._large.put(buffers)
+                self._spread_out()
 
-    def _send_at_once(self, buffers: list[wire.Buffer]) -> list[wire.Buffer]:
+    def _send_at_once(self, data: bytes) -> list[wire.Buffer]:
         """Send as much of a small frame as the kernel takes at once; return the rest. The caller holds the lock."""
-        sock = self._sock
-        if sock is None or not self._standing or self._sending or self._queue or sum(map(len, buffers)) > AT_ONCE:
-            return buffers
-        data = b"".join(buffers)
         try:
-            count = sock.send(data, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            count = 0
+            count = self._socks[0].send(data, socket.MSG_DONTWAIT)
         except OSError:
-            return buffers  # the writer meets the same error, and reports it
+            count = 0  # if the link has ended, its own threads report it
         return [memoryview(data)[count:]] if count < len(data) else []
 
     @property
     def is_sending(self) -> bool:
         """Return whether anything is queued or being sent."""
-        with self._lock:
-            return bool(self._queue) or self._sending
+        return self._pending > 0
 
     def flush(self, seconds: float) -> bool:
         """Wait until every queued frame is sent; return False if that takes longer than `seconds`."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._queue and not self._sending, max(0.0, seconds))
+            return self._changed.wait_for(lambda: not self._pending, max(0.0, seconds))
 
     def close(self) -> None:
         """Drop what is queued and end the thread soon; never blocks."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._queue.clear()
-            self._wake()
-            self._changed.notify_all()
+            self._finish("closed")
 
-    def _wake(self) -> None:
-        """Wake all threads that wait for the link. The caller holds the lock."""
-        for sock in (self._sock, *self._further):
-            if sock is not None:
+    def _finish(self, why: str) -> None:
+        """End the link: wake all threads that wait for it. Never blocks."""
+        with self._lock:
+            self._end = self._end or why
+            self._pending = 0
+            for sock in self._socks:
                 wake(sock)
+            for _ in self._senders:
+                self._small.put(None)
+                self._large.put(None)
+            self._changed.notify_all()
 
     def _run(self) -> None:
         backoff, longest = BACKOFF_SECONDS
@@ -321,58 +236,58 @@ class Outbound:
                 backoff = min(2 * backoff, longest)
 
     def _drop(self) -> bool:
-        """Mark the link as broken and drop its queue. Return False if it is closed."""
-        with self._changed:
+        """Mark the link as broken and drop what is queued. Return False if it is closed."""
+        with self._lock:
             self._broken = True
-            self._sending = False
-            self._queue.clear()
+            self._small, self._large = Queue(), Queue()
+            self._pending = self._number = 0
+            self._socks, self._senders, self._end = [], [], ""
             self._changed.notify_all()
             return not self._closed
 
     def _link(self) -> None:
-        """Form the link and send over it until it breaks (raises) or is closed (returns)."""
-        with self._connected() as sock:
-            watcher = threading.Thread(
-                target=self._watch, args=(sock,), name=f"bamboo-eof-{self.peer}-{self.lane}", daemon=True
-            )
-            watcher.start()
-            try:
-                with self._changed:
-                    self._broken, self._standing = False, True
-                self._on_stands(self)
-                while self._send_some(sock):
-                    pass
-            finally:
-                wake(sock)
-                watcher.join(CONNECT_SECONDS)
-
-    @contextlib.contextmanager
-    def _connected(self) -> Iterator[socket.socket]:
-        """Yield a socket past the handshake; close it in the end, with the link's further connections."""
+        """Form the link and wait until it ends. Raises OSError, WireError."""
         host, port = self._address
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, address = addresses[self._attempts % len(addresses)]
         self._attempts += 1
         with socket.socket(family, kind, protocol) as sock:
-            with self._changed:
-                if self._closed:
-                    raise ConnectionAbortedError("closed")
-                self._sock, self._lost, self._spread = sock, False, False
             try:
                 self._nonce = self._greet(sock, address)
-                with self._changed:
-                    if self._closed or self._lost:
-                        raise ConnectionAbortedError("closed")
-                yield sock
+                with self._lock:
+                    self._broken = False
+                self._on_stands(self)
+                with self._lock:
+                    self._start_sender(self._send_small)
+                    if not self._large.empty():
+                        self._spread_out()
+                sock.recv(1)  # returns at the end: after the handshake the acceptor sends nothing
+                raise ConnectionResetError(self._end or "closed by the peer")
             finally:
-                with self._changed:
-                    ended, self._further = self._further, []
-                    self._sock, self._standing = None, False
-                for further in ended:
-                    further.close()
+                self._finish("closed by the peer")
+                for sender in self._senders:
+                    sender.join()
+
+    def _start_sender(self, target: Callable[[], None]) -> None:
+        """Start a thread that sends, unless the link has ended. The caller holds the lock."""
+        if not self._end:
+            self._senders.append(self._thread("send", target))
+            self._senders[-1].start()
+
+    def _spread_out(self) -> None:
+        """Open the connections for large frames, once the link is formed. A small job needs none. The caller holds the
+        lock.
+        """
+        if len(self._senders) == 1:
+            for _ in range(FLOWS_PER_LINK):
+                self._start_sender(self._send_large)
 
     def _greet(self, sock: socket.socket, address: Any, joins: bytes = b"") -> bytes:
         """Connect and authenticate; return the acceptor's nonce. Raises OSError, WireError."""
+        with self._lock:
+            if self._end or self._closed:
+                raise ConnectionAbortedError(self._end or "closed")
+            self._socks.append(sock)
         sock.settimeout(CONNECT_SECONDS)
         sock.connect(address)
         tune(sock)
@@ -383,158 +298,147 @@ class Outbound:
         sock.settimeout(None)
         return nonce
 
-    def _spread_out(self, first: socket.socket) -> None:
-        """Open the further connections of the link, before its first large frame, since a small job needs only one. The
-        link works with fewer. Raises OSError if the link has ended.
-        """
-        self._spread = True
-        while len(self._further) < self._flows - 1:
-            with self._changed:
-                if self._closed or self._lost:
-                    raise ConnectionAbortedError("closed")
-                sock = socket.socket(first.family, first.type, first.proto)
-                self._further.append(sock)  # at once, so that `_wake` reaches it
-            try:
-                self._greet(sock, first.getpeername(), joins=self._nonce)
-            except (OSError, wire.WireError) as error:
-                with self._changed:
-                    self._further.remove(sock)
-                    sock.close()
-                    if self._closed or self._lost:
-                        raise ConnectionAbortedError("closed") from error
-                have = f"{1 + len(self._further)} of {self._flows}"
-                logger.warning("%s link to %s has %s connections: %s", self.lane, self.peer, have, error)
-                return
+    def _send_small(self) -> None:
+        """Send small frames over the first connection until the link ends."""
+        self._send_all(self._small, self._socks[0])
 
-    def _watch(self, sock: socket.socket) -> None:
-        """Wait for the end of the link: after the handshake the acceptor sends nothing."""
+    def _send_large(self) -> None:
+        """Open a connection that joins the link, and send large frames over it until the link ends."""
+        first = self._socks[0]
         try:
-            sock.recv(1)
+            with socket.socket(first.family, first.type, first.proto) as sock:
+                self._greet(sock, first.getpeername(), self._nonce)
+                self._send_all(self._large, sock)
+        except (OSError, wire.WireError) as error:
+            self._finish(said_by(error))
+
+    def _send_all(self, queue: Queue, sock: socket.socket) -> None:
+        """Send a queue's frames over a connection. An error of the connection ends the link, as any other end."""
+        try:
+            while not self._end and (buffers := queue.get()):
+                size, count = sum(map(len, buffers)), 1
+                while size < wire.COALESCE and not queue.empty() and (more := queue.get()):
+                    buffers += more
+                    size += sum(map(len, more))
+                    count += 1
+                for buffer in wire.coalesce(buffers):
+                    self._send_paced(sock, memoryview(buffer))
+                with self._changed:
+                    if not self._end:
+                        self._pending -= count
+                        self._changed.notify_all()
         except OSError as error:
-            logger.debug("%s link to %s ended: %s", self.lane, self.peer, error)
-        wake(sock)
-        with self._changed:
-            self._lost = True
-            self._wake()
-            self._changed.notify_all()
+            self._finish(said_by(error))
 
-    def _send_some(self, sock: socket.socket) -> bool:
-        """Wait for frames, then send one large or several small ones. Return False when closed."""
-        with self._changed:
-            self._sending = False
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._queue or self._lost or self._closed)
-            if self._closed:
-                return False
-            if self._lost:
-                raise ConnectionResetError("closed by the peer")
-            frame = self._queue.popleft()
-            buffers = [] if isinstance(frame, wire.Encoded) else frame
-            size = sum(map(len, buffers))
-            while buffers and self._queue and size < wire.COALESCE and isinstance(more := self._queue[0], list):
-                self._queue.popleft()
-                buffers += more
-                size += sum(map(len, more))
-            self._sending = True
-        if isinstance(frame, wire.Encoded):
-            if not self._spread:
-                self._spread_out(sock)
-            flows = [sock, *self._further]
-            sock.sendall(frame.head + bytes([len(flows)]))
-            send_body(frame.buffers[1:], flows, self._pace)
-        for buffer in wire.coalesce(buffers):
-            if self._rate is None:
-                sock.sendall(buffer)
-            else:
-                send_body([buffer], [sock], self._pace)
-        return True
-
-    def _pace(self, size: int) -> None:
-        """Wait until the link's rate allows this many bytes more. Raises OSError if the link ends meanwhile."""
+    def _send_paced(self, sock: socket.socket, buffer: memoryview) -> None:
+        """Send bytes at the link's rate. Raises OSError, also if the link ends meanwhile."""
         if self._rate is None:
+            sock.sendall(buffer)
             return
-        with self._changed:
-            if self._changed.wait_for(lambda: self._closed or self._lost, max(0.0, self._due - time.monotonic())):
-                raise ConnectionAbortedError("closed")
-        self._due = max(self._due, time.monotonic()) + size / self._rate
+        for at in range(0, len(buffer), PIECE):
+            piece = buffer[at : at + PIECE]
+            with self._changed:
+                begin = max(self._due, time.monotonic())
+                self._due = begin + len(piece) / self._rate
+                if self._changed.wait_for(lambda: self._end, begin - time.monotonic()):
+                    raise ConnectionAbortedError(self._end)
+            sock.sendall(piece)
 
 
 HELLO_SECONDS = 5.0
 
 
 class Inbound:
-    """The receiving end of a link: an accepted connection, and the connections that joined it."""
+    """The receiving end of one connection. A link's first connection delivers the frames of all, in order."""
 
     def __init__(
         self, sock: socket.socket, me: WorkerId, secret: bytes, acceptor: "TcpTransport", buffer: Buffer
     ) -> None:
-        """acceptor: called on this link's thread. buffer: allocates the memory that tensors are read into."""
+        """acceptor: called on the connections' threads. buffer: allocates the memory that tensors are read into."""
         self._sock = sock
         self._me = me
         self._secret = secret
         self._acceptor = acceptor
         self._buffer = buffer
-        self._joined: list[socket.socket] | None = None  # for parts of large bodies, while the link is admitted
+        self._link = self  # its first connection
         self.nonce = os.urandom(wire.NONCE_SIZE)
         self.hello: wire.LinkHello | None = None  # set once it is proven
-        self._lock = threading.Lock()
-        self._given_away = False
         self.thread = threading.Thread(target=self._run, name="bamboo-rx", daemon=True)
+        # Of a first connection:
+        self._lock = threading.Lock()
+        self._joined: list[Inbound] = []
+        self._ended = False  # nothing joins it any more
+        self._turn = threading.Lock()  # held while a frame is delivered
+        self._next = 0  # the number of the next frame
+        self._early: dict[int, Frame] = {}  # frames that wait for earlier ones, by number
 
     def close(self) -> None:
-        """End the thread soon; never blocks."""
+        """End the thread soon, and those of the connections that joined this one; never blocks."""
         with self._lock:
-            wake(self._sock)
-            for sock in self._joined or ():
-                wake(sock)
+            self._ended = True
+            for each in (self, *self._joined):
+                wake(each._sock)
 
-    def take_in(self, sock: socket.socket) -> bool:
-        """Let a proven connection join this link, and accept it. Return False if the link is full or has ended. Raises
-        OSError if the sender cannot be answered.
-        """
+    def _take_in(self, other: "Inbound") -> bool:
+        """Let a proven connection join this link. Return False if the link is full or has ended."""
         with self._lock:
-            if self._joined is None or len(self._joined) >= MAX_FLOWS - 1:
+            if self._ended or len(self._joined) >= FLOWS_PER_LINK:
                 return False
-            sock.setblocking(False)
-            sock.sendall(wire.ACCEPTED)
-            self._joined.append(sock)
+            self._joined.append(other)
             return True
 
+    def _deliver(self, number: int, frame: Frame) -> None:
+        """Deliver a frame once all with lower numbers are delivered. Raises WireError."""
+        with self._turn:
+            if number < self._next or number in self._early:
+                raise wire.WireError(f"a second frame with the number {number}")
+            self._early[number] = frame
+            while self._next in self._early:
+                self._acceptor.arrived(self, self._early.pop(self._next))
+                self._next += 1
+
     def _run(self) -> None:
-        reason = "ended by an error"
+        reason, whole = "ended by an error", False
         try:
-            reason = self._serve()
+            reason, whole = self._serve(), True
+        except wire.WireError as error:
+            logger.warning("link from %s closed: %s", self.hello.worker if self.hello else "a stranger", error)
+            reason = said_by(error)
+        except OSError as error:
+            reason = said_by(error)
         finally:
+            if not whole:
+                self._link.close()
             with self._lock:
-                joined, self._joined = self._joined or [], None
-            for sock in joined:
-                sock.close()
-            if not self._given_away:
-                self._sock.close()
+                self._ended = True
+            with contextlib.suppress(OSError):
+                self._link._sock.shutdown(socket.SHUT_WR)  # so that the sender ends the whole link
+            for other in self._joined:
+                other.thread.join()
+            self._sock.close()
             self._acceptor.left(self, reason)
 
     def _serve(self) -> str:
-        """Authenticate the sender and deliver its frames; return why the link ended."""
-        try:
-            hello = self._greet()
-            if hello.joins:
-                self._given_away = self._acceptor.join(self._sock, hello)
-                return "joined another one" if self._given_away else "there is no such link"
-            if not self._acceptor.admit(self, hello):
-                logger.warning("link from %s refused: not in the plan", hello.worker)
-                return "not in the plan"
-            self._sock.settimeout(None)
-            with self._lock:
-                self._joined = []  # before the sender may have others join
-            self._sock.sendall(wire.ACCEPTED)
-            reader = BufferedReader(socket.SocketIO(self._sock, "r"), READ_AHEAD)
-            while True:
-                self._acceptor.arrived(self, self._read(reader, hello.lane))
-        except wire.WireError as error:
-            logger.warning("link from %s closed: %s", self.hello.worker if self.hello else "a stranger", error)
-            return said_by(error)
-        except OSError as error:
-            return said_by(error)
+        """Authenticate the sender and deliver its frames. Return why the connection was refused, or ended between two
+        frames. Raises WireError, OSError.
+        """
+        hello = self._greet()
+        if hello.joins:
+            link = self._acceptor.find(hello)
+            if link is None or not link._take_in(self):
+                return "there is no such link"
+            self._link = link
+        elif not self._acceptor.admit(self, hello):
+            logger.warning("link from %s refused: not in the plan", hello.worker)
+            return "not in the plan"
+        self._sock.settimeout(None)
+        self._sock.sendall(wire.ACCEPTED)
+        reader = BufferedReader(socket.SocketIO(self._sock, "r"), READ_AHEAD)
+        while front := reader.read(wire.NUMBER.size + wire.HEADER.size):
+            frame = self._read(front[wire.NUMBER.size :], reader, hello.lane)
+            (number,) = wire.NUMBER.unpack_from(front)
+            self._link._deliver(number, frame)
+        return "closed by the peer"
 
     def _greet(self) -> wire.LinkHello:
         """Authenticate the sender, and return its hello. Raises WireError, OSError."""
@@ -548,9 +452,9 @@ class Inbound:
         self.thread.name = f"bamboo-rx-{self.hello.worker}-{self.hello.lane}"
         return self.hello
 
-    def _read(self, reader: "BufferedReader[socket.SocketIO]", lane: wire.Lane) -> Frame:
-        """Read the next frame. Raises WireError, OSError."""
-        header = wire.parse_header(read(reader, wire.HEADER.size))
+    def _read(self, raw: bytes, reader: "BufferedReader[socket.SocketIO]", lane: wire.Lane) -> Frame:
+        """Read the rest of a frame. raw: its header. Raises WireError, OSError."""
+        header = wire.parse_header(raw)
         if wire.lane_of(header.address) is not lane:
             raise wire.WireError(f"{header.address.kind.name} on the {lane} lane")
         specs, payload = wire.parse_meta(read(reader, header.meta_length), header.body_length)
@@ -558,15 +462,8 @@ class Inbound:
             tensors = tuple([self._buffer(spec.shape, spec.dtype) for spec in specs])
         except RuntimeError as error:  # torch's error when memory is exhausted
             raise wire.WireError(f"no room for {header.body_length} bytes") from error
-        if header.striped:
-            count = read(reader, 1)[0]
-            with self._lock:
-                flows = [self._sock, *(self._joined or ())][:count]
-            if not 0 < count == len(flows):
-                raise wire.WireError(f"a body on {count} connections, of which {len(flows)} are here")
-            receive_body(list(map(byte_view, tensors)), flows, reader)
-        else:
-            for tensor in tensors:
-                read_into(reader, byte_view(tensor))
+        for tensor in tensors:
+            if reader.readinto(view := byte_view(tensor)) < len(view):
+                raise ConnectionResetError("closed by the peer")
         address, epoch, origin = header.address, header.epoch, header.origin
         return Frame(address=address, epoch=epoch, origin=origin, tensors=tensors, payload=payload)

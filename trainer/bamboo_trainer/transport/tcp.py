@@ -1,4 +1,4 @@
-"""The transport over plain TCP: one simplex link per sender, receiver and lane, of one connection or several.
+"""The transport over plain TCP: one simplex link per sender, receiver and lane.
 
 Locks: `_news` keeps LinkDown and LinkUp in the order in which they happened; only the links' own threads take it, and
 always before `_changed`, which guards the tables and under which `deliver` is never called. So `deliver` may call send
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 PLAN_SECONDS = 5.0  # how long a link may wait for the plan that names its sender
 JOIN_SECONDS = 5.0  # for all threads together
-MAX_STRANGERS = 128  # connections not admitted yet
+MAX_STRANGERS = 128  # connections whose senders are not proven yet
 
 
 class TcpTransport:
@@ -34,7 +34,6 @@ class TcpTransport:
     def __init__(self, worker: WorkerId, secret: str, deliver: Deliver, host: str = "127.0.0.1") -> None:
         self._me = worker
         self._secret = secret.encode()
-        self._flows = 1
         self._buffer: Buffer = ordinary
         self._state_rate: float | None = None
         self._deliver = deliver
@@ -56,20 +55,18 @@ class TcpTransport:
         with self._changed:
             self._start(threading.Thread(target=self._accept, name=f"bamboo-accept-{worker}", daemon=True))
 
-    def trust(self, secret: str, state_rate: float | None = None, flows: int = 1, buffer: Buffer = ordinary) -> None:
+    def trust(self, secret: str, state_rate: float | None = None, buffer: Buffer = ordinary) -> None:
         """Set the job's secret and the options of links, for links formed from now on.
 
-        state_rate: limit in bytes per second for whole states; None: no limit. flows: connections that a link spreads
-        large frames over. buffer: allocates the memory that tensors are read into.
+        state_rate: limit in bytes per second for whole states; None: no limit. buffer: allocates the memory that
+        tensors are read into.
         """
-        self._secret, self._flows, self._buffer = secret.encode(), flows, buffer
-        self._state_rate = state_rate
+        self._secret, self._state_rate, self._buffer = secret.encode(), state_rate, buffer
 
     def send(self, peer: WorkerId, frame: Frame) -> None:
         """See Transport. Raises ValueError or TypeError if the frame itself cannot be encoded."""
         key = (peer, wire.lane_of(frame.address))
-        flows, rate = self._flows, self._state_rate if key[1] is wire.Lane.STATE else None
-        encoded = wire.encode_frame(frame, may_stripe=flows > 1)
+        encoded = wire.encode_frame(frame)
         size = encoded.size
         with self._lock:
             if self._closed or peer not in self._peers:
@@ -80,7 +77,8 @@ class TcpTransport:
                 route = (self._me, *key)
                 address = self._peers[peer]
                 reports = (partial(self._report, broke=True), partial(self._report, broke=False))
-                link = Outbound(route, self._secret, address, *reports, flows, rate)
+                rate = self._state_rate if key[1] is wire.Lane.STATE else None
+                link = Outbound(route, self._secret, address, *reports, rate)
                 self._outbound[key] = link
                 self._start(link.thread)
             self.sent[frame.address.kind] += size
@@ -158,13 +156,11 @@ class TcpTransport:
                 self._deliver(LinkUp(hello.worker))
         return True
 
-    def join(self, sock: socket.socket, hello: wire.LinkHello) -> bool:
-        """Let a connection join the link that its hello names. Return False if that is not the newest one of its
-        sender and lane, or is full. Only links' own threads call this.
-        """
+    def find(self, hello: wire.LinkHello) -> Inbound | None:
+        """Return the link that a connection's hello joins; None if it is not the newest one of its sender and lane."""
         with self._lock:
             link = self._inbound.get((hello.worker, hello.lane))
-        return link is not None and hmac.compare_digest(link.nonce, hello.joins) and link.take_in(sock)
+        return link if link is not None and hmac.compare_digest(link.nonce, hello.joins) else None
 
     def arrived(self, link: Inbound, frame: Frame) -> None:
         """Deliver a frame if its link is still the newest. Only links' own threads call this."""
@@ -216,7 +212,7 @@ class TcpTransport:
                     time.sleep(0.05)  # perhaps out of file descriptors
                 continue
             with self._changed:
-                if self._closed or len(self._accepted) - len(self._inbound) >= MAX_STRANGERS:
+                if self._closed or sum(link.hello is None for link in self._accepted) >= MAX_STRANGERS:
                     sock.close()
                     continue
                 link = Inbound(sock, self._me, self._secret, self, self._buffer)

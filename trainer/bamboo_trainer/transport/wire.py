@@ -1,9 +1,9 @@
 """The wire format of the TCP data plane: pure functions between frames or hellos and bytes. No byte is trusted.
 
 A frame is a fixed header, a msgpack meta `[[[dtype, shape], ...], payload]`, and the tensors' bytes one after the
-other, in the machine's byte order (little-endian everywhere that torch runs). A striped frame has one more byte between
-meta and body: the number of connections that carry the body, see `links`. Anything out of bounds or inconsistent is a
-WireError; the reader then closes the link. `frames` knows what a frame of each kind must carry, this module does not.
+other, in the machine's byte order (little-endian everywhere that torch runs). Before it comes its number on the link,
+see `links`. Anything out of bounds or inconsistent is a WireError; the reader then closes the link. `frames` knows what
+a frame of each kind must carry, this module does not.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 import torch
 
-from bamboo_core.names import DATA_PLANE_VERSION, LARGE_BODY
+from bamboo_core.names import DATA_PLANE_VERSION
 from bamboo_core.planning.plan import WorkerId
 from bamboo_trainer.frames import (
     BULK,
@@ -41,11 +41,10 @@ MAX_HELLO: Final = 2048
 NONCE_SIZE: Final = 16
 COALESCE: Final = 64 << 10
 ACCEPTED: Final = b"\x01"
-STRIPED_FROM: Final = LARGE_BODY  # bytes; a smaller body arrives as soon on one connection
 
-# magic, version, kind, striped, epoch, origin, pipeline, stage, step, microbatch, part, meta length, body length
-HEADER: Final = struct.Struct("<4sBB?qqiiqiiIQ")
-_STRIPED_AT: Final = 6
+NUMBER: Final = struct.Struct("<Q")  # counts the frames of a link from 0
+# magic, version, kind, epoch, origin, pipeline, stage, step, microbatch, part, meta length, body length
+HEADER: Final = struct.Struct("<4sBBqqiiqiiIQ")
 HELLO_LENGTH: Final = struct.Struct("<H")
 
 _KINDS: Final = {int(kind): kind for kind in FrameKind}
@@ -78,7 +77,6 @@ class Header(NamedTuple):
     origin: int
     meta_length: int
     body_length: int
-    striped: bool
 
 
 class TensorSpec(NamedTuple):
@@ -114,18 +112,17 @@ _META_ERRORS: Final = (msgspec.MsgspecError, ValueError, TypeError, OverflowErro
 class Encoded(NamedTuple):
     """A frame ready to send; it shares the storage of the frame's tensors.
 
-    head: header and meta. parts: contiguous tensors in host memory, whose bytes follow. striped: the parts are spread
-    over the link's connections, see `links`.
+    head: header and meta. parts: contiguous tensors in host memory, whose bytes follow. body_length: their size.
     """
 
     head: bytes
     parts: tuple[torch.Tensor, ...]
-    striped: bool = False
+    body_length: int
 
     @property
     def size(self) -> int:
         """The size in bytes."""
-        return len(self.head) + sum([part.nbytes for part in self.parts])
+        return len(self.head) + self.body_length
 
     @property
     def buffers(self) -> list[Buffer]:
@@ -133,8 +130,8 @@ class Encoded(NamedTuple):
         return [self.head, *map(byte_view, self.parts)]
 
 
-def encode_frame(frame: Frame, *, may_stripe: bool = False) -> Encoded:
-    """Encode a frame. may_stripe: spread a large body over connections. Raises ValueError, TypeError (payload)."""
+def encode_frame(frame: Frame) -> Encoded:
+    """Encode a frame. Raises ValueError, TypeError (payload)."""
     parts, specs, body_length = [], [], 0
     for tensor in frame.tensors:
         sendable = tensor.detach()  # the engine may set requires_grad on the tensor while it is sent
@@ -152,18 +149,17 @@ def encode_frame(frame: Frame, *, may_stripe: bool = False) -> Encoded:
         raise ValueError(f"{frame.address}: too large: meta {len(meta)}, body {body_length} bytes")
     try:
         kind, *place = frame.address
-        striped = may_stripe and body_length >= STRIPED_FROM
-        header = HEADER.pack(MAGIC, VERSION, kind, striped, frame.epoch, frame.origin, *place, len(meta), body_length)
+        header = HEADER.pack(MAGIC, VERSION, kind, frame.epoch, frame.origin, *place, len(meta), body_length)
     except struct.error as error:
         raise ValueError(f"{frame.address}, epoch {frame.epoch}: {error}") from error
-    return Encoded(header + meta, tuple(parts), striped)
+    return Encoded(header + meta, tuple(parts), body_length)
 
 
 def parse_header(raw: bytes | bytearray) -> Header:
     """Parse a frame's header. Raises WireError."""
     if len(raw) != HEADER.size:
         raise WireError(f"a header of {len(raw)} bytes")
-    magic, version, kind, striped, epoch, origin, *place, meta, body = HEADER.unpack(raw)
+    magic, version, kind, epoch, origin, *place, meta, body = HEADER.unpack(raw)
     if magic != MAGIC or version != VERSION:
         raise WireError(f"magic {magic!r}, version {version}")
     if meta > MAX_META or body > MAX_BODY:
@@ -171,9 +167,7 @@ def parse_header(raw: bytes | bytearray) -> Header:
     known = _KINDS.get(kind)
     if known is None:
         raise WireError(f"kind {kind}")
-    if raw[_STRIPED_AT] > 1 or (striped and body < STRIPED_FROM):
-        raise WireError(f"striped {raw[_STRIPED_AT]}, body {body} bytes")
-    return Header(Address(known, *place), epoch, origin, meta, body, striped)
+    return Header(Address(known, *place), epoch, origin, meta, body)
 
 
 def parse_meta(raw: bytes | bytearray, body_length: int) -> tuple[tuple[TensorSpec, ...], Any]:

@@ -49,7 +49,7 @@ from bamboo_core.control.protocol import (
 )
 from bamboo_core.history.files import HistoryFiles
 from bamboo_core.job.spec import ReplicaPlacement
-from bamboo_core.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, FLOWS_PER_LINK, GRACE_SECONDS, STATE_RATE
+from bamboo_core.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, GRACE_SECONDS, STATE_RATE
 from bamboo_core.planning.plan import ROOT, Plan
 from bamboo_core.planning.spot_checks import SpotSchedule
 from bamboo_trainer.checkpoint.initial import FirstTask
@@ -401,7 +401,7 @@ class WorkerAgent:
             rates = Rates(batch=job.spec.training.global_batch_size, tokens=tokens_of(job.task))
             self.history = HistoryKeeper(files, rates, self.control.send, followers)
         by_device = copies_by_device(devices, partial(self.inbox.put, Copied()))
-        self.transport.trust(welcome.secret, STATE_RATE, FLOWS_PER_LINK, together(by_device).buffer)
+        self.transport.trust(welcome.secret, STATE_RATE, together(by_device).buffer)
         self.checkpoints = WorkerCheckpoints(
             job.spec, len(job.task.layers), self.control.send, job.data, welcome.last_state
         )
