@@ -139,9 +139,9 @@ def phases() -> dict[str, World]:
             world.settle()
     found["Pending"] = World(2, 2, 1)
     found["Looking"] = World(2, 2, 1, checkpoint=often)
-    while found["Looking"].state.profile.costs is None:
+    while found["Looking"].state.layers.costs is None:
         found["Looking"].deliver()
-    while found["Profiling"].state.profile.asked is None:
+    while found["Profiling"].state.layers.asked is None:
         found["Profiling"].deliver()
     writing, restoring = found["Writing"], found["Restoring"]
     while not writing.state.checkpoints.writers:

@@ -33,14 +33,14 @@ def measured(state: CoordinatorState, forward: float, backward: float) -> Coordi
 def test_sizes_of_layers_that_become_known_count_at_once(memory: int | None) -> None:
     """After a restart of the coordinator, layers may be measured before a worker has reported their sizes."""
     state = measured(trained(4, 1, 0).state, 1.0, 1.0)
-    before = rates_of(replace(state, profile=replace(state.profile, layers=(), memory=memory)))
+    before = rates_of(replace(state, layers=replace(state.layers, sizes=(), memory=memory)))
     size = LayerBytes(parameters=1, optimizer=2, gradients=3, activations=4, boundary=5)
-    sizes = (size,) * len(state.profile.costs or ())
-    profile = replace(state.profile, layers=sizes, memory=memory)
-    rates = rates_of(replace(state, profile=profile, grids=replace(state.grids, rates=before)))
+    sizes = (size,) * len(state.layers.costs or ())
+    layers = replace(state.layers, sizes=sizes, memory=memory)
+    rates = rates_of(replace(state, layers=layers, grids=replace(state.grids, rates=before)))
     assert rates is not None
     assert [layer.optimizer for layer in rates.figures.layers] == [2] * len(sizes)
-    again = replace(state, profile=profile, grids=replace(state.grids, rates=rates))
+    again = replace(state, layers=layers, grids=replace(state.grids, rates=rates))
     assert rates_of(again) is rates
 
 

@@ -150,7 +150,7 @@ def test_whoever_is_lost_counts_once_in_whatever_order_that_is_heard_of() -> Non
         state = replace(state, holding=holding.seen(state, 0.0))
         for event in events:
             if event == "commit":
-                state = replace(state, ends=WorkerEnds())
+                state = replace(state, worker_ends=WorkerEnds())
             elif event == "others are there":
                 for worker in ("w0", "w2", "w3"):
                     here = Received(worker, protocol.Heartbeat(step=0, doing="", busy=0.0))

@@ -31,7 +31,9 @@ def limited(limit: int, *, shape: tuple[int, int, int] = (2, 2, 2), mode: str = 
     world.settle()
     spec = replace(world.state.spec, backoff_limit=limit)
     world.state = replace(
-        world.state, terms=replace(world.state.terms, spec=spec), ends=replace(world.state.ends, failures=())
+        world.state,
+        terms=replace(world.state.terms, spec=spec),
+        worker_ends=replace(world.state.worker_ends, failures=()),
     )
     return world
 
@@ -60,7 +62,7 @@ def test_workers_that_never_start_are_judged_like_others() -> None:
     assert world.finish is None
     crash(world, "w9", 7)
     assert world.end.reason == "BackoffLimitExceeded"
-    assert world.state.ends.restarts == 2
+    assert world.state.worker_ends.restarts == 2
 
 
 @pytest.mark.parametrize("code", [None, -9, EXIT_FENCED])
@@ -69,7 +71,7 @@ def test_a_disruption_is_no_failure(code: int | None) -> None:
     world.lost.add("w1")
     world.tell(WorkerLost("w1", "taken away", code))
     assert world.finish is None
-    assert world.state.ends.failures == ()
+    assert world.state.worker_ends.failures == ()
 
 
 def miss(world: World, worker: str) -> None:
@@ -89,16 +91,16 @@ def test_what_is_made_of_an_end_does_not_depend_on_whether_it_or_the_loss_is_hea
         world = limited(1)
         if missed_first:
             miss(world, "w1")
-            assert world.state.ends.failures == ()
+            assert world.state.worker_ends.failures == ()
         crash(world, "w1", code)
         ended = world.finish and (world.end.reason, world.end.message)
         made.append(
             (
                 ended,
-                world.state.ends.failures,
+                world.state.worker_ends.failures,
                 world.state.membership.preemptions,
-                world.state.ends.restarts,
-                world.state.ends.since_commit,
+                world.state.worker_ends.restarts,
+                world.state.worker_ends.since_commit,
             )
         )
     assert made[0] == made[1]
@@ -111,15 +113,15 @@ def test_a_disruption_that_is_missed_first_is_none_the_less_a_disruption(late: b
     if late:
         miss(world, "w1")
     world.lose("w1")
-    assert (world.finish, world.state.ends.failures, world.state.membership.preemptions) == (None, (), 1)
-    assert world.state.ends.since_commit["w1"].disrupted
+    assert (world.finish, world.state.worker_ends.failures, world.state.membership.preemptions) == (None, (), 1)
+    assert world.state.worker_ends.since_commit["w1"].disrupted
 
 
 def test_a_worker_that_leaves_after_its_notice_has_not_ended_by_itself() -> None:
     world = limited(0)
     world.tell(PreemptionNotice("w1", 30.0))
     crash(world, "w1", 0)
-    assert (world.finish, world.state.ends.failures) == (None, ())
+    assert (world.finish, world.state.worker_ends.failures) == (None, ())
 
 
 def lose_in_vain(world: World, lose: Callable[[str], None]) -> int:
@@ -205,6 +207,6 @@ def test_how_workers_ended_is_said_once_of_all_that_ended_alike() -> None:
 def test_a_committed_step_forgives() -> None:
     world = limited(1)
     crash(world, "w1", 1)
-    assert len(world.state.ends.failures) == 1
+    assert len(world.state.worker_ends.failures) == 1
     world.commit()
-    assert world.state.ends.failures == ()
+    assert world.state.worker_ends.failures == ()

@@ -244,12 +244,12 @@ async def test_a_pod_that_we_delete_because_its_worker_was_missed_was_not_taken_
     await job.reconciles(15.0)
     assert place.deleted == ["tiny-w1"]
     await job.ticks(0.2)
-    assert not job.runner.state.ends.since_commit["tiny-w1"].disrupted
-    assert "tiny-w1" not in job.runner.state.ends.unexplained
+    assert not job.runner.state.worker_ends.since_commit["tiny-w1"].disrupted
+    assert "tiny-w1" not in job.runner.state.worker_ends.unexplained
     await missed(job, "tiny-w2")
     place.take("tiny-w2")
     await job.ticks(0.2)
-    assert job.runner.state.ends.since_commit["tiny-w2"].disrupted
+    assert job.runner.state.worker_ends.since_commit["tiny-w2"].disrupted
 
 
 async def test_an_operator_that_comes_later_does_not_count_again_what_ended_before_training(
@@ -262,7 +262,7 @@ async def test_an_operator_that_comes_later_does_not_count_again_what_ended_befo
     assert first.plan_record() is None
     place.end("tiny-w1", 3)
     await first.ticks(0.2)
-    assert (first.runner.state.ends.restarts, first.runner.state.plan) == (1, None)
+    assert (first.runner.state.worker_ends.restarts, first.runner.state.plan) == (1, None)
     written, job_id = {"plan": first.plan_record()}, JobIdentity(("default", "tiny"), "uid")
     status = StatusWriter(job_id, written, place)  # type: ignore[arg-type]
     assert status.plan is None, "no worker trains"
@@ -270,5 +270,5 @@ async def test_an_operator_that_comes_later_does_not_count_again_what_ended_befo
     await second.reconciles()
     place.end("tiny-w0", 3)  # while it works
     await second.ticks(0.2)
-    assert second.runner.state.ends.restarts == 1, "its own; the first one is in the status already"
+    assert second.runner.state.worker_ends.restarts == 1, "its own; the first one is in the status already"
     assert "tiny-w1" in place.pods

@@ -108,7 +108,7 @@ async def test_an_edit_replaces_all_workers_one_after_the_other(begin: Callable[
     assert len(images(place)) == 4
     assert set(ready) <= {4, 5}, "nobody leaves before the last one was replaced"
     state = running.runner.state
-    assert (state.membership.preemptions, state.ends.restarts) == (0, 0)
+    assert (state.membership.preemptions, state.worker_ends.restarts) == (0, 0)
     told = running.told()
     assert (told.count("RolloutStarted"), told.count("RolloutComplete"), told.count("GivingBack")) == (1, 1, 4)
     assert "Takeover" not in told

@@ -250,7 +250,7 @@ class Job:
         """Let all workers with a pod join, so that the coordinator makes its first plan."""
         for worker in sorted(self.place.pods):
             self.hear(worker, WorkerReady())
-        self.runner.handle(Received(self.runner.state.profile.asked or "", Profile(costs=(1.0,) * 4)))
+        self.runner.handle(Received(self.runner.state.layers.asked or "", Profile(costs=(1.0,) * 4)))
         assert self.runner.state.phase == "Running"
 
     async def start(self) -> None:

@@ -65,7 +65,7 @@ def status(state: CoordinatorState, now: float) -> Status:
         digests=_digests(state),
         memory=tuple((w, record.memory) for w, record in state.workers.items() if record.memory),
         traffic=tuple((w, r.traffic.sent.in_each(r.traffic.steps)) for w, r in state.workers.items() if r.traffic),
-        restarts=state.ends.restarts,
+        restarts=state.worker_ends.restarts,
         gradient_norm=state.progress.gradient_norm,
         learning_rate=state.progress.learning_rate,
         metrics=tuple(sorted(state.progress.metrics.items())),

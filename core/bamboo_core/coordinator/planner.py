@@ -173,7 +173,8 @@ def _ask_around(turn: Turn, loss: StageLost) -> None:
             turn.put(replace(state.inquiry, asked_at=turn.now, reports={}))
             _ask(turn)
         return
-    if state.ends.unexplained & state.ends.since_commit.keys() and turn.now - state.inquiry.began_at < END_SECONDS:
+    ends = state.worker_ends
+    if ends.unexplained & ends.since_commit.keys() and turn.now - state.inquiry.began_at < END_SECONDS:
         return  # if they ended by themselves, that is the reason to show
     restoring.lost(turn, "StageLost", _stage_lost(state, loss))
 
@@ -185,7 +186,7 @@ def _stage_lost(state: CoordinatorState, loss: StageLost) -> str:
     lacking = {c.stage for c in loss.cells}
     holders = dict.fromkeys(w for c in plan.cells() if c.stage in lacking for w in plan.at(c).holders)
     lost = [w for w in holders if w not in state.workers]
-    before = [w for w in state.ends.since_commit if w not in holders][-SHOWN_ENDS:]
+    before = [w for w in state.worker_ends.since_commit if w not in holders][-SHOWN_ENDS:]
     text = f"{cells}: lost with {_ended(state, lost)}"
     if before:
         text += f", after {_ended(state, before, lost)} since the last committed step"
@@ -198,7 +199,7 @@ def _stage_lost(state: CoordinatorState, loss: StageLost) -> str:
 
 def _ended(state: CoordinatorState, workers: Sequence[WorkerId], named: Sequence[WorkerId] = ()) -> str:
     """Name workers and how they ended, grouped by the same end. named: workers that the sentence names already."""
-    ends = state.ends.since_commit
+    ends = state.worker_ends.since_commit
     known = {ends[worker].how for worker in named if worker in ends}
     alike: dict[str, list[WorkerId]] = {}
     for worker in workers:
@@ -246,7 +247,7 @@ def _start(turn: Turn) -> None:
     End the job if it cannot go back to any checkpoint.
     """
     state, spec = turn.state, turn.state.spec
-    if not restoring.is_known(turn) or (state.profile.costs is None and state.plan is None):
+    if not restoring.is_known(turn) or (state.layers.costs is None and state.plan is None):
         return
     back, state = turn.state.restoring, turn.state
     if state.phase == "Restoring" and back.found is None and not restoring.may_begin_again(state):
@@ -282,7 +283,7 @@ def _start(turn: Turn) -> None:
     )
     sources = copies.sources(state, back.found, stages[-1][1], {peer.worker: peer for peer in ready})
     known = state.plan.device_layers if state.plan and state.plan.stages == stages else ()
-    layers = known or device_layers(spec, stages, state.profile.costs)
+    layers = known or device_layers(spec, stages, state.layers.costs)
     plan = msgspec.structs.replace(plan, sources=sources, device_layers=layers)
     restoring.begun(turn)
     turn.put(replace(turn.state.splits, resplit=None))
@@ -314,11 +315,11 @@ def _first_stages(state: CoordinatorState, grid: Grid) -> tuple[tuple[int, int],
     """Return the layers of each stage to start with; None until the costs of layers are known."""
     if state.plan and len(state.plan.stages) == grid.stages and following.has_room(state, grid, state.plan.stages):
         return state.plan.stages
-    if state.profile.costs is None:
+    if state.layers.costs is None:
         return None
     if split := following.split_of(state, grid):
         return split
-    return layer_ranges(state.profile.costs, state.spec.topology, grid.stages, state.spec.worker.devices)
+    return layer_ranges(state.layers.costs, state.spec.topology, grid.stages, state.spec.worker.devices)
 
 
 def _forget_what_was(turn: Turn, step: int, since: float, *, keep_ends: bool) -> None:
@@ -337,7 +338,7 @@ def _forget_what_was(turn: Turn, step: int, since: float, *, keep_ends: bool) ->
         replace(state.ending, finished=(), finishers={}),
     )
     if not keep_ends:
-        turn.put(replace(state.ends, since_commit={}))
+        turn.put(replace(state.worker_ends, since_commit={}))
     turn.put(replace(state.grids, resize=None), replace(state.splits, filling=None))
 
 

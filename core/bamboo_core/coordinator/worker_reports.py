@@ -54,7 +54,7 @@ def _ready(turn: Turn, worker: WorkerId, message: protocol.WorkerReady) -> None:
 
 def _profile(turn: Turn, worker: WorkerId, message: protocol.Profile) -> None:
     """Record the model's layers from the worker that was asked; end the job if they do not fit spec.topology."""
-    if worker != turn.state.profile.asked or turn.state.profile.costs is not None:
+    if worker != turn.state.layers.asked or turn.state.layers.costs is not None:
         return
     spec = turn.state.spec
     try:
@@ -63,7 +63,7 @@ def _profile(turn: Turn, worker: WorkerId, message: protocol.Profile) -> None:
         turn.finish(Outcome.FAILED, "InvalidTopology", str(error))
         return
     memory = message.memory or None
-    turn.put(replace(turn.state.profile, costs=message.costs, layers=message.layers, memory=memory))
+    turn.put(replace(turn.state.layers, costs=message.costs, sizes=message.layers, memory=memory))
 
 
 def _plan_applied(turn: Turn, worker: WorkerId, message: protocol.PlanApplied) -> None:
@@ -141,7 +141,7 @@ def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitte
         state = turn.state
         turn.put(
             state.progress.committed(message, turn.now),
-            replace(state.ends, failures=(), since_commit={}),
+            replace(state.worker_ends, failures=(), since_commit={}),
             replace(state.restoring, back_since=None),
         )
 

@@ -20,11 +20,7 @@ def copies_held(turn: Turn, worker: WorkerId, message: protocol.CopiesHeld) -> N
     """Record which layers of a checkpoint a worker holds in memory. Ignores reports of layers that do not exist."""
     state = turn.state
     layers = (
-        len(state.profile.costs)
-        if state.profile.costs is not None
-        else state.plan.stages[-1][1]
-        if state.plan
-        else None
+        len(state.layers.costs) if state.layers.costs is not None else state.plan.stages[-1][1] if state.plan else None
     )
     if state.spec.checkpoint is None or layers is None or any(layer >= layers for layer in message.layers):
         return

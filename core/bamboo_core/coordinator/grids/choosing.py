@@ -49,7 +49,7 @@ def rates_of(state: CoordinatorState, network: float | None = None) -> GridRates
     if figures is None:
         return None
     known = state.grids.rates
-    memory = state.profile.memory
+    memory = state.layers.memory
     same = known is not None and known.spec == state.spec and known.memory == memory
     if known is not None and same and known.are_of(figures):
         return known
@@ -59,7 +59,7 @@ def rates_of(state: CoordinatorState, network: float | None = None) -> GridRates
 def lacks_room(state: CoordinatorState, plan: Plan) -> bool:
     """Return whether stages get fewer replicas than requested because workers lack the memory."""
     wanted = state.spec.redundancy.on(plan.target.pipelines, apart=are_owners_apart(state, plan)).kept
-    return state.profile.costs is not None and redundancy(state, plan).kept < wanted
+    return state.layers.costs is not None and redundancy(state, plan).kept < wanted
 
 
 def redundancy(state: CoordinatorState, plan: Plan) -> RedundancySpec:
@@ -101,7 +101,7 @@ def _copies(state: CoordinatorState, grid: Grid, split: Ranges | None) -> int:
     if not asked or not (state.spec.elastic or state.spec.redundancy.mode is RedundancyMode.AUTO):
         return asked
     bare = state.plan is not None and state.plan.mode is RedundancyMode.NONE
-    if state.profile.costs is None:
+    if state.layers.costs is None:
         return 0 if bare else asked
     rates = rates_of(state)
     if rates is None:
@@ -131,10 +131,10 @@ def is_measured(state: CoordinatorState) -> bool:
 
 
 def _figures(state: CoordinatorState, network: float) -> ModelFigures | None:
-    costs = state.grids.costs or tuple(cost * SECONDS_PER_OPERATION for cost in state.profile.costs or ())
+    costs = state.grids.costs or tuple(cost * SECONDS_PER_OPERATION for cost in state.layers.costs or ())
     if not costs:
         return None
-    sizes = state.profile.layers if len(state.profile.layers) == len(costs) else (UNKNOWN_BYTES,) * len(costs)
+    sizes = state.layers.sizes if len(state.layers.sizes) == len(costs) else (UNKNOWN_BYTES,) * len(costs)
     share = forward_share(times for record in state.workers.values() for times in record.times)
     return _figures_of(tuple(costs), tuple(sizes), FORWARD_SHARE if share is None else share, network)
 

@@ -234,13 +234,13 @@ def _milliseconds(value: float) -> float:
 class ModelLayers(Record):
     """The costs and sizes of the model's layers, as a worker reports them (Profile).
 
-    asked: the worker that was asked; None: none. costs: operations of each layer; None until known. layers: their
+    asked: the worker that was asked; None: none. costs: operations of each layer; None until known. sizes: their
     bytes; empty if unknown. memory: bytes of the smallest device; None if unknown.
     """
 
     asked: WorkerId | None = None
     costs: tuple[float, ...] | None = None
-    layers: tuple[LayerBytes, ...] = ()
+    sizes: tuple[LayerBytes, ...] = ()
     memory: int | None = None
 
     def not_asked_of(self, worker: WorkerId) -> "ModelLayers":

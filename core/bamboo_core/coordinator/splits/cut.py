@@ -81,7 +81,7 @@ def known_work(state: CoordinatorState) -> WorkEstimate | None:
     """Return the times of layers and workers: measured, else from counted operations; None if neither is known."""
     if state.stragglers.estimate is not None:
         return state.stragglers.estimate
-    costs = state.grids.costs or state.profile.costs
+    costs = state.grids.costs or state.layers.costs
     return WorkEstimate(costs) if costs else None
 
 
@@ -272,8 +272,8 @@ def plan_from(
 
 def state_bytes(state: CoordinatorState) -> tuple[int, ...]:
     """Return the bytes of each layer's state (parameters and optimizer); empty if unknown."""
-    layers = state.profile.layers
-    known = state.profile.costs is not None and len(layers) == len(state.profile.costs)
+    layers = state.layers.sizes
+    known = state.layers.costs is not None and len(layers) == len(state.layers.costs)
     return tuple(layer.parameters + layer.optimizer for layer in layers) if known else ()
 
 

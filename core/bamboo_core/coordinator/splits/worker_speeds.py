@@ -99,7 +99,7 @@ def estimate(state: CoordinatorState, measured: Speeds) -> WorkEstimate | None:
     costs: list[float] = []
     reading: list[float] = []
     for stage, layers in enumerate(plan.stages):
-        shares = _shares(plan, owned, stage, state.profile.costs)
+        shares = _shares(plan, owned, stage, state.layers.costs)
         if layers not in measured.seconds or shares is None:
             return None
         is_end = stage in (0, len(plan.stages) - 1)
@@ -140,7 +140,7 @@ def by_counted_costs(state: CoordinatorState) -> dict[WorkerId, float]:
 
     This is for workers without another comparison. Empty if too few are measured.
     """
-    plan, costs = state.current_plan, state.profile.costs
+    plan, costs = state.current_plan, state.layers.costs
     if costs is None or len(costs) != plan.stages[-1][1]:
         return {}
     paces = {}

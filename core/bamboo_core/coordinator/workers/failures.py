@@ -22,17 +22,17 @@ def most_losses(spec: JobSpec) -> int:
 
 def note_end(turn: Turn, worker: WorkerId, how: str, *, disrupted: bool) -> None:
     """Record a worker's end, until the next commit. disrupted: it was taken away, without a fault of its own."""
-    ends, end = turn.state.ends, WorkerEnd(how=how, disrupted=disrupted)
+    ends, end = turn.state.worker_ends, WorkerEnd(how=how, disrupted=disrupted)
     turn.put(replace(ends, since_commit={**ends.since_commit, worker: end}))
 
 
 def note_exit(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None, *, removed: bool) -> None:
     """Record how a lost worker ended, and count a failure. The shell often reports it after other workers missed it."""
     state = turn.state
-    if worker not in state.ends.unexplained:
+    if worker not in state.worker_ends.unexplained:
         return
-    turn.put(replace(state.ends, unexplained=state.ends.unexplained - {worker}))
-    before = state.ends.since_commit.get(worker)
+    turn.put(replace(state.worker_ends, unexplained=state.worker_ends.unexplained - {worker}))
+    before = state.worker_ends.since_commit.get(worker)
     if exit_code is None:
         if before and not removed:  # its removal by the shell does not tell why it had been missed
             note_end(turn, worker, detail, disrupted=True)
@@ -62,7 +62,7 @@ def judge_end(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None) 
 
 
 def _count(turn: Turn, failure: str) -> None:
-    ends = turn.state.ends
+    ends = turn.state.worker_ends
     failures = (*ends.failures, failure)
     turn.put(replace(ends, failures=failures, restarts=ends.restarts + 1))
     if len(failures) > turn.state.spec.backoff_limit:
@@ -77,7 +77,7 @@ def stop_without_progress(turn: Turn) -> None:
 
     Workers that were taken away do not count; the progress deadline covers these.
     """
-    lost = [f"{worker}: {end.how}" for worker, end in turn.state.ends.since_commit.items() if not end.disrupted]
+    lost = [f"{worker}: {end.how}" for worker, end in turn.state.worker_ends.since_commit.items() if not end.disrupted]
     if len(lost) > most_losses(turn.state.spec):
         message = f"{len(lost)} workers were lost and no step was committed in between; the last one, {lost[-1]}"
         turn.finish(Outcome.FAILED, "WorkersKeepFailing", message)

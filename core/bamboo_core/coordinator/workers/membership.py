@@ -76,7 +76,7 @@ def _returned(turn: Turn, worker: WorkerId, peer: Peer) -> None:
     turn.put(
         state.workers.having(worker, back),
         replace(state.liveness, links=links),  # the worker says again whom it cannot reach
-        state.profile.not_asked_of(worker),
+        state.layers.not_asked_of(worker),
     )
     turn.do(Send(worker, state.terms.welcome()))
     current = state.phase != "Restoring"
@@ -122,7 +122,7 @@ def declare_lost(
         state.workers.without({worker}),
         state.membership.losing(worker, taken=not noticed),  # also if its end is not known yet
         state.liveness.losing(worker, turn.now if record.cut_since is None else record.cut_since),
-        state.profile.not_asked_of(worker),
+        state.layers.not_asked_of(worker),
         replace(state.plans, applied=state.plans.applied - {worker}),
     )
     if not noticed or had_part:
@@ -135,7 +135,7 @@ def declare_lost(
         return
     note_end(turn, worker, detail, disrupted=noticed or (known and exit_code is None))
     if not known:
-        turn.put(replace(turn.state.ends, unexplained=turn.state.ends.unexplained | {worker}))
+        turn.put(replace(turn.state.worker_ends, unexplained=turn.state.worker_ends.unexplained | {worker}))
     judge_end(turn, worker, detail, None if noticed and exit_code == EXIT_OK else exit_code)
 
 
@@ -338,9 +338,9 @@ def request_workers(turn: Turn) -> None:
         turn.do(AddWorkers(missing))
     plan, restoring = state.plan, state.phase == "Restoring"
     wanted = plan is None or restoring or state.grids.resize or state.splits.resplit or plan.sources
-    if (wanted or _may_choose(state)) and state.profile.costs is None and state.profile.asked is None and state.ready:
+    if (wanted or _may_choose(state)) and state.layers.costs is None and state.layers.asked is None and state.ready:
         first = next(iter(state.ready))
-        turn.put(replace(state.profile, asked=first))
+        turn.put(replace(state.layers, asked=first))
         turn.do(Send(first, protocol.ProfileRequest()))
 
 

@@ -99,7 +99,7 @@ def _dismiss(turn: Turn, worker: WorkerId, reason: str, text: str) -> None:
         state.workers.without({worker}),
         state.membership.without(worker),
         state.liveness.without(worker),
-        state.profile.not_asked_of(worker),
+        state.layers.not_asked_of(worker),
         replace(state.plans, applied=state.plans.applied - {worker}),
         state.admission.refusing(worker, text, turn.now),
     )
