@@ -17,9 +17,7 @@ EDGE = 1e-6  # of an interval: this close to its end a checkpoint counts as take
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The period from `since` in which a grid runs, until one of its nodes is lost, or until the end: then lost is
-    False.
-    """
+    """A period in which a grid runs, until one of its nodes is lost, or until the timeline ends (`lost` is False)."""
 
     since: float
     until: float
@@ -63,8 +61,9 @@ def standings(nodes: Timeline, sizes: Collection[int]) -> Mapping[int, list[Stan
 
 
 def kept_seconds(stood: Collection[Standing], saving: Saving, restart: float, detection: float) -> float:
-    """Return an upper bound of the seconds of training that are kept, with checkpoints that are safe once taken.
-    restart: seconds from the begin of a grid until it trains; detection: before that, after a loss.
+    """Return an upper bound of the seconds of training whose results are not lost. Assumes that a checkpoint is safe as
+    soon as it is taken. restart: seconds from the start of a grid to its first step. detection: seconds until a loss is
+    noticed, before the restart.
     """
     share, kept = saving.every / (saving.every + saving.pause), 0.0
     for one in stood:

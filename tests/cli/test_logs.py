@@ -8,7 +8,7 @@ from remote_kit import Asked, Json, ended, job, pod
 
 
 def test_a_log_that_breaks_off_is_taken_up_until_the_worker_has_ended(tmp_path: Path) -> None:
-    """Each stream ends after two lines, as at an impatient proxy; after three streams the worker ends."""
+    """Each stream breaks off after two lines, as with a proxy's timeout; after three streams the worker ends."""
     streams: list[Json] = []
 
     def answered(asked: Asked) -> tuple[int, Any]:

@@ -35,7 +35,7 @@ def test_the_summary_as_text_and_json() -> None:
 
 
 def test_what_no_worker_has_had_is_left_out() -> None:
-    """As of a job that failed before its first step, or has a single worker."""
+    """A job that failed before its first step has no memory figures; a single worker sends nothing."""
     status = replace(STATUS, memory=(), traffic=(("w0", Traffic()),))
     text = to_text(ran(status, Outcome.FAILED, "TaskFailed"))
     assert "most memory" not in text
@@ -54,7 +54,9 @@ def test_a_run_that_an_evaluation_ends_says_how_many_steps_were_wanted() -> None
 
 @pytest.mark.parametrize("outcome", Outcome)
 def test_a_run_that_did_not_complete_promises_nothing(outcome: Outcome) -> None:
-    """Lost weights are not samples left out of a step."""
+    """The summary says how many steps were not kept. It counts only skipped samples as left out, not those of lost
+    steps.
+    """
     summary = ran(STATUS, outcome, "Reason", output="/out")
     text, document = to_text(summary), json.loads(to_json(summary))
     assert text.startswith(f"job: {outcome}, Reason. a sentence\n")

@@ -54,7 +54,7 @@ def test_the_fastest_of_each_number_of_stages_are_those_of_all_grids(
     scale: float,
     measured: list[tuple[int, float]],
 ) -> None:
-    """Although GridRates executes few steps, and with any measured seconds."""
+    """Holds although GridRates simulates only a few grids, and whatever step times were measured."""
     spec = elastic_job(9, microbatches)
     figures = figures_of(seconds, rate)
     model = GridRates(figures, spec, memory)

@@ -60,7 +60,7 @@ def held(told: list[str]) -> list[int]:
 
 
 def test_workers_that_add_less_than_they_cost_are_given_back() -> None:
-    """Of seven equal layers the longest stage has two, with six workers as with four."""
+    """The longest stage of a model with seven equal layers has two of them, with six workers as with four."""
     one = valued(6, layers=7, pipelines=1, minStages=2)
     value, speed, told = both(one, nodes(6, duration=3 * HOUR))
     rates = GridRates(one.profile.figures, one.spec)
@@ -85,7 +85,7 @@ def test_the_number_of_workers_does_not_go_to_and_fro(seed: int) -> None:
 
 
 def test_those_that_cost_more_go_first() -> None:
-    """Six workers run stages in two zones of different prices; the job gives back those of the expensive zone.
+    """The job's six workers are in two zones of different prices; it gives back workers of the expensive zone.
 
     Gradients take most of a step, so that five pipelines are nearly as fast as six.
     """

@@ -26,9 +26,9 @@ def training(seconds: float = 0.1, steps: int = 5, pipelines: int = 1) -> World:
 
 
 def hold_up(world: World, stuck: set[str], seconds: float, before: float = 0.0) -> list[Emit]:
-    """Return the events of that many seconds without a commit.
+    """Let `seconds` pass without a commit, and return the events.
 
-    stuck: workers inside an instruction all the time. before: seconds for which they were inside it already.
+    stuck: workers that stay inside an instruction. before: seconds that they have already been inside it.
     """
     begun: float = world.now
     said: list[Emit] = []

@@ -1,4 +1,4 @@
-"""A job that has cost its budget."""
+"""A job that has spent its budget."""
 
 from decimal import Decimal
 

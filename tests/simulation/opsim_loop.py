@@ -42,8 +42,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._clock_resolution = max(1e-9, grid / 10)  # within which asyncio does all in one turn
 
     def call_at(self, when: float, callback: Any, *arguments: Any, context: Any = None) -> asyncio.TimerHandle:
-        """Plan a callback. Callbacks of the same time run in the order of the calls, which asyncio's heap does not
-        promise.
+        """Schedule a callback. Callbacks of the same time run in the order in which they were scheduled, which
+        asyncio's heap does not promise.
         """
         on_grid = math.ceil(when / self._grid - 1e-3) * self._grid if self._grid else when
         return super().call_at(on_grid + next(self._calls) * 1e-10, callback, *arguments, context=context)

@@ -60,7 +60,7 @@ class Watch:
             self._show(kind, thing)
 
     def interrupt(self, seconds: float) -> None:
-        """Miss all changes for that time, and then list all objects."""
+        """Miss all changes for `seconds`, then list all objects."""
         if self.listening:
             self.listening = False
             self._loop.call_later(seconds, self.list, self._connection)

@@ -19,8 +19,8 @@ BACKOFF_SECONDS = (0.05, 2.0)
 
 
 class Channel:
-    """A channel. hello, heartbeat: make the worker's messages. up: whether the worker's end is connected; open: the
-    coordinator's end.
+    """The channel between a worker and the coordinator, both ends. hello, heartbeat: return the worker's messages.
+    up: whether the worker's end is connected. open: whether the coordinator's end is.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Channel:
     # the coordinator's end
 
     def send(self, message: Message) -> None:
-        """Send a message to the worker; it is dropped without a connection."""
+        """Send a message to the worker; without a connection drop it."""
         if self.open:
             delay = self.delay * self.rng.uniform(1.0, 3.0)
             self.latest_in = max(self.latest_in, self.clock.now + delay)
@@ -113,8 +113,8 @@ class Channel:
     # faults
 
     def cut(self, seconds: float, noticed: float) -> None:
-        """Cut the channel for that long. noticed: seconds until the coordinator sees it, unless the worker is back
-        before.
+        """Cut the channel for `seconds`. noticed: seconds until the coordinator notices, unless the worker reconnects
+        earlier.
         """
         self.reachable_at = max(self.reachable_at, self.clock.now + seconds)
         if not self.up:
@@ -143,7 +143,7 @@ class Channel:
         self._write()
 
     def restarted(self, seconds: float) -> None:
-        """Lose the coordinator's process; another one comes after that long."""
+        """Drop the connection because the coordinator's process has ended. A new one accepts it after `seconds`."""
         self.open = False
         self.lost = self.connection
         self.cut(seconds, 0.0)

@@ -167,7 +167,9 @@ def test_a_job_shrinks_for_a_more_important_one_and_grows_again(seed: int, kille
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_two_equal_jobs_whose_pods_are_admitted_in_turn_do_not_block_each_other(seed: int) -> None:
-    """Kueue admits pods of the same second in the order of their UIDs, which is random: here one of each job."""
+    """Kueue admits pods created in the same second in the order of their random UIDs. Here the first two that it
+    admits belong to different jobs.
+    """
 
     class Halves(Queued):
         async def course(self) -> None:

@@ -63,7 +63,9 @@ SEEDS: list[tuple[tuple[Kind, ...], int, int, int]] = [
 
 
 def batches() -> Iterator[Any]:
-    """Yield kinds and seeds: the quick ones of each row, then the others in slow batches."""
+    """Yield the test's parameters, kinds and seeds: for each row of SEEDS its quick seeds at once, then its other seeds
+    in batches, marked as slow.
+    """
     for kinds, first, quick, slow in SEEDS:
         name = "-".join(kinds) or "usual"
         if quick:
@@ -130,7 +132,9 @@ def test_without_faults_the_job_ends_as_the_oracle_says(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 1, 218, 240])
 def test_neighbours_without_a_common_heir_are_lost_right_after_a_commit(seed: int) -> None:
-    """Eight workers in three zones cannot be even. In seeds 218 and 240 one heir needs what is lost with the other."""
+    """Eight workers cannot be spread evenly over three zones. In seeds 218 and 240 an heir needs state that is lost
+    with its neighbour.
+    """
     rng = random.Random(seed)
     a = Arithmetic(seed=seed, stages=8, pipelines=1, microbatches=1, groups=1, steps=8, sizes=(2,) * 8)
     kill = Fault(

@@ -58,19 +58,19 @@ class Place:
         self.api = FakeApi()
         self.deleted: list[str] = []
         self.meanwhile: Callable[[], None] = lambda: None  # while a pod is made
-        self.shown = True  # does the watch tell of pods that are made, and that are to go?
+        self.shown = True  # whether the watch reports new pods, and pods that are being deleted
         self.refusal: ApiError | None = None  # of every pod
-        self.unanswered = 0  # how many pods are made, and it is not answered
+        self.unanswered = 0  # how many of the next pods are created although the client gets no answer
         self.budget: dict[str, Any] | None = None
-        self.budgets: list[int | None] = []  # what they have been, one after the other; None: deleted
+        self.budgets: list[int | None] = []  # minAvailable of each budget, in order; None: deleted
         self.policies: list[dict[str, Any]] = []  # as they were written
-        self.no_budgets = False  # has the operator no right to make one?
+        self.no_budgets = False  # whether the operator lacks the right to create budgets
         self.invalid = ""  # why a dry run of a pod fails
-        self.kubelets = True  # does anybody end pods that are deleted?
+        self.kubelets = True  # whether pods that are deleted end
         self.events: dict[str, list[dict[str, Any]]] = {}  # of pods, by their uids
-        self.events_read: list[str] = []  # the uids of those whose events were asked for
-        self.no_events = False  # has the operator no right to list them?
-        self.kueue = False  # are pods created through Kueue's webhook?
+        self.events_read: list[str] = []  # the uids of pods whose events the operator has listed
+        self.no_events = False  # whether the operator lacks the right to list events
+        self.kueue = False  # whether pods are created through Kueue's webhook
         self.holders = QuotaHolders()
         self.passed = 0.0  # seconds for coordinators, beside those of the test
 
@@ -115,7 +115,7 @@ class Place:
         return pod
 
     def take(self, name: str) -> None:
-        """Delete that pod, as somebody else would."""
+        """Delete the pod, as a user would, not the operator."""
         pod_event(self.cluster, "DELETED", self.pods.pop(name))
 
     def open_gate(self, name: str) -> None:
@@ -141,7 +141,7 @@ class Place:
         pod_event(self.cluster, "MODIFIED", self.pods[name])
 
     def run(self, name: str, age: float) -> None:
-        """Make a worker's container run, for that many seconds already."""
+        """Mark a worker's container as running since `age` seconds ago."""
         began = (datetime.now(UTC) - timedelta(seconds=age)).isoformat()
         state = {"name": TRAINER_CONTAINER, "state": {"running": {"startedAt": began}}}
         self.pods[name]["spec"]["nodeName"] = f"node-of-{name}"
@@ -228,14 +228,14 @@ class Job:
         )
 
     async def reconciles(self, seconds: float = 0.0, count: int = 4) -> None:
-        """Advance the time, then reconcile that many times, whatever the API server refuses."""
+        """Advance the time, then reconcile `count` times; ignore errors of the API server."""
         self.now += seconds
         for _ in range(count):
             with contextlib.suppress(ApiError, ClusterUnreachable):
                 await self.controller.reconcile()
 
     async def ticks(self, seconds: float) -> None:
-        """Advance the time, for the coordinator as well."""
+        """Advance the time of the job and of its coordinator."""
         self.now += seconds
         self.place.passed += seconds
         await asyncio.sleep(2 * TICK_SECONDS)

@@ -1,4 +1,4 @@
-"""Parameters in bf16."""
+"""A task for tests with parameters in bf16: with a frozen bias, and an optimizer that may be fused."""
 
 from collections.abc import Mapping
 from typing import Any

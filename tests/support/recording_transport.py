@@ -8,7 +8,10 @@ from bamboo_trainer.transport.wire import Lane
 
 
 class RecordingTransport:
-    """A transport. frames: with their receivers, in order. addresses: of the peers, by the last call."""
+    """A `Transport` that records the frames it is given instead of sending them.
+
+    frames: pairs (receiver, frame), in order. addresses: the argument of the last call of `peers`.
+    """
 
     def __init__(self) -> None:
         self.frames: list[tuple[str, Frame]] = []

@@ -74,7 +74,7 @@ class Leave(nn.Module):
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """Return the task. config: checkpointed, numbers of layers."""
+    """Return a task of layers with running statistics. config: `checkpointed`, the numbers of checkpointed layers."""
     x = torch.linspace(-3, 9, SAMPLES * 6).sin().reshape(SAMPLES, 1, 6) * torch.linspace(-1, 2, SAMPLES)[:, None, None]
 
     def loss(outputs: Parts, targets: Parts) -> Tensor:

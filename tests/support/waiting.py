@@ -1,4 +1,4 @@
-"""The waits of tests for something that others do: processes, threads, or tasks of the same event loop."""
+"""Helpers that wait until another process, thread or task of the event loop has made a condition true."""
 
 import asyncio
 import time
@@ -11,9 +11,9 @@ PAUSE_SECONDS, TASK_PAUSE_SECONDS = 0.05, 0.005
 
 
 def until(find: Callable[[], T], seconds: float = PATIENCE, seen: Callable[[], object] = lambda: "") -> T:
-    """Return the first true value that `find` returns. Raises AssertionError after that many seconds.
+    """Call `find` until it returns a true value, and return that value. Raises AssertionError after `seconds`.
 
-    seen: returns what the error shows.
+    seen: returns details for the error's message.
     """
     end = time.monotonic() + seconds
     while not (found := find()):
@@ -23,7 +23,7 @@ def until(find: Callable[[], T], seconds: float = PATIENCE, seen: Callable[[], o
 
 
 async def in_time(find: Callable[[], T], seconds: float = PATIENCE) -> T:
-    """Do as `until` does, in the event loop whose tasks `find` looks at. Raises TimeoutError."""
+    """Like `until`, but let the tasks of this event loop run between the calls of `find`. Raises TimeoutError."""
     async with asyncio.timeout(seconds):
         while not (found := find()):
             await asyncio.sleep(TASK_PAUSE_SECONDS)

@@ -26,7 +26,7 @@ def manifest(
     mixed: bool = False,
     standby: int = 1,
 ) -> dict[str, Any]:
-    """mixed: bf16 products, and tied embeddings."""
+    """Return the manifest of a small GPT. mixed: with bf16 autocast and tied embeddings."""
     return bamboojob(
         task=gpt_task(blocks=max(3, stages - 2), tieEmbeddings=mixed),
         training=training(STEPS, 8, 2, maxGradientNorm=1.0, precision="bf16" if mixed else "fp32"),

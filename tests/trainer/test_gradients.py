@@ -424,7 +424,7 @@ def test_another_worker_goes_on_behind_any_group_with_the_same_bits(groups: int,
 
 @pytest.mark.parametrize(("groups", "cuts"), [(16, (5, 6, 10)), (13, (1, 2, 12)), (7, (3,)), (1, ())])
 def test_sums_that_several_workers_have_made_come_to_the_same_bits(groups: int, cuts: tuple[int, ...]) -> None:
-    """Received sums are not modified, because the log has them."""
+    """Resuming a sum does not modify the received tensors, because the message log keeps them."""
     given = gradients(groups)
     whole = GradientSum(8, CPU, range(groups + 1), range(groups))
     for first, end in pairwise((0, *cuts, groups)):

@@ -98,7 +98,9 @@ def _world(job: JobSource, wanted: PlanOptions, warnings: list[str]) -> World:
 
 
 def _prices(wanted: PlanOptions) -> PriceList | None:
-    """Return the price list of --prices, for --device by default Bamboo's newest; else None. Raises PriceError."""
+    """Return the price list of --prices, or with --device alone Bamboo's newest one; None without either. Raises
+    PriceError.
+    """
     devices = _names(wanted.device)
     path = wanted.prices or (shipped_prices()[-1] if devices else None)
     if path is None:
@@ -110,9 +112,8 @@ def _prices(wanted: PlanOptions) -> PriceList | None:
 def _machines(
     prices: PriceList | None, wanted: PlanOptions, job: JobSource, warnings: list[str]
 ) -> dict[str, MachineKind]:
-    """Return the kinds of machines by name: those of the prices, else the profile's. Raises ProfileError, PriceError.
-
-    warnings: extended by warnings about the profiles.
+    """Return the kinds of machines by name: from the price list, or from the profile if there is none. Raises
+    ProfileError, PriceError. Appends warnings about the profiles to `warnings`.
     """
     if prices is None:
         assert wanted.profile is not None

@@ -45,9 +45,8 @@ def grids(world: World, limits: Limits) -> Iterator[Candidate]:
 
 
 def _grid_bounds(spec: JobSpec) -> tuple[range, range]:
-    """Return the numbers of stages and of pipelines that the coordinator may choose from.
-
-    A fixed grid has no bounds, since another one may be recommended.
+    """Return the numbers of stages and of pipelines to search: those that the coordinator may choose from, or for a job
+    with a fixed grid all numbers, since the search may recommend another grid.
     """
     topology, fixed = spec.topology, spec.elastic is None
     most_stages = MOST_STAGES if fixed or topology.chooses_stages else topology.stages

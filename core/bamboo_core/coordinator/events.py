@@ -128,7 +128,7 @@ class AddWorkers:
 
 @dataclass(frozen=True, slots=True)
 class RemoveWorker:
-    """The removal of a worker, which the coordinator has asked to stop: the shell ends it if it does not."""
+    """A command to the shell to end a worker that does not stop although the coordinator has asked it to."""
 
     worker: WorkerId
 

@@ -583,8 +583,9 @@ class KubeApi:
         return await self.listed(_revisions(namespace), {"labelSelector": selector})
 
     async def create_revision(self, revision: Object) -> None:
-        """Create a ControllerRevision. It is sent as YAML, so that the API server converts it to JSON in its own form;
-        otherwise it would refuse its own later patches, in which a byte of the data changes.
+        """Create a ControllerRevision. It is sent as YAML, so that the API server writes `data`, which is immutable, as
+        JSON in its own form. If it kept the client's JSON, it would write `data` differently in every later patch, and
+        refuse the patch for that change.
         """
         await self.call("POST", _revisions(revision["metadata"]["namespace"]), json.dumps(revision), kind=YAML)
 

@@ -116,8 +116,10 @@ QUIET_SECONDS = 60.0  # between two warnings of the same kind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionBounds:
-    """The limits of a listener: the number of connections of unauthenticated and of authenticated callers; seconds for
-    a handshake with a request (`request`), and of idleness (`idle`).
+    """The limits of a listener.
+
+    unauthenticated, known: connections from unauthenticated and from authenticated callers. request: seconds for the
+    TLS handshake and a request's headers, together. idle: seconds for reading a response, and until the next request.
     """
 
     unauthenticated: int

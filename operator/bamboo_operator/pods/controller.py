@@ -188,7 +188,7 @@ class PodController:
 
     @property
     def unmanaged(self) -> str:
-        """A sentence why the job's queue has no effect; "" if the queue works or there is none."""
+        """The reason why the job's queue has no effect, as a sentence; "" if the queue works or there is none."""
         return unmanaged(self.view().spec, self._pods.living().values())
 
     def view(self) -> PodsView:

@@ -34,7 +34,9 @@ class Place:
 
 
 class PodRunner:
-    """A pod. run() is its whole life; when it is cancelled, the pod's processes are killed."""
+    """The runner of one pod. run() starts its containers and returns when the pod has ended; cancelling it kills the
+    pod's processes.
+    """
 
     def __init__(self, api: Api, pod: Json, place: Place, folder: Path, logs: Path) -> None:
         self.api, self.pod, self.place, self.folder, self.logs = api, pod, place, folder, logs

@@ -177,9 +177,10 @@ _FIRST_BYTES: Final = 64 << 10  # the whole header of most layers fits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateEntry:
-    """One tensor of the state dict. layer, tensor: its file, and its name there, which several entries may share.
+    """One tensor of the state dict.
 
-    dtype, shape: as the file stores them, a complex one with a last dimension of two.
+    layer: the layer whose file holds it. tensor: its name in that file, which the entries of a tied parameter share.
+    dtype, shape: as stored; a complex tensor is stored as a real one with a last dimension of two.
     """
 
     name: str

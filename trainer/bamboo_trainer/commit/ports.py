@@ -35,10 +35,10 @@ class History:
         """Record a step that any root has committed. step: the number of steps committed before."""
 
     def take_role(self, plan: Plan, leads: bool) -> None:
-        """Record whether this worker is the root under a plan. leads: it is."""
+        """Record whether this worker is the root (`leads`) under a plan."""
 
     def informed(self) -> None:
-        """As the root, record that all other workers have sent the commits that they know. May be called again."""
+        """As the root, record that all other workers have sent their newest commits. May be called more than once."""
 
     def unwritten(self) -> Sequence[Commits]:
         """Return the commits that may not be written yet, in batches, for a new root or a worker that joins."""

@@ -162,9 +162,8 @@ class Slot:
         return self.parameter.numel() + 1
 
     def of(self, flat: Tensor) -> Tensor:
-        """Return the parameter's place in a contiguous tensor, as a view in its shape.
-
-        One operation makes it, because each backward needs many.
+        """Return a view of the parameter's place in a flat contiguous tensor, in the parameter's shape. A single
+        operation creates it, because each backward needs many such views.
         """
         shape = self.parameter.shape
         return flat.as_strided(shape, contiguous_strides(shape), flat.storage_offset() + self.offset)

@@ -126,8 +126,8 @@ def _have_finite_norms(tensors: Iterable[Tensor]) -> bool:
 
 
 def _norms(tensors: Iterable[Tensor]) -> Tensor:
-    """Return each tensor's norm in fp64, in one pass: finite only if all its numbers are. All are on one device. The
-    result has one dimension, grouped by type and not in the order of the tensors.
+    """Return the norms of tensors on one device: fp64 [tensors], grouped by dtype, not in the tensors' order. A norm is
+    finite only if all elements of its tensor are.
     """
     by_kind: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:

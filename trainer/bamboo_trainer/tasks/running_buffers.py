@@ -77,7 +77,7 @@ _INTERCEPTED: Final[WeakSet[nn.Module]] = WeakSet()
 
 
 def intercept(module: nn.Module) -> None:
-    """Make forwards of a norm leave its running statistics unchanged from now on, captured or not."""
+    """Make a norm's forwards leave its running statistics unchanged from now on, within `capturing` or not."""
     if module in _INTERCEPTED:
         return
     _INTERCEPTED.add(module)

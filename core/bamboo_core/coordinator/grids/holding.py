@@ -53,7 +53,9 @@ def edited(turn: Turn) -> None:
 
 
 def _each(more: tuple[tuple[float, int], ...], number: int) -> list[float]:
-    """Return the prices of the next `number` workers that would come."""
+    """Return the hourly prices of the next `number` workers. more: (price, workers) in the order in which they come;
+    further workers have the last price.
+    """
     found = [price for price, count in more for _ in range(min(count, number))][:number]
     return found + [more[-1][0]] * (number - len(found))
 

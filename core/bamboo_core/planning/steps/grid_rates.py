@@ -49,10 +49,10 @@ class GridRate:
 def bounded_grids(spec: JobSpec, layers: int, workers: int, only: int | None = None) -> Iterator[Grid]:
     """Yield the grids of each number of stages that the job may have, with every schedule that it may use.
 
-    For each number of stages: the most pipelines that the workers fill, and each smaller number that lengthens the
-    longest share of a step; numbers in between compute as long, and reduce about as long. One stage never waits, so it
-    uses the first schedule only. There are none if the workers are fewer than the job needs to begin. only: the one
-    number of stages to consider.
+    For each number of stages: the most pipelines that the workers fill, and each smaller number at which the longest
+    share of a step grows; with the numbers in between a step takes about as long. A single stage never waits, so it
+    uses the first schedule only. Yields none if the workers are too few for the job to begin. only: the one number of
+    stages to consider; None: all.
     """
     if workers < fewest_workers(spec):
         return

@@ -68,9 +68,9 @@ class StepLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTimes:
-    """The times of a group's step."""
+    """The result of `execute`: when each cell of a group ends, and how long each worker computes."""
 
-    # when each cell has done its forwards and backwards, seconds since the step's begin, [pipeline][stage]
+    # when each cell has done its forwards and backwards, seconds since the step began, [pipeline][stage]
     ends: tuple[tuple[float, ...], ...]
     work: tuple[float, ...]  # seconds that each worker computed
 
@@ -142,7 +142,7 @@ class _Cell:
 
     @property
     def is_summed(self) -> bool:
-        """Return whether all groups of the run are summed."""
+        """Return whether this cell's worker has summed the gradients of all microbatches of its run."""
         return not any(one.microbatch >= self.left for one in self.program[self.done :])
 
     def makes(self, frame: Frame) -> bool:
