@@ -94,7 +94,7 @@ def _in_flight(order: Sequence[Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """What one rank trains."""
+    """One rank's stages, with their optimizer and schedule."""
 
     task: Task
     config: TrainingConfig

@@ -63,7 +63,7 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What is trained, and how many steps are measured.
+    """The model and batch to train, and the number of steps to measure.
 
     tokens: of a sample. samples: of a microbatch. warmup: steps that do not count, in which layers are compiled. least:
     counted steps, at least. workers: of the widest pipeline. compiled: whether to measure compiled layers.

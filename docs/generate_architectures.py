@@ -81,7 +81,7 @@ def own(gradient: Tensor | None) -> Tensor:
 
 
 def apart(config: dict[str, Any]) -> bool:
-    """Are the logits of each document those of it alone?"""
+    """Return whether each document of a packed sequence has the logits that it has alone."""
     model = huggingface.NamedModel.read(config).make().eval()
     ids = torch.randint(1, WORDS, DOCUMENTS.shape, generator=torch.Generator().manual_seed(1))
     logits = model(input_ids=ids, position_ids=positions_in(DOCUMENTS), use_cache=False).logits
@@ -90,7 +90,7 @@ def apart(config: dict[str, Any]) -> bool:
 
 
 def goes_round(config: dict[str, Any]) -> bool:
-    """Does `from_pretrained` of an export give the same logits?"""
+    """Return whether `from_pretrained` of an export gives the same logits."""
     task = huggingface.build(config)
     layers = layers_of(task)
     inputs, _ = task.dataset.batch([3, 4])

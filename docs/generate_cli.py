@@ -98,7 +98,7 @@ reported as a conflict; `--force` takes it over.
 
 
 SHARED = ("--help", "--quiet", "--namespace", "--context", "--kubeconfig")
-# An argument or option that so many commands or more explain in the same words is explained once, above them.
+# An argument or option that at least this number of commands explain in the same words is explained once, above them.
 SHARED_BY = 2
 CLUSTERS = "Those of the cluster are `--namespace`, `--context` and `--kubeconfig`."
 OF_ALL = ("--namespace", "--context", "--kubeconfig")  # the commands on a cluster
@@ -140,7 +140,7 @@ def brief(title: str, names: Sequence[tuple[str, ...]], texts: Mapping[tuple[str
 
 
 def commands(names: Sequence[str]) -> list[tuple[str, ...]]:
-    """The words of each command, and of a group those of each command in it."""
+    """Return the words of each command; for a group, the words of each command in it."""
     found: list[tuple[str, ...]] = []
     for name in names:
         command = COMMANDS.commands[name]
@@ -149,7 +149,7 @@ def commands(names: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def explained_once(texts: Iterable[str]) -> dict[str, str]:
-    """What is said of the arguments and options that several commands share, by their names."""
+    """Return the help of arguments and options that several commands share, by name."""
     counts = Counter(
         cells(lines) for text in texts for title in ("Arguments", "Options") for lines in entries(text, title)
     )
@@ -161,7 +161,7 @@ def explained_once(texts: Iterable[str]) -> dict[str, str]:
 
 
 def entries(text: str, title: str) -> list[list[str]]:
-    """The lines about each argument or option in a command's help."""
+    """Return the lines about each argument or option in a command's help. title: Arguments or Options."""
     found: list[list[str]] = []
     for line in text.partition(f"\n{title}:\n")[2].partition("\n\n")[0].splitlines():
         if ENTRY.match(line):
@@ -171,16 +171,15 @@ def entries(text: str, title: str) -> list[list[str]]:
 
 
 def cells(lines: Sequence[str]) -> tuple[str, str]:
-    """The names of an argument or option, and what the help says of it, however that is wrapped."""
+    """Return the names of an argument or option, and its help text on one line."""
     names, _, begin = lines[0].strip().partition("  ")
     text = " ".join([begin, *lines[1:]]).split()
     return names.replace("|", "\\|"), " ".join(text).replace("|", "\\|")
 
 
 def own_help(text: str, shared: Mapping[str, str], everywhere: Collection[str]) -> str:
-    """A command's help, in which shared options have only their names, and those that the whole section has none.
-
-    It is without the examples, which the guides have.
+    """Return a command's help without examples, which the guides have. Shared options are only named; options that all
+    commands of the section have (`everywhere`) are left out.
     """
     paragraphs = text.partition("\nArguments:\n")[0].partition("\nOptions:\n")[0].rstrip().split("\n\n")
     about = "\n\n".join(one for one in paragraphs if not one.lstrip().startswith("Example:"))
@@ -193,20 +192,20 @@ def own_help(text: str, shared: Mapping[str, str], everywhere: Collection[str]) 
 
 
 def explained_above(text: str, shared: Mapping[str, str]) -> list[str]:
-    """The names of a command's options that are explained once for several commands."""
+    """Return the names of a command's options that are explained once for several commands."""
     names = [cells(entry)[0] for entry in entries(text, "Options") if shared.get(cells(entry)[0]) == cells(entry)[1]]
     return [short(name) for name in names if not name.startswith("-h")]
 
 
 def listed(names: Sequence[str]) -> list[str]:
-    """Names of options, in which those of the cluster are one."""
+    """Return names of options for a list, in which the options of the cluster are one entry."""
     if not set(OF_ALL) <= set(names):
         return list(names)
     return [*(name for name in names if name not in OF_ALL), "those of the cluster"]
 
 
 def short(names: str) -> str:
-    """The last name of an option, with its values if these are what tells it from another one of that name."""
+    """Return the last name of an option, with its values if they are listed (`<...>`)."""
     flag, _, value = names.replace("\\|", "|").split(", ")[-1].partition(" ")
     return f"{flag} {value}" if value.startswith("<") else flag
 

@@ -102,7 +102,9 @@ def _notice(source: str, seconds: float | None) -> str:
 
 
 def _tried(found: Sequence[Mark]) -> str:
-    """How tests have shown it to an operator: their texts say which marks a test on a cluster sets."""
+    """Return how tests have shown the marks to an operator: through an API server, if the text of a cluster test names
+    them, or as objects.
+    """
     texts = [text.partition(": ")[0].partition("=")[0] for _, text in found]
     return ", ".join(sorted({"API server" if text in _cluster_tests() else "object" for text in texts}))
 

@@ -66,7 +66,7 @@ def _datasets() -> str:
 
 
 def _models() -> str:
-    """What the entrypoints that come with Bamboo are."""
+    """Return the section about the entrypoints that come with Bamboo."""
     names = ", ".join(f"`{name}`" for name in MODELS)
     about = (
         "`gpt` is a small byte-level GPT, `mlp` tells two spirals apart; [model-library.md](model-library.md) and"

@@ -46,7 +46,7 @@ PORT: Final = 16_006
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """batch: samples of a step, each of so many tokens."""
+    """The size of a training. batch: samples in a step. length: tokens in a sample."""
 
     steps: int = 60
     batch: int = 4

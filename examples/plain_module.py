@@ -28,7 +28,7 @@ class Block(nn.Module):
 
 
 class Counter(nn.Module):
-    """How often does the first digit come in the sequence? The logits of 0, 1, 2 and so on."""
+    """A model that counts how often the first digit comes in the sequence: it returns logits of 0, 1, 2 and so on."""
 
     def __init__(self, width: int, blocks: int, length: int) -> None:
         super().__init__()

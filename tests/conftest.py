@@ -110,7 +110,7 @@ class Groups(LoadScopeScheduling):
 
 
 def group(nodeid: str) -> str:
-    """Of tests that run one after the other in the same process."""
+    """Return the name of a test's group. Tests of a group run one after the other in the same process."""
     return _group_of(nodeid.partition("::")[0])
 
 

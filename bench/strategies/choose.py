@@ -50,7 +50,7 @@ class Aim(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a strategy may know."""
+    """The facts that a strategy's parameters are chosen by."""
 
     costs: Costs
     nodes: int  # the most that it holds

@@ -22,7 +22,7 @@ class Saving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What a strategy sees at one moment."""
+    """The nodes at one moment, as a strategy sees them."""
 
     now: float
     ready: tuple[str, ...]  # nodes in the order in which they came

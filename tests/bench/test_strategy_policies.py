@@ -37,7 +37,9 @@ def test_restarts_grow_right_after_a_checkpoint_if_that_pays() -> None:
 
 
 def test_morphing_chooses_the_stages_anew() -> None:
-    """Of 3 nodes 3x1 with 1 to 2 s stages is (3 x 4) s a step; 1x3 has (8 + 2) x 2; so three pipelines of one stage."""
+    """With 3 nodes and stages of 1 to 2 s a step takes (3 x 4) s on three pipelines of one stage, and (8 + 2) x 2 s on
+    one pipeline of three stages.
+    """
     policy = Restarting(costs=COSTS, choices=(1, 2, 3), saving=NEVER, mtbf=1e9)
     found = run(policy, (0, "a b c", ""), duration=130)
     assert found.samples == pytest.approx(100 * 8 / 12)

@@ -71,7 +71,9 @@ def test_with_notice_nobody_waits() -> None:
 
 
 def test_workers_of_one_stage_pipelines_share_what_is_lost() -> None:
-    """Of four pipelines with one stage and 6 microbatches one is lost: the others run 8 each, not 12."""
+    """One of four pipelines with a single stage and 6 microbatches each is lost: the others run 8 each; no worker
+    runs 12.
+    """
     told: list[str] = []
     document = manifest(1, 4, 24)
     one = JobRun(spec=parse_manifest(document), manifest=document, profile=job(1).profile, trace=make_trace())

@@ -1,4 +1,4 @@
-"""How far a search is, where standard error is no terminal."""
+"""Progress of a search, as lines for a standard error that is no terminal."""
 
 import sys
 

@@ -95,7 +95,7 @@ def test_an_exception_of_the_work_is_raised_at_its_item() -> None:
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one processor there is one process")
 def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
-    """Also if that process is killed."""
+    """They end even if the process that started them is killed."""
     with running(tmp_path) as process:
         process.kill()
         until_there_are(process.pid, 0, 0)
@@ -103,7 +103,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one processor there is one process")
 def test_a_process_that_is_killed_gets_one_sentence(tmp_path: Path) -> None:
-    """As by the kernel, when memory runs out."""
+    """The kernel kills a process in this way when memory runs out."""
     with running(tmp_path) as process:
         os.kill(next(pid for pid in members(process.pid) if pid != process.pid), signal.SIGKILL)
         _, errors = process.communicate(timeout=PATIENCE)

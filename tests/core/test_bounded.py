@@ -35,7 +35,7 @@ def test_a_store_that_hangs_is_left_after_a_while():
 
 
 def test_a_call_that_returns_leaves_no_thread():
-    """Also if the thread's locals take a while to be removed."""
+    """The thread has ended when the call returns, even if removing its thread-local objects takes a while."""
     kept = threading.local()
 
     class Slow:

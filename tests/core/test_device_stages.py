@@ -51,7 +51,7 @@ def planned(costs: list[float], stages: int, pipelines: int, replicas: int, devi
 
 @st.composite
 def plans(draw: st.DrawFn, most: int = 3) -> Plan:
-    """Of up to four stages and three pipelines, many of them after losses. most: devices."""
+    """Draw a plan of up to four stages and three pipelines, often after losses. most: the most devices of a worker."""
     stages, pipelines = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     plan = planned(
         draw(COSTS),

@@ -218,7 +218,9 @@ def test_in_mode_auto_replicas_come_with_a_third_pipeline_and_go_with_a_fourth()
 
 
 def waiting(workers: int, memory: int) -> World:
-    """Return a job that waits with so many of its eight workers. Each of twelve layers has a gigabyte of parameters."""
+    """Return a job of eight workers that waits with only `workers` of them. Each of its twelve layers has a gigabyte of
+    parameters. memory: of each worker.
+    """
     layer = LayerBytes(parameters=GB, optimizer=2 * GB, gradients=GB, activations=0, boundary=0)
     model = protocol.Profile(costs=(1e9,) * 12, layers=(layer,) * 12, memory=memory)
     world = World(8, 1, 0, chooses=("stages", "pipelines"), profile=model)

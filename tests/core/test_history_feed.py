@@ -1,4 +1,4 @@
-"""What a shell tells the root of the job's history."""
+"""The events that the coordinator's shell sends to the root for the job's history."""
 
 from bamboo_core.control.protocol import Hello, HistoryKept, Received, WorkerJoined
 from bamboo_core.coordinator.events import Emit, Tick

@@ -24,7 +24,7 @@ def test_each_record_is_there_once_and_in_order(kept):
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9)), min_size=1, max_size=5))
 def test_a_curve_has_no_doubles_and_no_gaps_whatever_was_repeated(attempts):
-    """Each attempt begins where one before it has been, and does so many steps."""
+    """Each attempt begins at a step that an earlier one has reached. attempts: (first step, number of steps)."""
     records, reached = [], 0
     for number, (first, count) in enumerate(attempts, 1):
         begin = min(first, reached)

@@ -140,7 +140,7 @@ def test_nobody_runs_a_portion_whose_sum_the_owner_has() -> None:
 
 
 def test_what_a_keeper_gave_is_run_after_all_when_the_stage_behind_is_lost() -> None:
-    """Also if other microbatches of the stage get another worker at the same time."""
+    """Here other microbatches of the stage move to another worker in the same plan."""
     first = StepLoss(
         lost=((1, 20.0),), planned=20.0, runs=(((0, 1), ((0, 4, 0), (4, 8, 3))),), kept=(((0, 1), (0, (2,), 0.0)),)
     )

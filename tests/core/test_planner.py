@@ -83,7 +83,7 @@ def test_a_notice_shorter_than_a_step_does_not_wait_for_its_end() -> None:
 
 
 def test_a_split_that_the_manifest_gives_is_that_of_every_plan() -> None:
-    """Also after a takeover and after healing. A plan with another split is not this job's."""
+    """Plans after a takeover and after healing keep the split. A plan with another split does not fit the job."""
     world = World(3, 1, 1, split=[1, 5, 2])
     world.settle()
     world.lose(world.plans[-1].pipelines[0][1].owner)

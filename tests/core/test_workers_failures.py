@@ -163,7 +163,7 @@ def give_up(world: World, *, seconds: float) -> None:
 
 
 def wait(world: World, seconds: float) -> None:
-    """Pass that many seconds, in which all workers answer."""
+    """Let `seconds` pass, in which all workers answer."""
     until = world.now + seconds
     while world.now < until and world.finish is None:
         silence(world, set(), 0.5)

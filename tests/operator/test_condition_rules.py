@@ -174,7 +174,7 @@ def test_a_job_of_which_no_grid_fits_says_so():
 
 
 def test_a_restarted_operator_wants_as_many_workers_as_the_one_before():
-    """Of eight workers that the job may have two are held, as they are worth their price."""
+    """The job may have eight workers; the coordinator holds two, as no more are worth their price."""
     pool = [{"name": "spot", "pricePerHour": "1"}]
     spec = job(topology=None, elastic={"objective": "Value", "maxWorkers": 8}, nodePools=pool)
     before = seen(said(wanted=2, workers=BUSY), spec=spec, pods={"spot": 2})

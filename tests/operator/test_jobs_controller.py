@@ -12,7 +12,7 @@ from watched_api_kit import EARLY, LATE, Server, body, job_event, managed, uids
 
 @pytest.mark.parametrize("made", [EARLY, LATE])
 def test_a_job_made_anew_under_its_name_is_managed(made: str) -> None:
-    """Events of two jobs with one name come in any order."""
+    """Watch events of the old and the new job of one name may arrive in any order."""
 
     async def check() -> None:
         async with managed(Server()) as jobs:

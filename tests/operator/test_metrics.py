@@ -20,7 +20,7 @@ from operator_kit import NOW, job, said
 
 
 def test_the_operator_tells_the_age_that_the_status_knows() -> None:
-    """Also if its coordinator is a new one that knows of no checkpoint."""
+    """A new coordinator knows of no checkpoint yet, so the metric comes from the job's status."""
     at = (datetime.now(UTC) - timedelta(seconds=90)).strftime("%Y-%m-%dT%H:%M:%SZ")
     page = MetricsPage()
     unknown = replace(kept(), step=None, age=None)

@@ -106,7 +106,7 @@ async def test_one_of_several_is_ready_while_another_works_and_says_so_by_no_lab
 
 
 class SlowPods:
-    """Of an API server that does not answer for a while. labels: as they are."""
+    """The pods of an API server that does not answer while `away`. labels: by pod."""
 
     def __init__(self) -> None:
         self.labels: dict[str, str | None] = {}

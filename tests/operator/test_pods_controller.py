@@ -95,7 +95,7 @@ async def test_its_time_begins_when_its_gate_goes(begin: Callable[..., Job]) -> 
 
 
 def of(pipelines: int, **spec: Any) -> dict[str, Any]:
-    """Of a job with two stages."""
+    """Return the spec's fields for a job of two stages and at most `pipelines` pipelines."""
     return {"elastic": {"maxWorkers": 2 * pipelines}, **spec}
 
 

@@ -33,7 +33,9 @@ class Things:
 
 
 def resynced(*things: Things, seconds: float, soon: float | None = None) -> tuple[str | None, str | None]:
-    """Run a resync that long; return its `waiting` and its problem. soon: when it is asked to list again."""
+    """Run a resync for `seconds`; return its `waiting` and its problem. soon: the second at which `Resync.soon` is
+    called.
+    """
 
     async def play() -> tuple[str | None, str | None]:
         resync = Resync([Watched("things", one.forgettable, one.list) for one in things])

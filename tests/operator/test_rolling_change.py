@@ -27,7 +27,7 @@ def job(**spec: Any) -> JobSpec:
 
 
 def images(place: Place) -> dict[str, str]:
-    """Of living pods."""
+    """Return the image of each living pod, by name."""
     return {n: p["spec"]["containers"][0]["image"] for n, p in place.pods.items() if "terminated" not in str(p)}
 
 

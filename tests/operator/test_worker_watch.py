@@ -26,7 +26,7 @@ def noted(cache: ClusterIndices, **more: Any) -> None:
 
 @pytest.fixture
 def cache() -> ClusterIndices:
-    """What the operator knows of a worker's pod and its node."""
+    """Return the operator's indices with one worker's pod and its node."""
     made = ClusterIndices()
     pod_event(made, "MODIFIED", stored(node="n1"))
     noted(made)

@@ -32,7 +32,7 @@ ALL, THEN = "all", "--then"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What the flags say of each seed: `regression` names a scenario that went wrong once."""
+    """The command line's choice of scenarios. regression: the name of a scenario that once failed, or None."""
 
     regression: str | None
     grids: bool

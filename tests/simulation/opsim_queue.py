@@ -99,7 +99,7 @@ class SimQueue:
     # others
 
     def compete(self, pods: int) -> str:
-        """Add a more important workload of so many pods, and return its name."""
+        """Add a workload of higher priority with `pods` pods, and return its name."""
         self._made += 1
         made = self._simulation.loop.date().strftime("%Y-%m-%dT%H:%M:%SZ")
         self.manager.outsiders[f"important-{self._made}"] = Outsider(pods=pods, priority=100, made=made)

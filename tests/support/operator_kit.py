@@ -29,7 +29,7 @@ NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 
 
 def at(seconds: float) -> str:
-    """Return the API's form of a time that many seconds after NOW."""
+    """Return the time `seconds` after NOW in the API's form."""
     return (NOW + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

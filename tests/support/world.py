@@ -127,7 +127,7 @@ class World:
         return self.finish
 
     def wait(self, until: Callable[[], bool], turns: int = 2000) -> None:
-        """Time passes and messages arrive, a turn each 0.3 s, until that holds or for that many turns."""
+        """Let time pass and messages arrive, 0.3 s in each turn, until `until` returns True, for `turns` at most."""
         for _ in range(turns):
             if until():
                 return
@@ -152,7 +152,7 @@ class World:
             assert after == replace(state, plans=replace(state.plans, steady=True))
 
     def _as_heard(self, now: float) -> CoordinatorState:
-        """Return the state as if it were due for a look and all workers had been heard at that time."""
+        """Return the state with a check due, and with all workers last heard at `now`."""
         workers = {w: replace(r, seen=now, cut_since=None) for w, r in self.state.workers.items()}
         return replace(
             self.state,

@@ -82,7 +82,9 @@ def assert_same(job: Processes, reference: Processes) -> None:
 def test_a_sigkill_at_an_instruction_leaves_the_bits(
     fault: tuple[str, int, int, int, int], references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the root, and of others. tests/trainer/test_engine.py strikes at every instruction, without processes."""
+    """The killed worker is the root or another one. tests/trainer/test_engine.py kills at every instruction, without
+    processes.
+    """
     job = run_with_faults(manifest(), tmp_path, monkeypatch, (*fault, signal.SIGKILL))
     assert_same(job, references[4, 1, False])
     assert job.state.membership.preemptions == 1
@@ -123,7 +125,9 @@ def soak_seeds() -> list[int]:
 
 
 def survivable(job: Processes, victims: set[str]) -> bool:
-    """Does every cell keep a worker that holds its state? Nobody who was struck before counts, gone or not."""
+    """Return whether every cell keeps a worker with its state. Workers that were struck before do not count, even if
+    they live.
+    """
     plan, struck = job.state.plan, victims | set(job.acted)
     assert plan is not None
     return all(

@@ -94,7 +94,7 @@ RAW = [raw_frame(make_frame(LARGE, microbatch=number), number) for number in ran
 
 
 def test_frames_are_delivered_in_the_order_of_their_numbers(net: Net) -> None:
-    """Also those that arrive after another connection has ended, since the sender has sent them before its end."""
+    """Frames that arrive after another connection has ended count, since the sender sent them before that end."""
     with Group(net) as group:
         group.other.sendall(RAW[1] + RAW[3])
         group.first.sendall(RAW[0] + RAW[2][:99])

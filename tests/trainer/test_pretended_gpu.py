@@ -1,4 +1,4 @@
-"""What is written for GPUs, on pretended ones: on a machine without any it is run all the same."""
+"""Runs the code for GPUs on a fake CUDA device, so that it is also executed on machines without a GPU."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a simulated step sends between workers is what real engines send, by kind and by both ends.
+"""A simulated step sends the same bytes between workers as real engines, by kind, sender and receiver.
 
 Boundary tensors byte by byte; gradients but for the padding of each parameter's place, which matters in small layers
 only.
@@ -78,7 +78,7 @@ def test_engines_send_what_the_simulator_counts(
 
 
 def profiled(document: dict[str, Any]) -> ModelProfile:
-    """Of the job's layers as the trainer measures them, with a microbatch of the job's."""
+    """Return a profile with the sizes that the trainer measures for the job's layers and microbatches."""
     spec = parse_manifest(document)
     task = settled(load_task(spec.task.entrypoint, spec.task.config), 0)
     layers = tuple(

@@ -205,8 +205,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class PartialSum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Results of some of a cell's microbatches, besides their gradients' sums, by microbatch: losses and their weights,
-    metrics with weights, and losses that layers add.
+    """Results of a portion of a cell, by microbatch, in addition to the sums of its gradients: losses and their
+    weights, metrics with weights, and losses that layers add.
     """
 
     losses: dict[int, float]

@@ -193,7 +193,7 @@ Command = Send | AddWorkers | RemoveWorker | Emit | Finish
 
 
 class WorkerState(StrEnum):
-    """What a worker does at present, for display."""
+    """The present activity of a worker, for display."""
 
     STARTING = "starting"
     STANDBY = "standby"

@@ -77,7 +77,7 @@ class CostCounter:
             self._add({worker_pool(pod) or "": 1}, paid_seconds(pod, since, now))
 
     def _add(self, paid: Mapping[str, int], seconds: float) -> None:
-        """Add the cost of this many workers in each pool for that time, and their time to the metrics."""
+        """Add `seconds` of the paid workers to the cost and to the metric of paid time. paid: workers by pool."""
         self._meter.paid += sum(paid.values()) * seconds
         self.cost += cost_of(price_per_hour(self._pools, paid), seconds)
 

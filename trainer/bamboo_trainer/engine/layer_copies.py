@@ -249,7 +249,7 @@ class LayerCopies:
         return enough
 
     def keep_only(self, checkpoint: CheckpointId, layers: Collection[int]) -> None:
-        """Drop all copies for that checkpoint but those of these layers, and tell the coordinator which are left."""
+        """Drop the copies for a checkpoint of all other layers, and tell the coordinator which copies are left."""
         if checkpoint in self.held:
             left = {layer: state for layer, state in self.held[checkpoint].items() if layer in layers}
             self.held[checkpoint] = left

@@ -168,8 +168,8 @@ class PortionSteps:
                 self._gives[cell] = step
 
     def _give_kept(self, owner: WorkerId | None = None) -> None:
-        """Give the sums that this worker keeps to the new owners of their cells: first those of the first groups up to
-        a gap, then KEPT_ALL, then the other ones. owner: only to this one.
+        """Send the sums that this worker keeps to the new owners of their cells: first the sums of the first groups up
+        to a gap, then KEPT_ALL, then the rest. owner: the only owner to send to; None: all.
         """
         for cell, step in self._gives.items():
             receiver = self._plan.owner(cell)

@@ -373,7 +373,7 @@ class Inbound:
         self._early: dict[int, Frame] = {}  # frames that wait for earlier ones, by number
 
     def close(self) -> None:
-        """End the thread soon, and those of the connections that joined this one; never blocks."""
+        """Make the thread end soon, and the threads of the connections that joined this one. Never blocks."""
         with self._lock:
             self._ended = True
             for each in (self, *self._joined):
