@@ -134,7 +134,7 @@ def brief(title: str, names: Sequence[tuple[str, ...]], texts: Mapping[tuple[str
     for words in names:
         usage, about = own_help(texts[words], {}, ()).split("\n\n")[:2]
         options = [short(cells(entry)[0]) for entry in entries(texts[words], "Options")]
-        own = ", ".join(f"`{name.partition(' ')[0]}`" for name in options if name not in SHARED)
+        own = ", ".join(f"`{name.partition(' <')[0]}`" for name in options if name not in SHARED)
         named = f" Options: {own}." if own else ""
         yield f"### bamboo {' '.join(words)}\n\n`{usage}`: {' '.join(about.split())}{named}\n"
 
@@ -205,9 +205,11 @@ def listed(names: Sequence[str]) -> list[str]:
 
 
 def short(names: str) -> str:
-    """Return the last name of an option, with its values if they are listed (`<...>`)."""
+    """Return the last name of an option, with its values if they are listed (`<...>`), or with the flag that negates
+    it.
+    """
     flag, _, value = names.replace("\\|", "|").split(", ")[-1].partition(" ")
-    return f"{flag} {value}" if value.startswith("<") else flag
+    return f"{flag} {value}" if value.startswith(("<", "/")) else flag
 
 
 def help_of(*words: str) -> str:
