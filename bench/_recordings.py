@@ -1,4 +1,4 @@
-"""Published recordings of spot nodes -> a trace: the formats of `bamboo traces`, and tables with numbers of nodes.
+"""Published recordings of spot nodes as a trace: in the formats that Bamboo reads, or as tables of numbers of nodes.
 
 YYYY-MM-DD,HH:MM:SS,COUNT                the number of nodes
 seconds,nodes / SECONDS,COUNT            the same

@@ -1,1 +1,1 @@
-"""Ready-made tasks: language models, image classifiers, and models of Hugging Face transformers."""
+"""Ready-made tasks: language models, an MLP for two spirals, and models of Hugging Face transformers."""
