@@ -160,7 +160,7 @@ class ElasticSpec:
     times the speed of maxWorkers or more.
     """
     stabilization_seconds: Annotated[int, Integer(0), Mark.FREE] = USUAL_STABILIZATION
-    """How long nodes for a larger grid must be available, at most, before the grid grows."""
+    """The longest time for which nodes must be available before the grid grows onto them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
