@@ -98,7 +98,7 @@ def test_what_cannot_be_compared_is_named(job: ComparedJob) -> None:
 
 @pytest.mark.parametrize("name", shipped_names())
 def test_the_strategies_have_the_same_baseline(name: str) -> None:
-    """It is at least the published rate, since they choose among grids."""
+    """The baseline's rate is at least the published one, since the strategies choose among grids."""
     profile = read_profile(name)
     assert profile.published is not None
     trace = generate(Generation(nodes=8, hours=2, removal=0.1, addition=0.5), 1)

@@ -38,7 +38,9 @@ def said_of_microbatches(samples: int) -> str:
 
 
 def test_of_a_single_worker_nothing_is_said_that_it_cannot_have() -> None:
-    """So values common to the other plans are listed once, below the table."""
+    """A single worker has no redundancy mode, so it does not keep a mode that all other plans share from being listed
+    once, below the table.
+    """
     front = assessed(2, (2.0, 4.0)), assessed(3, (2.5, 3.5)), assessed(1, (8.0, 3.0))
     said = text(front)
     assert "In all of them: machine m, microbatch 4, mode Replicas, replicas 1" in said

@@ -207,7 +207,7 @@ def documented(heading: str) -> list[str]:
 
 
 class Shell:
-    """Commands as the page shows them, run by the kubectl of the tests."""
+    """A shell for the commands of a docs page, with the tests' kubectl."""
 
     def __init__(self, cluster: Cluster, home: Path) -> None:
         programs = f"{Path(sys.executable).parent}:/usr/bin:/bin"

@@ -58,7 +58,9 @@ def test_a_worker_that_runs_a_stage_for_two_pipelines_has_its_state_once(
 
 
 def test_casts_of_parameters_count_while_products_are_in_half_precision() -> None:
-    """So does a layer's gradient that is cast back. A layer without activations has no casts, and keeps no output."""
+    """Gradients of a layer that are cast back count, too. A layer without activations has no casts and keeps no
+    output.
+    """
     one = job(2, 1, redundancy={"mode": "None"})
     spec = replace(one.spec, training=replace(one.spec.training, precision=Precision.BF16))
     assert device_bytes(one.profile.figures, spec, taken_over=False) == 300 + 100 + 100
@@ -118,7 +120,7 @@ def test_the_usual_split_is_taken_where_it_fits() -> None:
 def test_it_fits_and_is_about_as_fast_as_the_fastest_that_does(
     layers: list[tuple[float, int, int]], stages: int, mode: str, schedule: str, share: float
 ) -> None:
-    """It may miss a split that just fits, but none whose workers have a quarter of their memory to spare."""
+    """The search may miss a split that just fits, but none whose workers have a quarter of their memory to spare."""
     model, spec = figures(layers), fitted_job(stages, mode, schedule)
     bytes_of = {split: most_bytes(model, spec, split) for split in all_splits(len(layers), stages)}
     least, most = min(bytes_of.values()), max(bytes_of.values())

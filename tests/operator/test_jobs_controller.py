@@ -73,7 +73,7 @@ async def test_of_a_job_that_is_deleted_while_no_operator_is_active_nothing_runs
 
 
 class Checking(Server):
-    """Takes its time for dry runs."""
+    """An API server whose dry runs take a while."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -175,7 +175,7 @@ class LeaseSimulation:
 
 
 class Process:
-    """One operator's, as far as the Lease goes; and its way to the API server."""
+    """The process of one operator, reduced to its Lease, with its connection to the API server."""
 
     def __init__(self, simulation: LeaseSimulation, name: str) -> None:
         self.simulation, self.name = simulation, name

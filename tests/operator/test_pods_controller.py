@@ -38,7 +38,7 @@ def runs_and_is_silent(place: Place) -> None:
 
 
 def waits_for_a_node(place: Place) -> None:
-    """Its pods are as they were made."""
+    """Leave the pods as they were made, without a node."""
 
 
 @pytest.mark.parametrize(

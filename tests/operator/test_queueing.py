@@ -211,7 +211,7 @@ def nothing_is_admitted(place: Place, queued: Job) -> None:
 
 
 def it_trains(place: Place, queued: Job) -> None:
-    """It trains and loses a worker, for which there is no quota."""
+    """Let the job train and lose a worker, for whose replacement there is no quota."""
     admit(place, "tiny-w0", "tiny-w1")
     queued.train()
     place.take("tiny-w1")

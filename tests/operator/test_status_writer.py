@@ -21,7 +21,7 @@ JOB = JobIdentity(("team", "tiny"), "uid")
 
 
 class Api:
-    """Keeps the status, and answers or not."""
+    """An API server that keeps the job's status, and may fail to answer."""
 
     def __init__(self) -> None:
         self.status: dict[str, Any] = {}

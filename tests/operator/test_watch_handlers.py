@@ -86,7 +86,7 @@ def pod(phase: str) -> dict[str, Any]:
 
 
 async def test_of_a_job_its_edits_are_handled_and_its_deletion() -> None:
-    """And nothing is written into it."""
+    """The handlers write nothing into the job."""
     shared = shared_for(KubeApi(Server()))
     jobs = Recorded(shared)
     kopfs = Kopf(jobs, shared)

@@ -112,9 +112,10 @@ class BranchingJob(Job):
         return self
 
     def branch(self, name: Hashable, kind: Hashable = None) -> bool:
-        """Return whether this process is to take the way of that name; the first call for a name forks.
+        """Return whether this process takes the branch `name`. The first call for a name forks the job: the child takes
+        the branch, the parent does not.
 
-        A job in a way has no further branches. kind: if given, the first way of each kind is enough. Raises
+        A forked job has no further branches. kind: if given, only the first branch of each kind forks. Raises
         AssertionError if the forked job did not end as it should.
         """
         if self._answer is not None or name in self.answers or kind in self._kinds:

@@ -15,7 +15,7 @@ FACTS = LoggerFacts(job="job", run="r")
 
 
 class TestTurns(TurnThread):
-    """Turns that a test takes."""
+    """A `TurnThread` without a thread, whose turns the test runs."""
 
     __test__ = False
 

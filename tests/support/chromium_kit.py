@@ -49,7 +49,7 @@ class PageLeft(AssertionError):
 
 
 class Tab:
-    """One page. errors: what went wrong in it. requests: the addresses that it asked for."""
+    """One tab of the browser. errors: the page's error messages. requests: the URLs that the page requested."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket

@@ -48,7 +48,7 @@ RUN_SECONDS = 120
 
 
 class Missing(Exception):
-    """This machine cannot have Helm. The message is one sentence."""
+    """Error because Helm is not available on this machine. The message is one sentence."""
 
 
 class HelmError(Exception):

@@ -29,7 +29,7 @@ TARGETS = {"operator": ("core", "client", "operator"), "trainer": ("core", "clie
 
 
 class Unavailable(Exception):
-    """This machine cannot build images. The message is one sentence."""
+    """Error because this machine cannot build images. The message is one sentence."""
 
 
 def require() -> None:
@@ -42,7 +42,7 @@ def require() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Images in a folder, apart from the machine's own."""
+    """A store of images in a folder, apart from the machine's own store."""
 
     folder: Path
 

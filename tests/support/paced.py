@@ -46,10 +46,10 @@ def build(config: Mapping[str, Any]) -> Task:
 
 
 def slowed(manifest: Mapping[str, Any], mark: Path, since: int = 0, seconds: float = LITTLE) -> dict[str, Any]:
-    """Return the manifest of a job that is slow from that step on. Its workers need this folder in PYTHONPATH.
+    """Return the manifest of a job that is slow from step `since` on. Its workers need this folder in PYTHONPATH.
 
-    seconds: for each microbatch. A step is known by its samples, so the dataset must hold more than the steps before
-    `since` read.
+    seconds: the delay of each microbatch. The task recognizes a step by its samples, so the dataset must hold more
+    samples than the steps before `since` read. mark: the file whose removal ends the delays.
     """
     spec = manifest["spec"]
     task, training = spec["task"], spec["training"]

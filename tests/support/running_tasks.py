@@ -38,7 +38,7 @@ class Enter(nn.Module):
 
 
 class Twice(nn.Module):
-    """A layer with one norm used twice, one of torch's that it checkpoints by itself, and dropout between them."""
+    """A layer that uses one norm twice, with dropout and a norm in a torch checkpoint of its own between the uses."""
 
     def __init__(self) -> None:
         super().__init__()

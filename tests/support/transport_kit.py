@@ -24,7 +24,9 @@ SECONDS = 60.0  # that a test waits for something
 
 @dataclass
 class Inbox:
-    """Collects events; `wait` returns when there are enough of a type. then: called with each event after that."""
+    """A list of received events; `wait` returns when it holds enough of a type. then: called with each event after it
+    was added.
+    """
 
     events: list[Event] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)

@@ -26,7 +26,7 @@ def of(task: Task, monkeypatch: pytest.MonkeyPatch, **spec: Any) -> dict[str, An
 
 
 class Looks(nn.Module):
-    """Its control flow depends on values, so it cannot run without data."""
+    """A layer whose control flow depends on values, so it cannot run without data."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2 if bool((x > 0).any()) else x
@@ -64,7 +64,7 @@ def table() -> torch.Tensor:
 
 
 class Remembers(nn.Linear):
-    """Keeps a table in a cache, which would have no data if it were made in a run without data."""
+    """A layer that caches a table. A table made in a run without data would have no data either."""
 
     def __init__(self) -> None:
         super().__init__(2, 2)

@@ -73,7 +73,7 @@ def test_a_state_that_cannot_be_sent_is_refused_at_once():
 
 
 class Small(torch.optim.SGD):
-    """Keeps its last gradients in few bits."""
+    """An optimizer that keeps its last gradients in a type of few bits."""
 
     def step(self, closure=None):
         super().step()

@@ -133,7 +133,7 @@ def test_what_must_not_be_compiled_runs_as_it_is(layer: Callable[[], nn.Module],
 
 
 class Branches(nn.Module):
-    """Takes a branch that depends on values, so no one graph has both branches."""
+    """A layer with a branch that depends on values, so no single graph has both branches."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * 2 if float(x.detach().sum()) > 0 else x

@@ -32,7 +32,7 @@ class Here(dict[int, Any]):
 
 
 class Noisy(torch.optim.SGD):
-    """Adds a random number to a parameter from the third step on."""
+    """An optimizer that adds a random number to a parameter from the third step on."""
 
     steps = 0
 
@@ -138,21 +138,21 @@ class Counts(LateLayer):
 
 
 class Switches(LateLayer):
-    """Does the same in every call from a certain one on, so two workers past that call agree."""
+    """A layer that does the same in every call from a certain one on, so two workers past that call agree."""
 
     def late(self, x):
         return x * 1.001
 
 
 class Elsewhere(LateLayer):
-    """Depends on the number of the layer's instance, as if on the process."""
+    """A layer whose result depends on the number of its instance, as if on the process."""
 
     def late(self, x):
         return x * (1 + 1e-6 * self.number)
 
 
 class Scaled(torch.autograd.Function):
-    """Its forward is deterministic, and its backward is not."""
+    """A function with a deterministic forward and a backward that is not deterministic."""
 
     @staticmethod
     def forward(ctx, x):
@@ -208,7 +208,7 @@ class Timed(nn.Linear):
 
 
 class Seldom(nn.Linear):
-    """Skips the layer too rarely for anybody to see it."""
+    """A layer that skips its work too rarely for a spot check to notice."""
 
     def forward(self, x):
         return x if random.random() < 1e-12 else super().forward(x)
@@ -234,7 +234,7 @@ class OwnBackward(nn.Linear):
 
 
 class Reading(nn.BatchNorm1d):
-    """Uses running statistics in training."""
+    """A norm that uses running statistics in training."""
 
     def forward(self, x):
         return super().forward(x) + self.running_mean
@@ -246,7 +246,7 @@ class ReadingFirst(nn.BatchNorm1d):
 
 
 class WarmingUp(nn.BatchNorm1d):
-    """Normalizes from the fourth batch on."""
+    """A norm that normalizes from the fourth batch on."""
 
     def forward(self, x):
         normed = super().forward(x)
@@ -254,7 +254,7 @@ class WarmingUp(nn.BatchNorm1d):
 
 
 class HardCoded(nn.BatchNorm1d):
-    """Does not use the momentum that it has."""
+    """A norm that ignores its attribute `momentum`."""
 
     def forward(self, x):
         with torch.no_grad():
@@ -371,7 +371,7 @@ class Harmless(nn.Linear):
 
 
 class Seeds(nn.Linear):
-    """Draws from generators that it seeds itself."""
+    """A layer that draws from generators that it seeds itself."""
 
     def forward(self, x):
         random.seed(5)
@@ -399,7 +399,7 @@ def test_what_a_layer_counts_and_keeps_is_harmless_if_its_results_do_not_depend_
 
 
 class Initialized(nn.Linear):
-    """Sets its parameters by the first microbatch that it sees."""
+    """A layer that sets its parameters by the first microbatch that it sees."""
 
     def __init__(self) -> None:
         super().__init__(2, 2)

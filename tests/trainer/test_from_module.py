@@ -167,7 +167,7 @@ def running(make: Callable[[], nn.Module]) -> list[Any]:
 
 
 def test_a_frozen_norm_before_the_blocks_stays_as_it_is() -> None:
-    """Its count of batches is not in the layer, which does not use it."""
+    """The norm's count of batches is not in the layer, which does not use it."""
     assert [found.contributes for found in running(lambda: Normed(frozen=True))] == [False]
     assert [found.names for found in running(lambda: Normed(frozen=True))] == [("running_mean", "running_var")]
     assert [found.contributes for found in running(lambda: Normed(frozen=False))] == [True]

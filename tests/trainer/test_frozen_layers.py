@@ -27,7 +27,7 @@ class NoBackward(torch.autograd.Function):
 
 
 class Layer(nn.Module):
-    """Returns also a mask of floats that has no gradient."""
+    """A layer that also returns a mask of floats without a gradient."""
 
     def __init__(self, trained: bool, looked: bool) -> None:
         super().__init__()

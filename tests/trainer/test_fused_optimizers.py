@@ -35,7 +35,7 @@ KERNELS: dict[str, Make] = {
 def test_a_convolution_before_a_norm_gets_the_bits_of_a_plain_loop_with_the_same_kernel(
     stated: bool | None, equal: bool
 ) -> None:
-    """Its gradients are nearly zero, so Adam magnifies other roundings."""
+    """The gradients of such a convolution are nearly zero, so Adam would magnify any difference in rounding."""
     images = torch.randn(6, 2, 6, 6, generator=torch.Generator().manual_seed(1))
     layers = (lambda: nn.Conv2d(2, 3, 3), lambda: nn.BatchNorm2d(3), nn.ReLU, nn.Flatten, lambda: nn.Linear(48, 2))
     task = small_task(

@@ -72,7 +72,7 @@ class ScaledWeight(nn.Module):
 
 
 class Twice(nn.Module):
-    """Uses one weight in two products."""
+    """A layer that uses one weight in two products."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Twice(nn.Module):
 
 
 class Partly(nn.Module):
-    """Uses one weight in two products, of which one has a bias."""
+    """A layer that uses one weight in two products, one of them with a bias."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class Custom(nn.Module):
 
 
 class Aside(nn.Module):
-    """Passes on a parameter that does not depend on the inputs."""
+    """A layer that also passes on a value of its parameter, which does not depend on the inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Aside(nn.Module):
 
 
 class Repeating(nn.Module):
-    """Checkpoints itself, which the task does not declare."""
+    """A layer that checkpoints itself, which the task does not declare."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -365,7 +365,7 @@ def test_right_halves_of_one_microbatch_are_added_to_the_left_ones(groups: int, 
 
 
 class Reached(nn.Module):
-    """Has gradients that autograd returns in unusual ways: a sparse one, and one that comes in two parts."""
+    """A layer whose gradients autograd returns in unusual ways: one is sparse, another comes in two parts."""
 
     def __init__(self) -> None:
         super().__init__()

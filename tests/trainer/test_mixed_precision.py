@@ -68,7 +68,7 @@ def test_a_parameter_is_cast_once_for_all_microbatches(tmp_path) -> None:
 def test_the_gradients_of_casts_are_cast_back_before_the_backward_of_the_next_layer(
     tmp_path, checkpointed: frozenset[int]
 ) -> None:
-    """This holds also for casts that an earlier microbatch has made."""
+    """Casts that an earlier microbatch has made count, too."""
     task = replace(small_gpt(tmp_path, tieEmbeddings=True), checkpointed=checkpointed)
     stage = chain(task, [(0, 4)], BF16)[0]
     reached: list[int] = []
@@ -117,7 +117,7 @@ def test_stages_keep_their_own(tmp_path) -> None:
 
 
 class Uses(nn.Module):
-    """Uses its input in three products, as attention does."""
+    """A layer that uses its input in three products, as attention does."""
 
     def __init__(self, reduced: bool) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Uses(nn.Module):
 def test_the_gradient_of_an_input_of_several_products_does_not_depend_on_the_split(
     precision: str, reduced: bool
 ) -> None:
-    """It is summed in fp32, also at a stage's first layer."""
+    """The gradient is summed in fp32, also at a stage's first layer."""
     uses = partial(Uses, reduced)
     task = small_task(layers=(lambda: nn.Linear(2, 16), uses, uses, lambda: nn.Linear(16, 2)))
     splits = [[(0, 4)], [(0, 1), (1, 4)], [(0, 2), (2, 4)], [(0, 1), (1, 2), (2, 3), (3, 4)]]

@@ -65,7 +65,7 @@ def test_an_optimizer_whose_groups_change_in_what_is_no_number_is_refused_by_nam
 
 
 class OverAll(torch.optim.SGD):
-    """Divides by a norm over all its parameters."""
+    """An optimizer that divides by a norm over all its parameters."""
 
     def step(self, closure=None):
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
@@ -88,7 +88,7 @@ class Warming(torch.optim.SGD):
 
 
 class Remembering(torch.optim.SGD):
-    """Keeps a momentum of its own by parameter, outside of its state."""
+    """An optimizer that keeps a momentum for each parameter outside of its state."""
 
     def step(self, closure=None):
         self.kept = getattr(self, "kept", {})

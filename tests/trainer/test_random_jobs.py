@@ -22,7 +22,9 @@ FIRST, END = (int(one) for one in os.environ.get("BAMBOO_RANDOM_JOBS", "1:40").s
 
 @dataclass
 class Disaster:
-    """Kills workers some turns after a step began, and suspends the job. at: by step, how many turns, and of whom."""
+    """A hook that kills workers some turns after a step began, and suspends the job. at: by step, the number of turns
+    and the workers: one, stage, notice or all.
+    """
 
     at: dict[int, tuple[int, str]]
     suspend: tuple[int, int] | None = None  # step and turns
@@ -55,7 +57,7 @@ class Disaster:
 
 
 class RandomJob:
-    """What one seed draws: a row of the table, and grids, checkpoints and disasters for its runs."""
+    """The job that a seed draws: a row of the table, and grids, checkpoints and disasters for its runs."""
 
     def __init__(self, seed: int, table: Table) -> None:
         self.rng, self.table = random.Random(seed), table

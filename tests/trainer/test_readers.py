@@ -26,7 +26,7 @@ from waiting import PATIENCE, until
 
 
 class Told:
-    """Says which process made a batch. broken: sample numbers that raise, or end the process."""
+    """A dataset that records which process made a batch. broken: sample numbers that raise, or end the process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -347,7 +347,7 @@ def test_a_loss_is_read_when_it_is_asked_for_and_not_before():
 
 
 class Sharing(nn.Linear):
-    """Passes its weight on, as a model does that ties it by hand, and a part of a table."""
+    """A layer that passes on its weight, as a model that ties it by hand does, and a part of a table."""
 
     def __init__(self):
         super().__init__(2, 2)

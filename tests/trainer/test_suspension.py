@@ -36,7 +36,7 @@ def undisturbed() -> str:
 
 @dataclass
 class Suspension:
-    """Suspends a job once `step` steps are committed, and delays the reports of written parts by SLOW turns.
+    """A hook that suspends a job once `step` steps are committed, and delays reports of written parts by SLOW turns.
 
     meanwhile: called once in the middle of the delay. from_step: the number of committed steps at the suspension.
     """

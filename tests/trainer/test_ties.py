@@ -193,7 +193,7 @@ def test_a_parameter_that_a_layer_uses_and_does_not_have_is_refused(where: str) 
 
 
 class Sometimes(nn.Module):
-    """Uses a weight of another layer from its second call on."""
+    """A layer that uses a weight of another layer from its second call on."""
 
     def __init__(self, borrow: Callable[[], nn.Parameter]) -> None:
         super().__init__()

@@ -39,7 +39,7 @@ OPTIMIZERS: dict[str, Callable[[Named], torch.optim.Optimizer]] = {
 
 
 class Enter(nn.Module):
-    """Returns an estimate in addition to its output, which the next layer may ignore."""
+    """A layer that also returns an estimate, which the next layer may ignore."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Enter(nn.Module):
 
 
 class Estimated(nn.Module):
-    """Uses the estimate for some samples only, and nothing of the layers before for others."""
+    """A layer that uses the estimate for some samples, and nothing of the layers before for others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ def test_a_state_in_which_some_parameters_were_never_used_is_handed_over(optimiz
 
 
 class Silent(torch.autograd.Function):
-    """Has no gradient for one of its inputs, as a compiled layer that detaches it has none."""
+    """A function without a gradient for one of its inputs, like a compiled layer that detaches an input."""
 
     @staticmethod
     def forward(_: Any, x: Tensor, y: Tensor) -> Tensor:

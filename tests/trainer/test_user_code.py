@@ -19,7 +19,7 @@ from stage_task_kit import Counting
 
 
 class Flags(nn.Module):
-    """Returns a tensor of integers, too."""
+    """A layer that also returns a tensor of integers."""
 
     def forward(self, x):
         return x * 2, torch.arange(len(x))
@@ -31,7 +31,7 @@ class Renumbering(nn.Module):
 
 
 class Sometimes(nn.Module):
-    """Writes to its input only if that has large values, so not in the first forward."""
+    """A layer that writes to its input only if that has large values, so not in the first forward."""
 
     def forward(self, x):
         return x.mul_(0.5) if bool((x > 100).any()) else x * 0.5
@@ -93,7 +93,7 @@ def test_the_dataset_must_return_tuples_of_tensors():
 
 
 class Turned(nn.Module):
-    """Returns a tensor whose memory is not in the order of its rows."""
+    """A layer that returns a tensor whose memory is not in the order of its rows."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.t().contiguous().t()
@@ -107,7 +107,9 @@ def test_one_process_draws_the_masks_that_a_job_draws_whatever_the_layout_of_a_l
 
 
 class Branches(nn.Module):
-    """Returns its input twice; later layers use one copy in two terms that cancel each other, then the other copy."""
+    """A layer that returns its input twice; later layers use one copy in two terms that cancel each other, then the
+    other copy.
+    """
 
     def __init__(self, place: int) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ Report = Callable[[str], None]
 
 
 class Unavailable(Exception):
-    """This machine cannot have the test cluster. The message is one sentence."""
+    """Error because this machine cannot run the test cluster. The message is one sentence."""
 
 
 class Broken(Exception):
