@@ -89,7 +89,7 @@ async def cost(place: Lab, o: RedundancyOptions, stages: int) -> dict[str, Any]:
 
 
 def costs(rounds: list[dict[str, Any]], mode: str, figure: str) -> list[float]:
-    """Return the costs in percent over mode None of the same round."""
+    """Return the extra cost of a mode in each round, in percent of the figure that mode None has in that round."""
     return [100 * (facts[mode][figure] / facts[str(OFF)][figure] - 1) for facts in rounds]
 
 

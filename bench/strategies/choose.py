@@ -283,7 +283,7 @@ def region_of(zone: str) -> str:
 
 
 def check(place: Workplace, trace: Trace) -> None:
-    """Raise SimulationError for what cannot be compared."""
+    """Raise SimulationError if the profile has no prices, or if strategies cannot be compared on the trace."""
     profile = place.costs.profile
     if profile.prices is None:
         raise SimulationError(f"{profile.name}: a profile without prices cannot be compared by cost")

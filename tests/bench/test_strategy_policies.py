@@ -123,7 +123,7 @@ def test_templates_go_back_if_a_layer_has_no_copy_left() -> None:
 
 
 def test_templates_whose_nodes_lack_memory_are_none() -> None:
-    """A node holds two of four layers; so three nodes are one pipeline of three, and none of a single node."""
+    """A node holds two of four layers, so three nodes form one pipeline of three, and one node forms none."""
     policy = Templates(
         costs=costs_of(profile(state=400), 8), shortest=1, longest=4, tolerated=0, saving=NEVER, mtbf=1e9
     )

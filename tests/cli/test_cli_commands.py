@@ -183,7 +183,9 @@ def test_a_task_that_ends_its_worker_is_judged_by_its_exit_code_and_found_in_the
     ],
 )
 def test_a_signal_ends_everything_at_once(tmp_path: Path, seen: list[str], said: bool, number: signal.Signals) -> None:
-    """At the start, in training, between both runs, and in the second; no process and no file is left."""
+    """The signal comes at the start, in training, between both runs, or in the second one. It leaves no process and no
+    file.
+    """
     scratch = tmp_path / "tmp"
     scratch.mkdir()
     setting = f"TMPDIR={scratch}"
@@ -265,7 +267,7 @@ def test_a_run_that_nobody_listens_to_trains_and_keeps_what_it_is_to_keep(
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "ascii"), [("kept \xe4", True), ("kept \udcff", False)])
 def test_a_folder_may_have_any_name_in_any_locale(tmp_path: Path, name: str, ascii: bool) -> None:
-    """A letter that the locale does not have, and a byte that is not UTF-8."""
+    """The names have a letter that the locale does not have, and a byte that is not UTF-8."""
     job = write(tmp_path, SPIRALS.replace("steps: 600", "steps: 20"))
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"} if ascii else {}
     command = [*BAMBOO, "run", job, "--output", name, "--checkpoints", f"{name}/store", "--trace", f"{name}.json"]

@@ -53,7 +53,7 @@ def test_a_plan_that_can_be_none_of_the_jobs_is_refused_and_the_others_go_on(
 
 
 def test_who_comes_back_after_another_has_its_place_is_sent_away_and_not_waited_for() -> None:
-    """It was declared lost, and another coordinator counted its pod, which still lives."""
+    """The worker was declared lost, but its pod still lives, and another coordinator counted it."""
     world = World(3, 1, 1)
     plan = restarted(world)
     rows = tuple(

@@ -125,7 +125,7 @@ def test_on_nodes_that_come_and_go_little_is_lost_against_the_best_grid_of_each_
 
 
 def test_a_pipeline_whose_worker_is_lost_is_given_up_at_once_and_built_again_when_one_comes() -> None:
-    """Its other workers join other pipelines or stand by; the pause is that of the takeover."""
+    """The pipeline's other workers join other pipelines or stand by; training pauses only for the takeover."""
     one = chosen(12, stages=4)
     trace = nodes(12, (HOUR, "remove", "n5"), (HOUR + 300, "add", "n12"), duration=2 * HOUR)
     told = told_of(one, trace)
@@ -162,7 +162,7 @@ def test_a_long_step_begins_again_on_a_faster_grid_if_that_is_done_sooner() -> N
 
 
 def test_a_job_that_goes_back_does_not_wait_for_its_whole_grid() -> None:
-    """Two of six workers are left and no other comes. stabilizationSeconds delays growth only."""
+    """Two of six workers are left and no others come. stabilizationSeconds delays growth only."""
     one = chosen(6, pipelines=1, stabilizationSeconds=600, minStages=2)
     more = {"redundancy": {"mode": "None"}, "checkpoint": {"storage": "s3://a/b", "everySteps": 50}}
     document = {**one.manifest, "spec": {**one.manifest["spec"], **more}}
@@ -188,7 +188,7 @@ def crammed(**more: Any) -> JobRun:
 
 
 def test_where_no_grid_has_room_for_copies_a_job_with_a_store_trains_without() -> None:
-    """Three workers have no room for copies. Six form two pipelines, which hold each other's."""
+    """Three workers have no room for copies. Six form two pipelines, which hold each other's states."""
     without, one = crammed(), crammed(checkpoint={"storage": "s3://a/b", "everySteps": 20})
     rates = GridRates(one.profile.figures, one.spec, 9_000)
     assert not any(map(rates.fits, bounded_grids(one.spec, len(rates.figures.layers), 3)))

@@ -137,7 +137,7 @@ def test_a_notice_of_the_cloud_counts_as_a_loss_and_our_own_does_not() -> None:
 
 
 def test_whoever_is_lost_counts_once_in_whatever_order_that_is_heard_of() -> None:
-    """Neighbours often miss a worker first, then a step is committed, and then its shell reports the node's end."""
+    """Often neighbours miss a worker first, then a step is committed, and then the shell reports the node's end."""
     orders = {
         "known at once": [WorkerLost("w1", "its node is gone")],
         "it failed": [WorkerLost("w1", "exited", 1)],

@@ -21,7 +21,7 @@ from world import World, back, restarted, silence
 
 
 def test_a_restarted_coordinator_does_not_wait_for_workers_without_a_trace() -> None:
-    """The plan of the first worker names them, and the shell finds no pod of theirs."""
+    """The plan that the first worker reports names these workers, and the shell finds no pods for them."""
     world = World(4, 1, 0)
     world.settle()
     plan = world.plan

@@ -91,7 +91,7 @@ def fewest_together(nodes: Sequence[str], depth: int, pipelines: int) -> int:
 def test_neighbours_share_a_node_only_where_no_ring_is_better(
     grid: tuple[int, int], nodes: list[str], spare: int, zones: str
 ) -> None:
-    """With as many workers as cells, or one more."""
+    """There are as many workers as cells, or one more."""
     depth, pipelines = grid
     peers = on_nodes(nodes[: depth * pipelines + spare], zones)
     where = {p.worker: p.node for p in peers}

@@ -93,7 +93,7 @@ def counter_of(*pods: dict[str, Any]) -> tuple[CostCounter, ClusterIndices]:
 
 
 def test_time_is_counted_at_the_prices_of_its_own_and_never_again(clock: list[float]) -> None:
-    """Two workers, an hour at 1 each, one at 3 and one at 5."""
+    """Two workers run for an hour at a price of 1 each, an hour at 3 and an hour at 5."""
     counter, _ = counter_of(*(stored(number, node="n", where=SPOT) for number in range(2)))
     totals = []
     for spot in ("1", "3", "5", "100"):
@@ -113,7 +113,7 @@ def test_an_edit_of_a_price_is_told_to_the_coordinator_of_each_worker_and_of_mor
 
 
 def test_who_has_joined_is_paid_for_though_no_watch_has_told_of_its_node(clock: list[float]) -> None:
-    """An hour in which only one of two has joined, and one in which the watch tells of the node of that one."""
+    """In the first hour only one of two workers has joined; in the second the watch reports that worker's node."""
     counter, cluster = counter_of(*(stored(number, phase="Pending", where=SPOT) for number in range(2)))
     pools = priced("3", "10").node_pools
     counter.count(pools, joined={"tiny-w0"})

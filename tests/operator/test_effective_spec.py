@@ -210,7 +210,7 @@ async def test_what_was_accepted_is_asked_for_until_the_server_answers_or_refuse
 
 
 async def test_a_task_that_was_edited_in_between_is_not_trained_by_workers_that_began_another() -> None:
-    """Only the digest of their manifest is known: its revision could not be written."""
+    """The operator knows only the digest of these workers' manifest, whose revision could not be written."""
     one = One(edited(task={"config": {"a": 1}}), plan=trains(edited()))
     assert await one.next() is None
     assert "the task that the job began with" in one.problems[0]
@@ -252,7 +252,9 @@ def test_what_is_valid_only_with_another_grid_is_not_followed() -> None:
 
 
 def test_what_changes_together_once_the_job_is_suspended_is_no_mistake_before() -> None:
-    """Devices are fixed until then, and the number of GPUs is not: the one with the other would not be valid."""
+    """`devices` may change only at the suspension, the number of GPUs at any time; the new number is invalid with the
+    old `devices`.
+    """
 
     def with_gpus(count: int, suspend: bool) -> dict[str, Any]:
         worker = {"devices": count, "resources": {"limits": {"nvidia.com/gpu": count}}}
@@ -289,7 +291,7 @@ async def test_another_operator_recalls_what_was_accepted_last() -> None:
 
 
 async def test_the_api_server_has_no_other_form_for_what_is_kept() -> None:
-    """It compares the bytes of an immutable text, and writes keys, floats and some characters as Go does."""
+    """The API server compares the bytes of immutable data, and writes keys, floats and some characters as Go does."""
     api: Any = Revisions()
     first = AcceptedManifest(JobIdentity(KEY, "u1"), api)
     config = {"z": 1e-7, "a": [1.0, 1e16], "text": '<é> & "\u2028\\\x7f\n'}

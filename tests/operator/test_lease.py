@@ -372,7 +372,9 @@ async def test_an_api_server_that_was_away_for_all_takes_the_lease_from_nobody(a
 
 
 async def test_who_is_no_pod_is_waited_for() -> None:
-    """A missing pod of that name proves nothing about the process; an invalid pod name must not get into a URL."""
+    """The holder of a Lease may be no pod. A missing pod of its name then proves nothing about the process, and an
+    invalid pod name must not get into a URL.
+    """
     simulation = LeaseSimulation()
     for name in ("../nodes/x", "Laptop", "a pod", "laptop-a"):
         simulation.api.put("leases", lease_held_by(PLACE, None, name, NOW))

@@ -152,7 +152,7 @@ SOON = 12.0  # 30 writes of 0.8 s, four at a time, and a look every 2 s
 
 
 def test_the_status_tells_soon_why_pods_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is it written again when a kubelet waits instead of trying, and the other way round."""
+    """The status is not written again when a kubelet changes between waiting and trying."""
     with virtual_runner(monkeypatch) as (runner, loop):
         simulated = ManyJobs(loop)
         runner.run(simulated.run(JOBS, LIFE_SECONDS))
@@ -191,7 +191,7 @@ IDLE_SECONDS = 900.0
 
 
 def test_idle_jobs_are_looked_at_only_when_something_happens_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Late pods are removed at once all the same, and edits are followed."""
+    """The operator still removes late pods at once, and follows edits."""
     looks: Counter[str] = Counter()
 
     class Counted(ApiAttempts):

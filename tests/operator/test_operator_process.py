@@ -119,7 +119,7 @@ class SlowPods:
 
 
 async def test_who_has_given_up_labels_itself_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Lease is lost while the API server does not answer; another one works when it does again."""
+    """The operator loses the Lease while the API server does not answer; another operator works when it does again."""
     monkeypatch.setattr("bamboo_operator.kube.attempts.FIRST_RETRY", 0.01)
     pods = SlowPods()
     label = ActiveLabel(pods, PLACE, "me")

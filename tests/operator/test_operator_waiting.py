@@ -35,7 +35,7 @@ def copied(place: Place) -> Place:
 
 
 async def test_a_pod_that_goes_when_a_coordinator_begins_is_replaced(begin: Callable[..., Job]) -> None:
-    """Such as a pod of a job that is suspended and resumed at once."""
+    """A job that is suspended and resumed at once may have such a pod."""
     first = Place()
     await begin(first).reconciles()
     place = copied(first)

@@ -81,7 +81,7 @@ async def turns(running: Job, count: int, *, comes: bool = True) -> list[int]:
 async def test_an_outdated_worker_that_begins_to_train_within_a_reconciliation_keeps_its_pod(
     begin: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Calls of a slow API server may take seconds between the look at the workers and the deletion of a late one."""
+    """With a slow API server seconds may pass between the look at the workers and the deletion of a late one."""
     place = Place()
     running = begin(place, worker=FIRST, training=LONG, standby={"workers": 0})
     await running.reconciles()
@@ -116,7 +116,7 @@ async def test_an_edit_replaces_all_workers_one_after_the_other(begin: Callable[
 
 
 async def test_another_operator_whose_pods_differ_replaces_them_too(begin: Callable[..., Job]) -> None:
-    """As after an upgrade to a release with another default image."""
+    """Pods differ, for example, after an upgrade to a release with another default image."""
     first = Place()
     before = await training(begin, first, worker={})
     place = Place()

@@ -124,7 +124,7 @@ def test_what_gets_it_going_again(change: str) -> None:
 
 
 def test_the_time_in_which_nobody_waits_for_a_new_worker_does_not_count() -> None:
-    """Such as while stages are copied after a loss."""
+    """The rollout waits for something else, for example, while stages are copied after a loss."""
     record = record_of(view(old(0), old(1)))
     for now in range(0, 10_000, 100):
         record = record_of(view(old(0), old(1), held=False), record, now)

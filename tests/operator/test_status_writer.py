@@ -65,7 +65,7 @@ async def test_what_may_have_been_written_is_written_over_though_nothing_has_cha
 
 
 def test_a_job_counts_as_suspended_once_its_workers_were_told_to_stop() -> None:
-    """The workers of one that still has a plan train on until their state is saved."""
+    """The workers of a job that still has a plan train on until their state is saved."""
     resting = job_status(None, BambooJobStatus(), facts(spec=replace(job(), suspend=True)))
     saving = msgspec.structs.replace(resting, plan='{"epoch":1}')
     found = [StatusWriter(JOB, written(one), Api()) for one in (BambooJobStatus(), saving, resting)]  # type: ignore[arg-type]

@@ -122,7 +122,7 @@ def each(few: int, many: int) -> list[Any]:
 
 @pytest.mark.parametrize("seed", each(1, 25))
 def test_without_faults_the_job_ends_as_the_oracle_says(seed: int) -> None:
-    """Jobs of seeds that no other test uses, one of them with another number of pipelines."""
+    """The jobs come from seeds that no other test uses; one job has another number of pipelines."""
     job = Simulation(scenario(10_000 + seed, Kind.ELASTIC))
     job.injector.left.clear()
     verdict = job.run()

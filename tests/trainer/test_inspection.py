@@ -236,7 +236,7 @@ def test_other_losses_are_taken(loss: Callable[[Any, Any], Any]) -> None:
 
 @pytest.mark.parametrize("outputs", [torch.zeros(1, 3), torch.zeros(8, 3), torch.empty(4, MOST_VALUES, device="meta")])
 def test_what_cannot_be_tried_is_not_judged(outputs: torch.Tensor) -> None:
-    """A single sample, rows that are no samples, and outputs that are too large."""
+    """The trial skips a single sample, rows that are no samples, and outputs that are too large."""
     require_all_samples(task(first_alone), (outputs,), ONE_IS_MASKED)
 
 

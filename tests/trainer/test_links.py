@@ -120,7 +120,7 @@ def test_a_frame_of_which_the_connection_goes_ends_the_link(net: Net, gone: str,
 
 
 def test_a_link_ends_with_its_first_connection(net: Net) -> None:
-    """The sender learns it, so that it ends the others, too."""
+    """The receiver closes that connection, so that the sender ends the others, too."""
     with Group(net) as group:
         group.first.shutdown(socket.SHUT_WR)
         assert refused(group.first)

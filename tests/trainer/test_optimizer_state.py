@@ -155,7 +155,7 @@ def test_sound_optimizers_are_not_found(name, grid) -> None:
 @pytest.mark.parametrize("config", [CONFIG, at("bf16"), at("fp16"), ROUNDED])
 @pytest.mark.parametrize("name", each(SOUND))
 def test_a_trial_leaves_the_step_as_it_is(name, config) -> None:
-    """Tries the optimizer in every precision, and on every layer."""
+    """The trial runs the optimizer in every precision, and on every layer."""
     digests = []
     for tries in (False, True):
         stage = build_stage(small_task(optimizer=SOUND[name]), 0, [(0, 3)], config)

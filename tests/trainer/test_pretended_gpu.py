@@ -114,7 +114,7 @@ def test_nobody_waits_for_the_events_of_copies_that_are_gone() -> None:
 
 @on_one
 def test_what_a_gpu_gives_another_one_and_the_host_is_copied_in_order() -> None:
-    """It works on meanwhile. Without any of the events and waits between its streams the pretended GPU raises."""
+    """The GPU works on meanwhile. The fake GPU raises if an event or a wait between its streams is missing."""
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)
     copies = copies_by_device([first, second], lambda: None)
     for number in range(3):

@@ -149,7 +149,7 @@ def taken(one: OneEngine) -> list[int]:
 
 
 def test_a_replica_is_in_step_when_all_parts_are_at_the_owners_newest_version() -> None:
-    """Parts at different versions could not be repeated after the owner's loss."""
+    """After the owner's loss, a step could not be repeated from parts at different versions."""
     owner = divided("w0")
     announce(owner, Cell(0, 0), "w1", 0)
     assert said(owner, ReplicaSynced) == [], "nothing is known of the other part"

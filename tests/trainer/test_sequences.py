@@ -42,7 +42,7 @@ def config(family: str, data: dict[str, Any], **more: Any) -> dict[str, Any]:
     ],
 )
 def test_a_document_knows_nothing_of_those_beside_it(family: str, attention: str, tmp_path: Path) -> None:
-    """Logits and gradients equal transformers' with these positions, and those of each document alone."""
+    """Logits and gradients equal those of transformers with these positions, and of each document alone."""
     settings = config(family, packed(tmp_path), attention=attention)
     task, layers, model = pair_of(settings)
     (ids, positions), (labels,) = task.dataset.batch([0, 1, 2, 3])

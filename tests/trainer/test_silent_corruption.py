@@ -61,7 +61,7 @@ def test_without_checkpoints_it_is_found_within_32_steps_and_ends_the_job(worker
 
 @pytest.mark.parametrize("worker", ["w2", "w1"])
 def test_a_bit_that_flips_while_a_checkpoint_is_copied_is_not_in_it(worker: str) -> None:
-    """After the state's sums were told, at which all were equal, and before its copies are made."""
+    """The bit flips after all workers have reported equal sums of the state, and before its copies are made."""
     flip = Flip(place=Place.PARAMETERS, stage=2, worker=worker, step=6, bit=9)
     job = FlippedJob(manifest(), flip)
     job.run()
@@ -70,7 +70,7 @@ def test_a_bit_that_flips_while_a_checkpoint_is_copied_is_not_in_it(worker: str)
 
 @pytest.mark.parametrize("place", [Place.FORWARD, Place.BACKWARD, Place.SUM])
 def test_a_worker_that_is_wrong_every_time_is_found_by_a_spot_check(place: Place) -> None:
-    """In the first step that is checked; the second time ends the job."""
+    """The spot check of the first checked step finds it. The second difference ends the job."""
     flip = Flip(place=place, stage=1, worker=OWNER, step=FLIPPED, microbatch=0, every_time=True)
     job = FlippedJob(manifest("Replicas"), flip)
     job.run()

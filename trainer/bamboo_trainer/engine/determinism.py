@@ -216,7 +216,7 @@ class SpotChecks:
                 del self._asked[cell]
 
     def asked_of(self) -> list[Cell]:
-        """Return the cells of which a spot check waits here."""
+        """Return the cells with a spot check that waits on this worker."""
         return list(self._asked)
 
     def turn(self, cells: Container[Cell]) -> bool:
