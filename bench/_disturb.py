@@ -46,7 +46,8 @@ class Disturbance:
 
 @dataclass(slots=True)
 class Taker:
-    """Takes `count` workers: of random cells, at random moments of a step, each after the job has healed.
+    """A fault injector that takes `count` workers: of random cells, at random moments of a step, each after the job has
+    healed.
 
     There is one moment in each of `count` equal parts of a step, in random order, so that no run has more late ones
     than another. A killed worker's replacement starts two steps later, as a node takes longer than that to come: all

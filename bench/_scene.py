@@ -110,7 +110,9 @@ class Scene:
 
     @asynccontextmanager
     async def window(self) -> AsyncIterator[Json]:
-        """Yield a dictionary that is filled at the end."""
+        """Measure the block: yield a dictionary that holds its figures (seconds, CPU, memory, API calls) once it has
+        ended.
+        """
         figures: Json = {}
         before, began, clock = cpu_seconds(self._pids), time.monotonic(), time.time()
         self.fleet.late = 0.0

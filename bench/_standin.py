@@ -44,8 +44,8 @@ MEMORY = Memory(peak=7 << 30, limit=16 << 30)
 
 
 class SharedEar:
-    """Decodes each long frame once for all workers of a job. Real workers each have a machine for that; here a thousand
-    would delay each other.
+    """A decoder that decodes each long frame once for all workers of a job. Real workers each have a machine for that;
+    here a thousand would delay each other.
     """
 
     def __init__(self) -> None:

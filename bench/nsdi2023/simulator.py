@@ -47,7 +47,7 @@ class Kind(IntEnum):
 
 
 class State(StrEnum):
-    """The states of the whole job."""
+    """Whether the job is stopped, waits for all its workers to meet (rendezvous), or trains."""
 
     STOPPED = "stopped"
     RENDEZVOUS = "rendezvous"

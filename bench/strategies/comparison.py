@@ -115,8 +115,8 @@ def compared(
     hours: float | None = None,
     objective: Aim = Aim.THROUGHPUT,
 ) -> StrategyResult:
-    """Return the result of a strategy, or of Bamboo, under a trace. Raises SimulationError for what cannot be
-    compared.
+    """Return the result of a strategy, or of Bamboo, under a trace. Raises SimulationError if the profile or the trace
+    does not allow a comparison.
     """
     if name != OURS:
         return choose.strategy_result(name, job.place, trace, hours, objective)
@@ -156,7 +156,7 @@ class CoordinatorRuns:
     _choices: dict[Aim, list[_Choice]] = field(default_factory=dict)
 
     def best(self, objective: Aim) -> StrategyResult:
-        """Return the best result. Raises SimulationError for what cannot be compared."""
+        """Return the best result for an objective. Raises SimulationError as `choose.check` does."""
         choose.check(self.job.place, self.trace)
         speed, results = choose.on_demand_speed(self.job.place), list[StrategyResult]()
         for choice in self._ordered(objective, speed)[:MOST_RUNS]:

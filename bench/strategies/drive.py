@@ -124,7 +124,7 @@ class _Drive:
             self._save()
 
     def _save(self) -> None:
-        """Drop what is safe: a checkpoint is, `delay` seconds after it was taken."""
+        """Drop the part of `unsaved` that is in a safe checkpoint. It is safe `delay` seconds after it was taken."""
         saving = self._policy.saving
         assert saving is not None
         safe = int((self._since - saving.delay * self._share) // saving.every) * saving.every

@@ -33,7 +33,7 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reaction:
-    """The effect on training."""
+    """A strategy's reaction to a change of the nodes: its effect on training."""
 
     rate: float  # samples per second from then on
     stall: float = 0.0  # seconds until then, without training
@@ -66,7 +66,7 @@ class Policy(Protocol):
     def saving(self) -> Saving | None: ...
 
     def begin(self) -> Any:
-        """Return the state without nodes."""
+        """Return the policy's state at the start, without nodes."""
 
     def react(self, state: Any, view: View) -> tuple[Any, Reaction | None]:
         """Return the new state and the effect on training, after nodes came or went or a wake-up. None: no effect."""

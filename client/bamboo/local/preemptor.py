@@ -29,7 +29,7 @@ class _MidStep:
 
 
 class Preemptor:
-    """Decides which workers of a local run are preempted, and when; the caller kills them.
+    """The choice of workers that a local run preempts, and of the moments; the caller kills them.
 
     In the steps of `gate` every worker asks before each forward and backward (`ForkServer`), so that it can be taken
     after the planned number of them, on a machine of any speed.

@@ -100,7 +100,7 @@ class MissingFile(Exception):
 
 
 class BoundedCalls:
-    """Runs calls in threads of their own with a time limit. Thread-safe.
+    """A runner of calls, each in a thread of its own with a time limit. Thread-safe.
 
     A call's thread has ended when `call` returns, unless it hung: then it ends when the store answers, or with the
     process. With MOST_HANGING such threads, calls fail at once.

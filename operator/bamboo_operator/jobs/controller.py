@@ -28,7 +28,7 @@ RESTART_SECONDS = 5.0
 
 
 class JobController:
-    """Starts, wakes and ends the `JobReconciler` of each job, as watch events come."""
+    """The owner of each job's `JobReconciler`, which it starts, wakes and ends as watch events come."""
 
     def __init__(self, shared: SharedResources) -> None:
         self._shared = shared

@@ -100,7 +100,7 @@ def _selectors(job: JobSpec, spec: Mapping[str, Any], path: str, pools: Sequence
 
 @dataclass(slots=True)
 class _Refusal:
-    """Removes fields that the operator sets itself, and notes a problem for each."""
+    """A filter that removes fields that the operator sets itself, and notes a problem for each."""
 
     problems: list[str]
 

@@ -22,14 +22,17 @@ KEPT_CRASHES = 10  # pods of workers that ended by themselves, for their logs
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Tells the coordinator that `count` of the workers that it requested are not created."""
+    """An action: tell the coordinator that `count` of the workers that it requested will not be created."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Creates the next worker's pod. pool: None for any node. probe: the pod only tests whether that pool has nodes."""
+    """An action: create the next worker's pod.
+
+    pool: None for any node. probe: the pod only tests whether that pool has nodes.
+    """
 
     pool: NodePool | None
     probe: bool = False
@@ -37,7 +40,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Deletes a worker's pod. forced: the worker did not exit when asked to. event: for the user."""
+    """An action: delete a worker's pod. forced: the worker did not exit when asked to. event: for the user."""
 
     worker: WorkerId
     forced: bool = False
@@ -46,8 +49,8 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Asks the coordinator to let a worker go, after a planned takeover if the worker trains. message: why, for the
-    user.
+    """An action: ask the coordinator to let a worker go, after a planned takeover if the worker trains. message: the
+    reason, for the user.
     """
 
     worker: WorkerId
@@ -56,21 +59,21 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Releases a worker whose pod is outdated, unless the API server refuses a pod of the newest template."""
+    """An action: release a worker whose pod is outdated, unless the API server refuses a pod of the newest template."""
 
     worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class KeepProbes:
-    """Counts these workers as probes of a pool, and no others any more."""
+    """An action: from now on count these workers, and no others, as probes of a pool."""
 
     workers: frozenset[WorkerId]
 
 
 @dataclass(frozen=True, slots=True)
 class LetQuotaGo:
-    """Gives back the quota with which the job cannot begin, if it is this job's turn."""
+    """An action: if it is this job's turn, release the quota that is too small for the job to begin."""
 
 
 Action = Withdraw | Create | Delete | Release | Replace | KeepProbes | LetQuotaGo
