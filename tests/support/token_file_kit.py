@@ -1,11 +1,12 @@
 """Writing and reading of files of tokens."""
 
+import json
 from pathlib import Path
 
 from bamboo_core.storage.local_files import whole_file
 from bamboo_trainer.data import open_sources
-from bamboo_trainer.data.__main__ import main
 from bamboo_trainer.data.token_file import TokenFile, TokenWriter
+from bamboo_trainer.offline import main
 
 
 def opened(path: Path) -> TokenFile:
@@ -13,8 +14,8 @@ def opened(path: Path) -> TokenFile:
     return TokenFile(source)
 
 
-def tokenized(*arguments: object, code: int = 0) -> None:
-    assert main([*map(str, arguments)]) == code
+def tokenized(*texts: object, code: int = 0, **options: object) -> None:
+    assert main("tokenize", json.dumps(options, default=str), *map(str, texts)) == code
 
 
 def written(path: Path, documents: list[list[int]], vocabulary: int = 256) -> Path:

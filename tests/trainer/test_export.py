@@ -1,5 +1,6 @@
 """An export has the state dict of the stages, and any reader of safetensors reads it."""
 
+import json
 import os
 import signal
 import subprocess
@@ -262,20 +263,19 @@ def test_the_command_exports_and_says_what(trained, tmp_path):
 
 WAITS = """
 import runpy, time
-import bamboo_trainer.data.tokenizing
-class Slow:
-    def __init__(self, text): pass
-    def __call__(self, done, of):
-        if done:
-            print("half written", flush=True)
-            time.sleep(600)
-bamboo_trainer.data.tokenizing.ProgressLine = Slow
-runpy.run_module("bamboo_trainer.checkpoint", run_name="__main__", alter_sys=True)
+from bamboo_trainer.checkpoint import export
+written = export.export
+def wait(done, of):
+    print("half written", flush=True)
+    time.sleep(600)
+export.export = lambda *given, **named: written(*given, **{**named, "progress": wait})
+runpy.run_module("bamboo_trainer.offline", run_name="__main__", alter_sys=True)
 """
 
 
 def test_a_signal_ends_an_export_and_leaves_nothing(trained, tmp_path):
-    arguments = [trained[0].shown, "--format", "safetensors", "--output", str(tmp_path / "out")]
+    options = json.dumps({"format": "safetensors", "output": str(tmp_path / "out")})
+    arguments = ["export", options, trained[0].shown]
     with subprocess.Popen([sys.executable, "-c", WAITS, *arguments], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "half written\n"
         assert len(list(tmp_path.iterdir())) == 1
@@ -292,7 +292,7 @@ def test_a_signal_to_the_command_ends_the_process_that_exports(tmp_path):
         "time.sleep(600)\n"
     )
     code = (
-        "from bamboo.cli import checkpoint_commands; checkpoint_commands.EXPORTER = 'waits'; "
+        "from bamboo.local.trainer_calls import trainer_process; trainer_process.OFFLINE = 'waits'; "
         "from bamboo.cli.commands import main; "
         f"import sys; sys.argv[1:] = ['export', '{tmp_path}', '-o', 'x']; main()"
     )

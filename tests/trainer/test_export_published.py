@@ -11,10 +11,10 @@ from torch import Tensor
 
 from bamboo_core.checkpoint.layout import CheckpointId
 from bamboo_core.checkpoint.store import CheckpointStore
-from bamboo_trainer.checkpoint.__main__ import main as export
 from bamboo_trainer.checkpoint.layer_file import encode
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.models import huggingface
+from bamboo_trainer.offline import main
 from bamboo_trainer.task import Task
 from bamboo_trainer.training import TrainingConfig
 from checkpoint_kit import make_manifest
@@ -39,6 +39,11 @@ def write_checkpoint(folder: Path, task: Task, state: dict[str, Tensor]) -> None
     store.commit(make_manifest(place, [parts[number] for number in sorted(parts)]))
 
 
+def exported(source: Path, output: Path, **options: object) -> int:
+    named = {"format": "huggingface", "output": str(output), "quiet": True, **options}
+    return main("export", json.dumps(named), str(source))
+
+
 @pytest.mark.parametrize(
     ("family", "objective"),
     [("gpt2", "causal"), ("qwen3", "causal"), ("bert", "masked")],
@@ -58,8 +63,7 @@ def test_what_was_trained_is_exported_and_loaded_by_transformers(family: str, ob
     document = {"task": {"entrypoint": ENTRYPOINT, "config": config}, "training": training(2, 4, 2)}
     manifest.write_text(json.dumps(bamboojob(**document, topology={"stages": 2})))
     out = tmp_path / "out"
-    arguments = ["--format", "huggingface", "--output", str(out), "--quiet"]
-    assert export([*arguments, "--job", str(manifest), "--", str(kept)]) == 0
+    assert exported(kept, out, job=str(manifest)) == 0
     auto = getattr(transformers, huggingface.AUTO[objective][0])  # type: ignore[index]
     model, info = auto.from_pretrained(out, output_loading_info=True, local_files_only=True)
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
@@ -80,9 +84,8 @@ def test_what_lies_beside_the_model_comes_along_and_the_folder_may_be_elsewhere(
     )
     save_file({k: t.clone() for k, t in state.items()}, tmp_path / "model.safetensors")
     out = tmp_path / "out"
-    arguments = ["--format", "huggingface", "--output", str(out), "--quiet", "--", str(tmp_path)]
-    assert export(arguments) == 1
-    assert export(["--model", str(published), *arguments]) == 0
+    assert exported(tmp_path, out) == 1
+    assert exported(tmp_path, out, model=str(published)) == 0
     names = {path.name for path in out.iterdir()}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json", "generation_config.json"}
     transformers.AutoModelForCausalLM.from_pretrained(published).save_pretrained(tmp_path / "theirs")
@@ -91,7 +94,7 @@ def test_what_lies_beside_the_model_comes_along_and_the_folder_may_be_elsewhere(
     (published / "generation_config.json").write_text(json.dumps(said))
     (published / "additional_chat_templates").mkdir()
     (published / "additional_chat_templates" / "rag.jinja").write_text("{{ messages }}")
-    assert export(["--model", str(published), "--force", *arguments]) == 0
+    assert exported(tmp_path, out, model=str(published), force=True) == 0
     assert transformers.GenerationConfig.from_pretrained(out).temperature == 0.7
     assert (out / "additional_chat_templates" / "rag.jinja").is_file()
     assert json.loads((out / "config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]

@@ -23,7 +23,7 @@ def packed(folder: Path) -> dict[str, Any]:
     text = folder / "text.txt"
     lines = ["a bee", "it", "x" * 5, "one document that is longer than a whole sequence of it", "and", "so on"] * 12
     text.write_text("\n".join(lines))
-    tokenized(text, "--output", folder / "text.tokens", "--document", "line")
+    tokenized(text, output=folder / "text.tokens", document="line")
     return {"kind": "tokens", "path": str(folder / "text.tokens"), "length": LENGTH, "documents": "numbered"}
 
 

@@ -62,11 +62,11 @@ def test_a_damaged_or_overlong_text_is_told(tmp_path, monkeypatch, capsys):
     packed = bytearray(gzip.compress(b'{"text": "abc"}\n' * 1000))
     packed[15:30] = b"\xff" * 15
     (tmp_path / "a.jsonl.gz").write_bytes(packed)
-    tokenized(tmp_path / "a.jsonl.gz", "--output", tmp_path / "o.tokens", code=1)
+    tokenized(tmp_path / "a.jsonl.gz", output=tmp_path / "o.tokens", code=1)
     assert "a.jsonl.gz: its compressed content is damaged" in capsys.readouterr().err
     monkeypatch.setattr("bamboo_trainer.data.tokenizing.LONGEST_LINE", 8)
     (tmp_path / "b.txt").write_text("1234567\n12345678\n")
-    tokenized(tmp_path / "b.txt", "--output", tmp_path / "o.tokens", "--document", "line", code=1)
+    tokenized(tmp_path / "b.txt", output=tmp_path / "o.tokens", document="line", code=1)
     assert "b.txt line 2 is longer than 8 bytes" in capsys.readouterr().err
 
 
@@ -76,12 +76,12 @@ def test_texts_become_bytes(tmp_path, capsys):
     (folder / "b.txt").write_bytes(b"two\xff")
     (folder / "a.jsonl").write_text('{"text": "one"}\n\n{"text": "\\u00e9"}\n{"text": ""}\n')
     (folder / "skipped.py").write_text("no")
-    tokenized(folder, "--output", tmp_path / "out.tokens")
+    tokenized(folder, output=tmp_path / "out.tokens")
     file = opened(tmp_path / "out.tokens")
     assert file.tokens(0, file.header.tokens).astype(np.uint8).tobytes() == b"one\xc3\xa9two\xff"
     assert file.ends().tolist() == [3, 5, 9]
     assert "9 tokens, 3 documents, vocabulary 256" in capsys.readouterr().out
-    tokenized(folder, "--output", tmp_path / "lines.tokens", "--pattern", "*.py", "--document", "line")
+    tokenized(folder, output=tmp_path / "lines.tokens", pattern=["*.py"], document="line")
     assert opened(tmp_path / "lines.tokens").header.tokens == 2
 
 
@@ -98,7 +98,7 @@ def test_what_of_a_text_is_a_document_is_chosen(tmp_path, unit, documents):
     texts[0].write_bytes(b"one\r\ntwo\n\n \n\nthree\n\n\n")
     texts[1].write_bytes(b'{"text": "a"}\n\nb')
     texts[2].write_bytes(b'{"text": "x\\n\\ny"}\n')
-    tokenized(*texts, "--output", tmp_path / "o.tokens", "--document", unit)
+    tokenized(*texts, output=tmp_path / "o.tokens", document=unit)
     file = opened(tmp_path / "o.tokens")
     assert file.header.documents == len(documents) + 1
     assert file.header.tokens == len("".join([*documents, "x\n\ny"]))
@@ -107,9 +107,9 @@ def test_what_of_a_text_is_a_document_is_chosen(tmp_path, unit, documents):
 def test_shards_end_with_a_document(tmp_path):
     text = tmp_path / "lines.txt"
     text.write_text("".join(f"{'x' * 9}{i}\n" for i in range(10)))
-    tokenized(text, "--output", tmp_path / "out", "--shard", "25", "--document", "line")
+    tokenized(text, output=tmp_path / "out", shard=25, document="line")
     assert [opened(file).header.tokens for file in sorted((tmp_path / "out").iterdir())] == [30, 30, 30, 10]
-    tokenized(text, "--output", tmp_path / "out", "--shard", "25", code=1)
+    tokenized(text, output=tmp_path / "out", shard=25, code=1)
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -121,12 +121,9 @@ def test_texts_are_tokenized_by_any_tokenizer_json(tmp_path):
     (tmp_path / "x.txt").write_text("a b a")
     tokenized(
         tmp_path / "x.txt",
-        "--output",
-        tmp_path / "o.tokens",
-        "--tokenizer",
-        tmp_path / "tokenizer.json",
-        "--end",
-        "[end]",
+        output=tmp_path / "o.tokens",
+        tokenizer=tmp_path / "tokenizer.json",
+        end="[end]",
     )
     file = opened(tmp_path / "o.tokens")
     assert file.tokens(0, 4).tolist() == [1, 70_000, 1, 0]

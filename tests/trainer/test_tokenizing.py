@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bamboo_trainer.data import tokenizing
-from bamboo_trainer.data.tokenizing import LINE_SECONDS, ProgressLine
+from bamboo_trainer import offline
+from bamboo_trainer.offline import LINE_SECONDS, ProgressLine
 from token_file_kit import tokenized
 
 
@@ -28,7 +28,7 @@ def test_a_terminal_has_one_line_until_the_end(
 
 def test_elsewhere_lines_are_rare(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     now = 100.0
-    monkeypatch.setattr(tokenizing.time, "monotonic", lambda: now)
+    monkeypatch.setattr(offline.time, "monotonic", lambda: now)
     shown = line()
     shown(1, 9)
     now += LINE_SECONDS + 1
@@ -43,20 +43,20 @@ def test_elsewhere_lines_are_rare(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 @pytest.mark.parametrize(
-    ("content", "arguments", "said"),
+    ("content", "options", "said"),
     [
-        ('{"txt": 1}\n', [], 'a.jsonl line 1: expected a JSON object with a text "text" (--field names another)'),
-        ('{"text": "x"}\nrubbish\n', [], "a.jsonl line 2: expected a JSON object"),
-        ("\n", [], "there is no text in these files"),
-        ('{"text": "x"}', ["--tokenizer", "nowhere.json"], "--tokenizer: there is no file nowhere.json"),
-        ('{"text": "x"}', ["--tokenizer", "."], "--tokenizer: there is no file ., expected a tokenizer.json"),
-        ('{"text": "x"}', ["--end", "x"], "--end: bytes have no such token"),
-        ('{"text": "x"}', ["--output", "out.npy"], "--output out.npy: expected a file NAME.tokens"),
+        ('{"txt": 1}\n', {}, 'a.jsonl line 1: expected a JSON object with a text "text" (--field names another)'),
+        ('{"text": "x"}\nrubbish\n', {}, "a.jsonl line 2: expected a JSON object"),
+        ("\n", {}, "there is no text in these files"),
+        ('{"text": "x"}', {"tokenizer": "nowhere.json"}, "--tokenizer: there is no file nowhere.json"),
+        ('{"text": "x"}', {"tokenizer": "."}, "--tokenizer: there is no file ., expected a tokenizer.json"),
+        ('{"text": "x"}', {"end": "x"}, "--end: bytes have no such token"),
+        ('{"text": "x"}', {"output": "out.npy"}, "--output out.npy: expected a file NAME.tokens"),
     ],
 )
-def test_mistakes_are_told_and_leave_nothing(tmp_path, monkeypatch, capsys, content, arguments, said):
+def test_mistakes_are_told_and_leave_nothing(tmp_path, monkeypatch, capsys, content, options, said):
     monkeypatch.chdir(tmp_path)
     Path("a.jsonl").write_text(content)
-    tokenized("a.jsonl", "--output", "out.tokens", *arguments, code=1)
+    tokenized("a.jsonl", code=1, **{"output": "out.tokens", **options})
     assert said in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from bamboo_core.checkpoint.selection import ListedCheckpoint
     from bamboo_core.checkpoint.store import CheckpointStore
 
-EXPORTER = "bamboo_trainer.checkpoint"
 app = typer.Typer(rich_markup_mode=None)
 
 
@@ -157,12 +156,12 @@ def export(
 
     Example: bamboo export s3://bucket/llama --output llama.safetensors
     """
-    from bamboo.local.trainer_calls.trainer_process import arguments_of, run_trainer
+    from bamboo.local.trainer_calls.trainer_process import run_trainer
 
     check_is_path("--output", output, "a file" if form is ExportFormat.SAFETENSORS else "a folder")
-    options = arguments_of(format=form.value, output=output, step=step, job=job, model=model, force=force, quiet=quiet)
     _check_url(url)
-    raise typer.Exit(run_trainer(EXPORTER, [*options, "--", url], "an export"))
+    options = {"output": output, "format": form, "step": step, "job": job, "model": model}
+    raise typer.Exit(run_trainer("an export", "export", url, **options, force=force, quiet=quiet))
 
 
 def _check_url(url: str) -> None:

@@ -55,18 +55,21 @@ def tokenize(
 
     Example: bamboo tokenize books/ -o books.tokens --tokenizer tokenizer.json --end '<|endoftext|>'
     """
-    from bamboo.local.trainer_calls.trainer_process import arguments_of, run_trainer
+    from bamboo.local.trainer_calls.trainer_process import run_trainer
 
     check_is_path("--output", output, "a folder" if shard is not None else "a file")
-    arguments = arguments_of(
+    code = run_trainer(
+        "this command",
+        "tokenize",
+        *map(str, texts),
         tokenizer=tokenizer,
         end=end,
         field=field,
-        document=document.value,
+        document=document,
         output=output,
         pattern=pattern,
         shard=shard,
         force=force,
         quiet=quiet,
     )
-    raise typer.Exit(run_trainer("bamboo_trainer.data", [*arguments, "--", *map(str, texts)], "this command"))
+    raise typer.Exit(code)

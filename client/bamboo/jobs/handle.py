@@ -1,19 +1,18 @@
 """The handle of a started job, local or on a cluster: its progress, history, checkpoints and weights."""
 
 import importlib
-import json
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from bamboo import background
 from bamboo.jobs.errors import BambooError, ClusterError, InvalidRequest, JobInterrupted, NotInTime
 from bamboo.jobs.notebook import handle_html
 from bamboo.jobs.results import HistoryRows, JobProgress, Occurrence
-from bamboo.local.trainer_calls.trainer_process import TrainerError, arguments_of, missing_packages, run_silently
+from bamboo.local.trainer_calls.trainer_process import TrainerError, missing_packages, run_silently
 from bamboo_core.checkpoint.selection import ListedState, newest_first
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.history.files import find
@@ -41,7 +40,6 @@ class StoredCheckpoint:
     reason: str = ""
 
 
-EXPORTER: Final = "bamboo_trainer.checkpoint"
 ExportFormat = Literal["safetensors", "huggingface"]
 PRINT_SECONDS = 2.0  # at least, between lines of progress
 T = TypeVar("T")
@@ -208,10 +206,9 @@ class JobHandle:
         """
         job, output = self._job, Path(path)
         url = job.checkpoint_place() if step is not None else job.weights_place()  # only a checkpoint has that step
-        config = json.dumps(job.task_config())
-        options = arguments_of(format=format, output=output, task_config=config, quiet=True, step=step, force=force)
+        options = {"output": output, "format": format, "step": step, "config": dict(job.task_config())}
         try:
-            run_silently(EXPORTER, [*options, "--", url], "an export")
+            run_silently("an export", "export", url, **options, force=force, quiet=True)
         except TrainerError as error:
             raise BambooError(str(error)) from None
         return output

@@ -4,7 +4,7 @@ import os
 import sys
 
 PLACE = "BAMBOO_WARM_PROCESSES"
-MODULES = ("bamboo_trainer.checkpoint", "bamboo_trainer.worker.launcher")
+MODULES = ("bamboo_trainer.offline", "bamboo_trainer.worker.launcher")
 
 module = sys.orig_argv[3] if sys.orig_argv[1:3] == ["-P", "-m"] else ""
 if PLACE in os.environ and module in MODULES and "--bare" not in sys.orig_argv:

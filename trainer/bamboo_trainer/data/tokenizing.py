@@ -2,8 +2,6 @@
 
 import gzip
 import json
-import sys
-import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,28 +15,6 @@ from bamboo_core.names import DocumentUnit
 from bamboo_core.storage.local_files import whole_file, whole_folder
 from bamboo_trainer.data.sources import SUFFIX
 from bamboo_trainer.data.token_file import TokenWriter
-
-LINE_SECONDS: Final = 5.0  # between two lines of progress that is not shown on a terminal
-
-
-class ProgressLine:
-    """Progress on standard error: one changing line on a terminal, elsewhere a new line every few seconds.
-
-    text: returns the line for (amount done, amount in total).
-    """
-
-    def __init__(self, text: Callable[[int, int], str]) -> None:
-        self._text, self._terminal, self._last = text, sys.stderr.isatty(), time.monotonic()
-        self._printed = False  # a line was printed
-
-    def __call__(self, done: int, of: int) -> None:
-        text = self._text(done, of)
-        if self._terminal:
-            print(f"\r{text}   ", end="\n" if done == of else "", file=sys.stderr, flush=True)
-        elif time.monotonic() - self._last > LINE_SECONDS or (done == of and self._printed):
-            self._last, self._printed = time.monotonic(), True
-            print(text, file=sys.stderr, flush=True)
-
 
 BYTES: Final = "bytes"
 PATTERNS: Final = ("*.txt", "*.md", "*.jsonl", "*.jsonl.gz")

@@ -1,8 +1,9 @@
 """Processes of the trainer for commands, because the trainer needs torch, which this process may lack."""
 
+import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from bamboo_core.names import EXIT_FAILED
 from bamboo_core.text import one_line
 
 NEEDED = ("bamboo_trainer", "torch")
+OFFLINE = "bamboo_trainer.offline"
 END_SECONDS = 30.0  # in which the process removes incomplete files
 
 
@@ -27,10 +29,11 @@ def missing_packages() -> str:
     return " and ".join(module for module in NEEDED if find_spec(module) is None)
 
 
-def run_trainer(module: str, arguments: Sequence[str], what: str) -> int:
-    """Run `python -m MODULE`, which prints by itself, and return its exit code; EXIT_FAILED without the trainer.
+def run_trainer(what: str, name: str, *arguments: str, **options: object) -> int:
+    """Call a function of bamboo_trainer.offline in a process that prints by itself. Return its exit code.
 
-    what: its purpose, in words.
+    what: the purpose, in words. name: the function's; `arguments` and `options` are for it. Without the trainer the
+    exit code is EXIT_FAILED.
     """
     if missing := missing_packages():
         complain(f"{what} needs {missing}, not installed here")
@@ -38,22 +41,21 @@ def run_trainer(module: str, arguments: Sequence[str], what: str) -> int:
     process = None
     try:
         with stop_signals.held():  # a signal during the start would leave the process behind
-            process = subprocess.Popen([sys.executable, "-P", "-m", module, *arguments])
+            process = subprocess.Popen(_command(name, arguments, options))
         return process.wait()
     finally:  # a signal may have interrupted this process
         if process is not None:
             _end(process)
 
 
-def run_silently(module: str, arguments: Sequence[str], what: str) -> None:
-    """Run `python -m MODULE` without output, in any thread. Raises TrainerError with its error output.
-
-    what: its purpose, in words.
+def run_silently(what: str, name: str, *arguments: str, **options: object) -> None:
+    """Call the function, as `run_trainer` does, in any thread and without output. Raises TrainerError with the errors
+    that the process has printed.
     """
     if missing := missing_packages():
         raise TrainerError(f"{what} needs {missing}, not installed here")
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", module, *arguments],
+        _command(name, arguments, options),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -67,17 +69,8 @@ def run_silently(module: str, arguments: Sequence[str], what: str) -> None:
         raise TrainerError(printed or f"{what} ended with code {process.returncode}")
 
 
-def arguments_of(**options: object) -> list[str]:
-    """Return a program's arguments: --name for True, --name=VALUE for each value, nothing for None and False."""
-    found = []
-    for name, given in options.items():
-        flag = f"--{name.replace('_', '-')}"
-        for value in given if isinstance(given, list) else [given]:
-            if value is True:
-                found.append(flag)
-            elif value is not None and value is not False:
-                found.append(f"{flag}={value}")
-    return found
+def _command(name: str, arguments: Sequence[str], options: Mapping[str, object]) -> list[str]:
+    return [sys.executable, "-P", "-m", OFFLINE, name, json.dumps(options, default=str), *arguments]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
