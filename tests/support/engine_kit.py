@@ -13,7 +13,6 @@ from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.frames import Address, Frame, FrameKind
 from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.values import StageValues
-from bamboo_trainer.task import Task
 from bamboo_trainer.training import TrainingConfig
 from bamboo_trainer.transport.base import Arrived
 from recording_transport import RecordingTransport, Told
@@ -43,14 +42,7 @@ class OneEngine:
     net: sent frames.
     """
 
-    def __init__(
-        self,
-        worker: str,
-        plan: Plan | None = THREE,
-        task: Task | None = None,
-        config: TrainingConfig = CONFIG,
-        devices: int = 1,
-    ) -> None:
+    def __init__(self, worker: str, plan: Plan | None = THREE, devices: int = 1) -> None:
         self.now, self.said, self.net = 0.0, Told(), RecordingTransport()
         self.did: list[tuple[str, Cell, int]] = []
         self.worker = worker
@@ -58,7 +50,7 @@ class OneEngine:
             Ports(
                 worker=worker,
                 steps=STEPS,
-                builder=StagesOfTask(task or small_task(), config),
+                builder=StagesOfTask(small_task(), CONFIG),
                 files=NoFiles(),
                 new_id=lambda: "a",
                 transport=self.net,

@@ -136,8 +136,8 @@ ONE, TWO = {"layers.0.module.a": torch.ones(2)}, {"layers.1.module.b": torch.one
 
 
 def names(url: object, *, of_module: bool = True, **fields: Any) -> list[str]:
-    opened = open_weights(InitialSpec(url=str(url), **fields), of_module=of_module)
-    return [entry.name for entry in opened.entries]
+    _, entries, _ = open_weights(InitialSpec(url=str(url), **fields), of_module=of_module)
+    return [entry.name for entry in entries]
 
 
 def test_the_weights_of_a_run(tmp_path: Path) -> None:

@@ -76,10 +76,10 @@ def test_a_connection_that_may_not_join_is_a_link_lost(net: Net, monkeypatch: py
 class Group:
     """Raw connections of one link from "a" to "b": the first one, and one that has joined it."""
 
-    def __init__(self, net: Net, lane: wire.Lane = wire.Lane.BOUNDARY) -> None:
+    def __init__(self, net: Net) -> None:
         _, _, self.b, self.b_in = net.pair()
-        self.first, self.nonce, answer = greet(self.b, lane)
-        self.other, _, joined = greet(self.b, lane, self.nonce)
+        self.first, self.nonce, answer = greet(self.b, wire.Lane.BOUNDARY)
+        self.other, _, joined = greet(self.b, wire.Lane.BOUNDARY, self.nonce)
         assert answer == joined == wire.ACCEPTED
 
     def __enter__(self) -> "Group":

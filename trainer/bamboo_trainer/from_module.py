@@ -67,12 +67,6 @@ class SplitModule:
         self.tied = tuple(self._ties())
 
     @property
-    def block_layers(self) -> tuple[int, ...]:
-        """The numbers of the layers that are blocks."""
-        count = len(self.blocks)
-        return tuple(n for n, position in enumerate(self.route.positions) if 0 < position <= count)
-
-    @property
     def forms(self) -> dict[str, Tensor]:
         """The parameters and buffers by their names, without values; a tensor with several names is one object."""
         return {_joined(slot): self._tensor(slot) for slot in self._slots}
@@ -376,6 +370,7 @@ def task_of_split(
     elif rate is not None:
         task["learning_rate"] = rate
     form = split.route.base.result
+    blocks = [n for n, position in enumerate(split.route.positions) if 0 < position <= len(split.blocks)]
     if "metrics" in task:
         task["metrics"] = _metrics(task["metrics"], form)
     if isinstance(task.get("evaluation"), Evaluation):
@@ -386,7 +381,7 @@ def task_of_split(
         loss=partial(_as_returned, loss, form),
         dataset=dataset,
         tied=split.tied,
-        checkpointed=split.block_layers if checkpoint else (),
+        checkpointed=blocks if checkpoint else (),
         **task,
     )
 

@@ -146,20 +146,11 @@ def _named(names: Sequence[str]) -> str:
     return (", ".join(names[:MOST_NAMED]) or "nothing") + more
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """Weights opened for reading. entries: their tensors. shown: their place, for messages."""
+def open_weights(spec: InitialSpec, *, of_module: bool) -> tuple[StateSource, Sequence[StateEntry], str]:
+    """Open the weights of `task.initialFrom`. Return the weights, their tensors, and their place for messages.
 
-    source: StateSource
-    entries: Sequence[StateEntry]
-    shown: str
-
-
-def open_weights(spec: InitialSpec, *, of_module: bool = True) -> Opened:
-    """Open the weights of `task.initialFrom`. Raises TaskError, one sentence, if they are missing or cannot be read, or
-    if `step` is given for files of weights or missing for checkpoints.
-
-    of_module: use the names in the whole module, if one was split.
+    Raises TaskError, one sentence, if they are missing or cannot be read, or if `step` is given for files of weights or
+    missing for checkpoints. of_module: use the names in the whole module, if one was split.
     """
     try:
         url = parse_url(spec.url, f"{FIELD}.url")
@@ -177,7 +168,7 @@ def open_weights(spec: InitialSpec, *, of_module: bool = True) -> Opened:
     except StorageError as error:
         raise TaskError(f"{FIELD}: {error}") from None
     shown = url.shown if files else f"the checkpoint of step {spec.step} in {url.shown}"
-    return Opened(source=source, entries=entries, shown=shown)
+    return source, entries, shown
 
 
 def _files(path: Path) -> TensorFiles | None:
@@ -225,14 +216,17 @@ def begin_with(spec: InitialSpec, task: Task) -> tuple[Task, list[str]]:
     layers = look(task, (), _tensors_of)
     split = all(is_split for is_split, _ in layers)
     wanted = _wanted(task, [tensors for _, tensors in layers], split)
-    opened = open_weights(spec, of_module=split)
-    matching = match(wanted, opened.entries, spec, opened.shown)
-    takes = _by_layer(matching)
+    source, entries, shown = open_weights(spec, of_module=split)
+    matching = match(wanted, entries, spec, shown)
+    takes: dict[int, list[tuple[str, Take]]] = {}
+    for take in matching.takes:
+        for layer, name in take.wanted.places:
+            takes.setdefault(layer, []).append((name, take))
     factories = [
-        partial(_begun, factory, takes[index], opened.source) if index in takes else factory
+        partial(_begun, factory, takes[index], source) if index in takes else factory
         for index, factory in enumerate(task.layers)
     ]
-    return replace(task, layers=factories), matching.in_words(opened.shown)
+    return replace(task, layers=factories), matching.in_words(shown)
 
 
 # The model's tensors
@@ -278,14 +272,6 @@ def _wanted(task: Task, layers: Sequence[list[WantedTensor]], split: bool) -> li
 
 
 # Reading
-
-
-def _by_layer(matching: Matching) -> dict[int, list[tuple[str, Take]]]:
-    found: dict[int, list[tuple[str, Take]]] = {}
-    for take in matching.takes:
-        for layer, name in take.wanted.places:
-            found.setdefault(layer, []).append((name, take))
-    return found
 
 
 def _begun(factory: Callable[[], nn.Module], takes: Sequence[tuple[str, Take]], source: StateSource) -> nn.Module:

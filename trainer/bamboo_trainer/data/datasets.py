@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from math import lcm
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -16,23 +16,16 @@ from bamboo_core.complaints import said_by, system_reason
 from bamboo_trainer.task import Dataset, Parts
 
 
-class Indexable(Protocol):
-    """A list-like object: it has a length, and returns sample i for [i], as torch's map-style datasets do."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Any: ...
-
-
 class Indexed:
-    """A dataset of the samples of a list-like object, such as a map-style dataset of torch, which it stacks.
+    """A dataset of the samples of a list-like object with a length and `[i]`, such as a map-style dataset of torch,
+    which it stacks.
 
     A sample is (inputs, targets), each of them a tensor, an array, a number or a tuple of these; or a mapping, from
     which `inputs` and `targets` name the entries to take. Whole numbers become int64, others float32. Raises ValueError
     if shapes differ.
     """
 
-    def __init__(self, samples: Indexable, inputs: Sequence[str] = (), targets: Sequence[str] = ()) -> None:
+    def __init__(self, samples: Any, inputs: Sequence[str] = (), targets: Sequence[str] = ()) -> None:
         self._samples, self._inputs, self._targets = samples, tuple(inputs), tuple(targets)
 
     def __len__(self) -> int:

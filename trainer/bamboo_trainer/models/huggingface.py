@@ -13,7 +13,7 @@ layers pass on the sums of both, 2 numbers for each expert, and the product is t
 import importlib
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -33,7 +33,6 @@ from bamboo_trainer.models.huggingface_files import PublishedWeights, model_fold
 from bamboo_trainer.models.sequences import (
     Objective,
     Sequences,
-    accuracy,
     decaying,
     evaluation,
     open_sequences,
@@ -110,7 +109,8 @@ def balanced_experts(model: nn.Module, coefficient: float | None, *, masked: boo
     """
     config: Any = model.config
     if coefficient is None and getattr(config, "output_router_logits", False):
-        coefficient = next((c for c in (getattr(model, a, None) for a in _COEFFICIENTS) if c is not None), None)
+        names = ("router_aux_loss_coef", "aux_loss_coef", "moe_loss_weight")
+        coefficient = next((c for c in (getattr(model, name, None) for name in names) if c is not None), None)
         if coefficient is None:
             raise ValueError("output_router_logits: the model names no coefficient: say it as routerAuxLossCoef")
     if not coefficient:
@@ -126,9 +126,6 @@ def balanced_experts(model: nn.Module, coefficient: float | None, *, masked: boo
     if not _agree(made, theirs, int(experts), int(chosen)):
         raise ValueError(f"routerAuxLossCoef: the loss that balances the experts of a {kind} is not known here")
     return made
-
-
-_COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef", "moe_loss_weight")
 
 
 def _agree(ours: BalancedExperts, theirs: Any, experts: int, chosen: int) -> bool:
@@ -235,7 +232,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     weights = None
     if settings.model is not None and not settings.random:
         weights = PublishedWeights(Path(settings.model))
-    measured = evaluation(settings.evaluation, held_out, accuracy)
+    measured = evaluation(settings.evaluation, held_out)
     lengths = {"data": dataset} if measured is None else {"data": dataset, "evaluation": measured.dataset}
 
     def make() -> nn.Module:
@@ -254,7 +251,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
         dataset=dataset,
         evaluation=measured,
         tokens_per_sample=dataset.tokens_per_sample,
-        optimizer=partial(optimizer, settings),
+        optimizer=lambda named: torch.optim.AdamW(decaying(named, settings.weight_decay), lr=settings.learning_rate),
         learning_rate=rate(settings, training.steps_with(dataset, dataset.tokens_per_sample) if training else None),
         checkpoint=settings.checkpoint,
     )
@@ -378,10 +375,6 @@ def mask_token(config: Any) -> int:
     found, words = getattr(config, "mask_token_id", None), vocabulary_of(config)
     expect(found is None or 0 <= found < words, f"mask_token_id must be a token below vocab_size {words}, got {found}")
     return int(found) if found is not None else min(103, words - 1)
-
-
-def optimizer(settings: HuggingFaceSettings, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(decaying(named, settings.weight_decay), lr=settings.learning_rate)
 
 
 def rate(settings: HuggingFaceSettings, steps: int | None) -> Callable[[int], float]:

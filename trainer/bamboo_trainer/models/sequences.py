@@ -14,7 +14,7 @@ from bamboo_trainer.data import Documents, TensorDataset, dataset_from, pure_see
 from bamboo_trainer.data.config import MIXTURE, Opener
 from bamboo_trainer.data.config_keys import require_known, typed
 from bamboo_trainer.data.datasets import readers_of
-from bamboo_trainer.task import Dataset, Evaluation, Metric, Parts, Task, TrainingFacts, Weighted
+from bamboo_trainer.task import Dataset, Evaluation, Parts, Task, TrainingFacts, Weighted
 
 Objective = Literal["causal", "masked"]
 Named = Iterable[tuple[str, nn.Parameter]]
@@ -262,6 +262,7 @@ def language_model(
     layers = (partial(embedding, c), *[partial(block, c)] * c["blocks"], partial(head, c))
     last = len(layers) - 1
     words = (c["vocabulary"], mask_token)
+    decay, rate = c["weightDecay"], c["learningRate"]
 
     def opened(config: Mapping[str, Any], where: str = "data") -> Sequences:
         found = open_sequences(config, objective, words, where)
@@ -280,9 +281,9 @@ def language_model(
         layers=layers,
         loss=token_loss,
         dataset=dataset,
-        evaluation=evaluation(c["evaluation"], held_out, accuracy),
+        evaluation=evaluation(c["evaluation"], held_out),
         tokens_per_sample=dataset.tokens_per_sample,
-        optimizer=partial(_adamw, c),
+        optimizer=lambda named: torch.optim.AdamW(decaying(named, decay), lr=rate, betas=(0.9, 0.95)),
         learning_rate=_rate(c, training, dataset),
         tied=(("0.token.weight", f"{last}.out.weight"),) if tied else (),
         checkpointed=range(1, last) if c["checkpoint"] else (),
@@ -302,11 +303,6 @@ def _rate(c: Mapping[str, Any], training: TrainingFacts | None, dataset: Sequenc
     return schedules.cosine(peak, steps=max(steps, warmup + 1), warmup=warmup, final=0.1 * peak)
 
 
-def _adamw(c: Mapping[str, Any], named: Named) -> torch.optim.Optimizer:
-    """Return AdamW. c: from `read_settings`. named: parameters by name."""
-    return torch.optim.AdamW(decaying(named, c["weightDecay"]), lr=c["learningRate"], betas=(0.9, 0.95))
-
-
 def decaying(named: Named, decay: float) -> list[dict[str, Any]]:
     """Return an optimizer's parameter groups, with weight decay for matrices and without it for norms and biases. Empty
     groups are left out.
@@ -319,12 +315,8 @@ def decaying(named: Named, decay: float) -> list[dict[str, Any]]:
     return [group for group in groups if group["params"]]
 
 
-def evaluation(
-    config: Mapping[str, Any] | None,
-    opened: Callable[[Mapping[str, Any]], Dataset],
-    accuracy: Metric,
-) -> Evaluation | None:
-    """Return a task's evaluation, with the metric accuracy; None if there is no config. config: of the data, which
+def evaluation(config: Mapping[str, Any] | None, opened: Callable[[Mapping[str, Any]], Dataset]) -> Evaluation | None:
+    """Return a task's evaluation, with the metric `accuracy`; None if there is no config. config: of the data, which
     `opened` opens.
     """
     if config is None:

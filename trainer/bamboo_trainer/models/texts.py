@@ -136,6 +136,8 @@ class ChatTemplate:
         self._tokenizer = open_tokenizer(folder)
         if not isinstance(self._tokenizer.chat_template, str):
             raise ValueError(f"tokenizer: the tokenizer in {folder} has no chat template, or several")
+        blocks = self._tokenizer.chat_template.replace("{%-", "{%").split("{%")[1:]
+        self._marks_answers = any(block.split()[:1] == [_MARKS_ANSWERS] for block in blocks)
 
     @property
     def padding(self) -> int:
@@ -151,11 +153,6 @@ class ChatTemplate:
             if isinstance(error, _Unstable):
                 raise
             raise ValueError(f"{place}: the chat template does not take it: {said_by(error)}") from None
-
-    @property
-    def _marks_answers(self) -> bool:
-        words = self._tokenizer.chat_template.replace("{%-", "{%").split("{%")[1:]
-        return any(word.split()[:1] == [_MARKS_ANSWERS] for word in words)
 
     def _marked(self, messages: Sequence[Any]) -> Chat:
         found = self._tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)

@@ -19,6 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from io import BufferedReader
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
@@ -258,7 +259,7 @@ class Outbound:
                     self._broken = False
                 self._on_stands(self)
                 with self._lock:
-                    self._start_sender(self._send_small)
+                    self._start_sender(partial(self._send_all, self._small, self._socks[0]))
                     if not self._large.empty():
                         self._spread_out()
                 sock.recv(1)  # returns at the end: after the handshake the acceptor sends nothing
@@ -298,10 +299,6 @@ class Outbound:
         sock.settimeout(None)
         return nonce
 
-    def _send_small(self) -> None:
-        """Send small frames over the first connection until the link ends."""
-        self._send_all(self._small, self._socks[0])
-
     def _send_large(self) -> None:
         """Open a connection that joins the link, and send large frames over it until the link ends."""
         first = self._socks[0]
@@ -313,7 +310,7 @@ class Outbound:
             self._finish(said_by(error))
 
     def _send_all(self, queue: Queue, sock: socket.socket) -> None:
-        """Send a queue's frames over a connection. An error of the connection ends the link, as any other end."""
+        """Send a queue's frames over a connection until the link ends. An error of the connection ends the link."""
         try:
             while not self._end and (buffers := queue.get()):
                 size, count = sum(map(len, buffers)), 1
