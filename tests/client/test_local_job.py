@@ -26,8 +26,6 @@ SPLIT: Any = {"stages": 2, "split": [4, 4]}  # or each job would count what its 
 ENDLESS: Any = {**TRAINING, "steps": 1_000_000}
 OWN_TASK = """\
 from bamboo_trainer.models import mlp
-from cluster.children import marked
-from waiting import PATIENCE, until
 
 
 def build(config):
