@@ -22,6 +22,7 @@ from bamboo_trainer.checkpoint.sources import Checkpoint, open_source
 from bamboo_trainer.data import tokenizing
 from bamboo_trainer.data.sources import SUFFIX
 
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LINE_SECONDS: Final = 5.0  # between two lines of progress that is not shown on a terminal
 
 
@@ -121,7 +122,14 @@ def main(name: str, options: str, *arguments: str) -> int:
     return EXIT_OK
 
 
+def _interrupt(*_: object) -> None:
+    """Exit, and remove unfinished output. Ignore a second signal, which the parent sends after Ctrl-C."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(EXIT_INTERRUPTED)
+
+
 if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(EXIT_INTERRUPTED))  # so that unfinished output is removed
+    for number in SIGNALS:
+        signal.signal(number, _interrupt)
     sys.exit(standard_streams.exit_of(lambda: main(*sys.argv[1:])))
