@@ -1,4 +1,4 @@
-"""Splits of the layers by measured speed, and the rest between two of them."""
+"""Splits of the layers by measured speed, and the pause between two splits."""
 
 from bamboo_core.coordinator.splits.by_speed import REST_SECONDS
 from slow_world import trained

@@ -43,7 +43,7 @@ def after(plan: Plan, *dead: str, leaving: tuple[str, ...] = ()) -> Plan:
 
 
 def run_by(plan: Plan) -> dict[int, str]:
-    """Return the worker of each microbatch of a step."""
+    """Return the worker that runs each microbatch of a step."""
     found: dict[int, str] = {}
     for cell in plan.cells():
         assignment = plan.at(cell)
@@ -59,7 +59,7 @@ def run_by(plan: Plan) -> dict[int, str]:
 def test_every_microbatch_has_somebody_and_nobody_has_much_more(
     pipelines: int, groups: int, data: st.DataObject
 ) -> None:
-    """Workers are lost one after the other, in any order; living workers keep their microbatches."""
+    """Each loss spreads the lost worker's microbatches evenly over the others, which keep their own."""
     plan = planned(pipelines, microbatches=groups, groups=groups)
     order = data.draw(st.permutations(sorted(plan.worker_ids())))
     for dead in order[:-1]:

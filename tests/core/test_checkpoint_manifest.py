@@ -25,7 +25,7 @@ MANIFEST = make_manifest(CheckpointId(200, "5f0c"))
 
 
 def sealed(document: dict, form: int = 1) -> bytes:
-    """Return a manifest's file with a right checksum, for any content."""
+    """Return a manifest file with a correct checksum, whatever its content."""
     inner = json.dumps(document).encode()
     head = json.dumps({"format": form, "sha256": hashlib.sha256(inner).hexdigest()})
     return head[:-1].encode() + b', "manifest": ' + inner + b"}"

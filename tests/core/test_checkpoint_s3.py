@@ -28,7 +28,7 @@ def endpoint():
 
 @pytest.fixture
 def client(endpoint, monkeypatch, tmp_path):
-    """A client of an empty server. AWS settings of this machine are not used."""
+    """Return a boto3 client of an empty server, without this machine's AWS settings."""
     for name, value in {
         "AWS_ACCESS_KEY_ID": "anybody",
         "AWS_SECRET_ACCESS_KEY": SECRET,

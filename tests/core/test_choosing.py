@@ -31,7 +31,7 @@ def measured(state: CoordinatorState, forward: float, backward: float) -> Coordi
 
 @pytest.mark.parametrize("memory", [None, 1000])
 def test_sizes_of_layers_that_become_known_count_at_once(memory: int | None) -> None:
-    """After a restart of the coordinator, layers may be measured before a worker has reported their sizes."""
+    """Rates that were computed without the layers' sizes are computed again once a worker has reported the sizes."""
     state = measured(trained(4, 1, 0).state, 1.0, 1.0)
     before = rates_of(replace(state, layers=replace(state.layers, sizes=(), memory=memory)))
     size = LayerBytes(parameters=1, optimizer=2, gradients=3, activations=4, boundary=5)
@@ -45,7 +45,7 @@ def test_sizes_of_layers_that_become_known_count_at_once(memory: int | None) -> 
 
 
 def test_how_long_a_replacement_takes_does_not_count_from_a_loss_that_nobody_replaced() -> None:
-    """The first of eight workers is lost for good; later losses are replaced after a minute each."""
+    """Only replaced losses count: here the first loss is never replaced, and each later one after a minute."""
     known = GridState(workers=8).noted(7, 0.0, wanted=7)
     for number in range(1, 4):
         lost = known.noted(6, 18_000.0 * number, wanted=7)

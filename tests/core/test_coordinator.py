@@ -23,7 +23,7 @@ actions = st.lists(
 def test_invariants_hold_whatever_happens(
     stages: int, pipelines: int, chosen: bool, standby: int, what: list[tuple[str, int]]
 ) -> None:
-    """The grid is fixed, or has as many pipelines as the workers fill."""
+    """The invariants hold on a fixed grid, and on a grid whose number of pipelines follows the workers."""
     chooses = ("pipelines",) if chosen else ()
     world = Slowed(stages, pipelines, standby, chooses=chooses, schedule="1F1B")
     world.settle()

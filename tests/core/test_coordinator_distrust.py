@@ -1,4 +1,4 @@
-"""The coordinator believes no worker more than it must: plans, costs and words that come from one are looked at."""
+"""The coordinator trusts no worker more than it must: it checks plans, costs and messages that come from one worker."""
 
 from collections.abc import Callable
 from typing import Any
@@ -53,7 +53,7 @@ def test_a_plan_that_can_be_none_of_the_jobs_is_refused_and_the_others_go_on(
 
 
 def test_who_comes_back_after_another_has_its_place_is_sent_away_and_not_waited_for() -> None:
-    """The worker was declared lost, but its pod still lives, and another coordinator counted it."""
+    """The coordinator removes a returning worker that a newer plan has left out, although its pod still lives."""
     world = World(3, 1, 1)
     plan = restarted(world)
     rows = tuple(

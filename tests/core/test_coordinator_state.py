@@ -1,4 +1,4 @@
-"""A turn puts records in their places, and nothing else changes a state."""
+"""The coordinator's state: each record has a place of its own, and only a turn changes it."""
 
 from dataclasses import fields
 

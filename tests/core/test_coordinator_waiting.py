@@ -1,4 +1,4 @@
-"""Whom the coordinator waits for, and for how long: answers, reports of takeovers, workers after its own restart."""
+"""Which workers the coordinator waits for, and how long: answers, takeover reports, and returns after its restart."""
 
 from collections import deque
 from dataclasses import replace
@@ -14,7 +14,7 @@ from world import World, back, restarted, silence
 
 
 def asked_around(world: World) -> str:
-    """A stage's last owner and replica are lost at once, and everybody is asked; the one of whom more is known."""
+    """Lose a stage's owner and replica, so that the coordinator asks all others. Return the first of these by name."""
     world.settle()
     plan = world.plan
     cell = Cell(0, 1)

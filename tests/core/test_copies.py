@@ -16,9 +16,9 @@ def holds(world: World, worker: str, checkpoint: CheckpointId, *layers: int) -> 
 
 
 def begun_again(world: World, held: dict[int, tuple[int, ...]]) -> tuple[CheckpointId, Plan]:
-    """Lose a stage and return the checkpoint and the first plan after the loss.
+    """Save a checkpoint and lose a stage. Return the checkpoint and the first plan after the loss.
 
-    held: layers of the checkpoint of which each worker, by its number in the first plan, has copies.
+    held: the layers of the checkpoint that each worker has copies of, by the worker's number in the first plan.
     """
     workers = sorted(world.plan.worker_ids())
     checkpoint = save(world)

@@ -58,7 +58,7 @@ ALL_BF16 = dict.fromkeys(("precision", "parameterPrecision", "boundaryPrecision"
     ],
 )
 def test_checkpoints_that_are_there_keep_their_digest(training: dict[str, Any], digest: str) -> None:
-    """A change of the types must not change the digest: a job would not find its checkpoints again."""
+    """A job finds its checkpoints by this digest, so a change of the spec's Python types must not change it."""
     document = minimal()
     document["spec"]["training"] |= training
     assert numbers_digest(parse_manifest(document)) == digest
@@ -93,7 +93,7 @@ def test_a_running_job_takes_over_what_changes_no_numbers_and_names_the_rest(
 
 @pytest.mark.parametrize("stages", [1, 4])
 def test_a_number_of_stages_for_stages_that_are_chosen_is_refused_by_its_name(stages: int) -> None:
-    """An edit in the other direction is refused by the same name."""
+    """An edit that sets or removes a fixed number of stages is refused as an edit of spec.topology.stages."""
     chosen, fixed = (edited(topology=topology, elastic={"maxWorkers": 8}) for topology in ({}, {"stages": stages}))
     for old, new in ((chosen, fixed), (fixed, chosen)):
         followed = parse_manifest(apply_edit_to_manifest(old, new))

@@ -29,7 +29,7 @@ def elastic() -> JobRun:
 
 
 def told_of(one: JobRun) -> list[tuple[float, str, str]]:
-    """Return the time, reason and text of each event."""
+    """Run the job on TRACE. Return the time, reason and message of each event."""
     told: list[str] = []
     run(one, TRACE, told=told)
     found = [re.fullmatch(r"\s*([\d.]+) s  (\w+): (.*)", line) for line in told]
@@ -55,7 +55,7 @@ def test_newcomers_are_filled_before_the_cut_and_the_pause_is_shorter() -> None:
 
 
 def of_two_stages() -> Slowed:
-    """Return a job that had four stages and has two, to which three workers come."""
+    """Return a job that has shrunk from four stages to two, and that three new workers are about to join."""
     size = LayerBytes(parameters=100, optimizer=200, gradients=100, activations=0, boundary=0)
     told = protocol.Profile(costs=(1e12,) * 8, layers=(size,) * 8, memory=4000)
     world = Slowed(4, 1, 1, chooses=("stages",), profile=told)

@@ -15,7 +15,7 @@ from world import World, silence
 
 
 def asked(world: World) -> dict[str, protocol.KeepLastState]:
-    """Return the newest request for the last state to each worker."""
+    """Return the latest KeepLastState request to each worker."""
     return dict(sent(world, protocol.KeepLastState))
 
 

@@ -33,7 +33,7 @@ def slower(layer: Layer, by: float) -> Layer:
 
 
 def chosen(workers: int, stages: int | None = None, pipelines: int | None = None, **elastic: Any) -> JobRun:
-    """Return a job of twelve unlike layers and 24 microbatches. stages, pipelines: None: chosen by the coordinator."""
+    """Return a job of twelve unequal layers and 24 microbatches. None lets the coordinator choose a number."""
     made = job()
     more = {"maxWorkers": workers, "stabilizationSeconds": 60, **elastic}
     document = manifest(stages, pipelines, 24, elastic=more)
@@ -44,7 +44,7 @@ def chosen(workers: int, stages: int | None = None, pipelines: int | None = None
 
 
 def ideal(one: JobRun, trace: Trace) -> float:
-    """Return the steps that the fastest grid of each moment's nodes would do without any pause."""
+    """Return how many steps a job could do if the fastest grid for the current nodes always ran, without pauses."""
     rates, steps, there, since = GridRates(one.profile.figures, one.spec), 0.0, 0, 0.0
     for change in [*trace.changes, None]:
         at = change.at if change else trace.duration
@@ -71,7 +71,7 @@ def name(grid: Grid) -> str:
 
 
 def test_at_each_number_of_nodes_the_fastest_grid_runs() -> None:
-    """The job has six, five, three, two, four and six nodes, each for an hour."""
+    """As nodes go and come every hour, the job loses at most 2 % of the steps of the best grids without pauses."""
     told: list[str] = []
     one = chosen(6)
     went = [(HOUR, "n5"), (2 * HOUR, "n4"), (2 * HOUR + 60, "n3"), (3 * HOUR, "n2")]
@@ -87,7 +87,7 @@ def test_at_each_number_of_nodes_the_fastest_grid_runs() -> None:
 
 
 def test_a_slow_network_is_learned_from_the_first_steps() -> None:
-    """Links are a hundred times slower than assumed; otherwise six pipelines of one stage would be the fastest grid."""
+    """The coordinator measures its links and avoids six pipelines of one stage, the fastest grid if links were fast."""
     told: list[str] = []
     one = chosen(6)
     layers = tuple(structs.replace(layer, gradients=2_000_000, parameters=2_000_000) for layer in one.profile.layers)
@@ -101,7 +101,7 @@ def test_a_slow_network_is_learned_from_the_first_steps() -> None:
 
 
 def test_with_long_steps_the_first_choice_is_revised_within_the_first_one() -> None:
-    """A step takes 29 minutes on the first grid of one worker, and a worker comes or goes every ten minutes."""
+    """The coordinator chooses a faster grid within ten minutes of a first step of 29 minutes, by timed microbatches."""
     one = chosen(6)
     layers = tuple(slower(layer, 100.0) for layer in one.profile.layers)
     slow = replace(one, profile=structs.replace(one.profile, layers=layers))
@@ -137,7 +137,7 @@ def test_a_pipeline_whose_worker_is_lost_is_given_up_at_once_and_built_again_whe
 
 
 def test_with_fewer_workers_than_it_begins_with_a_job_keeps_its_grid() -> None:
-    """A worker runs two stages until a replacement comes."""
+    """A job with fewer workers than minWorkers does not shrink: one runs two stages until a replacement comes."""
     one = chosen(12, stages=4, minWorkers=9)
     gone = [(0.1 * HOUR, "remove", f"n{number}") for number in (3, 4, 5, 6)]
     told = told_of(one, nodes(12, *gone, duration=0.3 * HOUR))
@@ -148,7 +148,7 @@ def test_with_fewer_workers_than_it_begins_with_a_job_keeps_its_grid() -> None:
 
 
 def test_a_long_step_begins_again_on_a_faster_grid_if_that_is_done_sooner() -> None:
-    """Four of twelve workers are lost in the first quarter of a step; a checkpoint has all steps before it."""
+    """After losses early in a long step, the job repeats the step on a grid that finishes it sooner."""
     one = chosen(12, pipelines=2)
     document = {**one.manifest, "spec": {**one.manifest["spec"], "checkpoint": {"storage": "s3://a/b"}}}
     model = structs.replace(one.profile, layers=tuple(slower(layer, 200.0) for layer in one.profile.layers))
@@ -162,7 +162,7 @@ def test_a_long_step_begins_again_on_a_faster_grid_if_that_is_done_sooner() -> N
 
 
 def test_a_job_that_goes_back_does_not_wait_for_its_whole_grid() -> None:
-    """Two of six workers are left and no others come. stabilizationSeconds delays growth only."""
+    """A job restores at once with two workers left of six: stabilizationSeconds delays growth only."""
     one = chosen(6, pipelines=1, stabilizationSeconds=600, minStages=2)
     more = {"redundancy": {"mode": "None"}, "checkpoint": {"storage": "s3://a/b", "everySteps": 50}}
     document = {**one.manifest, "spec": {**one.manifest["spec"], **more}}
@@ -179,7 +179,7 @@ def seconds(line: str) -> float:
 
 
 def crammed(**more: Any) -> JobRun:
-    """Return a job of twelve layers of 1,200 bytes with state and gradients; a worker has room for seven layers."""
+    """Return a job of twelve layers. A worker has memory for the state and gradients of seven layers."""
     one = chosen(6)
     document = {**one.manifest, "spec": {**one.manifest["spec"], **more}}
     layers = tuple(structs.replace(layer, parameters=300, optimizer=600, gradients=300) for layer in one.profile.layers)
@@ -188,7 +188,7 @@ def crammed(**more: Any) -> JobRun:
 
 
 def test_where_no_grid_has_room_for_copies_a_job_with_a_store_trains_without() -> None:
-    """Three workers have no room for copies. Six form two pipelines, which hold each other's states."""
+    """With a store, three workers without memory for copies train; six hold copies again, in two pipelines."""
     without, one = crammed(), crammed(checkpoint={"storage": "s3://a/b", "everySteps": 20})
     rates = GridRates(one.profile.figures, one.spec, 9_000)
     assert not any(map(rates.fits, bounded_grids(one.spec, len(rates.figures.layers), 3)))
@@ -218,8 +218,8 @@ def test_in_mode_auto_replicas_come_with_a_third_pipeline_and_go_with_a_fourth()
 
 
 def waiting(workers: int, memory: int) -> World:
-    """Return a job of eight workers that waits with only `workers` of them. Each of its twelve layers has a gigabyte of
-    parameters. memory: of each worker.
+    """Return a job for eight workers of which only `workers` have joined. Each of its twelve layers has a gigabyte of
+    parameters. memory: bytes of each worker.
     """
     layer = LayerBytes(parameters=GB, optimizer=2 * GB, gradients=GB, activations=0, boundary=0)
     model = protocol.Profile(costs=(1e9,) * 12, layers=(layer,) * 12, memory=memory)
@@ -249,7 +249,7 @@ def test_a_job_that_cannot_begin_with_any_number_of_its_workers_ends() -> None:
 
 
 def on_eight(chooses: tuple[str, ...] = ("stages", "pipelines"), **elastic: Any) -> Slowed:
-    """Return a job with measured layers whose eight workers, as many as it may have, run stages."""
+    """Return a job with measured layers whose grid fills eight workers, the most that it may have."""
     world = Slowed(*((1, 8) if chooses == ("pipelines",) else (8, 1)), 0, chooses=chooses, elastic=elastic)
     world.train(60)
     assert grid_of(world.state.current_plan).cells == 8
@@ -280,7 +280,7 @@ def test_a_grid_that_an_edit_puts_out_of_bounds_is_left_although_none_is_faster(
 
 
 def wide_first_layer(wide: int, flying: int, memory: int, **options: Any) -> Slowed:
-    """Return a job of three stages whose first layer takes no time and has many bytes that each worker holds once."""
+    """Return a job of three stages whose first layer is nearly free to compute, but has `wide` bytes of parameters."""
 
     def layer(parameters: int, optimizer: int, gradients: int, activations: int) -> LayerBytes:
         return LayerBytes(
@@ -305,7 +305,7 @@ def wide_first_layer(wide: int, flying: int, memory: int, **options: Any) -> Slo
 
 
 def needed(world: Slowed, plan: Plan) -> int:
-    """Return the bytes of the worker that needs most memory under a plan, with its replicas."""
+    """Return the bytes of the worker that needs the most memory under a plan, replicas included."""
     rates, grid = world.state.grids.rates, grid_of(plan)
     assert rates is not None
     replicas = max(len(plan.at(cell).replicas) for cell in plan.cells()) if plan.mode is not RedundancyMode.NONE else 0
@@ -326,7 +326,7 @@ def needed(world: Slowed, plan: Plan) -> int:
 def test_what_has_no_room_as_the_layers_are_split_gets_another_split(
     wide: int, flying: int, memory: int, before: dict[str, Any], edit: dict[str, Any]
 ) -> None:
-    """The edit changes the schedule, pipelines, replicas or mode; one of the splits has room for it."""
+    """An edit of schedule, pipelines, replicas or mode brings a new split if the current one needs too much memory."""
     world = wide_first_layer(wide, flying, memory, **before)
     split, count = world.state.current_plan.stages, len(world.plans)
     world.edit(**edit)

@@ -12,14 +12,14 @@ from bamboo_core.planning.grid import make_layout
 
 
 class Term(str):
-    """A summand that shows the order of its sum."""
+    """A symbolic summand, whose sums spell out the order of their additions."""
 
     def __add__(self, other: str) -> "Term":
         return Term(f"({self}+{other})")
 
 
 def summed(groups: int, share: SumNode) -> dict[SumNode, Term]:
-    """Return a pipeline's sums, after it has added its groups in order and merged all whole nodes."""
+    """Return a pipeline's partial sums after it has added its groups in order and merged all complete nodes."""
     done: list[tuple[SumNode, Term]] = []
     for group in range(share.first, share.end):
         done.append((SumNode(group, group + 1), Term(group)))

@@ -58,7 +58,7 @@ def test_a_split_that_the_manifest_gives_is_kept_whatever_the_layers_cost() -> N
 
 
 def by_definition(costs: list[float], stages: int) -> tuple[tuple[int, int], ...]:
-    """Return the split by trying every cut: least costliest stage, then the earliest last cut."""
+    """Search all cuts for the split whose longest stage is shortest; among equal splits, take the earliest last cut."""
     total = [0.0, *itertools.accumulate(costs)]
     best = {(0, 0): 0.0}
     cut: dict[tuple[int, int], int] = {}
@@ -85,7 +85,7 @@ def test_the_split_is_the_one_of_the_definition_to_the_last_cut(costs: list[floa
 
 @pytest.mark.parametrize("kind", ["equal", "random", "steep", "nothing"])
 def test_a_model_of_ten_thousand_layers_is_split_at_once(kind: str) -> None:
-    """All jobs of an operator share one loop. A split takes less than 20 ms; the limit is for a busy machine."""
+    """A split takes under 20 ms, since all jobs of an operator share an event loop; 0.5 s allows for a busy machine."""
     random = Random(0)
     cost = {"equal": lambda: 1.0, "random": random.random, "nothing": lambda: 0.0}
     steep = [10.0 ** random.randint(-300, 20) for _ in range(10_000)]

@@ -26,7 +26,7 @@ def elastic_job(workers: int, microbatches: int, stages: int | None = None, **el
 
 
 def figures_of(seconds: list[float], rate: float) -> ModelFigures:
-    """Return figures of layers with these seconds per forward. rate: bytes per second of a connection."""
+    """Return figures of layers whose forwards take these seconds. rate: bytes per second of a connection."""
     layers = tuple(
         Layer(forward=one, backward=2 * one, parameters=400, optimizer=800, gradients=400, boundary=100)
         for one in seconds
@@ -54,7 +54,7 @@ def test_the_fastest_of_each_number_of_stages_are_those_of_all_grids(
     scale: float,
     measured: list[tuple[int, float]],
 ) -> None:
-    """Holds although GridRates simulates only a few grids, and whatever step times were measured."""
+    """GridRates simulates only a few grids, but ranks them as a full search does, for any measured step times."""
     spec = elastic_job(9, microbatches)
     figures = figures_of(seconds, rate)
     model = GridRates(figures, spec, memory)
@@ -107,7 +107,7 @@ def test_of_grids_that_are_as_fast_the_one_with_fewer_workers_is_first() -> None
 
 @pytest.mark.parametrize("mode", ["Auto", "Replicas", "None"])
 def test_a_grid_whose_workers_lack_memory_is_none(mode: str) -> None:
-    """A worker may have to run its neighbour's stage, too; pipelines do without replicas where these have no room."""
+    """In a grid that fits, workers can run a neighbour's stage, too; pipelines drop replicas that have no room."""
     job = elastic_job(8, 8)
     spec = replace(job, redundancy=replace(job.redundancy, mode=RedundancyMode(mode)))
     figures = profile(8, NETWORK).figures
@@ -144,7 +144,7 @@ def test_a_grid_whose_workers_lack_memory_is_none(mode: str) -> None:
 def test_a_step_is_that_of_a_whole_plan_to_the_last_digit(
     mode: str, seconds: list[float], workers: int, microbatches: int, rate: float, devices: int, groups: int | None
 ) -> None:
-    """GridRates executes one pipeline of each number of microbatches, StepModel all of a plan."""
+    """GridRates executes one pipeline of each number of microbatches, and agrees with StepModel, which executes all."""
     spec = parse_manifest(
         manifest(None, None, microbatches, mode, elastic={"maxWorkers": 9}, worker={"devices": devices})
     )
@@ -166,8 +166,8 @@ def test_a_step_is_that_of_a_whole_plan_to_the_last_digit(
 
 
 def test_grids_share_a_split_only_if_their_workers_need_the_same_memory() -> None:
-    """With 30 microbatches in 20 groups, a pipeline runs up to 4 of them on 16 pipelines and up to 2 on 20. Even shares
-    of both would be 2.
+    """Grids share a split only if their longest pipelines run as many microbatches: of 30 in 20 groups, up to 4 on 16
+    pipelines, and up to 2 on 20. Even shares of both would be 2.
     """
     document = manifest(4, None, 30, elastic={"maxWorkers": 80})
     document["spec"]["training"]["gradientGroups"] = 20

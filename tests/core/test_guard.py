@@ -1,4 +1,4 @@
-"""Reports of differing states and results: how far the job goes back, when it ends, and with which sentence."""
+"""Reports of differing states and results: how far the job goes back, when it ends, and the messages about it."""
 
 from bamboo_core.control import protocol
 from bamboo_core.control.protocol import Received, SpotCheckDiffers, StateSums
@@ -16,7 +16,7 @@ def tell(world: World, worker: str, version: int, sums: dict[str, str], stage: i
 
 
 def differ(world: World, version: int, stage: int = 1) -> tuple[str, str]:
-    """Let a stage's owner and its replica report different sums. Return their names."""
+    """Let a stage's owner and its replica report different checksums. Return both workers."""
     role = world.plan.at(Cell(0, stage))
     owner, shadow = role.owner, role.replicas[0]
     tell(world, owner, version, X, stage)

@@ -1,4 +1,4 @@
-"""Histories put together: each record once and in order, whoever wrote it."""
+"""Merged histories: each record appears once and in order, whichever worker wrote it."""
 
 import json
 
@@ -24,7 +24,7 @@ def test_each_record_is_there_once_and_in_order(kept):
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9)), min_size=1, max_size=5))
 def test_a_curve_has_no_doubles_and_no_gaps_whatever_was_repeated(attempts):
-    """Each attempt begins at a step that an earlier one has reached. attempts: (first step, number of steps)."""
+    """The curve has each step once, although attempts repeat steps. attempts: (first step, number of steps) of each."""
     records, reached = [], 0
     for number, (first, count) in enumerate(attempts, 1):
         begin = min(first, reached)

@@ -28,7 +28,7 @@ from job_simulation_kit import HOUR, job, manifest, nodes, profile, run
 def valued(
     workers: int, layers: int = 12, stages: int | None = None, pipelines: int | None = None, **elastic: Any
 ) -> JobRun:
-    """Return a job of 24 microbatches a step and one pool. stages, pipelines: None: the coordinator chooses them."""
+    """Return a job of 24 microbatches and one node pool. None lets the coordinator choose stages or pipelines."""
     made = job()
     more = {"maxWorkers": workers, "objective": "Value", "stabilizationSeconds": 60, **elastic}
     pools = [{"name": "spot", "capacity": "Spot", "pricePerHour": "1.5"}]
@@ -52,7 +52,7 @@ def both(one: JobRun, trace: Trace) -> tuple[JobResult, JobResult, list[str]]:
 
 
 def held(told: list[str]) -> list[int]:
-    """Return the chosen numbers of workers, in order."""
+    """Return the numbers of workers that the coordinator chose, in the order of the log."""
     return [int(found[1]) for line in told if (found := re.search(r"WorkersChosen: (\d+) of", line))]
 
 
@@ -60,7 +60,7 @@ def held(told: list[str]) -> list[int]:
 
 
 def test_workers_that_add_less_than_they_cost_are_given_back() -> None:
-    """The longest stage of a model with seven equal layers has two of them, with six workers as with four."""
+    """Seven equal layers are hardly faster on six workers than on four, so the job gives the surplus workers back."""
     one = valued(6, layers=7, pipelines=1, minStages=2)
     value, speed, told = both(one, nodes(6, duration=3 * HOUR))
     rates = GridRates(one.profile.figures, one.spec)
@@ -85,7 +85,7 @@ def test_the_number_of_workers_does_not_go_to_and_fro(seed: int) -> None:
 
 
 def test_those_that_cost_more_go_first() -> None:
-    """The job's six workers are in two zones of different prices; it gives back workers of the expensive zone.
+    """The job gives back only workers of the more expensive of its two zones.
 
     Gradients take most of a step, so that five pipelines are nearly as fast as six.
     """
@@ -107,7 +107,7 @@ def test_those_that_cost_more_go_first() -> None:
 
 
 def state_of(workers: int = 4, **elastic: Any) -> CoordinatorState:
-    """Return the state after that many workers have joined, in zones a and b in turn."""
+    """Return the state after `workers` workers have joined, in zones a and b in turn."""
     one = valued(4, **elastic)
     state = coordinator.initial(one.spec, one.manifest, secret="", now=0.0)
     for i in range(workers):
@@ -137,7 +137,7 @@ def test_a_notice_of_the_cloud_counts_as_a_loss_and_our_own_does_not() -> None:
 
 
 def test_whoever_is_lost_counts_once_in_whatever_order_that_is_heard_of() -> None:
-    """Often neighbours miss a worker first, then a step is committed, and then the shell reports the node's end."""
+    """A lost worker counts once, in whichever order its closed channel, a commit and the shell's report arrive."""
     orders = {
         "known at once": [WorkerLost("w1", "its node is gone")],
         "it failed": [WorkerLost("w1", "exited", 1)],
@@ -177,7 +177,7 @@ def test_as_many_workers_are_asked_for_as_are_held(
 
 
 def test_a_loss_is_no_reason_to_split_layers_anew_for_the_sake_of_prices() -> None:
-    """Prices decide which workers the job gives back, not what follows a loss."""
+    """Prices decide which workers the job gives back, but cause no re-split after a loss."""
     one = valued(6, layers=2, stages=2)
     prices = [PriceChange(at=0.0, zone=zone, usd_per_hour=usd) for zone, usd in (("a", 1.0), ("b", 1.2))]
     there = [NodeChange(at=0.0, change=Change.ADD, node=f"n{i}", zone="ab"[i % 2]) for i in range(6)]

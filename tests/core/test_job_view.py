@@ -63,7 +63,7 @@ def test_the_outcome_is_an_exit_code(kind: str, reason: str, code: int | None) -
 
 
 def test_reasons_that_nothing_can_recover_are_the_coordinators() -> None:
-    """The list equals the reasons in the core's decisions."""
+    """UNRECOVERABLE has exactly the reasons with which the coordinator ends a job as unrecoverable."""
     from pathlib import Path
 
     import bamboo_core
@@ -75,7 +75,7 @@ def test_reasons_that_nothing_can_recover_are_the_coordinators() -> None:
 
 
 def test_a_run_of_this_process_has_the_view_of_a_job_on_a_cluster() -> None:
-    """Both views give the same owners and progress."""
+    """The views of a local run and of a BambooJob give the same owners and progress."""
     spec, live = job_spec(), said(grid=((("w0", True), ("w0", True)),), epoch=2)
     local = view_of_run(spec, live, NOW)
     status = {"training": {"step": 3, "steps": 10}, "plan": '{"epoch": 2, "pipelines": [["w0", "w0"]]}'}

@@ -29,7 +29,7 @@ print(json.dumps({"apiVersion": os.environ["SPOKEN"], "kind": "ExecCredential", 
 
 
 def plugin(folder: Path, body: str = PLUGIN, spoken: str = V1, **status: str) -> dict[str, Any]:
-    """Return a kubeconfig's user with a credential plugin. body: the plugin's code."""
+    """Write a credential plugin, and return the kubeconfig user that runs it. body: the plugin's code."""
     path = folder / "plugin"
     path.write_text(f"#!{sys.executable}\nimport json, os, sys\n{body}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -38,7 +38,7 @@ def plugin(folder: Path, body: str = PLUGIN, spoken: str = V1, **status: str) ->
 
 
 def ask(kubeconfig: object, call: Callable[[KubeApi], Awaitable[Any]], context: str | None = None) -> Any:
-    """Return the result of a call that logs in as a command does."""
+    """Log in as a command does, and return the call's result."""
 
     async def run() -> Any:
         async with KubeApi(Connection(await log_in(str(kubeconfig), context))) as api:
@@ -48,7 +48,7 @@ def ask(kubeconfig: object, call: Callable[[KubeApi], Awaitable[Any]], context: 
 
 
 def connected(url: str, script: Callable[[Connection], Awaitable[Any]], **options: Any) -> Any:
-    """Return the result of a script that gets a connection to the server, without authentication."""
+    """Run a script with an unauthenticated connection to the server, and return its result."""
 
     async def run() -> Any:
         configuration = new_configuration()
@@ -236,7 +236,7 @@ def test_no_proxy_stands_between_this_machine_and_itself(tmp_path: Path, monkeyp
 
 
 def asked(answer: Answer, script: Callable[[Connection], Awaitable[Any]], **options: Any) -> tuple[list[Asked], Any]:
-    """Return the requests that the server got, and verb, path and code of each counted call."""
+    """Run a script. Return the requests that the server got, and verb, path and code of each counted call."""
     ended: list[tuple[str, str, str]] = []
     with server(answer) as (url, seen):
         connected(url, script, ended=lambda verb, path, code, _: ended.append((verb, path, code)), **options)
@@ -378,7 +378,7 @@ TAKEN, MISSING = ApiError(409, "Conflict", "taken"), ApiError(404, "NotFound", "
 
 
 class Scripted:
-    """A connection that gives its answers in turn, by method, and raises errors among them."""
+    """A fake connection that returns, or raises, the given answers of each HTTP method in turn."""
 
     def __init__(self, **answers: list[Any]) -> None:
         self._answers = answers
@@ -395,7 +395,7 @@ class Scripted:
 
 
 def uid(value: str | None) -> dict[str, Any]:
-    """Return the list with the one object of that UID; an empty list for None."""
+    """Return a list response with one object of this UID, or an empty list for None."""
     return {"items": [] if value is None else [{"metadata": {"uid": value}}]}
 
 
@@ -427,7 +427,7 @@ async def test_an_object_that_is_gone_or_has_a_namesake_was_deleted_before(refus
 
 
 async def test_a_conflict_over_the_very_object_is_an_error() -> None:
-    """An admission webhook may also answer 409; the object is still there."""
+    """A 409 is an error if the object still exists, since an admission webhook may have answered."""
     server = Scripted(DELETE=[TAKEN], PATCH=[TAKEN], GET=[uid("u1")] * 2)
     with pytest.raises(ApiError, match="taken"):
         await KubeApi(server).delete_pod("team", "job-w0", "u1")

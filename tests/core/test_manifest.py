@@ -76,7 +76,7 @@ def test_a_job_that_says_only_how_many_workers_it_may_have_leaves_the_grid_to_th
 def test_as_many_workers_are_asked_for_as_a_grid_can_use(
     topology: dict[str, Any], elastic: dict[str, Any], fewest: int, most: int
 ) -> None:
-    """A batch has four microbatches."""
+    """A job with four microbatches requests no more workers than its largest grid can use."""
     job = parse_manifest(changed({"spec.topology": topology, "spec.elastic": elastic}))
     assert (s.fewest_workers(job), s.whole_workers(job)) == (fewest, most)
 

@@ -19,7 +19,7 @@ def gpus(**resources: Any) -> dict[str, Any]:
 
 
 def pool_asks(number: Any) -> dict[str, Any]:
-    """Return a job whose workers request one GPU, and whose second pool's template requests another number."""
+    """Return fields of a spec: workers request one GPU, and the second pool's template requests `number`."""
     trainer = {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": number}}}
     template = {"spec": {"containers": [trainer]}}
     return {"worker": gpus(), "nodePools": [{"name": "a"}, {"name": "l4", "template": template}]}

@@ -49,7 +49,7 @@ def test_a_coordinator_that_misses_most_workers_doubts_itself_first(silent: set[
 
 
 def test_the_first_worker_that_comes_back_is_not_the_last() -> None:
-    """The coordinator was unreachable for a minute and waits for the other workers."""
+    """A coordinator that was unreachable for a minute waits for all workers, not only for the first that returns."""
     world = World(2, 2, 0)
     world.settle()
     workers = set(world.state.workers)

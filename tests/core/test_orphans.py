@@ -12,7 +12,7 @@ DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(); i
 
 
 def process(code: str, **variables: str) -> subprocess.Popen[bytes]:
-    """Return a process that has begun to run the code."""
+    """Start a Python process that runs the code, and return it once it has written a line."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     started = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **variables}, process_group=0, **pipes)
     assert started.stdout is not None

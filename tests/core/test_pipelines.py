@@ -39,26 +39,26 @@ def test_a_balanced_pipeline_only_fills_and_drains(stages: int, microbatches: in
 
 
 def test_one_microbatch_ahead_hides_the_way_to_the_neighbour() -> None:
-    """A transfer takes half a second, and only fill and drain of the pipeline wait for it."""
+    """Only the fill and drain of the pipeline wait for transfers of half a second."""
     slow = Network(flow=1e15, machine=1e15, latency=0.5)
     assert execute(group(4, 8, network=slow)).end == pytest.approx(11 * 3 + 6 * 0.5)
 
 
 def test_the_longest_stage_sets_the_pace() -> None:
-    """Stage 1 takes 6 s for a microbatch, and waits only for the first forward; one backward follows."""
+    """The slowest stage takes 6 s per microbatch and waits only for the first forward; one backward follows it."""
     times = execute(group(3, 10, forward=(1.0, 2.0, 1.0), backward=(2.0, 4.0, 2.0)))
     assert times.end == 1 + 10 * 6 + 2
 
 
 def test_a_small_connection_sends_one_tensor_after_the_other() -> None:
-    """Two stages; a boundary takes 10 s, so that microbatches follow each other every 10 s instead of every 3 s."""
+    """Tensors queue on a slow connection: microbatches follow each other every 10 s instead of every 3 s."""
     thin = Network(flow=10.0, machine=1e15, latency=0.0)
     times = execute(group(2, 10, boundary=(100, 0), network=thin))
     assert times.end == pytest.approx(10 * 10 + 1 + 3 + 10 + 2)
 
 
 def test_the_work_of_a_lost_worker_is_done_again() -> None:
-    """The third of four workers is lost at 10 s, and its neighbour knows at 11 s."""
+    """The neighbour of a worker that is lost at 10 s repeats all the worker's microbatches from 11 s on."""
     calm = execute(group(4, 8)).end
     lost = StepLoss(lost=((2, 10.0),), planned=11.0, runs=(((0, 2), ((0, 8, 1),)),))
     disturbed = execute(group(4, 8), lost)
@@ -77,14 +77,14 @@ ZBH1 = PipelineSchedule.ZB_H1
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 5), (4, 8), (2, 2), (8, 16)])
 def test_split_backwards_leave_a_third_of_the_bubble(stages: int, microbatches: int) -> None:
-    """The bubble of (P-1)(F+B+W) shrinks to (P-1)(F+B-W), where F, B and W take equally long."""
+    """ZB-H1 shrinks the bubble of (P-1)(F+B+W) to (P-1)(F+B-W), a third if F, B and W take equally long."""
     times = execute(group(stages, microbatches, order=StageOrder(ZBH1)))
     assert times.end == 3 * microbatches + stages - 1
     assert times.work == (3.0 * microbatches,) * stages
 
 
 def test_an_heir_repeats_weight_gradients_last() -> None:
-    """The step ends earlier than with whole backwards, after the same work."""
+    """After a loss, a step with split backwards ends earlier than with whole ones, after the same work."""
     lost = StepLoss(lost=((2, 10.0),), planned=11.0, runs=(((0, 2), ((0, 8, 1),)),))
     whole, split = execute(group(4, 8), lost), execute(group(4, 8, order=StageOrder(ZBH1)), lost)
     assert split.work[1] == whole.work[1]
@@ -98,7 +98,7 @@ def four_pipelines(microbatches: int) -> Group:
 
 
 def test_the_owners_of_a_stage_share_what_a_lost_one_ran() -> None:
-    """Each of four workers runs a quarter of the lost cell's microbatches, which takes a quarter of a step."""
+    """Four workers share a lost cell's microbatches, so a loss adds less than 35 % of a step on average."""
     one = four_pipelines(32)
     calm, extra = execute(one).end, list[float]()
     for stage, tenth in itertools.product(range(4), range(10)):
@@ -112,7 +112,7 @@ def test_the_owners_of_a_stage_share_what_a_lost_one_ran() -> None:
 
 @pytest.mark.parametrize("pipelines", [1, 4])
 def test_a_keeper_does_not_repeat_finished_groups(pipelines: int) -> None:
-    """On average the heir repeats half as much, and a loss at the end of the step costs least."""
+    """An heir that keeps the sums of finished groups repeats half as much on average, and least after a late loss."""
     one = four_pipelines(32) if pipelines == 4 else group(4, 32)
     calm, extra = execute(one).end, list[float]()
     for stage, tenth in itertools.product(range(4), range(10)):
@@ -128,7 +128,7 @@ def test_a_keeper_does_not_repeat_finished_groups(pipelines: int) -> None:
 
 
 def test_nobody_runs_a_portion_whose_sum_the_owner_has() -> None:
-    """Worker 4 is lost after it has run its portion."""
+    """A portion whose sum the owner has is not run again when the worker that ran it is lost."""
     one = group(3, 8, busy=(0.0,) * 6)
     shared = ((0, 4, 0), (4, 6, 4), (6, 8, 3))
     first = StepLoss(lost=((1, 1.0),), planned=1.0, runs=(((0, 1), shared),))
@@ -140,7 +140,7 @@ def test_nobody_runs_a_portion_whose_sum_the_owner_has() -> None:
 
 
 def test_what_a_keeper_gave_is_run_after_all_when_the_stage_behind_is_lost() -> None:
-    """Here other microbatches of the stage move to another worker in the same plan."""
+    """If the next stage is lost, too, the heir also runs the microbatches whose gradient sums a keeper gave it."""
     first = StepLoss(
         lost=((1, 20.0),), planned=20.0, runs=(((0, 1), ((0, 4, 0), (4, 8, 3))),), kept=(((0, 1), (0, (2,), 0.0)),)
     )
@@ -152,7 +152,7 @@ def test_what_a_keeper_gave_is_run_after_all_when_the_stage_behind_is_lost() -> 
 
 @given(st.data())
 def test_whoever_runs_which_microbatches_the_step_ends(data: st.DataObject) -> None:
-    """With any contiguous ranges of several cells, no two orders wait for each other."""
+    """A step ends without a deadlock, whichever workers run which contiguous ranges of several cells."""
     draw, microbatches = data.draw, data.draw(st.integers(1, 12))
     one = four_pipelines(microbatches)
     runs = []

@@ -83,7 +83,7 @@ def test_a_notice_shorter_than_a_step_does_not_wait_for_its_end() -> None:
 
 
 def test_a_split_that_the_manifest_gives_is_that_of_every_plan() -> None:
-    """Plans after a takeover and after healing keep the split. A plan with another split does not fit the job."""
+    """Plans after a takeover and after healing keep the manifest's split; a plan with another split is a misfit."""
     world = World(3, 1, 1, split=[1, 5, 2])
     world.settle()
     world.lose(world.plans[-1].pipelines[0][1].owner)
@@ -99,7 +99,7 @@ def test_a_split_that_the_manifest_gives_is_that_of_every_plan() -> None:
 def test_a_grid_that_does_not_fit_the_model_ends_the_job_as_soon_as_the_first_worker_is_there(
     stages: int, split: list[int] | None
 ) -> None:
-    """The model has 8 layers."""
+    """The job fails when its first worker reports 8 layers, which stages or split do not fit."""
     world = World(stages, 1, 0, split=split)
     while len(world.pending) > 2:
         world.pending.pop()  # only the first one comes, and is ready

@@ -90,7 +90,7 @@ def test_a_replacement_that_gives_other_bits_is_refused_and_another_one_is_asked
 
 
 def test_a_job_begins_with_what_most_of_its_workers_are() -> None:
-    """The majority decides, not the first worker."""
+    """The job runs on the platform of most of its workers, not on that of its first worker."""
     world = world_of(H100, A100, A100, A100, A100, stages=4)
     assert world.state.phase == "Running"
     assert world.state.workers.keys() == {"w1", "w2", "w3", "w4"}
@@ -98,7 +98,7 @@ def test_a_job_begins_with_what_most_of_its_workers_are() -> None:
 
 
 def test_with_fewer_workers_than_asked_for_it_begins_with_those_that_fit_together() -> None:
-    """The job begins when enough workers of one platform are ready, and refuses the others then."""
+    """A job begins once enough workers of one platform are ready, and only then refuses the others."""
     world = World(2, 2, 0, chooses=("pipelines",), platforms=of(H100, A100, A100, A100, A100))
     world.pending = deque(event for event in world.pending if "w3" not in str(event))  # which does not come
     world.settle()
@@ -123,7 +123,7 @@ def test_a_restarted_coordinator_refuses_the_same_ones() -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_compiler_matters_to_jobs_whose_layers_are_compiled(compiled: bool) -> None:
-    """Owner and replica then run code of the same compiler. Other jobs accept any compiler, or none."""
+    """Owner and replica of compiled layers need the same compiler. Other jobs accept any compiler, or none."""
     world = world_of(A100, A100, OTHER_COMPILER, A100, compiled=compiled)
     world.lose(world.plan.at(Cell(0, 1)).owner)
     world.settle()
@@ -138,7 +138,7 @@ DATA = DataRecord(samples=400, order="0" * 16)
 
 
 def refused_in_a_row(world: World, data: protocol.WorkerReady, most: int = 100) -> list[float]:
-    """Let every new worker report these data. Return the seconds between refusals, until the job is over."""
+    """Let every new worker report `data`. Return the seconds between refusals, until the job ends."""
     at: list[float] = []
     for _ in range(2000):
         for event in list(world.pending):

@@ -103,7 +103,7 @@ def four_stages(**options: Any) -> Slowed:
 
 
 def wished() -> Slowed:
-    """Return a job whose cut is requested and not made yet."""
+    """Return a job whose cut is requested but not made yet."""
     world = four_stages()
     world.now += 0.9  # near the end of a step, which does not begin anew
     world.lose("w1")
@@ -113,7 +113,7 @@ def wished() -> Slowed:
 
 
 def at_the_cut() -> Slowed:
-    """Return a job of three workers out of four whose cut is made."""
+    """Return a job that has lost one of four workers, and has made the cut of its re-split."""
     world = wished()
     assert world.state.splits.resplit is not None
     number, step = world.state.splits.resplit.number, world.state.splits.resplit.at
@@ -134,7 +134,7 @@ def hold(world: World, *workers: str) -> None:
 
 
 def anew() -> Slowed:
-    """Return a job that lost a worker early in a step, which three stages would finish sooner."""
+    """Return a job that lost a worker early in a step, and repeats the step on three stages to finish it sooner."""
     world = four_stages()
     world.lose("w1")
     while world.state.splits.resplit is None:
@@ -255,8 +255,8 @@ def onward(plan: Plan, grid: Grid, held: dict[str, frozenset[int]], staying: lis
 def test_places_go_to_who_has_most_of_what_they_need(
     before: tuple[int, int], after: tuple[int, int], in_order: tuple[int, int], by_layers: tuple[int, int]
 ) -> None:
-    """in_order, by_layers: the layers that the neediest worker lacks, and that all workers lack, if workers are placed
-    in the order of their stages, or by their layers.
+    """Workers lack fewer layers if each gets the stage of which it holds the most. in_order, by_layers: the layers that
+    the neediest worker lacks, and that all lack, in the order of stages and by held layers.
     """
     there = peers(before[0] * before[1])
     first = planned(*before, there)
@@ -290,7 +290,7 @@ def test_never_more_moves_than_in_order_and_zones_stay(
 
 
 def test_newcomers_become_replicas_of_the_stages_that_they_will_mostly_need() -> None:
-    """Two pipelines of two stages and two idle workers become one pipeline of six stages."""
+    """Before two pipelines become one of six stages, idle workers replicate the stages that they will mostly need."""
     there = peers(6)
     first = planned(2, 2, there[:4])
     held = held_by(first)

@@ -62,7 +62,7 @@ def test_in_mode_auto_four_pipelines_do_without_replicas(pipelines: int, places:
 
 
 def on_nodes(nodes: Sequence[str], zones: str = "z") -> list[Peer]:
-    """A worker on each of these nodes; a node's letter says in which of the zones it is."""
+    """Return a worker on each of these nodes; the letter of a node determines its zone among `zones`."""
     return [
         Peer(worker=f"w{i}", host="h", port=1, zone=zones[ord(node) % len(zones)], node=node)
         for i, node in enumerate(nodes)
@@ -70,12 +70,12 @@ def on_nodes(nodes: Sequence[str], zones: str = "z") -> list[Peer]:
 
 
 def together(row: Sequence[str]) -> int:
-    """Return the number of stages of a ring that are on the node of the stage before."""
+    """Return how many stages of a ring are on the same node as the stage before them."""
     return sum(row[s - 1] == node for s, node in enumerate(row)) if len(row) > 1 else 0
 
 
 def fewest_together(nodes: Sequence[str], depth: int, pipelines: int) -> int:
-    """Return the least `together` of all rows that these nodes allow."""
+    """Return the smallest sum of `together` over all ways to place the pipelines on these nodes."""
     return min(
         sum(together(order[d * depth : (d + 1) * depth]) for d in range(pipelines))
         for order in set(itertools.permutations(nodes, depth * pipelines))
@@ -91,7 +91,7 @@ def fewest_together(nodes: Sequence[str], depth: int, pipelines: int) -> int:
 def test_neighbours_share_a_node_only_where_no_ring_is_better(
     grid: tuple[int, int], nodes: list[str], spare: int, zones: str
 ) -> None:
-    """There are as many workers as cells, or one more."""
+    """Rows put neighbours on one node as seldom as the best of all orders, also with a spare worker."""
     depth, pipelines = grid
     peers = on_nodes(nodes[: depth * pipelines + spare], zones)
     where = {p.worker: p.node for p in peers}
@@ -109,7 +109,7 @@ def test_neighbours_share_a_node_only_where_no_ring_is_better(
     st.randoms(use_true_random=False),
 )
 def test_any_node_of_even_ones_may_be_lost(grid: tuple[int, int], per_node: int, replicas: int, order: object) -> None:
-    """Workers join in any order; a node is lost with all its workers."""
+    """If nodes have equally many workers, every stage survives the loss of a node, in any order of joining."""
     depth, pipelines = grid
     assume(per_node <= pipelines * (depth // 2))
     peers = on_nodes([chr(97 + i // per_node) for i in range(depth * pipelines)])
@@ -128,7 +128,7 @@ def node_of(plan: Plan) -> dict[str, str]:
 
 
 def test_the_replica_of_a_stage_beside_its_neighbours_node_is_kept_farther_away() -> None:
-    """Five stages are on two nodes, so two neighbours share a node."""
+    """Two neighbours on one node have their stages' replicas on one worker of another node."""
     peers = on_nodes("aaabb")
     plan = initial_plan(peers, tuple((s, s + 1) for s in range(5)), 1, training(8), RedundancySpec())
     nodes, row = node_of(plan), plan.pipelines[0]

@@ -24,7 +24,7 @@ def test_side_by_side_the_slow_one_is_found_whatever_the_layers_take() -> None:
     seed=st.integers(0, 99),
 )
 def test_in_a_ring_each_ones_slowness_comes_out(slowness: list[float], data: st.DataObject, seed: int) -> None:
-    """Each worker runs a stage, and also times the next stage's layers."""
+    """`speeds` tells slow workers from costly layers if each worker also times the next stage's layers."""
     size = len(slowness)
     work = data.draw(st.lists(st.floats(0.1, 10), min_size=size, max_size=size))
     measured = [

@@ -25,7 +25,7 @@ def test_a_step_is_the_pipeline_then_the_reduction_over_pipelines() -> None:
 
 
 def test_large_frames_take_all_connections_of_a_link_and_no_more_than_the_machine_has() -> None:
-    """A stage has 16 MiB of gradients, so two pipelines exchange frames of 8 MiB, and then sums of 8 MiB."""
+    """Large frames use all connections of a link. Two pipelines exchange gradients and then sums of 8 MiB each."""
     mib = 1 << 20
 
     def reduction(machine: float, gradients: int = 8 * mib) -> float:
@@ -39,7 +39,7 @@ def test_large_frames_take_all_connections_of_a_link_and_no_more_than_the_machin
 
 
 def test_a_slow_link_cannot_hide_the_replicas() -> None:
-    """Sending 200 bytes of gradients takes 200 s, and the step's work 54 s."""
+    """On a slow link, sending 200 bytes of gradients to replicas takes longer (200 s) than the step's work (54 s)."""
     thin = Network(flow=1.0, machine=1e15, latency=0.0)
     assert seconds(spec(2, 1, 8), profile(4, thin)) == pytest.approx(200)
     assert seconds(spec(2, 1, 8, "None"), profile(4, thin)) == pytest.approx(54)
@@ -64,7 +64,7 @@ def test_what_a_device_gives_to_another_of_its_worker_takes_no_time() -> None:
 
 
 def test_devices_of_a_worker_share_its_connections() -> None:
-    """Two pipelines exchange halves of 400 bytes of gradients in 4 s, with any number of devices."""
+    """An exchange of 400 bytes of gradients takes 4 s with any number of devices, which share the connections."""
     thin = Network(flow=100.0, machine=1e15, latency=0.0)
     whole, halves = (seconds(spec(1, 2, 8, "None", n), profile(4, thin)) for n in (1, 2))
     assert whole == pytest.approx(4 * 12 + 4)

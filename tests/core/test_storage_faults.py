@@ -16,7 +16,7 @@ FOREVER = 1e12  # a time at which everything that was interrupted is dead
 
 @pytest.mark.parametrize("fault", ["fails", "answer lost", "forgets", "tears", "wrong bytes"])
 def test_a_fault_that_passes_is_not_noticed_or_leaves_nothing_behind(fault):
-    """The fault happens at each operation in turn. Either the checkpoint is right, or the writer gets an error."""
+    """A fault at any operation leaves a correct checkpoint, or an error and the earlier checkpoint."""
     for number in count():
         filesystem = FaultyFileSystem({})
         store = faulty_store(filesystem)
@@ -107,7 +107,7 @@ def test_a_writer_killed_at_any_operation_leaves_no_torn_checkpoint(fault):
 
 
 def check_after_kill(store: CheckpointStore) -> None:
-    """Check a store whose writer of step 40 was killed after step 20 had been committed."""
+    """Check that a store has a whole checkpoint, and works on, after a writer of step 40 was killed."""
     choice = choose(store.list(), DIGEST)
     assert choice.manifest is not None
     assert choice.manifest.step in (20, 40)
@@ -152,7 +152,7 @@ def test_a_removal_that_is_killed_leaves_no_torn_checkpoint(fault):
 
 
 def test_a_process_killed_at_any_system_call_leaves_no_torn_checkpoint(tmp_path):
-    """A real process ends at its nth system call on the file system."""
+    """The test kills a real process at each of its system calls on the file system in turn."""
     for number in count():
         folder = tmp_path / str(number)
         save(CheckpointStore(str(folder), IMPATIENT), 20)
@@ -168,7 +168,7 @@ def test_a_process_killed_at_any_system_call_leaves_no_torn_checkpoint(tmp_path)
 
 
 def run_and_end_at(number: int, folder: Path) -> bool:
-    """Write the checkpoint of step 40 in a child that ends at that call; return whether it did."""
+    """Write step 40's checkpoint in a child that is killed at its `number`th system call; return whether it was."""
     pid = os.fork()
     if pid == 0:
         try:

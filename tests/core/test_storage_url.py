@@ -79,7 +79,7 @@ def keeping(url: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("url", [*REFUSED, "S3://bucket/run", "pvc://", "/run", "s3://b c"])
 def test_a_manifest_with_a_url_that_no_store_has_is_refused_without_showing_a_secret(url: str) -> None:
-    """The parser refuses it, so no worker starts. The URL in the message is hidden, or would not be accepted either."""
+    """Before any worker starts, the parser refuses a URL that no store accepts, in a message without the secret."""
     with pytest.raises(ManifestError) as caught:
         parse_manifest(keeping(url))
     (problem,) = caught.value.problems

@@ -57,7 +57,7 @@ def test_without_a_standby_it_gets_fewer_layers() -> None:
 
 
 def test_layers_that_take_longer_than_counted_are_split_anew() -> None:
-    """No worker is slow, and none is reported."""
+    """The coordinator splits layers anew that take longer than counted, and reports no worker as slow."""
     world = trained(4, 1, 0)
     world.work = {0: 4.0, 1: 4.0}
     world.train(60)
@@ -178,7 +178,7 @@ def asking() -> tuple[Slowed, str]:
 
 
 def test_nobody_is_waited_for_for_ever() -> None:
-    """The worker stays, the request is withdrawn, and the next one follows after a rest."""
+    """If no replacement comes, the slow worker stays, and the coordinator requests another one after a rest."""
     world, slow = asking()
     again_at = world.now + REST_SECONDS
     world.train(158, seconds=4.0)
@@ -206,7 +206,7 @@ def test_a_worker_that_is_not_needed_any_more_is_not_asked_for(how: str) -> None
 
 @pytest.mark.parametrize(("headroom", "fits"), [(1.2, False), (2.0, True)])
 def test_nobody_gets_layers_for_which_there_is_no_memory(headroom: float, fits: bool) -> None:
-    """A worker would hold five layers instead of four, with its replicas."""
+    """The coordinator rebalances only if a worker has memory for five layers instead of four, replicas included."""
     world = trained(4, 1, 0)
     slow = world.owner(1)
     world.slowness[slow], world.headroom, world.away = 3.0, dict.fromkeys(world.state.workers, headroom), 1000
@@ -216,7 +216,7 @@ def test_nobody_gets_layers_for_which_there_is_no_memory(headroom: float, fits: 
 
 
 def test_no_more_workers_are_replaced_than_the_job_has() -> None:
-    """Workers become slow one after the other."""
+    """If workers become slow one after the other, the job replaces at most as many as it has: five."""
     world = trained(4, 1, 1)
     for _ in range(200):
         world.slowness = {world.owner(1): 3.0}
@@ -238,7 +238,7 @@ def replacing() -> tuple[Slowed, str, str]:
 
 
 def test_it_stays_if_who_was_to_take_its_place_is_lost() -> None:
-    """A slow worker is better than two stages on one worker."""
+    """A slow worker keeps its stage if its replacement is lost: this is faster than two stages on one worker."""
     world, slow, spare = replacing()
     world.away = 1000
     world.pending.clear()

@@ -16,7 +16,7 @@ from world import World
 
 
 def training(seconds: float = 0.1, steps: int = 5, pipelines: int = 1) -> World:
-    """Return a job that trains under a plan that is some steps old."""
+    """Return a job that has trained `steps` steps under its plan. seconds: the duration of each."""
     world = World(3, pipelines, 1)
     world.settle()
     while world.state.step < world.state.plans.since_step + steps:

@@ -19,7 +19,7 @@ def owners(plan: Plan) -> dict[Cell, str]:
 
 
 def settled(found: PlanningView) -> PlanningView:
-    """Return the view after all improvements, with all replicas in step after each."""
+    """Improve a plan until no improvement is left, with all replicas in step after each. Return the last view."""
     for _ in range(20):
         after = improve(found)
         if after is None:
@@ -71,7 +71,7 @@ def test_with_time_it_waits_for_a_spare_worker_to_be_filled() -> None:
     ("stages", "pipelines", "spare", "held"), [(2, 1, 1, 2), (2, 1, 0, 1), (1, 3, 0, 2), (1, 2, 1, 2)]
 )
 def test_spare_workers_hold_what_too_short_a_ring_cannot(stages: int, pipelines: int, spare: int, held: int) -> None:
-    """The job wants two replicas of each state: on other stages' workers, other pipelines' owners, or spare workers."""
+    """Other stages' workers, other pipelines' owners or spare workers hold two replicas. held: copies of each state."""
     seen = view(planned(stages, pipelines, 2, "a"), more=spare, redundancy=RedundancySpec(replicas=2).on(pipelines))
     final = settled(seen)
     assert {copies(final.plan, final.synced, cell) for cell in final.plan.cells()} == {held}
@@ -94,7 +94,7 @@ def placed(**where: str) -> dict[str, Peer]:
 
 
 def four_stages(*replicas: tuple[str, ...]) -> Plan:
-    """Return a plan of w0 to w3, on nodes a and b in turn. replicas: of each stage; by default on its predecessor."""
+    """Return a plan of w0 to w3, on nodes a and b in turn. replicas: holders by stage; by default its predecessor."""
     peers = placed(w0="a", w1="b", w2="a", w3="b")
     plan = initial_plan(list(peers.values()), tuple((s, s + 1) for s in range(4)), 1, TRAINING, RedundancySpec())
     held = replicas or tuple((f"w{(s - 1) % 4}",) for s in range(4))
@@ -103,13 +103,13 @@ def four_stages(*replicas: tuple[str, ...]) -> Plan:
 
 
 def looking(plan: Plan, live: dict[str, Peer], leaving: dict[str, Urgency] | None = None) -> PlanningView:
-    """Return the view of a plan with these workers, with all replicas in step."""
+    """Return the planner's view of a plan and its live workers, with all replicas in step."""
     plan = msgspec.structs.replace(plan, workers=tuple({**{p.worker: p for p in plan.workers}, **live}.values()))
     return view(plan, live=live, leaving=leaving or {})
 
 
 def test_who_heals_a_pipeline_is_on_another_node_than_the_owners_around() -> None:
-    """w3 runs stages 3 and 0, since w0 is lost. x is on the node of w1 and w3, y is not."""
+    """The planner replaces w0 with y instead of x, which shares a node with the neighbouring owners w1 and w3."""
     row = (Assignment(owner="w3", replicas=("w2",)), *four_stages().pipelines[0][1:])
     plan = msgspec.structs.replace(four_stages(), pipelines=(row,))
     live = placed(w1="b", w2="a", w3="b", x="b", y="c")
@@ -144,7 +144,7 @@ def test_an_idle_copy_of_another_pipeline_inherits_before_an_owner_there() -> No
 
 
 def test_stages_whose_holders_are_all_on_one_node_get_a_replica_on_a_spare_one() -> None:
-    """The spare worker has room for one more than usual, so it takes two of the three stages."""
+    """Spare workers on other nodes replicate three stages held on one node; a single one has room for two of them."""
     here = placed(w0="a", w1="a", w2="a")
     plan = initial_plan(list(here.values()), tuple((s, s + 1) for s in range(3)), 1, TRAINING, RedundancySpec())
     assert improve(looking(plan, here)) is None
@@ -157,8 +157,8 @@ def test_stages_whose_holders_are_all_on_one_node_get_a_replica_on_a_spare_one()
 
 
 def resizing(plan: Plan, pipelines: int, more: int = 0, filled: bool = True, leaving: str = "") -> PlanningView:
-    """Return the view of a plan that is to get another number of pipelines. filled: whether the replicas on spare
-    workers are in step.
+    """Return the planner's view of a plan whose number of pipelines is to change. filled: the replicas on spare workers
+    are in step.
     """
     made = replica_kit.view(plan, more=more, pipelines=pipelines, leaving={leaving: Urgency.NONE} if leaving else {})
     synced = frozenset((Cell(0, cell.stage), worker) for cell, worker in owners_of_new_rows(made).items())

@@ -20,8 +20,9 @@ from job_simulation_kit import NETWORK, job, manifest
 
 
 def test_a_machine_that_is_too_small_is_told() -> None:
-    """A worker has the parameters and AdamW's state of two stages, a sum of gradients and the replica's final gradient.
+    """A warning says that a machine cannot hold a lost neighbour's stage, too.
 
+    A worker has the parameters and AdamW's state of two stages, a sum of gradients and the replica's final gradient.
     While it runs two stages, it has AdamW's state on the device only for the stage that it updates.
     """
     one = job(3, 2)
@@ -36,7 +37,7 @@ def test_a_machine_that_is_too_small_is_told() -> None:
 
 
 def test_memory_is_counted_for_a_device() -> None:
-    """Each device has one layer and its replica."""
+    """The memory of a device counts, not that of a worker: each device has one layer and its replica."""
     two = job(2, 1, devices=2)
     assert device_bytes(two.profile.figures, two.spec, taken_over=False) == 2 * 300 + 2 * 100
     small = msgspec.structs.replace(two.profile, machine=Machine(memory=100))
@@ -50,7 +51,7 @@ def test_memory_is_counted_for_a_device() -> None:
 def test_a_worker_that_runs_a_stage_for_two_pipelines_has_its_state_once(
     training: dict[str, float], calm: int, helping: int
 ) -> None:
-    """It has a gradient sum for each pipeline; in an update one final gradient, and a copy if that is clipped."""
+    """The worker has a gradient sum for each pipeline, and one final gradient, with a copy if it is clipped."""
     one = job(3, 2, redundancy={"mode": "None"})
     spec = replace(one.spec, training=replace(one.spec.training, max_gradient_norm=training.get("maxGradientNorm")))
     assert device_bytes(one.profile.figures, spec, taken_over=False) == calm
@@ -58,8 +59,8 @@ def test_a_worker_that_runs_a_stage_for_two_pipelines_has_its_state_once(
 
 
 def test_casts_of_parameters_count_while_products_are_in_half_precision() -> None:
-    """Gradients of a layer that are cast back count, too. A layer without activations has no casts and keeps no
-    output.
+    """Half-precision casts of parameters and of their gradients count. A layer without activations has no casts and
+    keeps no output.
     """
     one = job(2, 1, redundancy={"mode": "None"})
     spec = replace(one.spec, training=replace(one.spec.training, precision=Precision.BF16))
@@ -80,7 +81,7 @@ def fitted_job(stages: int, mode: str, schedule: str = "1F1B") -> JobSpec:
 
 
 def figures(layers: list[tuple[float, int, int]]) -> ModelFigures:
-    """Return figures of layers. layers: seconds, bytes of parameters, bytes of activations."""
+    """Return a model's figures. layers: seconds, bytes of parameters, and bytes of activations of each."""
     made = tuple(
         Layer(
             forward=seconds / 3,
@@ -120,7 +121,7 @@ def test_the_usual_split_is_taken_where_it_fits() -> None:
 def test_it_fits_and_is_about_as_fast_as_the_fastest_that_does(
     layers: list[tuple[float, int, int]], stages: int, mode: str, schedule: str, share: float
 ) -> None:
-    """The search may miss a split that just fits, but none whose workers have a quarter of their memory to spare."""
+    """`fitting_split` may miss a split that just fits, but none that leaves workers a quarter of their memory."""
     model, spec = figures(layers), fitted_job(stages, mode, schedule)
     bytes_of = {split: most_bytes(model, spec, split) for split in all_splits(len(layers), stages)}
     least, most = min(bytes_of.values()), max(bytes_of.values())
@@ -146,8 +147,8 @@ def test_thousands_of_layers_are_split_at_once() -> None:
 
 
 def test_groups_of_gradients_count_as_the_longest_share_of_them() -> None:
-    """With 10 microbatches in three groups, the two pipelines run 7 and 3. So the first stages keep as many in flight
-    as with 14 microbatches.
+    """Memory follows the pipeline with the most microbatches: of 10 in three groups, two pipelines run 7 and 3, so the
+    first stages keep as many in flight as with 14 microbatches.
     """
 
     def split(microbatches: int, memory: int, **training: int) -> Ranges | None:

@@ -29,7 +29,7 @@ def test_what_a_worker_invents_is_not_kept() -> None:
 
 
 def test_what_loggers_lack_is_told_although_the_job_is_over() -> None:
-    """Only the workers know it, also on a cluster. No other report counts any more."""
+    """Reports about loggers count after a job's end, since only workers know of them; no other report does."""
     world = World(2, 1, 0)
     world.settle()
     world.tell(Received("w0", protocol.WorkerFailed(reason="TaskFailed", message="no")))

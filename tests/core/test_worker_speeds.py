@@ -27,7 +27,7 @@ def times(
 
 
 def told(said: dict[int, StageTimes], stages: int = 3, **more: StageTimes) -> CoordinatorState:
-    """Return a job of one pipeline. said: times by stage, from its owner. more: times by worker."""
+    """Return the state of a job of one pipeline. said: times from each stage's owner. more: times by worker."""
     world = Slowed(stages, 1, 0)
     world.settle_now()
     plan = world.state.current_plan

@@ -23,7 +23,7 @@ def crash(world: World, worker: str, code: int) -> None:
 
 
 def limited(limit: int, *, shape: tuple[int, int, int] = (2, 2, 2), mode: str = "") -> World:
-    """Return a settled job with that backoff limit. shape: stages, pipelines, standby."""
+    """Return a settled job with this backoff limit. shape: stages, pipelines, standby workers."""
     world = World(*shape)
     if mode:
         changed = replace(world.spec, redundancy=replace(world.spec.redundancy, mode=RedundancyMode(mode)))
@@ -85,7 +85,7 @@ def miss(world: World, worker: str) -> None:
 
 @pytest.mark.parametrize("code", [0, 1, 137])
 def test_what_is_made_of_an_end_does_not_depend_on_whether_it_or_the_loss_is_heard_first(code: int) -> None:
-    """A process's exit code and its closed links race each other to the coordinator."""
+    """The coordinator decides alike whether a worker's exit code or its closed links arrive first."""
     made = []
     for missed_first in (True, False):
         world = limited(1)
@@ -125,7 +125,7 @@ def test_a_worker_that_leaves_after_its_notice_has_not_ended_by_itself() -> None
 
 
 def lose_in_vain(world: World, lose: Callable[[str], None]) -> int:
-    """Lose owners of a stage, each once the stage has two holders again. Return how many it took to end the job."""
+    """Lose a stage's owner whenever the stage has two holders again. Return the number of losses that ended the job."""
     for count in range(1, 200):
         lose(world.plan.at(Cell(0, 1)).owner)
         while world.pending:
@@ -136,7 +136,7 @@ def lose_in_vain(world: World, lose: Callable[[str], None]) -> int:
 
 
 def frozen(world: World, worker: str) -> None:
-    """Let the others miss a worker, which the shell then kills."""
+    """Let other workers report a worker as missing, which the shell then kills."""
     miss(world, worker)
     world.tell(WorkerLost(worker, "was killed by SIGKILL", removed=True))
 
@@ -156,14 +156,14 @@ def test_workers_that_are_taken_away_do_not_speak_against_the_job() -> None:
 
 
 def give_up(world: World, *, seconds: float) -> None:
-    """Let the only holders of stage 1 be missed, and that much time pass."""
+    """Let all holders of stage 1 be missed, and let `seconds` pass."""
     for worker in world.plan.at(Cell(0, 1)).holders:
         miss(world, worker)
     wait(world, seconds)
 
 
 def wait(world: World, seconds: float) -> None:
-    """Let `seconds` pass, in which all workers answer."""
+    """Let `seconds` pass while all workers answer."""
     until = world.now + seconds
     while world.now < until and world.finish is None:
         silence(world, set(), 0.5)
@@ -172,7 +172,7 @@ def wait(world: World, seconds: float) -> None:
 
 
 def test_a_stage_is_given_up_only_once_it_can_be_known_how_its_workers_ended() -> None:
-    """Owner and replica fail at once, and the user has to learn their exit code."""
+    """The coordinator waits for the exit codes of a stage's workers before it gives up, to report them to the user."""
     world = limited(0, shape=(3, 1, 0))
     give_up(world, seconds=3.0)
     assert world.finish is None
