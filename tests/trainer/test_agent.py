@@ -125,7 +125,7 @@ class Held(nn.Module):
 
 @contextmanager
 def thread_at(work: Callable[[threading.Event, threading.Event], object]) -> Iterator[int]:
-    """Run a thread until it waits for the second event; yield its identifier."""
+    """Run `work` in a thread until it waits for the second event; yield the thread's identifier."""
     held, free = threading.Event(), threading.Event()
     thread = threading.Thread(target=work, args=(held, free))
     thread.start()
@@ -156,7 +156,7 @@ READY = WorkerReady(samples=12, steps=2, data=record_of(small_task(), 0))
 
 
 class Own(BaseException):
-    """An exception class of the task."""
+    """An exception class that a task defines."""
 
 
 RAISED: dict[str, type[BaseException]] = {
@@ -183,7 +183,7 @@ def plan() -> Plan:
 
 
 class Channel:
-    """A played control channel. `answers` returns the coordinator's answers to a message.
+    """A fake control channel. `answers` returns the coordinator's answers to a message.
 
     said: the messages of the agent. sent: their names, whether they may be late, and "wake" when the channel was woken.
     """
@@ -239,7 +239,7 @@ def channel(agent: WorkerAgent) -> Channel:
 
 @pytest.fixture
 def said(channel: Channel) -> list[Message]:
-    """The messages that the agent sends to the coordinator."""
+    """Return the messages that the agent has sent to the coordinator."""
     return channel.said
 
 

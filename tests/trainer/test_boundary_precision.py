@@ -1,4 +1,4 @@
-"""What layers pass on in bf16: half the bytes between stages, the same bits on any grid."""
+"""Boundary tensors in bf16: half the bytes between stages, the same bits on any grid."""
 
 from typing import Any
 

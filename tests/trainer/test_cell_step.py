@@ -57,7 +57,7 @@ TAKEN_OVER = PLAIN.taken_over()
     ],
 )
 def test_the_program_of_a_stage(order, stage, of, microbatches, expected) -> None:
-    """Later stages postpone weight gradients by more; those of a takeover follow the next input gradients."""
+    """Later stages postpone weight gradients by more; a takeover computes them after the next input gradients."""
     assert order.program(stage, of, microbatches) == expected
 
 
@@ -77,7 +77,7 @@ def test_all_is_done_once_in_order_and_bounded(p: int, m: int, data: st.DataObje
 
 @given(stages, microbatches, orders, st.data())
 def test_no_schedule_keeps_more_than_it_says(p: int, m: int, order: StageOrder, data: st.DataObject) -> None:
-    """ZB-H1 keeps what the first stage keeps in 1F1B. Weight gradients come in order, each after its backward."""
+    """ZB-H1 keeps what 1F1B's first stage keeps. Weight gradients come in order, each after its input gradient."""
     stage = data.draw(st.integers(0, p - 1))
     plain, program = one_f_one_b(stage, p, range(m)), order.program(stage, p, range(m))
     assert [(isinstance(i, Forward), i.microbatch) for i in program if not isinstance(i, BackwardWeight)] == [

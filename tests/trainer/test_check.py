@@ -18,7 +18,7 @@ from task_check_kit import manifest
 
 
 def of(task: Task, monkeypatch: pytest.MonkeyPatch, **spec: Any) -> dict[str, Any]:
-    """Return the check of a job of that task."""
+    """Return the result of `check` for a job with this task."""
     monkeypatch.setattr(reference, "build_it", lambda config: task, raising=False)
     training = {"steps": 3, "globalBatchSize": 8, "microBatchSize": 2}
     default = {"task": {"entrypoint": "reference:build_it"}, "training": training}
@@ -82,7 +82,7 @@ def test_a_run_without_data_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatc
 
 
 def test_memory_is_that_of_the_states_and_of_the_microbatches_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two stages of a layer each, with AdamW: the sizes can be added up by hand."""
+    """The checked memory equals a sum by hand: two stages of one layer each, with AdamW."""
     width, batch = 64, 16
     points = torch.arange(256.0).reshape(128, 2) / 256  # for a whole step
     layers = (lambda: nn.Linear(2, width), lambda: nn.Sequential(nn.Tanh(), nn.Linear(width, 2)))

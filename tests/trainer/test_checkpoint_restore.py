@@ -103,7 +103,7 @@ def test_the_last_state_is_kept_after_one_that_is_still_being_written_at_the_end
 
 
 def test_what_belongs_to_given_up_states_is_dropped_and_what_comes_early_waits() -> None:
-    """A worker gets commits with a wrong norm: one of an older origin, and one of a plan that it does not have yet."""
+    """A worker drops a commit of an older origin, and does not apply a commit of a plan that it does not have yet."""
 
     def decide(job: Job) -> None:
         disaster(job)
@@ -139,7 +139,7 @@ def alive(job: Job) -> list[Node]:
 
 
 def held(job: Job, step: int) -> set[int]:
-    """Return the layers of a step's checkpoint of which live workers have copies."""
+    """Return the layers of a step's checkpoint that live workers hold copies of."""
     copies = [node.engine.copies.held for node in alive(job)]
     return {layer for of in copies for one, layers in of.items() if one.step == step for layer in layers}
 

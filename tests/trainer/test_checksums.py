@@ -31,7 +31,7 @@ def test_a_sum_is_that_of_the_bits(dtype: torch.dtype, size: int) -> None:
 
 
 def test_a_sum_sees_what_cancels_out() -> None:
-    """Values change places or signs of zero, or one grows as another shrinks."""
+    """The checksum changes if values swap places, a zero changes its sign, or one value grows as another shrinks."""
     values = torch.ones(100_000)
     for a, b, changed in ((3, 70_000, 2.0), (5, 5 + 2 * CHUNK, 4.0)):
         one, other = values.clone(), values.clone()
@@ -51,7 +51,7 @@ def test_a_device_comes_to_the_sum_of_the_host(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Rotary(nn.Linear):
-    """A layer with a table, as rotary embeddings have one."""
+    """A layer with a complex table, as rotary embeddings have one."""
 
     def __init__(self, dtype=torch.complex64):
         super().__init__(2, 2)
@@ -73,7 +73,7 @@ def test_a_state_that_cannot_be_sent_is_refused_at_once():
 
 
 class Small(torch.optim.SGD):
-    """An optimizer that keeps its last gradients in a type of few bits."""
+    """An optimizer that keeps its last gradients in float8."""
 
     def step(self, closure=None):
         super().step()
@@ -111,7 +111,7 @@ LATE = {
 
 @pytest.mark.parametrize("kind", LATE)
 def test_what_first_changes_later_is_refused_before_that_step_is_applied(kind: str) -> None:
-    """A layer is called three times in each step."""
+    """A layer that first changes a constant in its fifth call is refused in the second step, which is not applied."""
     act, named = LATE[kind]
     stages = chain(between(lambda: Late(act, 3 + 2)), [(0, 1), (1, 3)])
     one_step(stages, 0)
@@ -128,7 +128,7 @@ def test_a_buffer_that_is_written_with_the_same_bits_stays() -> None:
 
 
 def test_two_stages_that_share_what_is_frozen_are_restored_one_after_the_other() -> None:
-    """Two layers share an adapter's base, which the task makes once. A checkpoint may have other values."""
+    """Two stages share an adapter's frozen base, and both may be restored from a checkpoint with other values."""
     base = nn.Parameter(torch.full((3,), 2.0), requires_grad=False)
 
     class Adapted(nn.Module):

@@ -46,7 +46,7 @@ REQUEST = TakeCheckpoint(number=4, at=2, writers=tuple((owner,) for owner in OWN
 
 
 def decided(one: OneEngine, step: int) -> Commit | None:
-    """Return what a worker decides once each cell's owner has reported the step."""
+    """Report a step for all cells' owners. Return the commit that the worker decides on, or None."""
     for stage, worker in enumerate(OWNERS):
         losses = dict.fromkeys(range(8), 1.0) if stage == 2 else {}
         report = Ready(cell=Cell(0, stage), squared_norm=[1.0], losses=losses)
@@ -107,7 +107,7 @@ PAUSE = msgspec.structs.replace(REQUEST, pause=True)
 
 @pytest.mark.parametrize("how", ["another checkpoint", "the same one", "a report", "a report before the pause"])
 def test_a_root_that_pauses_goes_on_when_it_is_asked_for_something_new(how: str) -> None:
-    """The coordinator may have restarted before the pause, and the job may go on."""
+    """A paused root goes on if the coordinator asks for something else, as one that has restarted may do."""
     root = OneEngine(OWNERS[0])
     committer = root.inside.committer
     committer.take_checkpoint(PAUSE)
@@ -148,7 +148,7 @@ def test_a_new_root_decides_only_when_all_others_have_reported() -> None:
 
 
 def test_others_tell_a_new_root_commits_and_evaluations_and_again_when_the_link_broke() -> None:
-    """The root may have joined late, and tells the coordinator evaluations that are new to it."""
+    """Other workers send a new root, which may have joined late, the commits and evaluations that they know."""
     plan, known = new_root(), {2: {"loss": 0.5}}
     one, root = (OneEngine(w) for w in (min(plan.worker_ids() - {plan.at(ROOT).owner}), plan.at(ROOT).owner))
     committer = one.inside.committer

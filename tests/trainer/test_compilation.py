@@ -49,7 +49,7 @@ class Detaching(nn.Module):
 
 
 def test_a_layer_that_no_gradient_reaches_is_named() -> None:
-    """Its parameters would be updated with zeros, but not if the model is split behind it."""
+    """A compiled layer that no gradient reaches is refused: whether zeros update it would depend on the split."""
     task = small_task(layers=(lambda: nn.Linear(2, 2), lambda: nn.Linear(2, 2), Detaching))
     with pytest.raises(TaskError, match=r"layer 1 \(Linear\) is compiled .* no gradient reaches it"):
         one_step(chain(task, [(0, 3)], COMPILED), 0, COMPILED)
@@ -120,7 +120,7 @@ def norm() -> nn.Module:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("layer", [Marked, norm])
 def test_what_must_not_be_compiled_runs_as_it_is(layer: Callable[[], nn.Module], caplog) -> None:
-    """The layers beside it are compiled, and the split changes none of their bits."""
+    """BatchNorms, and layers marked by their author, run uncompiled between compiled layers, with any split's bits."""
     task = replace(small_task(), layers=(lambda: nn.Linear(2, 3), layer, lambda: nn.Linear(3, 2)))
     with caplog.at_level("INFO"):
         losses, state = trained(task, [(0, 2), (2, 3)], COMPILED, 1)
@@ -162,7 +162,7 @@ def test_a_layer_that_is_no_one_graph_is_refused_by_name(layer: type[nn.Module])
 
 
 def test_inputs_of_ever_new_forms_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch would run such a layer uncompiled after some calls, and so with other bits on workers with fewer calls."""
+    """A layer with too many input forms is refused: torch would run it uncompiled on workers with many calls only."""
     monkeypatch.setattr(compilation, "MOST_FORMS", 2)
     compiled = compilation.CompiledLayers({0: nn.Tanh()}, deterministic=True)
     for rows in (2, 3):

@@ -18,7 +18,7 @@ STEPS, LAST, MICROBATCHES = 9, 7, 4
 
 
 def slowing(done: Committed, memory: Memory) -> Decision:
-    """Lower the rate by all losses and norms so far, to their last bits."""
+    """Lower the learning rate by the sum of all losses and norms so far, so that each of their bits counts."""
     seen = float(memory.get("seen") or 0.0) + (done.loss or 0.0) + (done.gradient_norm or 0.0)
     return Decision(learning_rate=1 / (1 + seen), memory={"seen": seen})
 
@@ -83,7 +83,7 @@ def test_what_is_frozen_keeps_its_bits_and_counts_in_no_norm() -> None:
 
 
 def said(decide: Any, *values: float | None) -> list[Decision]:
-    """Return the decisions after these losses, one after the other."""
+    """Return the decisions after each of these losses in turn."""
     answers: list[Decision] = [decide(Committed(step=0), {})]
     for step, loss in enumerate(values, 1):
         answers.append(decide(Committed(step=step, loss=loss), answers[-1].memory))

@@ -26,7 +26,7 @@ from training_job import Fault, Job, job_of
 
 
 class Here(dict[int, Any]):
-    """The states of stages that a worker holds."""
+    """A worker's states of stages, looked up by `here`."""
 
     here = dict.get
 
@@ -54,19 +54,19 @@ NOISY = small_task(layers=[lambda: nn.Linear(2, 2)] * 2, optimizer=lambda named:
 
 @pytest.mark.parametrize(("grid", "mode"), [((2, 1), "Replicas"), ((1, 2), "None"), ((2, 2), "Replicas")])
 def test_holders_of_a_stage_whose_bits_differ_end_the_job_soon(grid, mode) -> None:
-    """An owner and a replica, or the owners of two pipelines, are compared next after 4 of 40 steps."""
+    """An owner and a replica, or the owners of two pipelines, that differ end a job of 40 steps after step 4."""
     message = r"other bits of stage \d after 4 steps; first difference: parameter 'bias' of layer \d \(Linear\)"
     assert re.search(message, why_failed(job_of(NOISY, grid, 40, mode).run()))
 
 
 @pytest.mark.parametrize(("grid", "mode"), [((2, 1), "Replicas"), ((1, 2), "None")])
 def test_a_job_that_says_it_is_not_deterministic_is_not_compared(grid, mode) -> None:
-    """The coordinator compares no states, and no worker tries the optimizer."""
+    """With deterministic: false, the coordinator compares no states, and no worker tries the optimizer."""
     assert job_of(NOISY, grid, 6, mode, deterministic=False).run().end.reason == "Complete"
 
 
 def test_states_that_differ_as_they_were_built_end_the_job_at_once() -> None:
-    """The hardware, or the order of a set, may make them differ."""
+    """Initial states that differ, such as by the hardware or the order of a set, end the job at once."""
     built = count()
 
     class Elsewhere(nn.Linear):
@@ -94,7 +94,7 @@ def test_states_are_compared_early_and_then_regularly() -> None:
 
 
 def test_the_sums_of_a_checkpoint_are_told_again_also_after_those_of_newer_states() -> None:
-    """A connection may lose them, and the coordinator commits the checkpoint only when all holders have sent them."""
+    """A worker sends a checkpoint's checksums again, since a lost report would keep the coordinator from committing."""
     states, said = Here(), list[Any]()
     log = SimpleNamespace(commits={10: SimpleNamespace(checkpoint="a")}, end=None)
     ports = SimpleNamespace(steps=17, deterministic=True)
@@ -113,7 +113,7 @@ STEPS = 40
 
 
 class LateLayer(nn.Linear):
-    """A layer that is deterministic in its first calls."""
+    """A layer that is deterministic only in its first CALM calls."""
 
     built = count()
 
@@ -138,7 +138,7 @@ class Counts(LateLayer):
 
 
 class Switches(LateLayer):
-    """A layer that does the same in every call from a certain one on, so two workers past that call agree."""
+    """A layer that computes another function after CALM calls, so that two workers past that call agree."""
 
     def late(self, x):
         return x * 1.001
@@ -350,14 +350,14 @@ def test_what_begins_late_is_found_by_a_replica_another_pipeline_or_the_only_wor
     "lost", [(), (Fault("ReduceGradients", Cell(1, 0), 20), Fault("GatherGradients", Cell(1, 1), 20))]
 )
 def test_nobody_looks_where_results_may_differ(lost) -> None:
-    """Results may differ in the first step, between copies, at the end, and after a loss."""
+    """With deterministic: false, results may differ in the first step, between copies, at the end, and after a loss."""
     fickle = job((2, 2), of(Dropped, 2, 2), of(Draws), deterministic=False)
     fickle.faults = [*lost]
     assert fickle.run().finish.outcome is Outcome.COMPLETE
 
 
 class Harmless(nn.Linear):
-    """Counts its calls, and keeps a table that it makes in the first one."""
+    """A layer that counts its calls, and keeps a table from the first one."""
 
     def __init__(self) -> None:
         super().__init__(2, 2)
@@ -399,7 +399,7 @@ def test_what_a_layer_counts_and_keeps_is_harmless_if_its_results_do_not_depend_
 
 
 class Initialized(nn.Linear):
-    """A layer that sets its parameters by the first microbatch that it sees."""
+    """A layer that sets its bias from the first microbatch that it sees."""
 
     def __init__(self) -> None:
         super().__init__(2, 2)

@@ -59,7 +59,7 @@ def assert_same(job: Job, stages: int, pipelines: int) -> None:
 
 @pytest.mark.parametrize(("stages", "pipelines", "tied"), [(1, 1, False), (4, 2, True)])
 def test_losses_and_weights_are_those_of_plain_pytorch(stages: int, pipelines: int, tied: bool) -> None:
-    """Float tolerance: our sums have another order than PyTorch's, which differs by a few ulps a step."""
+    """Losses and weights equal PyTorch's but for a few ulps a step, since our sums have another order."""
     job = Job(manifest(stages, pipelines, tied=tied)).run()
     spec = job.spec
     config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=4, micro_batch_size=2)
@@ -71,7 +71,7 @@ def test_losses_and_weights_are_those_of_plain_pytorch(stages: int, pipelines: i
 
 
 def test_a_kill_at_each_kind_of_instruction_leaves_the_bits() -> None:
-    """Uses the smallest grid that has a stage with two neighbours and a sibling."""
+    """Kills leave the bits on the smallest grid that has a stage with two neighbours and a sibling."""
     undisturbed(3, 2)
     killed = kill_at_each(manifest(3, 2), lambda f: f.step == 2, lambda job: assert_same(job, 3, 2), of_name)
     assert {"Forward", "Backward", "SyncReplicas", "ReportReady", "OptimizerStep"} <= {f.name for f in killed}
@@ -79,7 +79,7 @@ def test_a_kill_at_each_kind_of_instruction_leaves_the_bits() -> None:
 
 @sweep(of_name)
 def test_a_standby_holds_all_that_the_only_worker_holds(kind: Kind | None) -> None:
-    """One pipeline of one stage. Its worker is killed before an instruction of a step once the standby is filled."""
+    """A filled standby replaces the only worker, which is killed before an instruction of a step."""
     document = manifest(1, 1, standby=1, steps=8)
     expected, of_standby = undisturbed(1, 1, 8), ("ReplicaUpdate", "SpotCheck")
 
@@ -107,8 +107,8 @@ def test_a_standby_holds_all_that_the_only_worker_holds(kind: Kind | None) -> No
     ],
 )
 def test_all_siblings_share_what_is_lost_in_the_same_step(stages: int, pipelines: int, kept: int, most: int) -> None:
-    """The last backward of the step is lost. No worker runs more forwards in that step than its own and an equal part
-    of four. The new owner does not run forwards that the lost worker had finished.
+    """After a loss at a step's last backward, no worker runs more forwards than its own and an equal part of the lost
+    four. The new owner does not run forwards that the lost worker had finished.
     """
     lost = Fault("Backward", Cell(pipelines > 1, 0), 2, 7 if pipelines > 1 else 3)
     job = Job(manifest(stages, pipelines, batch=8 * pipelines), (lost,)).run()
@@ -123,7 +123,7 @@ def test_all_siblings_share_what_is_lost_in_the_same_step(stages: int, pipelines
 
 
 def test_what_a_kill_does_wrong_is_told() -> None:
-    """Each killed job runs in a process of its own."""
+    """`kill_at_each` reports the error of a killed job, which runs in a process of its own."""
     if torch.accelerator.is_available():
         pytest.skip("they are run in this process")
 
@@ -179,7 +179,7 @@ def test_a_spare_worker_takes_its_part_within_the_step(
 def test_what_is_summed_stays_so_through_any_number_of_losses_in_a_step(
     stages: int, pipelines: int, gap: int, losses: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whenever all stages are held twice again, another worker is lost. gap: turns between two losses, at least."""
+    """Whenever all stages have replicas again, another worker is lost. gap: the fewest turns between two losses."""
     monkeypatch.setattr(transitions, "LEAST_SECONDS", -1.0)
     document = manifest(stages, pipelines, standby=1, batch=32 * pipelines)
     expected, left, last = Job(document).run(), list(losses), 0
@@ -204,9 +204,9 @@ def test_what_is_summed_stays_so_through_any_number_of_losses_in_a_step(
 
 
 def test_no_cell_moves_while_its_committed_step_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cell's worker dies between its report of the step and its last gradients, and the heir is slow to repeat the
-    step. When the step is committed, with the plan that heals the pipeline at hand, the heir has nothing for the next
-    owner.
+    """A cell moves to its next owner only after the heir has repeated the committed step. The cell's worker dies
+    between its report of the step and its last gradients, and the heir is slow; the plan that heals the pipeline comes
+    with the commit.
     """
     last, slow, turn = Cell(0, 2), set[str](), Engine.turn
 
@@ -238,9 +238,7 @@ def test_no_cell_moves_while_its_committed_step_is_repeated(monkeypatch: pytest.
 
 
 def test_a_replica_that_misses_commits_while_it_is_filled_catches_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The replica's state takes some steps to arrive, and its link to the root breaks. The root then repeats the last
-    commits.
-    """
+    """The root repeats the last commits to a replica that is being filled and whose link to the root has broken."""
     job = Job(manifest(4, 1, standby=1, steps=14), (Fault("Backward", Cell(0, 2), 1, 1),))
     missed: list[int] = []
     late: list[tuple[MemoryTransport, Frame]] = []
@@ -271,7 +269,7 @@ def test_a_replica_that_misses_commits_while_it_is_filled_catches_up(monkeypatch
 def killed_with_neighbours(
     document: dict[str, Any], step: int, replicas: int, cell: Cell | None = None, kind: Kind | None = None
 ) -> dict[Fault, int]:
-    """Kill the worker at every instruction of that step (and cell), and the owners of the stages before it.
+    """Kill the worker at every instruction of a step (and cell), and the owners of the stages before it.
 
     replicas: how many workers are killed at once. Returns the forwards that were repeated after each kill.
     """
@@ -309,14 +307,14 @@ def killed_with_neighbours(
 def test_neighbours_are_killed_at_once_at_an_instruction(
     stages: int, replicas: int, cell: Cell | None, kind: Kind | None
 ) -> None:
-    """As many workers as there are replicas are killed in the middle of a step, with one pipeline and no checkpoint."""
+    """A pipeline without a checkpoint survives the loss of as many neighbours at once as each stage has replicas."""
     killed = killed_with_neighbours(manifest(stages, 1), 2, replicas, cell, kind)
     assert {f.cell for f in killed} == ({cell} if cell else {Cell(0, s) for s in range(stages)})
     assert {"Forward", "Backward", "SyncReplicas", "ReportReady", "OptimizerStep"} <= {f.name for f in killed}
 
 
 def test_the_mode_is_switched_at_a_step_boundary() -> None:
-    """The user asks for another mode every few steps; a worker dies after the last change. No number changes."""
+    """Edits of the redundancy mode every few steps, and a loss after the last one, change no number."""
     modes = ["Replicas", "None", "Auto"]
     left = list(enumerate(modes))
 

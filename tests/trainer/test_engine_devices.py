@@ -77,7 +77,7 @@ def test_sums_of_a_state_are_told_of_a_version_that_all_parts_have_come_to() -> 
 
 @given(st.lists(st.lists(st.sampled_from("abcd"), unique=True).map(tuple), min_size=2, max_size=2))
 def test_everybody_writes_the_layers_that_the_coordinator_has_dealt(writers: list[tuple[str, ...]]) -> None:
-    """The coordinator then knows which layers lack a writer when a worker is lost."""
+    """Workers with several devices write the layers that the coordinator dealt, which it deals again after a loss."""
     unfolded = Folding(2).unfolded_writers(tuple(writers), STAGES)
     for worker in "abcd":
         dealt = [share(mine, worker, layers) for mine, layers in zip(writers, ((0, 3), (3, 8)), strict=True)]

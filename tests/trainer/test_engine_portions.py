@@ -32,7 +32,7 @@ def shared(first: int) -> Plan:
 
 
 def made(plan: Plan, worker: str = ALONE.at(Cell(0, 0)).owner) -> tuple[OneEngine, PortionSteps]:
-    """Return a worker, the owner of the first cell if none is named, and its portions."""
+    """Return a worker, by default the owner of the first cell, and its portions."""
     one = OneEngine(worker, plan)
     return one, one.inside.executor.portions
 
@@ -96,7 +96,7 @@ def test_a_new_owner_waits_for_the_keepers_sums_before_it_runs_the_first_portion
 
 
 def test_a_keeper_gives_nothing_for_a_cell_that_the_plan_no_longer_has() -> None:
-    """The boundary plan that removed the cell has not taken effect here, only the plan after it."""
+    """A keeper that missed the boundary plan gives nothing for the cell that this plan removed."""
     one, portions = after_loss(KEEPER)
     gives = [frame.address for _, frame in one.net.take() if frame.address.kind is FrameKind.KEPT_ALL]
     assert gives == [Address(FrameKind.KEPT_ALL, *LOST, 0)]
@@ -125,8 +125,8 @@ def test_a_portion_whose_sum_the_owner_has_is_not_run() -> None:
 
 
 def test_an_owner_adds_up_the_sums_that_are_here_and_awaits_the_others() -> None:
-    """The kept sums are of the first group, of the two groups behind it, and of the second, which is part of another
-    sum.
+    """An owner combines the kept sums of a portion once they cover it without a gap. The first sums are of the first
+    group, of the two groups behind it, and of the second one, which another sum contains.
     """
     plan, cell, first = shared(1), Cell(1, 0), ALONE.target.split[1][0]
     one, portions = made(plan, plan.at(cell).owner)
@@ -169,7 +169,7 @@ def test_kept_sums_are_the_largest_ones_of_the_newest_step_up_to_a_gap() -> None
 
 @pytest.mark.parametrize("lasts", [0, 1, 2, 5])
 def test_a_sum_is_on_its_way_for_half_of_the_time_at_most(lasts: int) -> None:
-    """lasts: the number of microbatches for which a sum is in transit."""
+    """`Pace` keeps a sum in transit half of the time at most. lasts: microbatches for which a sum is in transit."""
     pace, until, sent = Pace(), 0, 0
     for microbatch in range(100):
         if pace.allows(is_sending=microbatch < until):
@@ -183,7 +183,7 @@ def names(one: OneEngine) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize(("mode", "expected"), [("None", []), ("Replicas", [("Rehearsal", 0)])])
 def test_the_stage_behind_is_tried_once_if_it_is_held_here(mode: str, expected: list[object]) -> None:
-    """First runs are slow, and must not delay a takeover."""
+    """A worker rehearses the next stage once if it holds a replica, so that a slow first run delays no takeover."""
     rows = tuple(msgspec.structs.replace(row, replicas=()) for row in THREE.pipelines[0])
     bare = msgspec.structs.replace(THREE, mode=RedundancyMode.NONE, pipelines=(rows,))
     one = OneEngine("w0", bare if mode == "None" else THREE)
@@ -192,7 +192,7 @@ def test_the_stage_behind_is_tried_once_if_it_is_held_here(mode: str, expected: 
 
 
 def test_nothing_is_tried_out_in_a_step_in_which_roles_have_changed() -> None:
-    """Others may wait for repetitions in that step. w2 holds the first stage, whose inputs are always here."""
+    """A worker rehearses nothing in a step in which roles have changed, since others may wait for its repetitions."""
     calm, changed = OneEngine("w2", THREE), OneEngine("w2", THREE)
     changed.engine.obey(msgspec.structs.replace(THREE, epoch=THREE.epoch + 1))
     assert calm.work() == [("Rehearsal", 0)]
@@ -200,7 +200,7 @@ def test_nothing_is_tried_out_in_a_step_in_which_roles_have_changed() -> None:
 
 
 def test_now_and_then_a_forward_of_the_stage_behind_is_timed_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One forward in a step is timed, to compare the workers of one pipeline. w2 holds the first stage."""
+    """Every PERIOD steps, w2 times a forward of stage 0, whose replica it has, by layer, to compare the workers."""
     one = OneEngine("w2", THREE)
     one.work()
     told: list[tuple[int, int]] = []

@@ -27,7 +27,7 @@ def tried(task: Task, training: dict[str, Any] = BOTH) -> None:
 
 
 def right(outputs: Parts, targets: Parts) -> tuple[Tensor, int]:
-    """Return a metric that needs values and the layout of outputs."""
+    """Count the outputs above the targets' mean: a metric that needs values and the layout of outputs."""
     assert outputs[0].shape == targets[0].shape
     return (outputs[0] > float(targets[0].mean())).sum(), outputs[0].numel()
 
@@ -59,7 +59,7 @@ def test_an_evaluation_that_the_job_does_not_ask_for_is_not_called() -> None:
 
 
 def test_the_last_batch_of_an_evaluation_is_tried_too() -> None:
-    """The last batch of five samples, in batches of four, has one sample."""
+    """The trial also runs an evaluation's last batch, which here has one of five samples."""
 
     def several(outputs: Parts, targets: Parts) -> float:
         if len(outputs[0]) < 2:
@@ -79,7 +79,7 @@ def test_data_of_an_evaluation_that_the_model_cannot_take_are_named() -> None:
 
 
 def test_a_metric_that_made_up_outputs_do_not_suit_is_called_with_those_of_the_model() -> None:
-    """The trial's first outputs are zeros, which this metric refuses."""
+    """A metric that refuses the trial's first outputs, all zeros, is called with outputs of the model."""
 
     def picky(outputs: Parts, targets: Parts) -> float:
         if not bool((outputs[0] != 0).any()):

@@ -15,7 +15,7 @@ MIDDLE, LAST = Cell(0, 1), Cell(0, 2)
 
 
 def feed(one: OneEngine, cell: Cell, microbatches: range, step: int = 0) -> None:
-    """Send all inputs of the cell's forwards of a step."""
+    """Deliver all inputs of a cell's forwards in a step."""
     for m in microbatches:
         one.get(FrameKind.ACTIVATION, cell, torch.full((1, 3), 0.1 * m), microbatch=m, step=step)
 
@@ -44,8 +44,8 @@ def committed(epoch: int = PLAN.epoch) -> Commit:
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_parts_of_a_stage_are_reported_before_the_replica_has_their_gradients(devices: int) -> None:
-    """One heir has all parts of a stage at one version, and repeats them together. Two stages of a worker may have two
-    heirs.
+    """A worker commits before the replica has the gradients of a stage's parts, since one heir repeats them together.
+    Two stages of a worker may have two heirs.
     """
     one = OneEngine("w0", in_two_parts(), devices=devices)
     parts = [Cell(0, part) for part in range(2)]
@@ -59,7 +59,7 @@ def test_the_parts_of_a_stage_are_reported_before_the_replica_has_their_gradient
 
 
 def announce(one: OneEngine, version: int) -> None:
-    """Send an announcement of the last stage's replica."""
+    """Deliver an announcement of the last stage's replica."""
     one.get(FrameKind.ANNOUNCE, LAST, sender="w1", payload=Announce(version=version, secured=version))
 
 
@@ -102,7 +102,7 @@ def test_the_last_gradients_of_a_cell_that_moves_are_kept_for_its_next_owner() -
 
 
 def test_its_next_owner_gets_them_though_the_commit_comes_before_they_are_sent() -> None:
-    """The report of a step goes before its last gradients."""
+    """A step's last gradients, sent after its report, reach the next owner although the commit comes before them."""
     one, plan = OneEngine("w2", PLAN), moved(LAST, "w1")
     announce(one, 0)
     feed(one, LAST, range(8))
@@ -118,7 +118,7 @@ def test_its_next_owner_gets_them_though_the_commit_comes_before_they_are_sent()
 
 
 def test_whoever_takes_a_committed_step_over_waits_for_its_gradients_unless_the_link_breaks() -> None:
-    """A repetition would be waste. The new owner repeats the step only if the former owner's gradients may be lost."""
+    """A new owner repeats a committed step only if a broken link may have lost the former owner's gradients."""
     one, plan = OneEngine("w1", PLAN), moved(LAST, "w1")
     one.engine.obey(plan)
     feed(one, MIDDLE, range(8))

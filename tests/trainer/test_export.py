@@ -46,7 +46,7 @@ TASK = small_task(layers=LAYERS, optimizer=lambda named: torch.optim.AdamW(named
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Return a store with a checkpoint of two stages after one step, and the expected state."""
+    """Return a store, its checkpoint of two stages after one step, and the expected state."""
     folder = tmp_path_factory.mktemp("run")
     store = CheckpointStore(str(folder))
     stages = chain(TASK, [(0, 2), (2, 5)])

@@ -38,7 +38,7 @@ def manifest(
 
 @pytest.fixture(autouse=True)
 def _tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers find the tests' own."""
+    """Let worker processes import the tests' own tasks."""
     monkeypatch.setenv("PYTHONPATH", TASK_PATH, prepend=os.pathsep)
 
 
@@ -47,7 +47,7 @@ SHAPES: list[Shape] = [(4, 1, False), (2, 2, False), (4, 1, True)]
 
 
 class References(dict[Shape, Processes]):
-    """The undisturbed jobs, each of which is run when it is first asked for."""
+    """The undisturbed jobs by shape; each one runs when it is first looked up."""
 
     def __init__(self, factory: pytest.TempPathFactory) -> None:
         super().__init__()
@@ -82,9 +82,7 @@ def assert_same(job: Processes, reference: Processes) -> None:
 def test_a_sigkill_at_an_instruction_leaves_the_bits(
     fault: tuple[str, int, int, int, int], references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The killed worker is the root or another one. tests/trainer/test_engine.py kills at every instruction, without
-    processes.
-    """
+    """The test kills the root or another worker. test_engine.py kills at every instruction, without processes."""
     job = run_with_faults(manifest(), tmp_path, monkeypatch, (*fault, signal.SIGKILL))
     assert_same(job, references[4, 1, False])
     assert job.state.membership.preemptions == 1
@@ -138,9 +136,9 @@ def survivable(job: Processes, victims: set[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A worker that gets a signal at the first moment after that step, but for `later`, at which it may.
+    """A signal to a worker after `step`, at the first look at a protected job or `later` looks after it.
 
-    place: among the live workers, from 0 up to 1.
+    place: the worker's place among the live ones, from 0 up to 1.
     """
 
     step: float
@@ -158,8 +156,8 @@ def drawn(rng: random.Random, step: float) -> Loss:
 def disturb(seed: int, references: References, folder: Path) -> None:
     """Strike up to three workers at random moments, each after the job is protected again; every third gets notice.
 
-    All is drawn before the job begins, so that a seed means the same whatever the machine's speed; which event comes
-    when is still the machine's.
+    All is drawn before the job begins, so a seed means the same at any speed of the machine, except for the order of
+    events.
     """
     rng = random.Random(seed)
     shape = rng.choice(SHAPES)

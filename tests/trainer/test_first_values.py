@@ -9,7 +9,7 @@ from bamboo_trainer.split.first_values import without_values
 
 
 def test_values_that_are_made_later_are_those_of_the_constructor() -> None:
-    """All values are made at once, and no random draw is left out, so the bits are equal."""
+    """Values made later have the constructor's bits, since all are made at once and no random draw is left out."""
     torch.manual_seed(3)
     with without_values(FakeTensorMode(allow_non_fake_inputs=True)) as values:
         imagined = plain_models.Dictionaries()

@@ -36,7 +36,7 @@ def test_a_logger_that_hangs_holds_nobody_up(store):
 
 
 def test_the_end_tells_for_what_it_waits_and_what_is_missing_although_the_logger_has_taken_all(store):
-    """Some loggers write in a process of their own, which ends only when they are closed."""
+    """A job's end waits until loggers are closed: some write in a process of their own, which ends only then."""
     kept = Kept()
     kept.mood = "closes badly"
     store.add(None, step(0))
@@ -58,7 +58,7 @@ def test_the_end_tells_for_what_it_waits_and_what_is_missing_although_the_logger
 
 
 def test_who_is_the_root_no_longer_leaves_the_logger_to_the_next_one_and_may_come_back(store):
-    """Only one of two workers' loggers may write into a run at a time."""
+    """A former root closes its logger for the next root, since only one logger may write into a run at a time."""
     first, second = Kept(), Kept()
     store.add(None, step(0))
     mine, other = store.followers(first.make), store.followers(second.make, leads=False)

@@ -47,7 +47,7 @@ def test_parameters_that_the_module_freezes_stay_as_they_are() -> None:
 
 
 def test_a_copy_of_a_layer_has_tensors_of_its_own() -> None:
-    """Stages copy layers that are frozen in part. torch warns of copies of tensors without values."""
+    """A deep copy of a layer has its own tensors, without torch's warning: stages copy partly frozen layers."""
     task = plain_models.build({"model": "dictionaries"})
     inputs, _ = task.dataset.batch([0, 1])
     for index in (0, len(task.layers) - 1):
@@ -62,7 +62,7 @@ def test_a_copy_of_a_layer_has_tensors_of_its_own() -> None:
 
 
 def test_the_whole_model_is_never_held() -> None:
-    """The blocks would take 160 TB. The first and the last layer can be built, and costs counted."""
+    """The first and the last layer of a model with blocks of 160 TB can be built, and its costs counted."""
 
     class Huge(nn.Module):
         def __init__(self) -> None:
@@ -129,7 +129,7 @@ MODELS = ("chain", "dictionaries", "sizes", "encoded", "normed")
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_layers_compute_what_the_model_computes(name: str) -> None:
-    """Loss and gradients are equal, for a number of samples that the model was not recorded with."""
+    """Layers have the model's loss and gradients, also for a number of samples that was not recorded."""
     given = plain_models.parts(name)
     task = plain_models.build({"model": name})
     layers, model = whole(task, given["make"])
@@ -167,7 +167,7 @@ def running(make: Callable[[], nn.Module]) -> list[Any]:
 
 
 def test_a_frozen_norm_before_the_blocks_stays_as_it_is() -> None:
-    """The norm's count of batches is not in the layer, which does not use it."""
+    """A frozen norm before the blocks contributes no statistics, and its layer lacks the unused count of batches."""
     assert [found.contributes for found in running(lambda: Normed(frozen=True))] == [False]
     assert [found.names for found in running(lambda: Normed(frozen=True))] == [("running_mean", "running_var")]
     assert [found.contributes for found in running(lambda: Normed(frozen=False))] == [True]

@@ -35,7 +35,7 @@ KERNELS: dict[str, Make] = {
 def test_a_convolution_before_a_norm_gets_the_bits_of_a_plain_loop_with_the_same_kernel(
     stated: bool | None, equal: bool
 ) -> None:
-    """The gradients of such a convolution are nearly zero, so Adam would magnify any difference in rounding."""
+    """A plain loop has the same bits only with the same kernel: Adam magnifies rounding in gradients of nearly zero."""
     images = torch.randn(6, 2, 6, 6, generator=torch.Generator().manual_seed(1))
     layers = (lambda: nn.Conv2d(2, 3, 3), lambda: nn.BatchNorm2d(3), nn.ReLU, nn.Flatten, lambda: nn.Linear(48, 2))
     task = small_task(
@@ -57,7 +57,7 @@ def test_a_convolution_before_a_norm_gets_the_bits_of_a_plain_loop_with_the_same
 
 
 class Own(torch.optim.AdamW):
-    """An optimizer whose step may do anything."""
+    """A subclass of AdamW, whose step may do anything."""
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def _of(optimizer: Callable[[Named], torch.optim.Optimizer]) -> Task:
 
 
 def _kernels(stage: Stage) -> list[tuple[str, bool]]:
-    """Return the kernels in the stage's state by parameter; none that torch or the task chooses."""
+    """Return the `fused` flags in the stage's state; there are none if torch or the task chooses the kernel."""
     numbers = [one for state in whole_state(stage).values() for one in state.scalars.items()]
     return [(name, value) for name, value in numbers if name.endswith(":param_group.fused")]
 

@@ -1,5 +1,5 @@
-"""On a GPU, where there is one: the same promises. BAMBOO_TEST_DEVICE=cpu runs the same tests without one, and
-test_pretended_gpu.py on pretended ones.
+"""Training on a GPU, if there is one: the same promises. BAMBOO_TEST_DEVICE=cpu runs the same tests without a GPU, and
+test_pretended_gpu.py on pretended GPUs.
 """
 
 import gc
@@ -52,7 +52,7 @@ def document(
     compiled: bool = False,
     stages: int = 0,
 ) -> dict[str, Any]:
-    """stages: if they are not four of all pipelines together."""
+    """Return the manifest of a job. stages: of each pipeline; 0 for four stages of all pipelines together."""
     made = manifest(stages or 4 // pipelines, pipelines, standby=1, tied=tied, steps=STEPS)
     made["spec"]["training"]["precision"] = precision.partition(" ")[0]
     if precision == "bf16 parameters":
@@ -208,7 +208,7 @@ def test_layers_on_two_gpus_share_what_nobody_trains() -> None:
 
 
 def test_steps_are_counted_where_the_kernel_of_a_restored_state_wants_it() -> None:
-    """A fused kernel on the device, and the others on the host."""
+    """A fused kernel's step counts are restored to the device, and other kernels' to the host."""
 
     def stage(**says: bool) -> Stage:
         task = small_task(optimizer=lambda named: torch.optim.AdamW([p for _, p in named], lr=0.1, **says))

@@ -94,7 +94,7 @@ class Partly(nn.Module):
 
 
 class Experts(nn.Module):
-    """Each expert multiplies its rows by its slices of the weights of all experts. One expert has no rows."""
+    """A layer of experts, each of which multiplies its rows by slices of common weights. One expert has no rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class Repeating(nn.Module):
 
 
 def graph(module: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, list[tuple[GradientEdge, Tensor]]]:
-    """Return a forward's inputs, and where its backward begins, with gradients. Parameters have sums of gradients."""
+    """Run a forward, with gradients already in the parameters. Return its input, and edges and gradients of outputs."""
     torch.manual_seed(7)
     x = torch.randn(*shape, requires_grad=True)
     with torch.random.fork_rng():
@@ -195,7 +195,7 @@ WHOLE: dict[str, Callable[[], nn.Module]] = {
 
 
 class Products(TorchDispatchMode):
-    """Counts operations on tensors, by name."""
+    """A dispatch mode that counts operations on tensors, by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -403,7 +403,7 @@ def test_each_microbatch_counts_as_a_whole_however_its_gradients_come(used: bool
 @pytest.mark.parametrize("groups", [8, 13])
 @pytest.mark.parametrize("first", [0, 3])
 def test_another_worker_goes_on_behind_any_group_with_the_same_bits(groups: int, first: int) -> None:
-    """The sums from which the other worker continues are not modified."""
+    """Another worker continues a sum behind any group, and does not modify the sums from which it continues."""
     given, bounds = gradients(groups), range(groups + 1)
     whole = GradientSum(8, CPU, bounds, range(first, groups))
     left = [whole]

@@ -44,13 +44,13 @@ def test_a_step_has_what_was_measured(job):
 
 
 def called(job: Job) -> list[tuple[int, int]]:
-    """Return attempt and step of each call; the call at the end has no attempt."""
+    """Return the attempt and step of each callback call; the call at the end has attempt 0."""
     state = json.loads((Path(job.url) / "callback-steps.json").read_bytes())["state"]
     return [(one[0], one[1]) if isinstance(one, list) else (0, one) for one in state]
 
 
 def test_a_root_that_joined_late_writes_nothing_before_it_has_heard_the_others(job):
-    """Otherwise the others would forget commits that the root has not received yet."""
+    """Others forget commits once the history has them, so a late root must first receive the commits that it lacks."""
     job.train_and_write(10)
     job.train(8)
     job.join("c")
@@ -84,7 +84,7 @@ def test_a_whole_restart_from_a_checkpoint_lacks_no_step_and_the_callback_goes_o
 
 @pytest.mark.parametrize("root", ["a", "b"])
 def test_going_back_begins_another_attempt(job, root):
-    """The next root may or may not know that the previous attempt's steps are written."""
+    """A return to a checkpoint begins an attempt, whether or not the next root knows that earlier steps are written."""
     job.train_and_write(6)
     job.go_back(4, 5)
     job.lead(root, 5)
@@ -173,7 +173,7 @@ def test_what_is_kept_for_a_store_that_stays_away_is_bounded(job, monkeypatch):
 
 
 def test_who_waits_for_what_is_known_does_not_wait_for_what_comes_while_it_is_written(job, monkeypatch):
-    """Otherwise a checkpoint, or the end of the job, would wait for one turn after the other."""
+    """A wait for the history leaves out later records, or a checkpoint and the job's end would wait turn after turn."""
     written = HistoryFiles.write
 
     def write(files, file, records):
@@ -196,7 +196,7 @@ def test_a_file_is_followed_by_another_when_it_is_full(job, monkeypatch):
 
 
 def test_a_worker_ends_although_the_store_hangs(job, monkeypatch):
-    """The keeper runs with its real threads."""
+    """A keeper with its real threads closes in time although the store hangs."""
     go_on = threading.Event()
     monkeypatch.setattr(HistoryFiles, "all", lambda self: go_on.wait(120.0) and [])
     files = HistoryFiles(job.url)

@@ -22,7 +22,7 @@ Step = tuple[int, float]  # its number, and when it was committed
 
 
 class Life:
-    """A job, and which workers know which of its steps."""
+    """A job, and a record of which workers know which of its steps."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.names, self.epoch, self.frozen = folder, 0, 1, list[HistoryWorker]()
@@ -47,7 +47,7 @@ class Life:
         return name
 
     def of(self, number: int, *, root: bool = True) -> str:
-        """Return one of the workers, or of the workers other than the root."""
+        """Return a worker by a drawn number; without `root`, one other than the root."""
         names = [name for name in self.job.workers if root or name != self.job.root]
         return names[number % len(names)]
 

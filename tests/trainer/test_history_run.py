@@ -109,7 +109,7 @@ def check(folder: Path, records: list[Record]) -> None:
 
 
 def test_a_history_is_whole_and_each_call_counts_once_although_roots_are_killed(tmp_path: Path) -> None:
-    """The owner of the root cell is killed twice, without notice, in the middle of a step; once another worker is."""
+    """History and callbacks survive the kill of two roots and of another worker, without notice and within a step."""
     task = own_task(tmp_path, LOGGER, callback=CALLBACK)
     records = run(tmp_path, "--preempt", "at:6:0", "--preempt", "at:12:0", "--preempt", "at:17:1", task=task)
     steps = [record for record in records if isinstance(record, StepRecord)]
@@ -157,7 +157,7 @@ class Own:
 def test_the_end_waits_for_a_slow_logger_and_the_number_of_a_step_is_one_wherever_a_person_sees_it(
     tmp_path: Path,
 ) -> None:
-    """The logger closes more slowly than workers leave; W&B writes nothing to disk before it is closed."""
+    """The job's end waits for a logger that closes slowly: W&B writes nothing to disk before it is closed."""
     kept = tmp_path / "out" / "history" / "kept"
     trained = training(6, 8, 2, evaluation={"everySteps": 3, "metric": "accuracy"})
     task = own_task(tmp_path, SLOW_LOGGER, "gpt2", size="tiny", evaluation={"samples": 4})

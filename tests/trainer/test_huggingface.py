@@ -43,14 +43,14 @@ def test_logits_losses_and_gradients_are_those_of_transformers(family: str, atte
 
 
 def test_the_page_has_what_each_family_was_compared_in() -> None:
-    """`make architectures` writes the table, which takes too long for a test."""
+    """docs/huggingface.md lists each compared family. `make architectures`, too slow for a test, writes the table."""
     page = (ROOT / "docs" / "huggingface.md").read_text()
     rows = {row.split("`")[1]: row.split("|")[-2].strip() for row in page.splitlines() if row.startswith("| `")}
     assert {family: rows.get(family) for family in FAMILIES} == dict.fromkeys(FAMILIES, "yes")
 
 
 def test_what_is_tried_without_values_fails_quietly(caplog: pytest.LogCaptureFixture) -> None:
-    """torch would print a traceback for each block of experts."""
+    """A failed trial without values logs nothing; torch would print a traceback for each block of experts."""
     noted: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = noted.append  # type: ignore[method-assign]
@@ -67,7 +67,7 @@ def test_what_is_tried_without_values_fails_quietly(caplog: pytest.LogCaptureFix
 
 @pytest.mark.parametrize("family", ["mamba2", "gpt2"])
 def test_a_microbatch_without_padding_goes_the_way_of_all_others(family: str) -> None:
-    """transformers leaves out masks that mask nothing."""
+    """Logits equal transformers', which leaves out masks that mask nothing, with such a mask and without."""
     for padding in (True, False):
         _, layers, model = pair_of(config_of(family, data={"padding": padding}))
         ids = torch.arange(2 * LENGTH).reshape(2, LENGTH)
@@ -163,7 +163,7 @@ LONGEST = [
 def test_sequences_longer_than_the_models_positions_are_refused_with_both_numbers(
     architecture: dict[str, Any], longest: int | None
 ) -> None:
-    """Sequences of exactly that length run. Rotary positions have no limit."""
+    """Sequences may be as long as the model has positions. Rotary positions have no limit."""
     fits = huggingface.build({"architecture": architecture, "data": {"length": longest or 24, "samples": 4}})
     inputs, _ = fits.dataset.batch([0, 1])
     run(layers_of(fits), inputs)

@@ -25,8 +25,8 @@ TOKEN = "hf_" + "s" * 20
 
 
 class Hub:
-    """A server with one model. asked: methods and paths of the requests, in order. tokens: of the requests. status: of
-    each answer, if not 0.
+    """A fake Hub with one model. asked: method and path of each request, in order. tokens: the requests' access tokens.
+    status: the code of every answer; 0 for the usual ones.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,7 +42,7 @@ class Hub:
 
     @property
     def files(self) -> list[str]:
-        """The fetched files."""
+        """Return the names of the fetched files."""
         fetched = (path for method, _, path in (one.partition(" ") for one in self.asked) if method == "GET")
         return sorted(path.rpartition(f"/{COMMIT}/")[2] for path in fetched if "/resolve/" in path)
 
@@ -186,7 +186,7 @@ def test_what_forbids_or_fails_to_fetch_says_what_to_do(
 def test_a_hub_that_cannot_be_reached_is_named_without_the_password_in_its_address(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library tries again for half a minute."""
+    """The error, after half a minute of retries by huggingface_hub, has the Hub's address without its password."""
     hub.close()
     monkeypatch.setattr(constants, "ENDPOINT", hub.url.replace("//", f"//me:{TOKEN}@"))
     refused(f"{hub.url} cannot be reached (ConnectError): run `hf download {MODEL} --revision {COMMIT}`")

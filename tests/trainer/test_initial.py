@@ -339,7 +339,7 @@ def manifest(
 
 
 def initial_task(folder: Path) -> dict[str, Any]:
-    """Return a task that begins with the weights that another job has left in the folder."""
+    """Write weights into a folder as another job leaves them. Return a task that begins with them."""
     whole = state(build({}), 5)
     split = build({})
     layers = {

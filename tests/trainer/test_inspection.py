@@ -60,7 +60,7 @@ def test_values_are_wanted_unless_a_layer_is_only_looked_at() -> None:
 
 
 def test_the_plan_of_a_recurrent_model_is_balanced() -> None:
-    """If recurrent layers had no cost, all of them would be on one stage."""
+    """Recurrent layers have a cost, without which all six would be on one stage."""
     layers = [*[recurrent] * 6, *[lambda: nn.Linear(WIDTH, WIDTH)] * 8]
     stages = split_layers(layer_costs(sequences(*layers), BATCH), 3)
     assert [sum(1 <= layer <= 6 for layer in range(*stage)) for stage in stages] == [2, 2, 2]

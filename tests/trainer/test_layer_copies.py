@@ -52,7 +52,7 @@ def plan(**changes: Any) -> Plan:
 
 
 class Files:
-    """Records the copies to write.
+    """A fake checkpoint writer that records the copies it gets.
 
     written: step, layers, and the seconds for which training has waited.
     """
@@ -77,7 +77,7 @@ ATTEMPTS = tuple(CheckpointId(step=6, id=name) for name in ("f", "c", "a"))
 
 @pytest.mark.parametrize("checkpoints", [(ONE, TWO, THREE), ATTEMPTS])
 def test_of_checkpoints_at_most_two_are_held(checkpoints: tuple[CheckpointId, ...]) -> None:
-    """A worker whose channel was cut may begin several attempts at a step before it hears that others are given up."""
+    """A worker holds copies of two checkpoints, however many attempts begin before it hears which were given up."""
     copies, said = made()
     last = checkpoints[-1]
     for one in checkpoints:
@@ -94,7 +94,7 @@ def test_of_checkpoints_at_most_two_are_held(checkpoints: tuple[CheckpointId, ..
 def test_copies_for_which_the_container_has_no_memory_are_not_kept_and_that_is_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A copy has 12 bytes. Memory must also suffice for the next checkpoint's copies."""
+    """A worker keeps copies, here of 12 bytes, only if memory also suffices for the next checkpoint's copies."""
     memory = [HostMemory(limit=100, used=70)]
     copies, said = made(lambda: memory[0])
     copies.keep(ONE, states(2, 0))
@@ -226,7 +226,7 @@ def test_copies_of_states_that_are_given_up_are_not_written() -> None:
 
 
 def test_complete_copies_wait_until_they_are_handed_over() -> None:
-    """In between, the worker compares the state with the checksums that it has sent."""
+    """Before `hand_over`, the worker compares the state with the checksums that it has sent."""
     writer = Writer()
     writer.reached(0)
     writer.copies.finish(0)
@@ -278,7 +278,7 @@ def alive(job: Job) -> int:
 class Shortage:
     """A shortage of nodes: a worker is lost at a step, and nodes come back at a later step, or never.
 
-    turns: since the layers began to be split anew.
+    turns: the number of turns since the re-split began.
     """
 
     lost_at: int = 12
@@ -341,7 +341,7 @@ def test_when_all_are_lost_meanwhile_the_job_goes_back_to_its_checkpoint(strike:
 
 
 def test_the_stages_before_are_gone_when_the_new_ones_are_built() -> None:
-    """Memory may not suffice for both."""
+    """A re-split frees the old stages before it builds new ones, since memory may not suffice for both."""
     shortage = Shortage()
     before: dict[str, list[weakref.ref[Stage]]] = {}
     looked: list[str] = []
@@ -362,7 +362,7 @@ def test_the_stages_before_are_gone_when_the_new_ones_are_built() -> None:
 
 
 def test_a_state_that_only_the_state_dict_shows_is_not_sent() -> None:
-    """Such a state need not be a tensor; nothing is restored from it."""
+    """Extra state in a state dict is not sent: it need not be a tensor, and nothing is restored from it."""
 
     class Extra(nn.Linear):
         def get_extra_state(self) -> dict[str, int]:
@@ -380,13 +380,13 @@ ANEW = "begins again there"
 
 
 def slow_steps(job: Job, fault: Fault) -> None:
-    """Let a step take about as long as its layers, all of it at its end."""
+    """Let two layers' time pass when a worker reports a step, and none at other instructions."""
     if fault.name == "ReportReady" and not fault.after:
         job.now += LAYER_SECONDS * 2
 
 
 def begun_anew(job: Job) -> int:
-    """Return how often a step began anew. The job must have the bits of an undisturbed one."""
+    """Check that a job has the bits of an undisturbed one. Return how often a step began anew."""
     assert result(job) == undisturbed()
     return sum(ANEW in event.message for event in job.emitted)
 

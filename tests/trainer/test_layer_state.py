@@ -70,7 +70,7 @@ def test_tied_parameters_are_restored_on_every_stage_that_has_them(optimizer):
 
 
 def test_what_is_frozen_and_shared_is_a_part_of_each_layer_that_has_it():
-    """The task makes an adapter's base and table once; both layers have them, in whichever stages they are."""
+    """An adapter's frozen base and table, made once, are in both layers' states, in whichever stages the layers are."""
     base, table = nn.Parameter(torch.full((3,), 2.0), requires_grad=False), torch.linspace(0, 1, 3)
 
     class Adapted(nn.Module):

@@ -68,7 +68,7 @@ def test_without_a_limit_none_is_known(tmp_path: Path, limit: str) -> None:
 
 
 def test_what_is_read_here_is_sound() -> None:
-    """Read the limits of the machine that runs the tests."""
+    """On the machine that runs the tests, `host_memory` returns None or a use of more than 0."""
     found = host_memory()
     assert found is None or found.used > 0
 

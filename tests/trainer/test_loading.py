@@ -77,7 +77,7 @@ def faulty(config):
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_is_trained(kind, batch, message):
-    """`validate --load` refuses it, and so does a worker at its start."""
+    """`validate --load` refuses a faulty task, and so does a worker at its start."""
     task = {"entrypoint": "test_loading:faulty", "config": {"kind": kind}}
     document = bamboojob(task=task, training=training(2, batch, 4), topology={"stages": 2})
     assert str(check(document).get("problem")).startswith(str(message))

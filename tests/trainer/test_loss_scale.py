@@ -83,7 +83,7 @@ def manifest(
 
 
 def plainly(task: Task) -> tuple[list[float], list[float], dict[str, Tensor]]:
-    """Return losses, scales and weights of plain PyTorch with GradScaler."""
+    """Train in plain PyTorch with GradScaler. Return losses, scales and weights."""
     config = TrainingConfig.of(Job(manifest(1, 1)).spec.training)
     model = plain_model(task, config.seed)
     optimizer = task.optimizer(list(model.named_parameters()))
@@ -109,7 +109,7 @@ def plainly(task: Task) -> tuple[list[float], list[float], dict[str, Tensor]]:
 
 
 class Watched(Job):
-    """A job that remembers the scale of each step."""
+    """A job that records the loss scale of each step."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
         self.scales: dict[int, float] = {}
@@ -134,7 +134,7 @@ def test_losses_scales_and_weights_are_those_of_plain_pytorch_with_gradscaler() 
 
 
 def test_a_sum_needs_the_scales_of_its_mean() -> None:
-    """Otherwise a sum over thousands of tokens would overflow in more steps in a row than a job may skip."""
+    """A summed loss gets the scales of its mean, or it would overflow in more steps in a row than a job may skip."""
     mean, total = (Watched(manifest(2, 1, {"weighted": kind})).run() for kind in (False, True))
     assert total.scales == mean.scales
     torch.testing.assert_close(total.weights, mean.weights, rtol=1e-6, atol=1e-7)
@@ -147,7 +147,7 @@ def test_a_scale_that_is_no_power_of_two_is_refused(scale: float) -> None:
 
 
 def times(factor: float) -> Task:
-    """Return a task with a loss multiplied by a factor."""
+    """Return a task whose loss is multiplied by a factor."""
     return replace(build({}), loss=lambda outputs, targets: outputs[0].mean() * factor)
 
 

@@ -68,7 +68,7 @@ def test_a_parameter_is_cast_once_for_all_microbatches(tmp_path) -> None:
 def test_the_gradients_of_casts_are_cast_back_before_the_backward_of_the_next_layer(
     tmp_path, checkpointed: frozenset[int]
 ) -> None:
-    """Casts that an earlier microbatch has made count, too."""
+    """Casts that an earlier microbatch has made get their gradients back before the next layer's backward, too."""
     task = replace(small_gpt(tmp_path, tieEmbeddings=True), checkpointed=checkpointed)
     stage = chain(task, [(0, 4)], BF16)[0]
     reached: list[int] = []

@@ -192,7 +192,7 @@ def test_a_config_that_cannot_be_is_refused(model: str) -> None:
 @pytest.mark.parametrize("where", ["data", "evaluation"])
 @pytest.mark.parametrize("model", ["gpt2", "bert", "llama"])
 def test_sequences_longer_than_the_models_positions_are_refused(model: str, where: str) -> None:
-    """The length of an embedding of positions is a limit; rotary positions have none."""
+    """Learned embeddings of positions limit the length of sequences; rotary positions do not."""
     config = {"size": "tiny", where: {"length": 17}}
     if model == "llama":
         load_task(entrypoint(model), config)

@@ -24,7 +24,7 @@ def counting(kind):
 
 
 def test_a_stage_that_is_ahead_goes_back_with_the_numbers_of_its_groups():
-    """The stage also goes back to before the first step, when some of the numbers did not exist."""
+    """A stage goes back to any earlier state, also to the first one, in which some of the numbers did not exist."""
     task = counting(Averaging)
     stage = build_stage(task, 0, SPLITS[0], CONFIG)
     kept = [whole_state(stage)]
@@ -76,7 +76,7 @@ class OverAll(torch.optim.SGD):
 
 
 class Warming(torch.optim.SGD):
-    """Counts its steps in an attribute."""
+    """An optimizer that counts its steps in an attribute."""
 
     steps = 0
 
@@ -113,7 +113,7 @@ def test_an_optimizer_that_is_no_function_of_gradient_and_state_is_found(kind, g
 
 
 def mixed(named):
-    """Optimize matrices and other parameters by different rules."""
+    """Return an optimizer with one rule for matrices and another one for other parameters."""
     pairs = list(named)
     matrices, others = [p for _, p in pairs if p.dim() == 2], [p for _, p in pairs if p.dim() < 2]
     momentum = partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True)
@@ -155,7 +155,7 @@ def test_sound_optimizers_are_not_found(name, grid) -> None:
 @pytest.mark.parametrize("config", [CONFIG, at("bf16"), at("fp16"), ROUNDED])
 @pytest.mark.parametrize("name", each(SOUND))
 def test_a_trial_leaves_the_step_as_it_is(name, config) -> None:
-    """The trial runs the optimizer in every precision, and on every layer."""
+    """A trial of the optimizer, in every precision and on every layer, changes no bit of later steps."""
     digests = []
     for tries in (False, True):
         stage = build_stage(small_task(optimizer=SOUND[name]), 0, [(0, 3)], config)

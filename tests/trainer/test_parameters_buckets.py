@@ -29,7 +29,7 @@ TRAINING = replace(CONFIG, microbatches=8)
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small models have as many buckets as large ones."""
+    """Use tiny buckets, so that small models have as many of them as large ones."""
     monkeypatch.setattr(parameters, "BUCKET_BYTES", 4)
 
 
@@ -117,7 +117,7 @@ def test_gradients_have_the_bits_of_a_whole_backward(form: str) -> None:
 
 
 def test_a_checkpoint_that_runs_a_backward_of_its_own_can_be_parted() -> None:
-    """torch does not allow such a checkpoint in a backward for only some gradients."""
+    """A reentrant checkpoint works with buckets, although torch refuses it in a backward for some gradients only."""
 
     class Reentrant(nn.Module):
         def __init__(self) -> None:
@@ -133,7 +133,7 @@ def test_a_checkpoint_that_runs_a_backward_of_its_own_can_be_parted() -> None:
 
 
 def test_a_forward_that_was_run_in_another_way_has_a_whole_backward() -> None:
-    """The forward runs layer by layer, to measure it."""
+    """A forward that ran layer by layer, to be timed, has a backward that is not divided by buckets."""
     (stage,) = chain(small_task(), [(0, 3)], TRAINING)
     expected = ran(stage, bucketwise=False).gradients.nodes()
     microbatches, bounds = HALF
@@ -151,7 +151,7 @@ def test_a_forward_that_was_run_in_another_way_has_a_whole_backward() -> None:
 
 
 def test_the_reduction_is_under_way_while_the_last_backward_is() -> None:
-    """An emulated device and network in virtual time: a backward takes 24 ms, and so does sending the gradients.
+    """Gradients are sent during the last backward. On an emulated device and network, each of both takes 24 ms.
 
     One bucket is sent after the backward. Of six buckets only the last one is sent after it.
     """

@@ -97,7 +97,7 @@ made = [one.start([torch.ones(64, device=device)]) for one in copies for _ in ra
 
 @on_one
 def test_a_process_ends_well_while_copies_are_under_way() -> None:
-    """A thread that waits for an event in torch, and is to go on when Python has ended, aborts the process."""
+    """A process exits cleanly during a copy: a thread that still waits in torch when Python ends would abort it."""
     done = subprocess.run([sys.executable, "-c", COPYING], capture_output=True, text=True, timeout=SECONDS, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -114,7 +114,7 @@ def test_nobody_waits_for_the_events_of_copies_that_are_gone() -> None:
 
 @on_one
 def test_what_a_gpu_gives_another_one_and_the_host_is_copied_in_order() -> None:
-    """The GPU works on meanwhile. The fake GPU raises if an event or a wait between its streams is missing."""
+    """Copies stay in order while the GPU works on; the fake GPU raises if an event or a wait is missing."""
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)
     copies = copies_by_device([first, second], lambda: None)
     for number in range(3):

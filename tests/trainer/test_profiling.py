@@ -34,7 +34,7 @@ def test_a_connection_within_this_machine_carries_something() -> None:
 
 
 def test_the_command_writes_a_profile_that_a_simulation_reads(tmp_path: Path) -> None:
-    """The task is in a module beside the manifest, and is measured in a process of the trainer."""
+    """`bamboo profile` measures a task from a module beside the manifest, in a process of the trainer."""
     job, written = tmp_path / "job.yaml", tmp_path / "profile.json"
     document = manifest("own_task:build")
     document["spec"]["task"]["config"] = {}
@@ -55,7 +55,7 @@ def test_the_command_writes_a_profile_that_a_simulation_reads(tmp_path: Path) ->
 
 
 def test_a_gpu_that_is_not_here_is_computed_for_the_jobs_own_layers(tmp_path: Path) -> None:
-    """`bamboo profile --device` and `--profile @NAME` compute it. Flags override assumed values."""
+    """`bamboo profile --device` and `--profile @NAME` compute an absent GPU's profile. Flags override assumptions."""
     job, written = tmp_path / "job.yaml", tmp_path / "a100.json"
     job.write_text(yaml.safe_dump(manifest()))
     runner = CliRunner()
@@ -96,7 +96,7 @@ def test_wrong_flags_are_refused_before_anything_is_counted(
 
 
 def test_a_plan_over_gpus_of_which_none_is_here(tmp_path: Path) -> None:
-    """Prices come with Bamboo, and the job's layers are counted once."""
+    """`bamboo plan --device` compares absent GPUs by Bamboo's prices, and counts the job's layers once."""
     job = tmp_path / "job.yaml"
     job.write_text(yaml.safe_dump(manifest()))
     given = ["plan", str(job), "--device", "t4,l4", "--preempt-rate", "0.1", "--nodes", "3", "--output", "json"]

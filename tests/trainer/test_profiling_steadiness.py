@@ -21,7 +21,7 @@ from profiling_kit import manifest
 
 
 def test_the_spread_is_of_the_median_and_not_of_the_times() -> None:
-    """Four times as many measurements halve it, and one outlier does not change it."""
+    """Four times as many measurements halve the median's spread, and one outlier does not change it."""
     some = [0.9, 1.0, 1.1, 1.0, 0.95, 1.05, 1.0, 1.0]
     assert spread(some * 4) == pytest.approx(spread(some) / 2, rel=0.3)
     assert spread([1.0] * 9 + [50.0]) == 0.0
@@ -56,7 +56,7 @@ def flops(rows: tuple[tuple[str, int, int, int], ...]) -> dict[str, int]:
 
 
 def test_a_block_has_the_products_of_its_matrices_and_of_attention() -> None:
-    """BERT with a width of 16, two samples of 16 tokens. A backward has two products for each one of the forward."""
+    """A BERT block (width 16, two samples of 16 tokens) has two products in the backward for each in the forward."""
     block = counted()[1]
     tokens, width = 2 * 16, 16
     matrices = 2 * tokens * (3 + 1 + 4 + 4) * width * width
@@ -99,7 +99,7 @@ def test_a_convolution_in_fp32_may_be_rounded_to_tf32() -> None:
 
 
 def test_a_language_model_is_counted_without_data_whatever_its_tokens_weigh(caplog: pytest.LogCaptureFixture) -> None:
-    """With data, the loss of a real model takes gigabytes: its logits are samples x length x vocabulary."""
+    """Counting runs the loss without data, as real logits (samples x length x vocabulary) would take gigabytes."""
     caplog.set_level("INFO")
     task, spec = settled_task(parse_manifest(manifest()))
     layer_work(task, spec)

@@ -69,11 +69,11 @@ class RandomJob:
         return self.table.document(self.name, (1, 1), checkpoint=kept, **spec)
 
     def alone(self) -> dict[str, Any]:
-        """On one worker."""
+        """Return the manifest of the job on one worker."""
         return self.document(1000, redundancy={"mode": "None"}, **(self.row.alone or {}))
 
     def disturbed(self, every: int) -> dict[str, Any]:
-        """On a grid of its own, some of which the job may change."""
+        """Return the manifest of the job on a drawn grid, parts of which the job may change."""
         rng, most = self.rng, (self.row.deep, self.row.wide[1])
         grids = [(p, d) for p in range(1, most[0] + 1) for d in range(1, most[1] + 1) if p * d <= 8]
         stages, pipelines = rng.choice(grids)
@@ -98,7 +98,7 @@ class RandomJob:
 
 
 def last_state(job: Job) -> dict[int, bytes]:
-    """The files of the last checkpoint, by layer: parameters, buffers, averages, what the optimizer remembers."""
+    """Return the last checkpoint's files by layer: parameters, buffers, averages, and the optimizer's state."""
     last = max(job.store.committed)
     return {layer: data for (checkpoint, layer), data in job.store.files.items() if checkpoint == last}
 

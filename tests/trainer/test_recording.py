@@ -142,7 +142,7 @@ def through_a_view(model: Any, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("forward", [under_autocast, without_autocast, partly_without_gradients, through_a_view])
 def test_what_the_forward_does_around_and_between_blocks_is_done(forward: Any, precision: torch.dtype) -> None:
-    """The job's own precision is fp32 or bf16."""
+    """Layers repeat what the model's forward does around its blocks, in jobs whose own precision is fp32 or bf16."""
     make = model_of(forward)
     task = from_module(make, **small())
     layers, model = whole(task, make)
@@ -160,7 +160,7 @@ def test_what_the_forward_does_around_and_between_blocks_is_done(forward: Any, p
 
 
 def test_a_block_whose_way_depends_on_values_is_run_with_some() -> None:
-    """One block of the class runs with values, not all of them."""
+    """Of blocks whose control flow depends on values, one block of the class runs with values, not all of them."""
     runs = []
 
     class Routed(nn.Linear):
@@ -187,7 +187,7 @@ def test_a_block_whose_way_depends_on_values_is_run_with_some() -> None:
 
 
 def test_what_depends_on_values_and_not_on_shapes_is_refused_when_it_shows() -> None:
-    """The model leaves a mask out when it masks nothing, so blocks pass on different values in each microbatch."""
+    """A model whose blocks get a mask only in some microbatches, by its values, is refused when one lacks it."""
 
     class Model(nn.Module):
         def __init__(self) -> None:

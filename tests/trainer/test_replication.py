@@ -65,7 +65,7 @@ def test_what_a_new_owner_sends_to_one_that_has_a_state(version: int, secured: i
 
 
 def test_one_that_has_what_it_needs_and_no_time_to_apply_it_is_waited_for() -> None:
-    """The replica's worker runs a stage that never waits, so it applies the steps only if the commit waits."""
+    """A commit waits for a replica whose worker runs a stage that never waits, so that it applies its steps."""
     progress = ReplicaProgress()
     assert progress.announced(22, 23, 23) is Owed.GRADIENTS
     assert progress.holds_back(24, False)
@@ -79,7 +79,7 @@ COMMIT = Commit(norm=1.0, loss=1.0, microbatches=3, generation=0, epoch=1)
 
 
 def sent(one: OneEngine) -> list[tuple[str, Frame]]:
-    """Return the frames that a worker sends, with the gradients that it sends when it has nothing else to do."""
+    """Return the frames that a worker sends, with the gradients that it sends when idle."""
     while one.inside.replicator.owes_gradients:
         one.inside.replicator.send_next()
     return one.net.take()
@@ -102,7 +102,7 @@ def finalize(one: OneEngine, stage: int) -> None:
 
 
 def layers_of(one: OneEngine, cell: Cell) -> list[Frame]:
-    """Return the frames of the cell's whole state."""
+    """Send a cell's whole state to w1. Return its frames."""
     one.inside.replicator.send_state(cell, "w1")
     return [frame for _, frame in sent(one)]
 
@@ -149,7 +149,7 @@ def taken(one: OneEngine) -> list[int]:
 
 
 def test_a_replica_is_in_step_when_all_parts_are_at_the_owners_newest_version() -> None:
-    """After the owner's loss, a step could not be repeated from parts at different versions."""
+    """A replica is in step once all parts have the owner's newest version; else it could not repeat a step."""
     owner = divided("w0")
     announce(owner, Cell(0, 0), "w1", 0)
     assert said(owner, ReplicaSynced) == [], "nothing is known of the other part"

@@ -5,7 +5,7 @@ from engine_kit import OneEngine
 
 
 def test_a_worker_without_a_plan_answers_too() -> None:
-    """Its first plan may have been lost with a channel, and the coordinator waits for the reports of all workers."""
+    """A worker whose first plan was lost answers, since the coordinator waits for the reports of all workers."""
     one = OneEngine("w", None)
     one.engine.report()
     assert one.said == [Report(committed=-1, held={})]

@@ -52,11 +52,11 @@ NUMBERS = training(4, 8, 2, maxGradientNorm=1.0)
 class Row:
     """A task with the features of its training.
 
-    task: its entrypoint and config, or what makes them with files in a folder. numbers: the manifest's training. deep:
-    the stages of one pipeline. wide: another grid. kills: before which instructions a worker is lost, each in a job of
-    its own. anywhere: in the slow tests before and after each other one, too. steps: in which. spec: what else the
-    manifest has. alone: what the undisturbed job has instead. plain: its losses are those of plain PyTorch. fast: the
-    columns that are not slow.
+    task: its entrypoint and config, or a function that makes them with files in a folder. numbers: the manifest's
+    training. deep: the stages of the grid with one pipeline. wide: the other grid. kills: the instructions before which
+    a worker is lost, each in a job of its own. anywhere: slow tests also lose one before and after every other
+    instruction. steps: the steps of these losses. spec: other fields of the manifest. alone: the undisturbed job's
+    instead. plain: losses equal plain PyTorch's. fast: the columns that are not slow.
     """
 
     task: dict[str, Any] | Callable[[Path], dict[str, Any]]
@@ -340,8 +340,8 @@ class Table:
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory, compiled_cache: None) -> Iterator[Table]:
-    """Every step has spot checks: none of them ends a correct job. Scales of fp16 fall and grow within a few steps, and
-    small gradients are sent in as many buckets as large ones.
+    """Yield the table. Every step has spot checks, which end no correct job. Scales of fp16 fall and grow within a few
+    steps, and small gradients are sent in as many buckets as large ones.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training_job, "SpotSchedule", partial(SpotSchedule, early=range(100)))
@@ -421,7 +421,7 @@ def test_no_grid_and_no_loss_of_a_worker_changes_the_bits(name: str, column: str
 
 @cells("resumed")
 def test_a_job_that_goes_on_on_another_grid_has_the_same_bits(name: str, column: str, table: Table) -> None:
-    """The job is suspended soon, resumes, and loses a worker in the first step."""
+    """A job that is suspended, and loses a worker in its first step on another grid, has the same bits."""
     row, store, once, expected = ROWS[name], MemoryStore(), list[bool](), ended(table.alone(name))
     kept = {"checkpoint": {"storage": "memory://x", "everySteps": 1000}}
 

@@ -21,7 +21,7 @@ Named = Iterable[tuple[str, nn.Parameter]]
 
 
 def torchs(make: Callable[[torch.optim.Optimizer], Any], rate: float = 0.5) -> list[float]:
-    """Return the rates of one of torch's schedulers."""
+    """Return the learning rates of one of torch's schedulers."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=rate)
     scheduler, rates = make(optimizer), []
     for _ in range(STEPS):

@@ -19,7 +19,7 @@ QUICK = ("gpt2", "llama")
 
 
 def packed(folder: Path) -> dict[str, Any]:
-    """Write documents shorter and longer than a sequence; one sequence is a single document."""
+    """Write documents, some longer than a sequence, and one alone in a sequence. Return the config of the data."""
     text = folder / "text.txt"
     lines = ["a bee", "it", "x" * 5, "one document that is longer than a whole sequence of it", "and", "so on"] * 12
     text.write_text("\n".join(lines))
@@ -42,7 +42,7 @@ def config(family: str, data: dict[str, Any], **more: Any) -> dict[str, Any]:
     ],
 )
 def test_a_document_knows_nothing_of_those_beside_it(family: str, attention: str, tmp_path: Path) -> None:
-    """Logits and gradients equal those of transformers with these positions, and of each document alone."""
+    """Packed documents have the logits and gradients of transformers with their positions, and logits as if alone."""
     settings = config(family, packed(tmp_path), attention=attention)
     task, layers, model = pair_of(settings)
     (ids, positions), (labels,) = task.dataset.batch([0, 1, 2, 3])

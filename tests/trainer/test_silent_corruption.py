@@ -1,4 +1,4 @@
-"""A bit flips somewhere, and nobody says so: it is found, and undone once."""
+"""Silent corruption: a flipped bit is found, and the job goes back once to undo it."""
 
 from functools import cache
 from typing import Any
@@ -31,7 +31,7 @@ def undisturbed() -> str:
 
 
 def check_found_and_undone(job: FlippedJob) -> None:
-    """The job went back once, and the weights are those of a job in which nothing happened."""
+    """Check that a job went back once, and has the weights of an undisturbed job."""
     assert job.flipped
     assert [emit.reason for emit in job.emitted].count("ResultsDiffer") == 1
     assert job.state.checkpoints.counts.restores == {RestoreCause.RESULTS_DIFFER: 1}
@@ -61,7 +61,7 @@ def test_without_checkpoints_it_is_found_within_32_steps_and_ends_the_job(worker
 
 @pytest.mark.parametrize("worker", ["w2", "w1"])
 def test_a_bit_that_flips_while_a_checkpoint_is_copied_is_not_in_it(worker: str) -> None:
-    """The bit flips after all workers have reported equal sums of the state, and before its copies are made."""
+    """A bit that flips between equal reported checksums of a state and its copies gets into no checkpoint."""
     flip = Flip(place=Place.PARAMETERS, stage=2, worker=worker, step=6, bit=9)
     job = FlippedJob(manifest(), flip)
     job.run()
@@ -70,7 +70,7 @@ def test_a_bit_that_flips_while_a_checkpoint_is_copied_is_not_in_it(worker: str)
 
 @pytest.mark.parametrize("place", [Place.FORWARD, Place.BACKWARD, Place.SUM])
 def test_a_worker_that_is_wrong_every_time_is_found_by_a_spot_check(place: Place) -> None:
-    """The spot check of the first checked step finds it. The second difference ends the job."""
+    """The first checked step's spot check finds a worker that is always wrong; the second difference ends the job."""
     flip = Flip(place=place, stage=1, worker=OWNER, step=FLIPPED, microbatch=0, every_time=True)
     job = FlippedJob(manifest("Replicas"), flip)
     job.run()

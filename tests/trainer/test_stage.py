@@ -226,7 +226,7 @@ def check_stopped(job: Job, expected: tuple[Any, ...]) -> None:
 
 
 def test_an_early_stop_ends_a_job_with_the_state_that_was_evaluated_last() -> None:
-    """The state is that of a job with fewer steps: the step after it counts for nothing."""
+    """An early stop leaves the evaluated state, as a job with fewer steps has it; the step after it does not count."""
     check_stopped(Job(stopping(2, 2)).run(), six_steps())
 
 
@@ -251,7 +251,7 @@ def test_the_best_state_needs_evaluations() -> None:
 
 
 def test_a_job_that_goes_back_again_to_its_last_step_ends() -> None:
-    """The job evaluates its last state anew, and the workers send its sums again."""
+    """After a return to its last step, the job evaluates the last state anew, gets its checksums again, and ends."""
     document, store = with_checkpoints(steps=4, every=2), MemoryStore()
     document["spec"]["topology"] = {"stages": 1, "pipelines": 1}
     calm = Job(document, store=store).run()
@@ -280,7 +280,7 @@ FORMS = {  # and a tolerance for tied parameters, whose gradient is summed layer
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("form", FORMS)
 def test_a_chain_of_stages_trains_like_plain_pytorch(tmp_path, stages, tied, form):
-    """The bits are equal, except for tied parameters. Rounding leaves other bits."""
+    """Stages have the bits of plain PyTorch, or differ from it by rounding if parameters are tied."""
     config, tolerance = replace(FORMS[form][0], max_gradient_norm=None), FORMS[form][1]
     task = small_gpt(tmp_path, dropout=0.1, tieEmbeddings=tied, learningRate=1e-2, warmupSteps=2, steps=6)
     losses, state = reference.train(task, config, 6)
@@ -299,7 +299,7 @@ def test_a_chain_of_stages_trains_like_plain_pytorch(tmp_path, stages, tied, for
 @pytest.mark.parametrize("stages", [1, 2, 4])
 @pytest.mark.parametrize("tied", [False, True])
 def test_clipping_uses_the_norm_over_all_stages(tmp_path, stages, tied):
-    """Our norm is summed in fp64 and PyTorch's in fp32, so the last bits differ."""
+    """Clipping agrees with PyTorch's but for the last bits, since our norm is summed in fp64 and PyTorch's in fp32."""
     task = small_gpt(tmp_path, tieEmbeddings=tied, learningRate=1e-2, warmupSteps=0)
     task = replace(task, optimizer=lambda named: torch.optim.SGD(named, momentum=0.9))
     losses, state = reference.train(task, CONFIG, 6)
@@ -322,7 +322,7 @@ def test_a_tuple_is_unpacked_for_a_layer_that_takes_several_arguments(split, che
 
 
 class Reads(TorchDispatchMode):
-    """Counts reads of a tensor's value, each of which waits for a device."""
+    """A dispatch mode that counts reads of a tensor's value, each of which waits for a device."""
 
     count = 0
 

@@ -97,7 +97,7 @@ def test_what_was_measured_of_another_split_or_of_a_stage_that_is_gone_does_not_
 
 
 def test_layers_are_as_slow_as_whole_forwards_are_now() -> None:
-    """One forward of sixteen measures layers, so most of the measurements were made before a change."""
+    """Layers' times follow the newest whole forwards, since only one forward of sixteen measures its layers."""
     timer = StageTimer(time.monotonic)
     timer.begin([(0, 2)])
     for seconds in [1.0] * 100 + [3.0] * 20:
@@ -152,7 +152,7 @@ class Timed(Stage):
 
 
 class TimedJob(Job):
-    """A job on a clock.
+    """A job on a virtual clock, on which the work of layers takes time.
 
     slow: the factor by which workers are slower. work: the work of layers; 1 if not given.
     """
@@ -181,7 +181,7 @@ def stage_times_manifest(steps: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("faults", [(), (Fault("Forward", Cell(0, 1), 2, 1),)])
 def test_what_a_worker_says_is_what_it_computes_without_waits_and_repetitions(faults: tuple[Fault, ...]) -> None:
-    """A worker is lost in the middle of a step. Its heir's repetitions are not measured."""
+    """A worker reports times without waits, and without what it repeats as the heir of a worker lost within a step."""
     job = TimedJob(stage_times_manifest(8), {"w2": 2.0}, {1: 3.0}, faults=faults)
     job.run()
     plan, found = job.state.plan, 0

@@ -92,7 +92,7 @@ def test_it_goes_on_at_exactly_the_step_at_which_it_was_suspended(grid: tuple[in
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_a_worker_that_is_lost_while_the_checkpoint_is_written_costs_no_bits(stage: int) -> None:
-    """No step is lost, either, unless the worker is the root or a writer that has not written its part."""
+    """A loss while the checkpoint is written changes no bit. Only the root's or an active writer's costs a step."""
 
     def kill(job: Job) -> None:
         plan = job.state.current_plan
@@ -116,7 +116,7 @@ def test_if_the_store_fails_the_job_is_suspended_all_the_same() -> None:
 
 
 def test_a_coordinator_that_does_not_know_of_the_suspension_has_the_job_go_on() -> None:
-    """The operator restarted while the job was resumed, and asks workers for reports."""
+    """A coordinator that restarted while the job was resumed asks workers for reports, and training goes on."""
 
     def forget(job: Job) -> None:
         job.state = coordinator_without_it(job)

@@ -166,7 +166,7 @@ class BuiltLate(nn.Module):
 
 
 def test_parameters_that_a_forward_makes_are_refused() -> None:
-    """No optimizer would train such parameters. A replica that rehearses refuses them, too."""
+    """A layer that makes parameters in a forward or a rehearsal is refused, as no optimizer would train them."""
     task = small_task(layers=(*LAYERS[:2], BuiltLate))
     message = r"layer 2 \(BuiltLate\) makes its parameter 'inner.weight' in the forward, after the layers were split"
     with pytest.raises(TaskError, match=message):

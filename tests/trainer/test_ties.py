@@ -100,7 +100,7 @@ def test_a_layer_is_made_anew_at_each_call() -> None:
 
 
 def test_a_task_that_shares_nothing_stays_as_it_is() -> None:
-    """Layers may share buffers and frozen parameters, which do not change."""
+    """A task whose layers share only buffers and frozen parameters, which do not change, gets no tied parameters."""
     here, made = os.getpid(), []
 
     def layer() -> nn.Module:
@@ -118,7 +118,7 @@ def test_a_task_that_shares_nothing_stays_as_it_is() -> None:
 
 
 def test_what_is_shared_joins_what_the_task_ties() -> None:
-    """The task may use another name of the parameter."""
+    """Shared parameters join the groups of `Task.tied`, which may use another name of the parameter."""
     inner = nn.Linear(WIDTH, WIDTH)
     layers = [lambda: Whole(inner), lambda: Whole(inner), lambda: nn.Linear(WIDTH, WIDTH)]
     task = settled(small_task(layers=layers, tied=(("2.weight", "1.alias.weight"),)), 0)
@@ -206,7 +206,7 @@ class Sometimes(nn.Module):
 
 @pytest.mark.parametrize("split", [[(0, 3)], [(0, 2), (2, 3)]], ids=len)
 def test_a_finished_module_that_is_first_used_late_by_another_layer_is_refused_by_name(split: Any) -> None:
-    """No stage would train the copy of the weight that the other layer uses."""
+    """A layer that first uses another layer's weight in a later call is refused: no stage would train its copy."""
     embedding = nn.Embedding(WORDS, WIDTH)
     layers = (lambda: embedding, lambda: nn.Linear(WIDTH, WIDTH), lambda: Sometimes(lambda: embedding.weight))
     task = settled(replace(build({"sharing": "cached"}), layers=layers), 0)

@@ -93,7 +93,7 @@ def test_texts_become_bytes(tmp_path, capsys):
     ],
 )
 def test_what_of_a_text_is_a_document_is_chosen(tmp_path, unit, documents):
-    """Each line of a .jsonl file is a document in any case."""
+    """`document` chooses the unit of a text that is a document; in a .jsonl file, each line is a document."""
     texts = [tmp_path / name for name in ("a.txt", "b.txt", "c.jsonl")]
     texts[0].write_bytes(b"one\r\ntwo\n\n \n\nthree\n\n\n")
     texts[1].write_bytes(b'{"text": "a"}\n\nb')

@@ -189,7 +189,7 @@ def test_a_killed_peer_is_a_link_down_at_once(net: Net, tmp_path: Path, monkeypa
 
 
 def test_a_link_forms_again(net: Net) -> None:
-    """Frames that are sent while the link is broken are dropped."""
+    """A broken link forms again, and frames that are sent in between are dropped."""
     a, a_in, b, b_in = net.pair()
     a.send("b", make_frame(torch.ones(1)))
     b_in.wait(Arrived)
@@ -216,7 +216,7 @@ def held(end: TcpTransport) -> Iterator[None]:
 
 
 def cut_links_to(end: TcpTransport) -> None:
-    """End all connections to a port, as a network would."""
+    """End all connections to a transport, as a network failure would."""
     for sock in accepted(end):
         with sock:
             sock.shutdown(socket.SHUT_RDWR)

@@ -71,7 +71,7 @@ class Estimated(nn.Module):
 
 
 class Experts(nn.Module):
-    """Each sample goes to the expert of its kind."""
+    """A layer with an expert for each kind of sample."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Leave(nn.Module):
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """config: optimizer, a key of OPTIMIZERS."""
+    """Return a task with parameters that some steps do not use. config: optimizer, a key of OPTIMIZERS."""
     x = torch.linspace(-1, 1, len(KINDS) * WIDTH).reshape(len(KINDS), WIDTH).sin()
     return Task(
         layers=[Enter, Estimated, Experts, nn.Identity, Experts, Leave],
@@ -117,7 +117,7 @@ SPLITS = ([(0, 6)], [(0, 1), (1, 6)], [(0, 3), (3, 6)], [(s, s + 1) for s in ran
 
 
 def plainly(optimizer: str) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """Return the final parameters by name, and how many steps used each."""
+    """Train in plain PyTorch. Return the final parameters by name, and the number of steps that used each."""
     task = build({"optimizer": optimizer})
     model = plain_model(task, CONFIG.seed)
     model[5].tied = model[0].tied

@@ -100,7 +100,7 @@ class Turned(nn.Module):
 
 
 def test_one_process_draws_the_masks_that_a_job_draws_whatever_the_layout_of_a_layers_output() -> None:
-    """Dropout draws its mask in the order of memory."""
+    """Dropout draws its mask in the order of memory, so plain PyTorch and a job need equal layouts of outputs."""
     task = small_task(layers=(partial(nn.Linear, 2, 3), Turned, partial(nn.Dropout, 0.5), partial(nn.Linear, 3, 2)))
     stages = chain(task, [(0, 4)])
     assert [one_step(stages, k) for k in range(3)] == pytest.approx(reference.train(task, CONFIG, 3)[0], rel=1e-6)
@@ -123,7 +123,7 @@ class Branches(nn.Module):
 
 @pytest.mark.parametrize("cut", [None, 1, 2])
 def test_what_is_passed_on_twice_has_the_same_gradient_wherever_the_model_is_split(cut: int | None) -> None:
-    """The sum must be 1 + (1e8 - 1e8): (1 - 1e8) + 1e8 is 0 in fp32."""
+    """At any cut, an output that is passed on twice has the gradient 1 + (1e8 - 1e8); (1 - 1e8) + 1e8 is 0 in fp32."""
     x = torch.ones(1, requires_grad=True)
     parts, crossed = (x * 1,), []
     for place in range(3):
@@ -140,7 +140,7 @@ def test_what_is_passed_on_twice_has_the_same_gradient_wherever_the_model_is_spl
 
 
 def test_what_a_layer_returns_has_one_layout_and_so_has_its_gradient() -> None:
-    """The bits must not depend on where the model is split, and tensors from other workers are contiguous."""
+    """Outputs and gradients are contiguous, as tensors from other workers are, so that no split changes the bits."""
     seen: list[torch.Tensor] = []
 
     class Turned(nn.Module):
@@ -174,7 +174,7 @@ class Numbered(torch.utils.data.Dataset[int]):
     ],
 )
 def test_what_gives_no_batches_is_no_dataset(dataset, said):
-    """The task's length and a module's example inputs are both refused."""
+    """A dataset that gives no batches is refused, for a task's length and for a module's example inputs."""
     expected = f"^the dataset: expected len\\(\\) and batch\\(indices\\), {re.escape(said)}$"
     with pytest.raises(TaskError, match=expected):
         dataset_length(replace(small_task(), dataset=dataset))

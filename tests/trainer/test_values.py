@@ -39,7 +39,7 @@ class Careless(torch.optim.AdamW):
 
 
 def rated(rate: float, at: int) -> Task:
-    """Return a task with that learning rate in one step."""
+    """Return a task whose learning rate is `rate` in step `at`."""
     return small_task(
         optimizer=lambda named: torch.optim.AdamW([p for _, p in named]),
         learning_rate=lambda step: rate if step == at else 0.05,

@@ -45,7 +45,7 @@ def test_tensors_arrive_bit_equal(net: Net, name: str, kind: FrameKind) -> None:
 
 
 def test_a_frame_may_be_larger_than_any_stage() -> None:
-    """The frame has a billion parameters with AdamW's state; its memory is only reserved, not used."""
+    """A frame can have a billion parameters with AdamW's state. The test only reserves its memory."""
     size = 12_000_000_000
     names = [f"state:layers.{i}.mlp.experts.{i % 64}.down_proj.weight:exp_avg_sq" for i in range(20_000)]
     raw, *body = wire.encode_frame(
@@ -94,7 +94,7 @@ def accept(server: socket.socket) -> socket.socket:
 
 @pytest.mark.parametrize("lane", wire.Lane)
 def test_a_link_that_replaces_another_one_is_told_of(net: Net, lane: wire.Lane) -> None:
-    """Only the sender saw the older link break. Frames that it sent over that link may be lost."""
+    """A new link in place of one that only the sender saw break is a LinkUp: frames on the older link may be lost."""
     _, _, b, b_in = net.pair()
     kind = {wire.Lane.BOUNDARY: FrameKind.ACTIVATION, wire.Lane.BULK: FrameKind.SYNC, wire.Lane.STATE: FrameKind.LAYER}[
         lane

@@ -16,7 +16,7 @@ WAITED = 0.3  # seconds that the thread is kept from its processor, at least
 
 @needs_the_kernels_account
 def test_what_others_do_on_the_processor_is_not_counted() -> None:
-    """The thread shares one processor with an endless loop, until it has been kept waiting."""
+    """WorkClock leaves out the time in which an endless loop of another process has the only processor."""
     before = os.sched_getaffinity(0)
     other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
@@ -51,7 +51,7 @@ def test_what_the_kernel_says_is_taken_off(tmp_path: Path) -> None:
 
 
 def test_a_wait_between_its_two_readings_does_not_turn_it_back(tmp_path: Path) -> None:
-    """The coordinator would refuse a negative time for a layer."""
+    """WorkClock never goes back, since the coordinator would refuse a negative time for a layer."""
     account, now = tmp_path / "schedstat", [10.0]
     account.write_text("1 0 1\n")
     clock = WorkClock(lambda: now[0], account)
