@@ -1,4 +1,4 @@
-"""Objects of the Kubernetes API, read and written."""
+"""Conversion of Kubernetes API objects to and from the API's types; unknown fields are ignored."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""The clock of a shell leaves out the time in which its process was stopped."""
+"""The shell's clock leaves out the time in which its process was stopped."""
 
 from bamboo_core.coordinator.awake_clock import AwakeClock
 

@@ -1,4 +1,4 @@
-"""Time limits and retries of calls to a store, and secrets in their errors."""
+"""Calls to a store: time limits, retries, and error messages without secrets."""
 
 import threading
 import time
@@ -35,7 +35,7 @@ def test_a_store_that_hangs_is_left_after_a_while():
 
 
 def test_a_call_that_returns_leaves_no_thread():
-    """The thread has ended when the call returns, even if removing its thread-local objects takes a while."""
+    """A call's thread ends before the call returns, even if the removal of its thread-local objects takes a while."""
     kept = threading.local()
 
     class Slow:

@@ -1,4 +1,4 @@
-"""Names, help texts and labels of all metrics."""
+"""The catalog of all metrics: names, help texts and labels."""
 
 import re
 

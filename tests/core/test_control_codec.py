@@ -1,4 +1,4 @@
-"""Messages of the control channel as bytes."""
+"""Encoding of control channel messages: whole plans arrive, broken frames are refused."""
 
 import pytest
 

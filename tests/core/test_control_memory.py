@@ -1,4 +1,4 @@
-"""Workers' reports of memory, at the coordinator."""
+"""The coordinator keeps each worker's newest report of its memory."""
 
 from bamboo_core.control.memory import Memory
 from bamboo_core.control.protocol import Heartbeat, Received

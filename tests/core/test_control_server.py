@@ -1,4 +1,4 @@
-"""The limit on a worker's messages."""
+"""The control server makes a worker wait that sends too much."""
 
 import pytest
 

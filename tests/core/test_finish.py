@@ -1,4 +1,4 @@
-"""A complete job has its last state in the store, also if the checkpoint before it takes long."""
+"""A complete job has its last state in the store, even if the checkpoint before it is slow."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Histograms."""
+"""Histograms of metrics count every observed value once."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The files of a history."""
+"""The files of a history: their names, their place, and the removal of a killed writer's remains."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A history's lines, as they are written and read."""
+"""A history's lines: encoding, newer fields, and refusal of another version."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Values of a job's metrics."""
+"""Values of a job's metrics, such as those of checkpoints, rollouts and states."""
 
 from dataclasses import replace
 from itertools import product

@@ -1,4 +1,4 @@
-"""The generic reader of the API's types, by their annotations."""
+"""Fields of the API's types, as the generic reader takes them from annotations."""
 
 from bamboo_core.job.model import (
     Mark,
@@ -8,7 +8,7 @@ from bamboo_core.job.spec import JobSpec
 
 
 def test_marks_say_what_they_can_say() -> None:
-    """FREE marks fields of an object that is not free itself; no field is both FIXED and WHILE_SUSPENDED."""
+    """FREE stands only inside objects that are not free themselves; no field is both FIXED and WHILE_SUSPENDED."""
     for one in api_fields(JobSpec):
         inside = api_fields(one.form.kind) if hasattr(one.form, "kind") else ()
         assert not one.marks >= {Mark.FIXED, Mark.WHILE_SUSPENDED}

@@ -1,4 +1,4 @@
-"""Rules between fields of a manifest."""
+"""Validation rules that involve several fields of a manifest."""
 
 from decimal import Decimal
 from typing import Any

@@ -69,7 +69,7 @@ class Noisy(Slowed):
         self.grids: list[tuple[float, Grid]] = []
 
     def check_calm(self) -> None:
-        """Skip the check: whether a change may follow depends on the time here."""
+        """Skip the inherited check, since the time here decides whether a change may follow."""
 
     def check(self, plan: Plan) -> None:
         super().check(plan)

@@ -1,4 +1,4 @@
-"""Children of this process, and the end of orphans."""
+"""Child processes with their groups, and the end of orphaned processes."""
 
 import os
 import signal

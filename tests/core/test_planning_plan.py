@@ -1,4 +1,4 @@
-"""Problems of plans."""
+"""Validation of plans: each problem of a plan is named."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The job's protection: the condition, the metrics, the page and the command line give one answer."""
+"""The job's protection, which the condition, the metrics, the page and the command line show alike."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Re-splits: the plan that continues on another grid, and the coordinator's way to it."""
+"""Re-splits: the plan that continues on another grid, and the coordinator's steps to it."""
 
 from collections import Counter
 from typing import Any
@@ -103,7 +103,7 @@ def four_stages(**options: Any) -> Slowed:
 
 
 def wished() -> Slowed:
-    """Return a job whose cut is requested but not made yet."""
+    """Return a job that has requested the cut for a re-split, but not made it yet."""
     world = four_stages()
     world.now += 0.9  # near the end of a step, which does not begin anew
     world.lose("w1")

@@ -1,4 +1,4 @@
-"""Standard streams without a reader, on a full disk, closed, or in a locale that lacks letters."""
+"""Output to standard streams without a reader, on a full disk, closed, or in a locale that lacks letters."""
 
 import io
 import os

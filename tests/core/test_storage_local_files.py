@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Local files of a store are written whole or not at all."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The packages for object stores."""
+"""A missing package for an object store is named with the extra that installs it."""
 
 import pytest
 

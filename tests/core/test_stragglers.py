@@ -167,7 +167,7 @@ def test_one_that_is_still_in_the_way_with_the_fewest_layers_is_replaced_and_the
 
 
 def asking() -> tuple[Slowed, str]:
-    """Return a job that requested a replacement for a slow worker, and that worker. The replacement does not come."""
+    """Return a job that requested a replacement for a slow worker, and that worker. No replacement comes."""
     world = trained(1, 3, 0)
     slow, world.away = world.owner(0, 1), 1000
     world.slowness[slow] = 2.0
@@ -225,7 +225,7 @@ def test_no_more_workers_are_replaced_than_the_job_has() -> None:
 
 
 def replacing() -> tuple[Slowed, str, str]:
-    """Return a job that replaces a slow worker, that worker, and the standby, which has no copy of the stage yet."""
+    """Return a job, the slow worker that it replaces, and the standby, which has no copy of the stage yet."""
     world = trained(4, 1, 1)
     slow = world.owner(1)
     world.slowness[slow] = 2.0

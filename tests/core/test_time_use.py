@@ -1,4 +1,4 @@
-"""Every instruction's time counts as something."""
+"""Use of time: every instruction belongs to a kind of use."""
 
 from typing import get_args
 

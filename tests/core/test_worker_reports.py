@@ -1,4 +1,4 @@
-"""Reports of workers, and the ones that the coordinator ignores."""
+"""Reports of workers to the coordinator, and the reports that it ignores."""
 
 from bamboo_core.control import protocol
 from bamboo_core.control.protocol import Received

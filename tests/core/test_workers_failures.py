@@ -1,4 +1,4 @@
-"""Decisions on workers that end for their own reasons."""
+"""Workers that end by themselves: which ends count as failures, and when they end the job."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Files without a manifest, and the message about each."""
+"""Files that contain no manifest, and the error message about each."""
 
 from pathlib import Path
 
