@@ -1,4 +1,4 @@
-"""The control server makes a worker wait that sends too much."""
+"""The control server's token bucket, which delays the messages of a worker that sends too many."""
 
 import pytest
 

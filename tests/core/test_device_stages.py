@@ -1,4 +1,4 @@
-"""Plans for workers with several devices: the layers of each device; the rest of the plan stays."""
+"""Plans for workers with several devices: each device gets layers, and the rest of the plan stays unchanged."""
 
 from dataclasses import replace
 

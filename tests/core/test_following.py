@@ -33,7 +33,7 @@ def slower(layer: Layer, by: float) -> Layer:
 
 
 def chosen(workers: int, stages: int | None = None, pipelines: int | None = None, **elastic: Any) -> JobRun:
-    """Return a job of twelve unequal layers and 24 microbatches. None lets the coordinator choose a number."""
+    """Return a job of twelve unequal layers and 24 microbatches, whose coordinator chooses numbers that are None."""
     made = job()
     more = {"maxWorkers": workers, "stabilizationSeconds": 60, **elastic}
     document = manifest(stages, pipelines, 24, elastic=more)

@@ -1,4 +1,4 @@
-"""Fields of the API's types, as the generic reader takes them from annotations."""
+"""The generic reader of the API's types: fields and their marks, as annotations declare them."""
 
 from bamboo_core.job.model import (
     Mark,

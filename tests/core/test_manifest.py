@@ -1,4 +1,4 @@
-"""The parser of manifests: specs of valid ones, and messages about wrong ones."""
+"""The parser of manifests: specs of valid manifests, and messages about invalid manifests."""
 
 from pathlib import Path
 from typing import Any

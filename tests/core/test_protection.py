@@ -103,7 +103,7 @@ def test_nothing_is_protected_while_nothing_runs(status: Any, spec: dict[str, An
 
 
 def test_nothing_is_protected_before_a_restarted_operator_has_heard_of_it() -> None:
-    """A restarted operator reports no protection on the word of the earlier status, or of a first worker's plan."""
+    """A restarted operator reports no protection until workers report; an earlier status or plan proves nothing."""
     facts = StatusFacts(now=NOW, generation=1, spec=job())
     for changes in ({}, FILLED):
         before = job_status(said(**changes), BambooJobStatus(), facts)
@@ -128,7 +128,7 @@ def test_a_worker_that_is_not_there_protects_nothing() -> None:
 
 @pytest.mark.parametrize(("room", "told"), [(1, ()), (2, (("n1", 3),)), (3, ())])
 def test_a_node_with_more_workers_than_it_may_have_is_named(room: int, told: tuple[tuple[str, int], ...]) -> None:
-    """A node with more workers than spread.workersPerNode is named, but not for 1, which is only a preference."""
+    """The status names a node with more workers than spread.workersPerNode, except for 1, which is a preference."""
     world = World(4, 1, 0, per_node=room)
     world.settle()
     nodes = {"w0": "n0", "w1": "n1", "w2": "n1", "w3": "n1"}

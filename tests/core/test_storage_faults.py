@@ -152,7 +152,7 @@ def test_a_removal_that_is_killed_leaves_no_torn_checkpoint(fault):
 
 
 def test_a_process_killed_at_any_system_call_leaves_no_torn_checkpoint(tmp_path):
-    """The test kills a real process at each of its system calls on the file system in turn."""
+    """A real writer process, killed at any of its file system calls, leaves no torn checkpoint."""
     for number in count():
         folder = tmp_path / str(number)
         save(CheckpointStore(str(folder), IMPATIENT), 20)

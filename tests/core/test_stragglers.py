@@ -216,7 +216,7 @@ def test_nobody_gets_layers_for_which_there_is_no_memory(headroom: float, fits: 
 
 
 def test_no_more_workers_are_replaced_than_the_job_has() -> None:
-    """If workers become slow one after the other, the job replaces at most as many as it has: five."""
+    """A job with five workers replaces at most five, however many become slow one after the other."""
     world = trained(4, 1, 1)
     for _ in range(200):
         world.slowness = {world.owner(1): 3.0}

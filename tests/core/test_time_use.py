@@ -1,4 +1,4 @@
-"""Use of time: every instruction belongs to a kind of use."""
+"""Categories of a worker's use of time: every instruction has one."""
 
 from typing import get_args
 

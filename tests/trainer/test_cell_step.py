@@ -1,4 +1,4 @@
-"""A cell's work on one step: programs of schedules, evaluations, frames kept or dropped, the most urgent cell."""
+"""A cell's work in one step: instruction order of schedules, evaluations, kept frames, and the most urgent cell."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Checks of a task before its job runs."""
+"""`bamboo validate --load`: checks of a task, its size and its memory before a job runs."""
 
 import functools
 from typing import Any
@@ -64,7 +64,7 @@ def table() -> torch.Tensor:
 
 
 class Remembers(nn.Linear):
-    """A layer that caches a table. A table made in a run without data would have no data either."""
+    """A layer that caches a table on its first call; a cache made in a run without data would be useless."""
 
     def __init__(self) -> None:
         super().__init__(2, 2)

@@ -1,4 +1,4 @@
-"""Names of trained weights: the names of the module that was split, in each form of weights."""
+"""Names of tensors in checkpoints and weights: those of the module that was split."""
 
 from collections.abc import Callable
 from dataclasses import replace

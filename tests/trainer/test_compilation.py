@@ -68,8 +68,8 @@ def test_blocks_of_a_split_module_are_compiled_and_its_own_code_is_not() -> None
 
 
 def test_all_code_is_there_before_the_first_forward_and_a_repetition_has_the_same_bits(tmp_path: Path) -> None:
-    """Neither the first step nor a takeover waits for a compiler. The repetitions run on another holder, layer by
-    layer, as a rehearsal, and after another microbatch.
+    """No first step or takeover waits for a compiler. Repetitions on another holder, layer by layer, as a rehearsal,
+    and after another microbatch have the same bits.
     """
     task, before = small_gpt(tmp_path, dropout=0.1), made()
     one = chain(task, SPLITS[2], COMPILED)
@@ -120,7 +120,7 @@ def norm() -> nn.Module:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("layer", [Marked, norm])
 def test_what_must_not_be_compiled_runs_as_it_is(layer: Callable[[], nn.Module], caplog) -> None:
-    """BatchNorms, and layers marked by their author, run uncompiled between compiled layers, with any split's bits."""
+    """BatchNorms, and layers marked by their author, run uncompiled beside compiled ones; a split changes no bits."""
     task = replace(small_task(), layers=(lambda: nn.Linear(2, 3), layer, lambda: nn.Linear(3, 2)))
     with caplog.at_level("INFO"):
         losses, state = trained(task, [(0, 2), (2, 3)], COMPILED, 1)

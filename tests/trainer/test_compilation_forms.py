@@ -1,4 +1,4 @@
-"""Forms of layers' inputs, known before any layer runs."""
+"""Shapes and types of layers' inputs, computed before any layer runs."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The keys of a config: known ones, required ones, and values of their types."""
+"""The keys of a config: known and required ones, and their values' types."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The files of tokens at a path, here or in an object store."""
+"""Files of tokens, read in parts from a local path or an object store."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""Datasets: in memory, of rows, and several in one training."""
+"""Datasets in memory, datasets of rows, and mixtures of several datasets."""
 
 import io
 from collections import Counter

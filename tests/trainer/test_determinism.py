@@ -54,7 +54,7 @@ NOISY = small_task(layers=[lambda: nn.Linear(2, 2)] * 2, optimizer=lambda named:
 
 @pytest.mark.parametrize(("grid", "mode"), [((2, 1), "Replicas"), ((1, 2), "None"), ((2, 2), "Replicas")])
 def test_holders_of_a_stage_whose_bits_differ_end_the_job_soon(grid, mode) -> None:
-    """An owner and a replica, or the owners of two pipelines, that differ end a job of 40 steps after step 4."""
+    """A job of 40 steps ends after step 4 if an owner and a replica, or owners of two pipelines, have other bits."""
     message = r"other bits of stage \d after 4 steps; first difference: parameter 'bias' of layer \d \(Linear\)"
     assert re.search(message, why_failed(job_of(NOISY, grid, 40, mode).run()))
 
@@ -145,7 +145,7 @@ class Switches(LateLayer):
 
 
 class Elsewhere(LateLayer):
-    """A layer whose result depends on the number of its instance, as if on the process."""
+    """A layer whose result depends on its instance's number, which stands for the process."""
 
     def late(self, x):
         return x * (1 + 1e-6 * self.number)

@@ -144,8 +144,8 @@ def test_what_a_kill_does_wrong_is_told() -> None:
 def test_a_spare_worker_takes_its_part_within_the_step(
     stages: int, pipelines: int, kind: Kind | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The spare worker continues behind the microbatches that the heir has finished. Then another worker is lost, at
-    any instruction until the step ends.
+    """A spare worker continues after the microbatches that the heir has finished. Then another worker is lost, at any
+    instruction until the step ends.
     """
     monkeypatch.setattr(transitions, "LEAST_SECONDS", -1.0)
     document = manifest(stages, pipelines, standby=1, batch=16 * pipelines)
@@ -179,7 +179,7 @@ def test_a_spare_worker_takes_its_part_within_the_step(
 def test_what_is_summed_stays_so_through_any_number_of_losses_in_a_step(
     stages: int, pipelines: int, gap: int, losses: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whenever all stages have replicas again, another worker is lost. gap: the fewest turns between two losses."""
+    """Finished sums survive losses in a step, each once all stages have replicas again. gap: least turns between."""
     monkeypatch.setattr(transitions, "LEAST_SECONDS", -1.0)
     document = manifest(stages, pipelines, standby=1, batch=32 * pipelines)
     expected, left, last = Job(document).run(), list(losses), 0

@@ -1,4 +1,4 @@
-"""Workers with several devices: their messages about stages, and the bits, which are those of one device.
+"""Workers with several devices: their messages about stages, and the same bits as with one device.
 
 The jobs run in one process with the real coordinator and stages, undisturbed and with a worker lost at any instruction.
 """
@@ -77,7 +77,7 @@ def test_sums_of_a_state_are_told_of_a_version_that_all_parts_have_come_to() -> 
 
 @given(st.lists(st.lists(st.sampled_from("abcd"), unique=True).map(tuple), min_size=2, max_size=2))
 def test_everybody_writes_the_layers_that_the_coordinator_has_dealt(writers: list[tuple[str, ...]]) -> None:
-    """Workers with several devices write the layers that the coordinator dealt, which it deals again after a loss."""
+    """Workers with several devices write the layers that the coordinator dealt, so it knows a lost writer's layers."""
     unfolded = Folding(2).unfolded_writers(tuple(writers), STAGES)
     for worker in "abcd":
         dealt = [share(mine, worker, layers) for mine, layers in zip(writers, ((0, 3), (3, 8)), strict=True)]

@@ -1,4 +1,4 @@
-"""Evaluation, metrics and decisions of a task: the trial before a job runs, and the message for each mistake."""
+"""Evaluation, metrics and decisions of a task: the trial before a job, and the message for each mistake."""
 
 import math
 from dataclasses import replace

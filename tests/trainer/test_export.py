@@ -1,4 +1,4 @@
-"""An export has the state dict of the stages, and any reader of safetensors reads it."""
+"""Exports of trained weights have the state dict of the stages, in files for any reader of safetensors."""
 
 import json
 import os

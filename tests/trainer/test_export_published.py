@@ -1,4 +1,4 @@
-"""Exports that transformers loads."""
+"""Exports of Hugging Face models, which transformers loads."""
 
 import json
 import shutil

@@ -136,7 +136,7 @@ def survivable(job: Processes, victims: set[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A signal to a worker after `step`, at the first look at a protected job or `later` looks after it.
+    """A signal to a worker after `step`, sent when the job was seen protected `later` times before.
 
     place: the worker's place among the live ones, from 0 up to 1.
     """

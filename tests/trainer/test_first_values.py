@@ -1,4 +1,4 @@
-"""First values of a module that was built without memory."""
+"""Initial values of a module that was built without memory."""
 
 import torch
 from torch import nn

@@ -137,7 +137,7 @@ ADDRESSES = st.builds(
 
 
 def like(value: Any) -> st.SearchStrategy[Any]:
-    """Draw the value, or a value that differs in some parts."""
+    """Draw the value, or a variant that differs in some parts."""
     parts = st.nothing()
     if isinstance(value, dict):
         parts = st.fixed_dictionaries({}, optional={key: like(part) for key, part in value.items()})
@@ -150,7 +150,7 @@ def like(value: Any) -> st.SearchStrategy[Any]:
 
 @st.composite
 def payloads_frames(draw: st.DrawFn) -> Frame:
-    """Draw a frame that may be right, or have a wrong kind, place, payload or tensors."""
+    """Draw a frame that is valid, or has a wrong kind, address, payload or tensors."""
     commit = frame(FrameKind.COMMIT, {**COMMIT, "checkpoint": MARK})
     right, numbers = draw(st.sampled_from([commit, *RIGHT.values()])), st.integers(0, 2) | NUMBERS
     address = draw(ADDRESSES)
@@ -164,7 +164,7 @@ def payloads_frames(draw: st.DrawFn) -> Frame:
 
 
 class Paused(Exception):
-    """Raised to stop a job at a step."""
+    """A signal that stops a job at a step."""
 
 
 def stopped(document: dict[str, Any], until: int) -> Job:

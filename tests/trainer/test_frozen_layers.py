@@ -1,4 +1,4 @@
-"""Frozen layers before the first trained one have no backward, wherever the model is split, as in PyTorch."""
+"""Frozen layers before the first trained layer have no backward, on any split, as in PyTorch."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""torch's fused kernels, which Bamboo uses where a task does not choose the kernels of its optimizer."""
+"""torch's fused optimizer kernels, which Bamboo uses if a task chooses no kernel."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace

@@ -131,7 +131,7 @@ class Custom(nn.Module):
 
 
 class Aside(nn.Module):
-    """A layer that also passes on a value of its parameter, which does not depend on the inputs."""
+    """A layer that also returns a value of its parameter, which does not depend on the inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Aside(nn.Module):
 
 
 class Repeating(nn.Module):
-    """A layer that checkpoints itself, which the task does not declare."""
+    """A layer that checkpoints its own activations, without a declaration by the task."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -365,7 +365,7 @@ def test_right_halves_of_one_microbatch_are_added_to_the_left_ones(groups: int, 
 
 
 class Reached(nn.Module):
-    """A layer whose gradients autograd returns in unusual ways: one is sparse, another comes in two parts."""
+    """A layer with unusual gradients: autograd returns one as sparse, and another one in two parts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -424,7 +424,7 @@ def test_another_worker_goes_on_behind_any_group_with_the_same_bits(groups: int,
 
 @pytest.mark.parametrize(("groups", "cuts"), [(16, (5, 6, 10)), (13, (1, 2, 12)), (7, (3,)), (1, ())])
 def test_sums_that_several_workers_have_made_come_to_the_same_bits(groups: int, cuts: tuple[int, ...]) -> None:
-    """Resuming a sum does not modify the received tensors, because the message log keeps them."""
+    """Resuming a sum does not modify the received tensors, because the message log keeps these."""
     given = gradients(groups)
     whole = GradientSum(8, CPU, range(groups + 1), range(groups))
     for first, end in pairwise((0, *cuts, groups)):

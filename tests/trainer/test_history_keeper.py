@@ -50,7 +50,7 @@ def called(job: Job) -> list[tuple[int, int]]:
 
 
 def test_a_root_that_joined_late_writes_nothing_before_it_has_heard_the_others(job):
-    """Others forget commits once the history has them, so a late root must first receive the commits that it lacks."""
+    """A late root writes no history until it has the other workers' commits, which they forget once it has written."""
     job.train_and_write(10)
     job.train(8)
     job.join("c")
@@ -84,7 +84,7 @@ def test_a_whole_restart_from_a_checkpoint_lacks_no_step_and_the_callback_goes_o
 
 @pytest.mark.parametrize("root", ["a", "b"])
 def test_going_back_begins_another_attempt(job, root):
-    """A return to a checkpoint begins an attempt, whether or not the next root knows that earlier steps are written."""
+    """A return to a checkpoint begins another attempt, whatever the next root knows of the history's last attempt."""
     job.train_and_write(6)
     job.go_back(4, 5)
     job.lead(root, 5)

@@ -1,5 +1,5 @@
-"""Random lives of a job: whatever is lost and when, each committed step is in the history, unless all who knew it were
-lost before it was written; and a callback hears each step of an attempt once, in order.
+"""Random lives of a job: each committed step is in the history, unless all workers that knew it were lost before it was
+written. A callback gets each step of an attempt once, in order.
 """
 
 import tempfile
@@ -94,7 +94,7 @@ class Life:
         self.known[step] = set(self.job.workers) - set(deaf)
 
     def newest(self) -> list[Step]:
-        """Return the newest steps, which a joining worker hears of."""
+        """Return the newest steps, which a joining worker learns from the others."""
         return [(step + 1, commit.history.at) for step, commit in self.job.newest if commit.history]
 
     def train_for_some(self, number: int) -> None:
@@ -155,14 +155,14 @@ class Life:
         self.job.close()
 
     def wake_the_frozen(self) -> None:
-        """Let frozen roots write the records that they had."""
+        """Let frozen roots wake and write the records that they hold."""
         for worker in self.frozen:
             worker.keeper.close(0.0)
 
 
 @contextmanager
 def small() -> Iterator[None]:
-    """Use small files and pieces, so that a short life has several."""
+    """Use small files and messages, so that even a short history has several."""
     before = history_keeper.MOST_RECORDS, history_keeper.SENT_AT_ONCE
     history_keeper.MOST_RECORDS, history_keeper.SENT_AT_ONCE = 7, 3  # type: ignore[misc]
     try:

@@ -39,8 +39,8 @@ class LateCopy:
 
 
 class LateCopies(AtOnce):
-    """Copies that become ready late. questions: for each copy in turn, the number of calls of `ready` until it is.
-    most: the most copies that were in progress at once.
+    """Copies that become ready late. questions: for each copy in turn, the calls of `ready` before it is ready. most:
+    the largest number of copies in progress at once.
     """
 
     def __init__(self, questions: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""The loss that balances experts, compared with transformers."""
+"""The load balancing loss of experts, compared with transformers."""
 
 from typing import Any
 

@@ -226,7 +226,7 @@ def build(config: Mapping[str, Any]) -> Task:
 
 
 def state(task: Task, seed: int = 0) -> dict[str, Tensor]:
-    """Return a task's tensors by the names in the whole module."""
+    """Return a task's initial tensors by their names in the whole module."""
     layers = [build_layer(task, seed, n) for n in range(len(task.layers))]
     return {name.removeprefix("module."): t.detach().clone() for one in layers for name, t in one.state_dict().items()}
 
@@ -237,7 +237,7 @@ def spec(url: object, **fields: Any) -> InitialSpec:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Write the weights of the task with seed 5 into one file, by the module's own names."""
+    """Write the task's weights of seed 5 into one file, by the module's own names."""
     save_file(state(build({}), 5), tmp_path / "weights.safetensors")
     return tmp_path / "weights.safetensors"
 

@@ -1,4 +1,4 @@
-"""Inspection of a task's layers without data: costs, random numbers that nobody seeds, and losses of one sample."""
+"""Inspection of a task's layers without data: costs, random draws without a seed, and losses of single samples."""
 
 import cProfile
 import os

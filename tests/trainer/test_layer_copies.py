@@ -1,4 +1,4 @@
-"""Copies of layers in memory: made, held and given up, and new splits of the layers with the same bits after losses."""
+"""Copies of layers in memory: made, held and given up, and re-splits with the same bits after losses."""
 
 import weakref
 from collections.abc import Callable, Collection, Mapping
@@ -169,7 +169,7 @@ class Values:
 
 
 class Writer:
-    """A worker that runs stage 0 of two layers, and replicates stage 1 of four layers, half of which it writes."""
+    """A worker that runs stage 0 of two layers and replicates stage 1 of four layers. It writes half of stage 1."""
 
     def __init__(self, version: int = 3) -> None:
         self.clock, self.files = [0.0], Files()
@@ -226,7 +226,7 @@ def test_copies_of_states_that_are_given_up_are_not_written() -> None:
 
 
 def test_complete_copies_wait_until_they_are_handed_over() -> None:
-    """Before `hand_over`, the worker compares the state with the checksums that it has sent."""
+    """Complete copies wait for `hand_over`, while the worker compares the state with the checksums it has sent."""
     writer = Writer()
     writer.reached(0)
     writer.copies.finish(0)

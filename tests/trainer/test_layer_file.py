@@ -1,4 +1,4 @@
-"""Layers as files: the same bits come back, any reader of safetensors reads them, and damage is found."""
+"""Layers as safetensors files: the same bits come back, any reader reads them, and damage is found."""
 
 import json
 import math

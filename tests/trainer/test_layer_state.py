@@ -15,7 +15,7 @@ from stage_kit import CONFIG, begin, chain, microbatch, one_step, small_task, wh
 
 
 def restored(task, split, files):
-    """Return stages that restored only the layers that each needs, as workers do."""
+    """Return stages that have restored only the layers they need, as workers do."""
     stages = chain(task, split)
     for stage, (first, end) in zip(stages, split, strict=True):
         wanted = stage.values.layers_needed()

@@ -1,4 +1,4 @@
-"""Memory limits of control groups and of GPUs, and what a worker uses of them."""
+"""Memory limits of control groups and GPUs, and a worker's use of memory."""
 
 import os
 from pathlib import Path
@@ -68,7 +68,7 @@ def test_without_a_limit_none_is_known(tmp_path: Path, limit: str) -> None:
 
 
 def test_what_is_read_here_is_sound() -> None:
-    """On the machine that runs the tests, `host_memory` returns None or a use of more than 0."""
+    """`host_memory` gives plausible values on the machine that runs the tests: no limit, or some used memory."""
     found = host_memory()
     assert found is None or found.used > 0
 

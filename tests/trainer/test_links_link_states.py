@@ -1,4 +1,4 @@
-"""Breaks and recoveries of links that are reported as LinkDown and LinkUp."""
+"""Broken and restored links, which are reported as LinkDown and LinkUp."""
 
 from bamboo_trainer.transport.links import LinkStates
 from bamboo_trainer.transport.wire import Lane

@@ -1,4 +1,4 @@
-"""The record of a job's data: a changed dataset has another record."""
+"""The record of a job's data, by which a changed dataset is detected."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""fp16: losses are scaled like torch.amp.GradScaler does, with the same bits on any grid and after any loss."""
+"""Loss scaling in fp16 as by torch.amp.GradScaler, with the same bits on any grid and after any loss."""
 
 import functools
 import math

@@ -18,7 +18,7 @@ SPLIT = [(0, 2), (2, 4)]
 
 
 def _train(task, keep, monkeypatch: pytest.MonkeyPatch):
-    """Run two steps, all forwards before all backwards; return the final digests."""
+    """Train two steps, all forwards before all backwards. Return the final digests."""
     monkeypatch.setattr(forwarding, "autocast_and_keep", keep)
     stages = chain(task, SPLIT, BF16)
     for step in range(2):
@@ -68,7 +68,7 @@ def test_a_parameter_is_cast_once_for_all_microbatches(tmp_path) -> None:
 def test_the_gradients_of_casts_are_cast_back_before_the_backward_of_the_next_layer(
     tmp_path, checkpointed: frozenset[int]
 ) -> None:
-    """Casts that an earlier microbatch has made get their gradients back before the next layer's backward, too."""
+    """Gradients of casts, also of an earlier microbatch's casts, are cast back before the next layer's backward."""
     task = replace(small_gpt(tmp_path, tieEmbeddings=True), checkpointed=checkpointed)
     stage = chain(task, [(0, 4)], BF16)[0]
     reached: list[int] = []
@@ -133,7 +133,7 @@ class Uses(nn.Module):
 def test_the_gradient_of_an_input_of_several_products_does_not_depend_on_the_split(
     precision: str, reduced: bool
 ) -> None:
-    """The gradient is summed in fp32, also at a stage's first layer."""
+    """An input's gradient from several products is summed in fp32, also at a stage's first layer."""
     uses = partial(Uses, reduced)
     task = small_task(layers=(lambda: nn.Linear(2, 16), uses, uses, lambda: nn.Linear(16, 2)))
     splits = [[(0, 4)], [(0, 1), (1, 4)], [(0, 2), (2, 4)], [(0, 1), (1, 2), (2, 3), (3, 4)]]

@@ -1,4 +1,4 @@
-"""Published models: sizes, logits equal to published models, refused configs, evaluation."""
+"""Bamboo's models: sizes and logits of the published models, refused configs, evaluation."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_the_sizes_are_the_published_ones(model: str, size: str) -> None:
 
 
 def published_names(model: str) -> list[tuple[list[str], str, bool]]:
-    """Return, for each of our parameters, the published ones that it consists of, and whether they are transposed."""
+    """Return the published parameters that make up each of our parameters, and whether they are transposed."""
     same = {
         "gpt2": (
             "transformer.h.{}.",
@@ -223,7 +223,7 @@ def measured(model: nn.Sequential | list[nn.Module], task: Task) -> dict[str, fl
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_config_names_the_data_to_evaluate(model: str) -> None:
-    """`evaluation` has the keys of `data`, and made-up data are other samples. A training in epochs has a known end."""
+    """`evaluation` has the keys of `data`, and generates other samples. A training in epochs has a known length."""
     config = {"size": "tiny", "evaluation": {"samples": 5}}
     facts = TrainingFacts(steps=None, epochs=2, global_batch_size=8, micro_batch_size=2)
     task = load_task(entrypoint(model), config, facts)

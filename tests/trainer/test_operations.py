@@ -1,4 +1,4 @@
-"""Counts of operations and memory traffic."""
+"""Counts of a layer's arithmetic operations and memory traffic."""
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_count_forward_and_backward(kind: str) -> None:
-    """The count is at least the products, and at most the products and a bound of the traffic."""
+    """A layer's count is at least that of its products, and exceeds it at most by a bound of the memory traffic."""
     layer, operations = KINDS[kind]
     counted = layer_costs(sequences(layer), BATCH)[1]
     size = sum(p.numel() for p in layer().parameters())

@@ -1,4 +1,4 @@
-"""Changing numbers of parameter groups, and the refusal of optimizers that depend on other parameters."""
+"""Optimizers: parameter groups whose numbers change, and refusal if parameters depend on each other."""
 
 from collections.abc import Iterable
 from functools import partial

@@ -1,4 +1,4 @@
-"""Several optimizers as one take the same steps as each alone."""
+"""`Combined` takes the same steps as each of its optimizers alone."""
 
 from collections.abc import Iterable, Mapping
 from functools import partial

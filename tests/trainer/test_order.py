@@ -1,4 +1,4 @@
-"""The samples of a step and of a microbatch."""
+"""The order of samples: a permutation for each epoch, divided into steps and microbatches."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -59,7 +59,7 @@ def test_small_gradients_are_one_bucket(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def ran(stage: Stage, *, bucketwise: bool, after: Callable[[Work, int], None] = lambda work, m: None) -> Work:
-    """Run a pipeline's microbatches on all layers. after: called after each backward, or the first part of one."""
+    """Run a pipeline's microbatches on all layers. after: called after each whole or first part of a backward."""
     microbatches, bounds = HALF
     work = stage.begin(microbatches, bounds, bucketwise=bucketwise)
     for m in microbatches:
@@ -70,7 +70,7 @@ def ran(stage: Stage, *, bucketwise: bool, after: Callable[[Work, int], None] = 
 
 
 def check_buckets(task: Task, config: Any) -> int:
-    """Check that each bucket has its final bits when its part of the backward is done. Return the number of parts."""
+    """Check that each bucket has its final bits once its part of the backward is done. Return the number of parts."""
     (expecting,) = chain(task, [(0, len(task.layers))], config)
     expected = dict(ran(expecting, bucketwise=False).gradients.nodes())
     (stage,) = chain(task, [(0, len(task.layers))], config)

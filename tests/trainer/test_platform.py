@@ -104,8 +104,8 @@ for more in {more}:
 
 
 def platforms_of(environment: Mapping[str, str], *more: str) -> list[Platform]:
-    """Return the platforms of forked processes with this environment, after each one has run one of these lines of
-    code.
+    """Return the platforms of forked processes with this environment. more: a line of code that each process runs
+    first.
     """
     said = subprocess.run(
         [sys.executable, "-c", SAY.format(more=more)],

@@ -1,4 +1,4 @@
-"""Runs the code for GPUs on a fake CUDA device, so that it is also executed on machines without a GPU."""
+"""The code for GPUs on a fake CUDA device, for machines without a GPU."""
 
 import json
 import os

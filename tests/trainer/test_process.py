@@ -1,4 +1,4 @@
-"""A worker's process: a gated worker asks before forwards and backwards, and the trainer serves a command."""
+"""A worker's process: a gate before its forwards and backwards, and the trainer's service for a command."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The table's rows on grids and with disasters drawn at random: the bits of one worker that nothing happens to.
+"""Random rows of the table, grids and disasters: the bits equal those of one undisturbed worker.
 
 One job by hand: BAMBOO_RANDOM_JOBS=12:13 python -m pytest tests/trainer/test_random_jobs.py -m slow
 """
@@ -22,8 +22,8 @@ FIRST, END = (int(one) for one in os.environ.get("BAMBOO_RANDOM_JOBS", "1:40").s
 
 @dataclass
 class Disaster:
-    """A hook that kills workers some turns after a step began, and suspends the job. at: by step, the number of turns
-    and the workers: one, stage, notice or all.
+    """A hook that kills workers some turns after a step began, and suspends the job. at: for each step, the number of
+    turns and the kind of loss: one worker, a stage, a worker with notice, or all workers.
     """
 
     at: dict[int, tuple[int, str]]

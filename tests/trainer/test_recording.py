@@ -1,4 +1,4 @@
-"""Recording of what a model's forward passes between its blocks and does around them."""
+"""Recording of a model's forward: what it passes between its blocks, and computes around them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -187,7 +187,7 @@ def test_a_block_whose_way_depends_on_values_is_run_with_some() -> None:
 
 
 def test_what_depends_on_values_and_not_on_shapes_is_refused_when_it_shows() -> None:
-    """A model whose blocks get a mask only in some microbatches, by its values, is refused when one lacks it."""
+    """A model that gives its blocks a mask only for some values is refused in the first microbatch without a mask."""
 
     class Model(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Replicas: frames that a cell's owner sends to them, when it waits for them, and questions about repeated steps."""
+"""Replicas: frames that a cell's owner sends to them, its waits for them, and answers about repeated steps."""
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ def test_what_a_new_owner_sends_to_one_that_has_a_state(version: int, secured: i
 
 
 def test_one_that_has_what_it_needs_and_no_time_to_apply_it_is_waited_for() -> None:
-    """A commit waits for a replica whose worker runs a stage that never waits, so that it applies its steps."""
+    """A commit waits for a replica that has all gradients, but whose worker has no idle time to apply them."""
     progress = ReplicaProgress()
     assert progress.announced(22, 23, 23) is Owed.GRADIENTS
     assert progress.holds_back(24, False)
@@ -143,7 +143,7 @@ def after_a_step(owner: OneEngine) -> OneEngine:
 
 
 def taken(one: OneEngine) -> list[int]:
-    """Take over all states that may be taken over now, and return their stages."""
+    """Take over all states that can be taken over now. Return their stages."""
     found = iter(one.inside.replicator.next_state, None)
     return [state.cell.stage for state in found if state and one.inside.replicator.restore(state)]
 

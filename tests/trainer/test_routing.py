@@ -1,4 +1,4 @@
-"""The message log, the plan in force, and the receivers of frames."""
+"""Routing of frames: the message log, the plan in force, and each frame's receivers."""
 
 from collections import deque
 from collections.abc import Iterable

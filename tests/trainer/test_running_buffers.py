@@ -1,4 +1,4 @@
-"""Running statistics are those of plain PyTorch, and their bits depend on no grid, kill or repetition."""
+"""Running statistics equal plain PyTorch's, and have the same bits on any grid and after kills and repetitions."""
 
 from collections.abc import Callable
 from dataclasses import replace

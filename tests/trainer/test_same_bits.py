@@ -364,7 +364,7 @@ def ended(job: Job) -> dict[str, Any]:
 
 
 def check_kills(table: Table, name: str, grid: Grid, *, anywhere: bool = False) -> set[str]:
-    """Check that the grid changes nothing, nor do kills: of the root in a wide grid, of the second stage in a deep one.
+    """Check that neither the grid nor kills change the bits: of the root in a wide grid, of stage 1 in a deep one.
 
     Returns the instructions at which a worker was lost. anywhere: before and after each one, not only where the row
     says.

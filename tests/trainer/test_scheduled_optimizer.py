@@ -41,7 +41,7 @@ SPLITS = (
 
 
 def by_name(kind: Callable[..., torch.optim.Optimizer], biases: dict[str, float], **settings: float):
-    """Return a builder of an optimizer with own settings for biases."""
+    """Return a builder of an optimizer with separate settings for biases."""
 
     def build(named: Named) -> torch.optim.Optimizer:
         pairs = list(named)
@@ -61,7 +61,7 @@ WAYS = ({"foreach": True}, {"fused": True}, {"maximize": True}, {"weight_decay":
 
 
 def ways(name: str) -> Iterator[dict[str, Any]]:
-    """Yield settings of an optimizer, each alone and with others."""
+    """Yield settings of one of torch's optimizers, each alone and combined with others."""
     known = signature(getattr(torch.optim, name)).parameters.keys()
     for chosen in (some for count in range(4) for some in combinations(WAYS, count)):
         settings = {key: value for way in chosen for key, value in way.items()}

@@ -1,4 +1,4 @@
-"""Named schedules, and scheduled settings of an optimizer's groups, are those of torch on any split."""
+"""Named schedules, and scheduled settings of parameter groups, follow torch's schedulers on any split."""
 
 import math
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""Sequences of several documents, and labels that are not shifted."""
+"""Packed sequences of several documents, and models whose labels are not shifted."""
 
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def config(family: str, data: dict[str, Any], **more: Any) -> dict[str, Any]:
     ],
 )
 def test_a_document_knows_nothing_of_those_beside_it(family: str, attention: str, tmp_path: Path) -> None:
-    """Packed documents have the logits and gradients of transformers with their positions, and logits as if alone."""
+    """A packed document's logits equal transformers', both for the same positions and for the document alone."""
     settings = config(family, packed(tmp_path), attention=attention)
     task, layers, model = pair_of(settings)
     (ids, positions), (labels,) = task.dataset.batch([0, 1, 2, 3])

@@ -1,4 +1,4 @@
-"""Steps whose loss or gradient is not finite: all workers skip them, or the job ends."""
+"""Steps with a loss or gradient that is not finite: all workers skip them, or the job ends."""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ BAD = 5  # a sample, that comes in some steps only
 
 
 class Poisoned(torch.autograd.Function):
-    """The identity whose gradient is not finite for one sample."""
+    """The identity function, with an infinite gradient for one sample."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bad: Tensor) -> Tensor:

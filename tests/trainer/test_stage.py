@@ -48,7 +48,7 @@ class Block(nn.Module):
 
 
 def close(outputs: Parts, targets: Parts) -> tuple[Tensor, int]:
-    """Return a sum and its weight, which is not the number of samples."""
+    """Return the sum and the weight of a metric whose weight is not the number of samples."""
     near = (outputs[0] - targets[0]).abs() < 0.3
     return near.sum(), near.numel()
 
@@ -58,7 +58,7 @@ def largest(outputs: Parts, targets: Parts) -> Tensor:
 
 
 def still(outputs: Parts, targets: Parts) -> Tensor:
-    """Return a metric that never becomes better."""
+    """Return a metric that never improves."""
     return torch.ones(())
 
 
@@ -86,7 +86,7 @@ def manifest(stages: int, pipelines: int, every: int = 2, **more: Any) -> dict[s
 
 
 def plainly(weights: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return a model's metrics with these weights in plain PyTorch: `model.eval()`, `torch.no_grad()`."""
+    """Evaluate a model with these weights in plain PyTorch: `model.eval()`, `torch.no_grad()`. Return its metrics."""
     task = build({})
     model = nn.Sequential(*(build_layer(task, 0, index) for index in range(3)))
     model.load_state_dict({name.removeprefix("layers."): tensor for name, tensor in weights.items()})
@@ -347,7 +347,7 @@ def test_a_loss_is_read_when_it_is_asked_for_and_not_before():
 
 
 class Sharing(nn.Linear):
-    """A layer that passes on its weight, as a model that ties it by hand does, and a part of a table."""
+    """A layer that returns its own weight, as a model tied by hand does, and a part of a table."""
 
     def __init__(self):
         super().__init__(2, 2)

@@ -130,7 +130,7 @@ def test_a_backward_in_parts_takes_what_they_take_together() -> None:
 
 
 class Timed(Stage):
-    """A stage whose work takes time of the job's clock. Waits take turns of the job, too."""
+    """A stage whose work takes time on the job's clock; waits take turns of the job, too."""
 
     spend: Callable[[int, float], None]
 
@@ -209,7 +209,7 @@ OTHERS = {  # of device stages, so that their bubbles differ: for the second one
 
 @cache
 def trained(faults: tuple[Fault, ...] = ()) -> QueuedJob:
-    """Train on two workers, each with two devices, with six microbatches."""
+    """Train with six microbatches on two workers, each with two devices. Return the job."""
     document: dict[str, Any] = manifest(2, 1, steps=7)
     document["spec"]["task"]["config"]["blocks"] = 6
     document["spec"]["training"]["globalBatchSize"] = 12

@@ -1,4 +1,4 @@
-"""Reports of a step from all cells, and their combination by sums that do not depend on the order."""
+"""Reports of a step from all cells, whose sums do not depend on the order in which they arrive."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""Errors of the user's code become errors of the task, in one line with file, line and function; lack of memory has its
+"""Errors of the user's code become errors of the task, in one line with file, line and function. Lack of memory has its
 own reason.
 """
 
@@ -131,7 +131,7 @@ def test_the_innermost_frame_of_the_users_code_is_named_and_not_torchs() -> None
 
 
 def test_whose_an_error_is_depends_on_whose_code_was_the_last_to_act() -> None:
-    """The error of a task's hook is the task's, although the engine's code calls the hook."""
+    """An error in a task's hook is the task's error, although the engine's code calls the hook."""
     with pytest.raises(AssertionError) as bug:
         build_stage(small_task(), 0, [(0, 3)], CONFIG).backward(None, 0, 0, (torch.ones(1),))  # type: ignore[arg-type]
     assert not is_tasks(bug.value)

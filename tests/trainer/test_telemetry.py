@@ -1,4 +1,4 @@
-"""Spans of a worker's time."""
+"""Telemetry: times of a worker's spans, and the time inside its current instruction."""
 
 from itertools import pairwise
 

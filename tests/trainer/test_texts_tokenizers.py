@@ -1,4 +1,4 @@
-"""Texts for a model with a tokenizer: the model's own tokenizer cuts them, and bytes are used only on request."""
+"""Tokenizers: texts are cut by the model's own tokenizer, and into bytes only on request."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ WORDS = ["<pad>", *dict.fromkeys(TEXT.split())]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a folder with weights and a tokenizer of words."""
+    """Write a folder with a model's weights and a tokenizer that cuts texts into words."""
     folder = tmp_path_factory.mktemp("model")
     known = {word: n for n, word in enumerate(WORDS)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, unk_token="<pad>"))

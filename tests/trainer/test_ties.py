@@ -66,7 +66,7 @@ CONFIG = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=None, microb
 
 
 def plainly(task: Task) -> dict[str, torch.Tensor]:
-    """Train with one optimizer and one model, in which layers share one object."""
+    """Train in plain PyTorch with one model, whose layers share one parameter object. Return its state."""
     model = plain_model(task, CONFIG.seed)
     assert list(plain_steps(task, model, task.optimizer(list(model.named_parameters())), CONFIG, STEPS))
     return plain_state(model)

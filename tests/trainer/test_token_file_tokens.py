@@ -1,4 +1,4 @@
-"""Sequences of tokens from files of tokens."""
+"""Datasets of token sequences from files of tokens."""
 
 from itertools import pairwise
 

@@ -208,7 +208,7 @@ def test_a_link_forms_again(net: Net) -> None:
 
 @contextmanager
 def held(end: TcpTransport) -> Iterator[None]:
-    """Keep all links to a worker from forming inside this context: it does not answer senders."""
+    """Keep links to a worker from forming inside this context: the worker does not answer senders."""
     over, admit = threading.Event(), end.admit
     end.admit = lambda link, hello: over.wait(SECONDS) and admit(link, hello)  # type: ignore[method-assign]
     yield

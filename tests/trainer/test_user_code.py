@@ -1,4 +1,4 @@
-"""Rules for a task's layers and data."""
+"""Rules for a task's layers and dataset: inputs stay unmodified, outputs can be sent."""
 
 import re
 from dataclasses import replace
@@ -31,7 +31,7 @@ class Renumbering(nn.Module):
 
 
 class Sometimes(nn.Module):
-    """A layer that writes to its input only if that has large values, so not in the first forward."""
+    """A layer that writes to its input only if the input has large values, so not in the first forward."""
 
     def forward(self, x):
         return x.mul_(0.5) if bool((x > 100).any()) else x * 0.5
@@ -93,7 +93,7 @@ def test_the_dataset_must_return_tuples_of_tensors():
 
 
 class Turned(nn.Module):
-    """A layer that returns a tensor whose memory is not in the order of its rows."""
+    """A layer whose output is not contiguous in memory."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.t().contiguous().t()
@@ -157,7 +157,7 @@ def test_what_a_layer_returns_has_one_layout_and_so_has_its_gradient() -> None:
 
 
 class Numbered(torch.utils.data.Dataset[int]):
-    """A dataset of plain PyTorch."""
+    """A map-style dataset of plain PyTorch, without `batch`."""
 
     def __len__(self) -> int:
         return 4

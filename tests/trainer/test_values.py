@@ -1,6 +1,4 @@
-"""An optimizer's step leaves finite numbers, and the next step's rates are finite; else the job ends and names the
-cause.
-"""
+"""Numbers after an optimizer's step and the next step's rates must be finite, or the job ends and names the cause."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Losses that are sums with a weight, losses that layers add, and metrics: as in one process, the same on any grid."""
+"""Weighted losses, losses that layers add, and metrics, as in one process and equal on any grid."""
 
 from typing import Any
 

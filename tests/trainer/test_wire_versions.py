@@ -1,4 +1,4 @@
-"""Messages and frames between processes keep their form under the same version number."""
+"""Messages and frames between processes keep their format as long as their version number."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ DATA_PLANE = {5: "5e2e9e68f67dbc00"}
 
 
 def bare(schema: Any) -> Any:
-    """Return the schema without titles and descriptions, which are docstrings."""
+    """Return a JSON schema without titles and descriptions, which come from docstrings."""
     if isinstance(schema, dict):
         return {key: bare(value) for key, value in schema.items() if key not in ("description", "title")}
     return [bare(item) for item in schema] if isinstance(schema, list | tuple) else schema
@@ -39,7 +39,7 @@ def control() -> str:
 
 
 def lanes(kind: FrameKind) -> list[str]:
-    """Return the lanes of a cell's frame and of a frame without a cell."""
+    """Return the lanes of a kind of frame, with a cell and without."""
     return [wire.lane_of(Address(kind, pipeline, 0, 0)).name for pipeline in (0, NO_CELL)]
 
 

@@ -1,4 +1,4 @@
-"""The clock of work does not count waits for a processor."""
+"""The work clock, which leaves out waits for a processor."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Loggers that a manifest names."""
+"""Loggers that a manifest names: how they are made, checked before training, and warned about."""
 
 import pytest
 

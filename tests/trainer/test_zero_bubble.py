@@ -1,4 +1,4 @@
-"""Jobs whose weight gradients are postponed (ZB-H1): they have the bits of 1F1B, undisturbed and after every kill."""
+"""Jobs with postponed weight gradients (ZB-H1) have the bits of 1F1B, undisturbed and after every kill."""
 
 from typing import Any
 

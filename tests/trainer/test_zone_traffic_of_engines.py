@@ -1,7 +1,7 @@
 """A simulated step sends the same bytes between workers as real engines, by kind, sender and receiver.
 
-Boundary tensors are equal byte by byte. Gradients differ by the padding of each parameter's place, which matters in
-small layers only.
+Boundary tensors are equal byte by byte. Gradients differ by the padding of each parameter, which matters only in small
+layers.
 """
 
 from collections import Counter
