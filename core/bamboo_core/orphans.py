@@ -18,8 +18,8 @@ GRACE_SECONDS: Final = 1.0  # for orphans from SIGTERM to SIGKILL; trackers of s
 
 
 def adopt(*, adopts: bool = True) -> None:
-    """Make this process the parent of orphaned descendants (child subreaper), or stop that. Forked children do not
-    inherit it.
+    """Make this process the parent of orphaned descendants (child subreaper), or with `adopts` False no longer. Forked
+    children do not inherit it.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(adopts), 0, 0, 0)
 

@@ -3,9 +3,9 @@
 The file is JSON, {"format": 1, "sha256": of the manifest's bytes, "manifest": {...}}, so torn or changed files are
 detected. No byte of it is trusted.
 
-A data record has properties of a job's dataset that are cheap to read, by which another dataset is noticed. A worker
-compares the record in the checkpoint with its own. The seed and the batch sizes are in the digest
-of the job's numbers (`edits.numbers_digest`), as is the task's config, but not the content of files that it names.
+A data record has cheap properties of a job's dataset. A worker compares the record in the checkpoint with its own, to
+notice another dataset. The seed and the batch sizes are in the digest of the job's numbers (`edits.numbers_digest`), as
+is the task's config, but not the content of files that it names.
 """
 
 import hashlib

@@ -88,9 +88,9 @@ def choose(
 ) -> Choice:
     """Return the newest complete checkpoint that this job can resume from, and newer ones that were rejected.
 
-    digest: of what the job's numbers depend on. layers: of the job's model; None if unknown. steps: the most that the
-    checkpoint may have. bad: checkpoints that proved damaged when read. Newer unfinished ones are skipped silently,
-    since their existence was never reported.
+    digest: the job's `numbers_digest`. layers: the number of layers of the job's model; None if unknown. steps: the
+    largest step that the checkpoint may have. bad: checkpoints that proved damaged when read. Newer unfinished ones are
+    skipped silently, since their existence was never reported.
     """
     passed: list[tuple[CheckpointId, str]] = []
     for one in sorted(listed, key=newest_first):
@@ -155,7 +155,8 @@ def removable(
 
 def _is_over(one: ListedCheckpoint, complete: list[ListedCheckpoint], dead: float, *, ours: bool) -> bool:
     """Return whether an attempt that is not kept may be removed: newer ones exist, it is damaged, or its write was
-    interrupted. dead: unfinished attempts last written before this time are dead. ours: of the training that cleans up.
+    interrupted. dead: unfinished attempts last written before this time are dead. ours: the attempt belongs to the
+    training that cleans up.
     """
     match one.state:
         case ListedState.COMPLETE:

@@ -26,7 +26,7 @@ class CheckpointStore:
     """A folder of checkpoints. Thread-safe; create it after a fork, because its client has a thread of its own.
 
     url: a path, or a URL of `url.PROTOCOLS`. Raises StorageError if it is invalid or a package is missing. Does not
-    access the store. files: used instead of the URL's.
+    access the store. files: the storage to use instead of the one at the URL.
     """
 
     def __init__(self, url: str, limits: StoreLimits | None = None, files: Files | None = None) -> None:

@@ -25,7 +25,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def _as_text(value: object) -> str:
-    """Convert a subclass of str, which JSON does not know, to str. Raises TypeError for anything else."""
+    """Convert a subclass of str, which the JSON encoder does not know, to str. Raises TypeError for anything else."""
     if isinstance(value, str):
         return str(value)
     raise TypeError(f"{type(value).__name__} cannot be sent")
@@ -310,7 +310,7 @@ class HistoryKept(Message, frozen=True):
 
 class WorkerWarning(Message, frozen=True):
     """A problem that does not stop training. Two reasons are no problems: LOGGERS_AWAITED (the job has ended, and the
-    worker ends once its loggers are done) and INITIAL_WEIGHTS (what was loaded by task.initialFrom).
+    worker ends once its loggers are done) and INITIAL_WEIGHTS (which weights task.initialFrom has loaded).
     """
 
     reason: Short

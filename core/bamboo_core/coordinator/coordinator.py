@@ -91,7 +91,7 @@ def with_workers(
 
 
 def step(state: CoordinatorState, event: Event, now: float) -> tuple[CoordinatorState, tuple[Command, ...]]:
-    """Process one event; return the new state and the commands for the shell. Pure. now: seconds by its clock."""
+    """Process one event; return the new state and the commands for the shell. Pure. now: seconds of a steady clock."""
     if state.phase == "Over":
         if isinstance(event, WorkerJoined):
             stop = protocol.Stop(reason="JobOver", message="the job is over")

@@ -325,8 +325,8 @@ def _first_stages(state: CoordinatorState, grid: Grid) -> tuple[tuple[int, int],
 def _forget_what_was(turn: Turn, step: int, since: float, *, keep_ends: bool) -> None:
     """Reset the coordinator's records to the state before `step`, from which all workers start again.
 
-    since: time that counts as the newest step's. keep_ends: keep how workers ended, as if no step had been committed
-    since, because none may ever be.
+    since: time that counts as the newest step's. keep_ends: keep the ends of lost workers, so that a job that loses
+    workers and never commits a step ends.
     """
     state = turn.state
     turn.put(

@@ -38,7 +38,7 @@ class Progress(Record):
     microbatches of steps that lack some; lost_microbatches: all, counted in the same way. gradient_norm, learning_rate,
     metrics: of the newest step. step_seconds: of the newest steps, oldest first.
 
-    last_at: when a step or an evaluation was heard of last, in seconds. hinted: the value of last_at, or of the
+    last_at: when the last report on a step or an evaluation came, in seconds. hinted: the value of last_at, or of the
     phase's beginning, for which NoProgress was reported.
     """
 
@@ -68,7 +68,7 @@ class Progress(Record):
         return median(self.step_seconds[-USUAL_OF:]) if self.step_seconds else None
 
     def has_heard_of(self, step: int) -> bool:
-        """Return whether a step's result is known already, or too old to matter."""
+        """Return whether the coordinator already knows the result of a step, or the step is too old to matter."""
         return step in self.losses or step in self.skips or step < self.step - KEPT_LOSSES
 
     def skips_before(self, step: int) -> int:
@@ -91,7 +91,7 @@ class Progress(Record):
     def counting_step(self, step: int, lost: int) -> "Progress":
         """Count a committed step, unless it was committed before the job went back to a checkpoint.
 
-        lost: number of its microbatches that are missing.
+        lost: number of the step's microbatches that are missing.
         """
         before = max(self.step, self.furthest) if self.counting else step + 1
         new = max(0, step + 1 - before)

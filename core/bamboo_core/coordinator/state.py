@@ -126,7 +126,7 @@ class CoordinatorState:
     def is_compared(self, version: int, holders: Iterable[Iterable[WorkerId]]) -> bool:
         """Return whether the present holders of each stage have reported equal sums of its state at that version.
 
-        True for a job that need not be deterministic.
+        It also returns True for a job that need not be deterministic.
         """
         present = [self.workers.keys() & set(workers) for workers in holders]
         deterministic = self.spec.training.deterministic

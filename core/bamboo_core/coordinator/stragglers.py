@@ -3,11 +3,11 @@
 Each worker reports the time that it takes for a microbatch of its layers, without waits. A straggler takes longer than
 others by a factor, for `elastic.stabilizationSeconds` and some steps, and thereby delays the job.
 
-A standby takes the place of a slow worker, as if that had a notice. Without one, the layers are split anew (`by_speed`)
-if that pays, also if layers take longer than counted. Where no split helps, the coordinator requests one more worker as
-a replacement. A job whose workers are all slow in turn is not rearranged forever: each measure happens once per
-`REST_SECONDS`, a split for the same workers, and at most as many workers are replaced as the job has. See
-docs/design/stragglers.md.
+A standby takes the place of a slow worker, as if the slow worker had a preemption notice. Without one, the layers are
+split anew (`by_speed`) if that pays, also if layers take longer than counted. Where no split helps, the coordinator
+requests one more worker as a replacement. Limits keep a job whose workers are slow in turn from being rearranged
+forever: the coordinator takes each measure at most once per `REST_SECONDS`, splits anew for the same workers only once
+in that time, and replaces at most as many workers as the job has. See docs/design/stragglers.md.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ ALIKE: Final = 1.2  # factor below which changed figures are not shown anew
 
 
 def judge(turn: Turn) -> bool:
-    """Decide which workers are slow, and report changes. Return False if nothing was decided: it is too early."""
+    """Decide which workers are slow, and report changes. Return False if it is too early to decide."""
     state = turn.state
     known = state.stragglers
     if turn.now < known.looked_at + LOOK_SECONDS or not _is_familiar(state):
@@ -95,7 +95,9 @@ def _judged(state: CoordinatorState, all_speeds: Speeds, now: float) -> dict[Wor
 
 
 def _is_slow(state: CoordinatorState, seen: Straggler, *, known: bool) -> bool:
-    """Return whether a worker is a straggler: slow by a factor, and a delay of each step. Less suffices if `known`."""
+    """Return whether a worker is a straggler: slow by a factor, and a delay of each step. known: the worker counts as a
+    straggler already, so lower limits apply.
+    """
     assert state.usual_step is not None
     if seen.compared:
         limit = STILL_SLOWER if known else SLOWER
@@ -106,7 +108,7 @@ def _is_slow(state: CoordinatorState, seen: Straggler, *, known: bool) -> bool:
 
 
 def _grown(state: CoordinatorState, seen: Straggler, before: Straggler | None, now: float) -> Straggler:
-    """Return a straggler's record with the beginning of its earlier record, and its flags updated."""
+    """Return a straggler's new record, with the start time of its earlier record and with its flags updated."""
     if before is None:
         return seen
     since = (before.since, before.step)

@@ -57,7 +57,7 @@ def newest(records: Iterable[Record]) -> list[Record]:
 
 
 def _woven(steps: Sequence[StepRecord | EvaluationRecord], others: Sequence[EventRecord]) -> list[Record]:
-    """Insert events (`others`) by time, keeping the order of `steps`: each before the first step not earlier."""
+    """Insert events (`others`) by time, each before the first step that is not earlier; keep the order of `steps`."""
     woven: list[Record] = []
     waiting = list(reversed(others))
     for step in steps:

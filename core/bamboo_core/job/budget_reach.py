@@ -49,7 +49,7 @@ def of_manifest(spec: JobSpec) -> str:
 
 
 def done_by(spec: JobSpec) -> datetime | None:
-    """Return the date by which the job is to be done; None if it has none."""
+    """Return the date in the budget by which the job has to be done; None if it has none."""
     return spec.budget.done_by if spec.budget is not None else None
 
 

@@ -150,7 +150,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class TextOf:
-    """A text that matches a pattern. made: converts it. shown: returns the text to show in place of a wrong one."""
+    """A text that matches a pattern. made: converts the text. shown: returns the text to show for a wrong one."""
 
     pattern: TextPattern
     made: Callable[[str], Any] = str
@@ -269,7 +269,7 @@ class Quantities:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A free object of JSON values, copied; bounded, because YAML aliases can make a small file vast."""
+    """An object of any JSON values, copied on reading; bounded, because YAML aliases can make a small file vast."""
 
     description = "an object"
 
@@ -282,8 +282,8 @@ class Tree:
         return _TreeCopy(child.problems).copy_object(child.values, child.path, 1)
 
     def schema(self) -> Schema:
-        """Return the schema of a map of anything. In an object that keeps unknown fields a rule would not see a renamed
-        key.
+        """Return the schema of a map of any values. An object that keeps unknown fields would not do: a CRD rule would
+        not see a renamed key.
         """
         return {"type": "object", "maxProperties": MAX_TREE_VALUES, "additionalProperties": dict(ANYTHING)}
 

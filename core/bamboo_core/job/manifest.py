@@ -1,6 +1,6 @@
 """The parser of BambooJob manifests: raw document -> `JobSpec`, or all of its problems at once.
 
-Unknown fields are errors; null means absent, as in Kubernetes. `status` and metadata but the names are ignored.
+Unknown fields are errors; null means absent, as in Kubernetes. `status` and metadata other than names are ignored.
 """
 
 from collections.abc import Mapping

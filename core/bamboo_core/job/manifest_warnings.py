@@ -50,7 +50,7 @@ def _containers(spec: JobSpec) -> Iterator[str]:
 
 
 def _one_zone(spec: JobSpec) -> str:
-    """Warn about a job that runs in one zone, with whose loss it loses all workers."""
+    """Warn about a job that runs in one zone: the loss of that zone takes all its workers."""
     policy = pod_spread(spec)
     if policy is SpreadPolicy.ZONE_PER_PIPELINE and most_pipelines(spec) == 1:
         return "spec.spread.policy ZonePerPipeline with one pipeline: the whole job is in one zone, as with SingleZone"

@@ -50,7 +50,7 @@ class ObjectList:
 
 @dataclass(frozen=True, slots=True)
 class ListOf:
-    """The mark of a list of objects: its maximum length."""
+    """The mark of a field that is a list of objects. It has the list's maximum length."""
 
     most: int
 

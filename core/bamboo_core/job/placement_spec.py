@@ -122,11 +122,11 @@ class SpreadSpec:
     """
 
     def node_price(self, worker_price: Decimal | float | None) -> float | None:
-        """Return the price of a node with all its workers. worker_price: of one worker, its share of the node."""
+        """Return the price of a node with all its workers. worker_price: one worker's price, its share of the node."""
         return None if worker_price is None else float(worker_price) * self.workers_per_node
 
     def nodes(self, workers: int) -> int:
-        """Return the number of nodes for that many workers."""
+        """Return the number of nodes that `workers` workers need."""
         return -(-workers // self.workers_per_node)
 
 

@@ -48,8 +48,8 @@ KEYED = {
 
 
 def merge(base: Any, override: Any, name: str = "") -> Any:
-    """Return `override` merged over `base`, as the module describes; neither is changed. name: of the field that holds
-    both.
+    """Return `override` merged over `base`, as the module describes; neither is changed. name: the name of the field
+    that holds both.
     """
     if isinstance(base, Mapping) and isinstance(override, Mapping):
         merged = {key: merge(base.get(key), value, key) for key, value in override.items() if value is not None}

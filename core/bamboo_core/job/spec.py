@@ -187,7 +187,7 @@ class RedundancySpec:
         return 0 if self.mode is RedundancyMode.NONE else self.replicas
 
     def on(self, pipelines: int, *, apart: bool = True) -> "RedundancySpec":
-        """Return the redundancy on a grid with that many pipelines, with a mode that is not Auto.
+        """Return the redundancy in force on a grid with `pipelines` pipelines, whose mode is not Auto.
 
         Auto becomes None with more than MOST_REPLICAS pipelines, which hold each other's states, and else Replicas.
         apart: each stage's owners are on enough nodes and in enough zones for that (`ring.are_apart`).
@@ -332,7 +332,7 @@ def _complete_stages(values: Values) -> None:
 
 @completes(JobSpec)
 def _complete_job(values: Values) -> None:
-    """Without `elastic`, record that pipelines are not chosen: a fixed grid has one by default."""
+    """Record that pipelines are not chosen in a job without `elastic`: a fixed grid has one pipeline by default."""
     if values["elastic"] is None:
         values["topology"] = replace(values["topology"], chooses_pipelines=False)
 

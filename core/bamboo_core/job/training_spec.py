@@ -155,9 +155,9 @@ class TrainingSpec:
         return self.epochs is not None or self.tokens is not None
 
     def with_data(self, samples: int, tokens_per_sample: int | None) -> "TrainingSpec":
-        """Return the spec with the number of steps for a dataset of that many samples, rounded up; the same spec if the
-        number is known. Raises ValueError if tokens are to be counted and the task does not give the tokens of a
-        sample.
+        """Return the spec with the number of steps for a dataset of `samples` samples, rounded up; the same spec if the
+        number of steps is known. Raises ValueError if tokens are to be counted and the task does not give the tokens of
+        a sample.
         """
         if self.known_steps is not None:
             return self

@@ -17,7 +17,7 @@ CHUNK = 64 << 10
 
 
 class PortForward:
-    """A loopback port of this machine that leads to a pod's port. One WebSocket for each connection."""
+    """A loopback port of this machine that leads to a pod's port. Each connection has a WebSocket of its own."""
 
     def __init__(self, api: KubeApi, namespace: str, pod: str, port: int) -> None:
         self._api, self._pod, self._port = api, (namespace, pod), port

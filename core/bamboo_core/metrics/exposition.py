@@ -1,7 +1,7 @@
 """Declaration and export of metrics. Only metrics of the catalog can be exported.
 
 Exporters keep plain numbers instead of prometheus-client's counters, and fill a page from them at each scrape: nothing
-is counted twice, and what is gone has no series any more.
+is counted twice, and a job that is gone has no series any more.
 """
 
 from collections.abc import Callable, Iterable

@@ -46,8 +46,8 @@ class PageError(Exception):
 
 
 def add_page(app: web.Application, prefix: str, state: Callable[[web.Request], Awaitable[web.Response]]) -> None:
-    """Add the routes of a page to an application. prefix: of the URLs, with a slash at its end. state: handler that
-    answers with the document, or refuses.
+    """Add the routes of a page to an application. prefix: the beginning of the page's URLs, with a slash at its end.
+    state: handler that answers with the document, or refuses.
     """
 
     def serve(file: Traversable) -> Handler:
@@ -106,7 +106,7 @@ class LocalPage:
         return f"http://127.0.0.1:{sock.getsockname()[1]}/#token={self._token}"
 
     async def stop(self) -> None:
-        """Stop. If the job is over, first give an open page time to fetch the final document."""
+        """Stop serving. If the job is over, first give an open page time to fetch the final document."""
         if self._watched() and self._document().state.over:
             try:
                 async with asyncio.timeout(LINGER_SECONDS):

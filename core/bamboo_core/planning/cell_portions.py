@@ -62,7 +62,7 @@ def share_out(
 ) -> Cells:
     """Return the next plan's assignments, in which several workers share the microbatches of some cells as portions.
 
-    Shared are the cells of an owner that runs several and, until the end of the step, the cells that changed hands
+    Workers share the cells of an owner that runs several and, until the end of the step, the cells that changed hands
     within it, even if the new owner can run all of them. Workers with several devices have no portions. leaving:
     workers that get nothing more. present: workers that are not lost. boundary: the assignments take effect with a new
     step. elapsed: the part of the current step that has passed, 0 to 1.
@@ -121,9 +121,9 @@ def keeper(plan: Plan, cell: Cell) -> WorkerId | None:
     """Return the worker that keeps a copy of the gradient sums of a cell's finished groups: the nearest other owner of
     an earlier stage in its pipeline.
 
-    The last stage counts as the one before the first. None if that worker is in another zone, because that traffic
-    costs money, if workers have several devices, if one worker owns the whole pipeline, or if no other worker holds the
-    stage's state, so that none could continue.
+    The last stage counts as the one before the first. None if that worker is in another zone, because traffic between
+    zones costs money, if workers have several devices, if one worker owns the whole pipeline, or if no other worker
+    holds the stage's state, so that none could continue.
     """
     (d, s), stages, owner = cell, len(plan.stages), plan.at(cell).owner
     if plan.device_layers or plan.holders_of(s) == {owner}:

@@ -62,7 +62,7 @@ def halves(node: SumNode) -> tuple[SumNode, SumNode]:
 
 @lru_cache(maxsize=1024)
 def parent(left: SumNode, right: SumNode, groups: int) -> SumNode | None:
-    """Return the tree node whose halves are these two nodes; None if there is none. groups: the number of them all."""
+    """Return the tree node whose halves are these two nodes, or None. groups: the number of all groups."""
     node = SumNode(0, groups)
     while node.end - node.first > 1:
         first, second = halves(node)

@@ -21,7 +21,7 @@ def split_layers(costs: Sequence[float], stages: int) -> tuple[tuple[int, int], 
 
     Among these splits the last stage gets as many layers as possible, then the one before it as many as possible
     without raising the remaining cost, and so on. Takes less than 20 ms for 10,000 layers on 64 stages, and a second on
-    1024. costs: of each layer, finite and not negative, at least as many as stages.
+    1024. costs: the cost of each layer, finite and not negative; at least one layer for each stage.
     """
     layers = len(costs)
     assert layers >= stages, (layers, stages)
@@ -147,8 +147,8 @@ def initial_plan(
     schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B,
 ) -> Plan:
     """Return the plan with which workers begin from a state. peers: at least stages x pipelines workers; the others
-    stand by. epoch: the plan's. restore: the state to start from; None: the initial one. spread: decides which workers
-    are neighbours.
+    stand by. epoch: the plan's epoch. restore: the state to start from; None: the initial one. spread: decides which
+    workers are neighbours.
     """
     depth, known = len(stages), {p.worker: p for p in peers}
     arranged, redundancy = _arranged(peers, depth, pipelines, redundancy, spread)
@@ -203,8 +203,8 @@ def _nodes_covered(rows: Sequence[Sequence[Assignment]], peers: Mapping[WorkerId
 
 
 def _zones_covered(rows: Sequence[Sequence[Assignment]], zones: Mapping[WorkerId, str]) -> str:
-    """Return the part of the plan's message on how many zones may be lost at once: one fewer than hold each stage. It
-    is "" if all workers are in one zone.
+    """Return the part of the plan's message on how many zones may be lost at once: one fewer than the zones that hold
+    each stage. It is "" if all workers are in one zone.
     """
     held = [{zones[w] for a in cells for w in a.holders} for cells in zip(*rows, strict=True)]
     known = len(set().union(*held))
@@ -226,8 +226,8 @@ class Roles:
 
     @property
     def states(self) -> tuple[int, ...]:
-        """The stages that it runs, each once: it holds one state per stage, even if it runs the stage for several
-        pipelines.
+        """The stages that the worker runs, each once: a worker holds one state per stage, even if it runs the stage for
+        several pipelines.
         """
         return tuple(dict.fromkeys(self.owned))
 

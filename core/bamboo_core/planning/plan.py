@@ -73,7 +73,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return (self.owner, *(portion.worker for portion in self.portions))
 
     def is_run_as(self, other: "Assignment") -> bool:
-        """Return whether both have the same owner and the same portions."""
+        """Return whether this assignment and another one have the same owner and the same portions."""
         return (self.owner, self.portions) == (other.owner, other.portions)
 
 

@@ -73,8 +73,8 @@ class Network(_Part, frozen=True, kw_only=True):
     latency: Seconds = 0.0  # until the first byte of a message has arrived
 
     def link(self, size: float) -> float:
-        """Return the bandwidth, in bytes per second, for frames of that size between two workers. Large ones count as
-        travelling FLOWS_PER_LINK at a time; one that travels alone takes longer.
+        """Return the bandwidth, in bytes per second, for frames of that size between two workers. Large frames count as
+        travelling FLOWS_PER_LINK at a time; a large frame that travels alone takes longer.
         """
         return min(self.machine, FLOWS_PER_LINK * self.flow) if size >= LARGE_BODY else self.flow
 

@@ -26,8 +26,8 @@ Goal = tuple[Mapping[WorkerId, str], int]  # the place of each worker, and the n
 def ring(peers: Sequence[Peer], size: int, apart: int = 1) -> Row:
     """Choose and order `size` workers so that neighbours are in different zones where possible.
 
-    Greedy: takes from the zone with the most workers left that none of the `apart` workers before is in, else from the
-    zone of the one farthest back. Within a zone, nodes decide in the same way.
+    Greedy: the next worker comes from the zone with the most workers left among zones that have none of the last
+    `apart` workers, else from the zone of the farthest of these. Nodes within a zone are chosen in the same way.
     """
     left: dict[str, dict[str, Row]] = {}
     for peer in peers:
@@ -79,7 +79,7 @@ def rows(
 def are_apart(spread: Iterable[OwnerSpread], copies: int) -> bool:
     """Return whether each stage has enough owners, over all pipelines, to lose any `copies` workers, nodes or zones.
 
-    Fewer places suffice if the workers have no more.
+    Fewer nodes or zones suffice if the workers are on no more of them.
     """
     return all(one.least >= min(copies + 1, one.places) for one in spread)
 

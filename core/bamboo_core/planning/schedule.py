@@ -37,14 +37,14 @@ class BackwardInput(Backward):
 
 @dataclass(frozen=True, slots=True)
 class BackwardWeight:
-    """The weight gradients that the microbatch's backward has postponed."""
+    """The instruction to compute the weight gradients that a microbatch's backward has postponed."""
 
     microbatch: int
 
 
 @dataclass(frozen=True, slots=True)
 class BackwardRest:
-    """A further bucket of layers of a backward that runs bucket by bucket; `Backward` runs the first one."""
+    """The backward of a further bucket of layers, if a backward runs bucket by bucket; `Backward` runs the first."""
 
     microbatch: int
 
@@ -178,8 +178,8 @@ def zb_h1(stage: int, stages: int, microbatches: Sequence[int]) -> list[Computed
 def with_late_weights(program: Sequence[Computed]) -> list[Computed]:
     """Return the program with each whole backward's weight gradients after the next backward's input gradients.
 
-    For a cell that is taken over in the middle of a step: other workers wait for its repeated tensors, but for no
-    weight gradient. One more microbatch is in flight, with its weight gradients.
+    This is for a cell that is taken over in the middle of a step: other workers wait for its repeated tensors, but not
+    for weight gradients. One more microbatch is in flight, with its weight gradients.
     """
     reordered: list[Computed] = []
     waiting: list[Computed] = []

@@ -1,4 +1,4 @@
-"""The shares of a stage's layers among the workers that write them."""
+"""Division of a stage's layers among the workers that copy or write them."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ def share(writers: Sequence[WorkerId], worker: WorkerId, layers: tuple[int, int]
 
 
 def kept_share(plan: Plan, worker: WorkerId) -> set[int]:
-    """Return the layers that a worker copies to host memory at the start: one worker for each layer."""
+    """Return the layers that a worker copies to host memory at the start; a stage's holders divide its layers."""
     kept: set[int] = set()
     for number, layers in enumerate(plan.stages):
         holders = dict.fromkeys(w for c in plan.cells() if c.stage == number for w in plan.at(c).holders)

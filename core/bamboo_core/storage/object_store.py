@@ -61,7 +61,7 @@ def open_store(url: StoreUrl) -> "ObjectFiles":
 
 
 class ObjectFiles:
-    """The files of an object store. filesystem: of fsspec. root: a path in it."""
+    """The files of an object store. filesystem: fsspec's file system. root: a path in it."""
 
     def __init__(self, filesystem: Any, root: str) -> None:
         self._fs, self._root = filesystem, root.rstrip("/")

@@ -277,7 +277,7 @@ class JobView:
 
     @property
     def doubled(self) -> set[str]:
-        """Workers that run more than one stage."""
+        """The workers that run more than one stage."""
         return {worker for row in self.plan for worker in row if len(self.cells(worker)) > 1}
 
 

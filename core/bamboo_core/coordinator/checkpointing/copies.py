@@ -36,7 +36,7 @@ def committed(turn: Turn, newest: CheckpointId) -> None:
 
 
 def given_up(turn: Turn, checkpoint: CheckpointId | None) -> None:
-    """Tell workers to drop copies of an abandoned checkpoint, and its writers to stop and remove what they wrote."""
+    """Tell workers to drop copies of an abandoned checkpoint, and its writers to stop and to remove their files."""
     if checkpoint is not None:
         _drop(turn, (checkpoint,), frozenset(turn.state.checkpoints.dealt.values()))
 

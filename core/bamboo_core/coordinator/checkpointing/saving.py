@@ -222,7 +222,7 @@ def _unwritten(c: CheckpointState, worker: WorkerId, layers: tuple[int, int]) ->
 
 
 def _missing(c: CheckpointState, plan: Plan) -> frozenset[int]:
-    """Return the layers of which no file of the checkpoint in progress is known to be durable."""
+    """Return the layers of the checkpoint in progress of which no file is known to be durable."""
     return frozenset(range(plan.stages[-1][1])) - c.parts.keys()
 
 
@@ -324,7 +324,7 @@ def committed(turn: Turn, message: protocol.StepCommitted) -> None:
 
 
 def carried(turn: Turn, number: int, checkpoint: CheckpointId) -> None:
-    """Record that a commit has carried the checkpoint request of that number; ignored if it is not the open one."""
+    """Record that a commit has carried the checkpoint request with that number; ignored if another request is open."""
     c = turn.state.checkpoints
     if number != c.number or not c.writers or c.writing is not None:
         return

@@ -75,7 +75,7 @@ def _best_measured(turn: Turn, rates: GridRates) -> GridRate | None:
 
 
 def _best_guess(state: CoordinatorState, rates: GridRates) -> GridRate | None:
-    """Return the grid whose pipelines the workers fill, until layers are measured; None if it runs, or none fits."""
+    """Return the grid whose pipelines the workers fill, while layers are unmeasured; None if it runs or none fits."""
     grid = grid_of(state.current_plan)
     found = _guess(state, rates, holding.counted(state, state.staying))
     if found is None or found.pipelines == grid.pipelines:
@@ -253,7 +253,7 @@ def _report_if_no_grid_fits_the_edit(turn: Turn, rates: GridRates, workers: int,
 
 @lru_cache(maxsize=16)
 def _why_none(rates: GridRates, workers: int) -> tuple[str, int | None]:
-    """Return why no grid of this many workers can run, and a larger number of workers that has one, if any."""
+    """Return why no grid of `workers` workers can run, and a larger number of workers for which one can, if any."""
     spec, layers = rates.spec, len(rates.figures.layers)
     most = whole_workers(spec)
     tried = [min(workers << doubled, most) for doubled in range(1, most.bit_length() + 1)]

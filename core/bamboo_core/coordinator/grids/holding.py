@@ -186,7 +186,7 @@ class Worth:
         return self._sums[here] + self._more[held - here]
 
     def least(self) -> float:
-        """Return the samples per second that a choice must reach: nearly those of the largest number."""
+        """Return the samples per second that a choice must reach: nearly the speed of the largest number of workers."""
         return AS_FAST * self.speed(self.most)
 
     def suffices(self, held: int) -> bool:
@@ -279,7 +279,7 @@ def _reason(worth: Worth, number: int) -> str:
 
 
 def counted(state: CoordinatorState, workers: int) -> int:
-    """Return the number of workers, at most `workers`, for which a grid is chosen; others leave or stand by."""
+    """Return the number of workers, at most `workers`, for which a grid is chosen; all others leave or stand by."""
     target = state.holding.target
     return workers if target is None or not gives_back(state.spec) else min(workers, target)
 

@@ -46,14 +46,14 @@ def doubt(seconds: Sequence[float]) -> float:
 
 
 def weight(age: float) -> float:
-    """Return the weight, 0 to 1, of a measurement this many seconds older than the newest one.
+    """Return the weight, 0 to 1, of a measurement that is `age` seconds older than the newest one.
 
-    It falls in steps, so that results which depend on it stay the same for a while.
+    The weight falls in steps, so that results which depend on it stay the same for a while.
     """
     share = math.exp2(-(age // HALF_LIFE))
     return share if share >= LEAST_WEIGHT else 0.0
 
 
 def rest(changes: int) -> float:
-    """Return the seconds to wait for another change of the grid, after this many with the same workers."""
+    """Return the seconds to wait before the next change of the grid, after `changes` changes with the same workers."""
     return REST * 2.0 ** (changes - FREE_CHANGES) if changes >= FREE_CHANGES else 0.0

@@ -60,7 +60,7 @@ class CheckpointState(Record):
     def requested(
         self, at: int, writers: tuple[tuple[WorkerId, ...], ...], plan: Plan, now: float
     ) -> "CheckpointState":
-        """Record the request for a checkpoint of the state after step `at` or a later one. writers: of each stage."""
+        """Record the request for a checkpoint of the state after step `at` or later. writers: each stage's writers."""
         dealt = {
             layer: worker
             for layers, mine in zip(plan.stages, writers, strict=True)

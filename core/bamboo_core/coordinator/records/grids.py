@@ -166,10 +166,10 @@ class GridState(Record):
 class Resplit:
     """A re-split of the layers in progress (`cut`).
 
-    number: of the request for a cut, at step `at` or a later one. asked, asked_at: the root that was last asked, and
-    when. cut: set once a commit has carried the request. since: when the request, then the cut, came. held: by worker,
-    the layers of the cut's state that it reports to hold. stages: the new split, if it is only for speed; grid and
-    places stay.
+    number: the number of the request for a cut, at step `at` or a later one. asked, asked_at: the root that was last
+    asked, and when. cut: set once a commit has carried the request. since: when the request, then the cut, came. held:
+    by worker, the layers of the cut's state that it reports to hold. stages: the new split, if it is only for speed;
+    grid and places stay.
     """
 
     number: int
@@ -209,7 +209,8 @@ class Splits(Record):
 
     resplit: the re-split in progress. filling: the filling before it. uneven: since when, and since which step, another
     split should be faster (`by_speed`). faster: that split, once this has lasted long enough. evened: the workers, cell
-    by cell, for whose speeds the layers were split, and when. pause: of the last re-split, in seconds.
+    by cell, for whose speeds the layers were split, and when. pause: how long the last re-split stopped training, in
+    seconds.
     """
 
     resplit: Resplit | None = None

@@ -20,7 +20,7 @@ from bamboo_core.planning.profile import LayerBytes
 class EarlyEnd:
     """The early end of a job, by its evaluations or a decision of the task.
 
-    why: a clause. wanted_steps: the steps that the manifest asks for.
+    why: the reason, a clause. wanted_steps: the number of steps that the manifest asks for.
     """
 
     why: str
@@ -167,9 +167,9 @@ class Plans(Record):
 class Recovery:
     """The cells that one plan moves to new owners which have not yet reported that they caught up.
 
-    epoch: of that plan. lost_at: when the coordinator first saw a sign of the loss, else `decided_at`; both in seconds
-    of its clock. step: number of committed steps. notice: no previous owner was lost. announced: an owner was lost or
-    is under notice; other moves are not shown to users. victims: the cells and their previous owners.
+    epoch: the plan's epoch. lost_at: when the coordinator first saw a sign of the loss, else `decided_at`; both in
+    seconds of its clock. step: number of committed steps. notice: no previous owner was lost. announced: an owner was
+    lost or is under notice; other moves are not shown to users. victims: the cells and their previous owners.
     """
 
     epoch: int

@@ -264,8 +264,8 @@ class ReportedState:
 class GuardState(Record):
     """The reported sums of the newest versions and of the version of a checkpoint in progress.
 
-    reported: the sums by stage and version. plan_origin: the origin of the plan whose states they are. differences: how
-    many differences were found, of states and by spot checks.
+    reported: the sums by stage and version. plan_origin: the origin of the plan under which the states were trained.
+    differences: how many differences were found, of states and by spot checks.
     """
 
     plan_origin: int = 0

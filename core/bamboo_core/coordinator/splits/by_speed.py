@@ -146,7 +146,7 @@ def pays(state: CoordinatorState, gain: float) -> bool:
 
 
 def _pause(state: CoordinatorState) -> float:
-    """Return the seconds for which a split stops the job, as the last one did or estimated from workers' memory."""
+    """Return the seconds for which a new split stops the job: the last one's, else an estimate by workers' memory."""
     if state.splits.pause is not None:
         return state.splits.pause
     held = [record.memory.peak for record in state.workers.values() if record.memory]

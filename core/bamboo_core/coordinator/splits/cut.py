@@ -88,7 +88,7 @@ def known_work(state: CoordinatorState) -> WorkEstimate | None:
 def withdraw(turn: Turn) -> None:
     """Withdraw a requested cut, because something more urgent came up or the present split suits the workers again.
 
-    A request for a step that never comes replaces it at the root.
+    The root gets a request for a step that never comes, which replaces the withdrawn one.
     """
     state, resplit = turn.state, turn.state.splits.resplit
     if resplit is None or resplit.cut is not None or state.plan is None:
@@ -166,7 +166,7 @@ def _ask(turn: Turn) -> None:
 
 
 def carried(turn: Turn, number: int, cut: CheckpointId) -> None:
-    """Record that a commit has carried the request for a cut of that number; ignored if it is not the open one."""
+    """Record that a commit has carried the cut request with that number; ignored if another request is open."""
     resplit = turn.state.splits.resplit
     if resplit is not None and resplit.number == number and resplit.cut is None and not _is_end(turn.state, cut):
         turn.put(replace(turn.state.splits, resplit=replace(resplit, cut=cut, since=turn.now)))

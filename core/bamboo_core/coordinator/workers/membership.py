@@ -279,7 +279,7 @@ def check_deadlines(turn: Turn) -> None:
 
 
 def _missed(turn: Turn, worker: WorkerId) -> float:
-    """Return the seconds by which a worker's sign of life is overdue; not positive if it is not.
+    """Return the seconds by which a worker's sign of life is overdue; 0 or less if it is not overdue.
 
     A commit counts for all owners, since it needs each of them.
     """
@@ -360,7 +360,7 @@ def _may_choose(state: CoordinatorState) -> bool:
 def surplus_requests(state: CoordinatorState) -> int:
     """Return how many requested workers are no longer wanted, after an edit or because another worker stays.
 
-    A shell that could not start some of them yet drops that many and reports it (RequestsWithdrawn).
+    A shell drops as many of the workers that it could not start yet, and reports their number (RequestsWithdrawn).
     """
     return min(state.membership.requested, max(0, -_missing(state)))
 

@@ -93,7 +93,7 @@ def _other_data(known: protocol.WorkerReady, report: protocol.WorkerReady) -> tu
 
 
 def _dismiss(turn: Turn, worker: WorkerId, reason: str, text: str) -> None:
-    """Dismiss a worker without counting a failure, and request another one; the more in a row, the later."""
+    """Dismiss a worker without counting a failure, and request another one; the more in a row, the longer the wait."""
     state = turn.state
     turn.put(
         state.workers.without({worker}),

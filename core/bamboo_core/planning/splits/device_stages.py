@@ -71,7 +71,7 @@ def expanded(plan: Plan) -> Plan:
 
 
 def folded(plan: Plan, devices: int) -> Plan:
-    """Return the plan that `expanded` turns into this one. devices: of each worker."""
+    """Return the plan that `expanded` turns into this one. devices: the number of each worker's devices."""
     if devices == 1:
         return plan
     rows = tuple(row[::devices] for row in plan.pipelines)

@@ -245,8 +245,8 @@ def resplit_plan(
 
 def balanced(plan: Plan, spec: JobSpec, work: WorkEstimate) -> Ranges:
     """Return the layers of each stage that minimise the longest stage over all pipelines, given the workers' speeds.
-    Returns the plan's own if the manifest sets the split, if no worker's speed is known, or for a model with more than
-    MOST_WEIGHED_LAYERS layers.
+    Return the plan's own split if the manifest sets the split, if no worker's speed is known, or for a model with more
+    than MOST_WEIGHED_LAYERS layers.
     """
     if spec.topology.split is not None or not work.slowness or len(work.costs) > MOST_WEIGHED_LAYERS:
         return plan.stages
@@ -296,8 +296,8 @@ def in_places(plan: Plan, peers: Sequence[Peer], cells: int) -> list[Peer]:
 
 
 def moved_plan(plan: Plan, live: Sequence[Peer], stopped: float | None) -> Plan:
-    """Return the plan that follows once every worker has the layers that it needs: the same without sources. stopped:
-    seconds during which no step could begin; None if unknown.
+    """Return the plan that follows once every worker has the layers that it needs: the same plan without sources.
+    stopped: seconds during which no step could begin; None if unknown.
     """
     message = f"the job runs {grid_of(plan).name}"
     if not plan.moved:

@@ -56,10 +56,10 @@ MOST_WEIGHED_LAYERS: Final = 500  # a larger model keeps the split of its counte
 def uneven_split(costs: Sequence[float], slowness: Sequence[float], fixed: Sequence[float] = ()) -> Ranges:
     """Return contiguous, non-empty layer ranges, one for each stage, that minimise the longest stage's time.
 
-    costs: of each layer, finite and not negative. slowness: of each stage's worker, above 0; a stage takes the sum of
-    its layers' costs times that. fixed: added to that sum for each stage. Among these splits it returns one whose
-    stages differ least (least sum of squares). Exact: filling a slow stage last would not do, since it matters whether
-    it can hold the layer at its place. There are at least as many layers as stages.
+    costs: the cost of each layer, finite and not negative. slowness: a factor above 0 for each stage's worker; a stage
+    takes the sum of its layers' costs times this. fixed: a cost to add to each stage's sum. Among the best splits it
+    returns one whose stages differ least (least sum of squares). The search is exact, not greedy, since it matters
+    whether a slow stage can hold the layer at its place. There must be at least as many layers as stages.
     """
     total = list(accumulate(costs, initial=0.0))
     stages = list(zip(slowness, fixed or [0.0] * len(slowness), strict=True))
@@ -113,8 +113,8 @@ def step_seconds(seconds: Sequence[Sequence[float]], microbatches: Sequence[int]
     """Return the computing time of a step: the first microbatch passes all stages, each further one waits for the
     longest.
 
-    Transfers count nothing. seconds: of a microbatch's forward and backward, [pipeline][stage]. microbatches: of each
-    pipeline. devices: the number that a stage's layers are divided among, about evenly.
+    Transfers take no time. seconds: the time of a microbatch's forward and backward, [pipeline][stage]. microbatches:
+    their number in each pipeline. devices: the number that a stage's layers are divided among, about evenly.
     """
     rows = zip(seconds, microbatches, strict=True)
     return max(sum(row) + (count - 1) * max(row) / devices for row, count in rows)
@@ -150,7 +150,7 @@ class WorkEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """The slowness of workers, compared with others that do the same."""
+    """The slowness of workers, by comparison with workers that ran the same layers."""
 
     # of each worker; the median of comparable workers is 1, of two the faster one, since faults make workers slower
     slowness: Mapping[WorkerId, float]

@@ -132,8 +132,8 @@ class GridRates:
         return self._bare
 
     def siblings_suffice(self, grid: Grid) -> bool:
-        """Return whether a stage's owners in other pipelines are as many copies as the requested replicas, so that the
-        grid may run without these.
+        """Return whether a stage has as many owners in other pipelines as replicas are requested, so that the grid may
+        run without replicas.
         """
         return 0 < self.spec.redundancy.kept < grid.pipelines
 
@@ -149,8 +149,8 @@ class GridRates:
         return self.without_copies() if self.lacks_room(grid) else self
 
     def best(self, workers: int) -> GridRate | None:
-        """Return the fastest grid that these workers can run; None if there is none. With replicas of stages, unless no
-        grid has room for them and the job may do without.
+        """Return the fastest grid that these workers can run; None if there is none. The grid has replicas of stages,
+        unless no grid has room for them and the job may do without.
         """
         ranking = self.ranked(workers, 1, {}, 1.0)
         return ranking[0] if ranking else None
@@ -212,8 +212,8 @@ class GridRates:
         return self.split(grid) is not None
 
     def split(self, grid: Grid) -> Ranges | None:
-        """Return the layers of each stage, the fastest split that fits into memory; None if there is none. With the
-        requested replicas, or else with as many copies in other pipelines.
+        """Return the layers of each stage, the fastest split that fits into memory; None if there is none. The split
+        leaves room for the requested replicas; if none does, owners in other pipelines may replace them.
         """
         split = self._split_with_copies(grid)
         if split is None and self.siblings_suffice(grid):
@@ -303,8 +303,8 @@ class GridRates:
         return self._ranges[stages]
 
     def _alike(self, grid: Grid) -> AlikePipelines:
-        """Return the grid's pipelines, one for each number of microbatches: pipelines with as many are alike, because
-        workers are.
+        """Return the grid's pipelines, one for each number of microbatches: pipelines with the same number take the
+        same time, because workers are alike.
         """
         training, ranges = self.spec.training, self.split(grid) or self.ranges(grid.stages)
         sizes = share_sizes(training.microbatches, training.groups, grid.pipelines)

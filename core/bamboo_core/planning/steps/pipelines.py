@@ -87,7 +87,7 @@ def execute(group: Group, *losses: StepLoss) -> GroupTimes:
 
 
 def seconds_of(instruction: Computed, forward: float, backward: float) -> float:
-    """Return the seconds of an instruction. forward, backward: of the stage's whole forward and backward."""
+    """Return the seconds of an instruction. forward, backward: the seconds of the stage's whole passes."""
     if isinstance(instruction, Forward):
         return forward
     if isinstance(instruction, BackwardWeight):
@@ -166,7 +166,7 @@ class _Worker:
 
 
 class _Execution:
-    """One step of a group of pipelines that share workers, executed frame by frame. losses: of workers in this step."""
+    """One step of pipelines that share workers, executed frame by frame. losses: the workers' losses in this step."""
 
     def __init__(self, group: Group, losses: Sequence[StepLoss]) -> None:
         self._group, self._losses = group, losses
@@ -304,7 +304,7 @@ class _Execution:
         self._push(at, partial(self._arrive, receiver, target, frame))
 
     def _arrive(self, receiver: int, place: Place, frame: Frame, now: float) -> None:
-        """Deliver a frame. It is lost if the worker no longer runs the cell; the log has it."""
+        """Deliver a frame. Drop it if the worker no longer runs the cell; the sender's log still has it."""
         cell = self._cell(place, frame[1])
         if cell.run[2] == receiver:
             cell.arrived.add(frame)

@@ -189,8 +189,8 @@ def fitting_split(figures: ModelFigures, spec: JobSpec, memory: int) -> Ranges |
     """Return the layers of each stage so that all workers fit into `memory` bytes per device; None if no split is
     found.
 
-    It is the split by costs if that fits, the manifest's if it has one, and always the one by costs if workers have
-    several devices. Raises ValueError if there are fewer layers than stages.
+    The split is the manifest's if it has one, and the one by costs if that fits or if workers have several devices.
+    Raises ValueError if there are fewer layers than stages.
     """
     spec = in_force(spec)
     usual = layer_ranges(figures.costs, spec.topology, devices=spec.worker.devices)
