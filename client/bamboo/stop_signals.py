@@ -35,7 +35,7 @@ def end_by_exception() -> None:
 
 
 class Held:
-    """A signal handler that only records the signals' numbers."""
+    """A handler that holds stop signals: it only records their numbers."""
 
     def __init__(self) -> None:
         self.noted: deque[int] = deque()

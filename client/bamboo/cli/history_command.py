@@ -80,7 +80,7 @@ def _file_in(folder: str) -> str:
 def _reader(source: str) -> "Callable[[], list[Record]]":
     """Return a function that reads the whole history from a .jsonl file, or from a folder or URL.
 
-    It raises HistoryError, StorageError, ValueError.
+    The returned function raises HistoryError, StorageError, ValueError.
     """
     from bamboo_core.history.files import find
     from bamboo_core.history.records import HistoryError, from_lines

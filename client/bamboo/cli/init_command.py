@@ -97,7 +97,7 @@ def init(
 
 
 def _model(answer: str, name: str) -> _Model:
-    """Parse the user's answer about the model. name: of the job. A mistake ends the command."""
+    """Parse the user's answer about the model. name: the job's name. A mistake ends the command."""
     if Path(answer).is_dir():
         return _Model(folder=answer)
     if match := OWN_MODEL.fullmatch(answer):
@@ -152,7 +152,7 @@ def _kind(path: Path) -> str:
 
 
 def _manifest(name: str, module: str, model: _Model, data: Path, kind: str, place: str, checkpoints: str) -> str:
-    """Return the text of the job's manifest. kind: of the data. checkpoints: a URL; "" for none."""
+    """Return the text of the job's manifest. kind: the kind of the data. checkpoints: a URL; "" for none."""
     length = ", length: 128" if kind in ("tokens", "text") else ""
     config = [f"data: {{kind: {kind}, path: {_quoted(str(data))}{length}}}"]
     entrypoint = f"{module}_task:build"

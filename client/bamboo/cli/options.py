@@ -9,7 +9,7 @@ from bamboo.terminal.time_flag import seconds
 
 
 def complete_jobs(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete names of jobs on the cluster; the shell adds files."""
+    """Complete names of jobs on the cluster; the shell itself completes names of files."""
     from bamboo.cli.completion import job_names
 
     return job_names(incomplete, *(ctx.params.get(name) for name in ("namespace", "context", "kubeconfig")))

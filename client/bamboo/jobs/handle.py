@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class StoredCheckpoint:
     """A checkpoint of the state after `step`.
 
-    state: Complete, Damaged, Unreadable or Unfinished. reason: why it is not Complete. bytes: of all its files.
-    written: time in UTC; None if the store does not report it.
+    state: Complete, Damaged, Unreadable or Unfinished. reason: why it is not Complete. bytes: the size of all its
+    files. written: time in UTC; None if the store does not report it.
     """
 
     step: int
@@ -255,8 +255,8 @@ def load(url: str | Path, *, step: int | None = None) -> dict[str, Any]:
     A module split by `from_module` keeps the names of its own `state_dict`; other layers are named
     "layers.NUMBER.NAME".
 
-    url: of a safetensors file, or a folder of weights or of checkpoints. step: of a checkpoint; None: the newest.
-    Raises BambooError if nothing is there or it is damaged, and without bamboo-trainer, which reads them.
+    url: a safetensors file, or a folder of weights or of checkpoints. step: the checkpoint's step; None: the newest
+    one. Raises BambooError if nothing is there or it is damaged, and without bamboo-trainer, which reads them.
     """
     if missing := missing_packages():
         raise BambooError(f"weights are read with {missing}, not installed here")

@@ -51,7 +51,7 @@ class Job:
         """Build a job. parts: sections of the manifest's spec, named and shaped as in YAML (docs/api.md).
 
         task: the function that builds it, its "module:function", or the section spec.task. config: the function's
-        argument. labels, annotations: of the object on a cluster.
+        argument. labels, annotations: metadata of the object on a cluster.
         """
         folder: Path | None = None
         task_part: dict[str, Any]

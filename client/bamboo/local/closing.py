@@ -37,7 +37,7 @@ class Closing:
             self._warnings.append(complaint_of(error, doing))
 
     def tell(self) -> None:
-        """Print the warnings on standard error, and forget them."""
+        """Print the warnings of failed steps on standard error, and forget them."""
         warnings, self._warnings = self._warnings, []
         for warning in warnings:
             complain(f"{warning}; how the job ended does not depend on it")

@@ -34,8 +34,8 @@ class Preemptor:
     In the steps of `gate` every worker asks before each forward and backward (`ForkServer`), so that it can be taken
     after the planned number of them, on a machine of any speed.
 
-    microbatches: of a step, over all pipelines. lost_with: returns the living workers on a worker's node, which are
-    taken together. per_node: workers that fit on a node.
+    microbatches: number in a step, over all pipelines. lost_with: returns the living workers on a worker's node, which
+    are taken together. per_node: workers that fit on a node.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class Preemptor:
     ) -> Iterator[Strike | None]:
         """Yield the strikes of the preemptions that are due now; None for a preemption without a worker to take.
 
-        step: the newest known step of any worker. in_progress: the job's step. seconds: of training. recorded: seconds
-        since the recording began. shown: returns the job's status.
+        step: the newest known step of any worker. in_progress: the job's step. seconds: seconds of training so far.
+        recorded: seconds since the recording began. shown: returns the job's status.
         """
         actions, self._schedule = due(self._schedule, step, seconds)
         for action in actions:

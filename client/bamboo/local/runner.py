@@ -209,7 +209,7 @@ class _LocalRun:
     def _silent_root(self) -> set[WorkerId]:
         """Return the root worker of a complete job with a history, and cancel its pending kill; else no worker.
 
-        It reports whether its loggers still write, which may take a while on a busy machine.
+        This worker reports whether its loggers still write, which may take a while on a busy machine.
         """
         complete = self._finish is not None and self._finish.outcome is Outcome.COMPLETE
         if not (complete and self._state.terms.history and self._state.plan):
@@ -231,7 +231,7 @@ class _LocalRun:
         return False
 
     def _waits(self, text: str) -> None:
-        """Show that the run waits for a process to start or to answer."""
+        """Show a sentence while the run waits for a process to start or to answer."""
         self._view.emit(Emit("ProcessAwaited", text))
 
     def _lacking(self, why: str) -> None:
@@ -311,7 +311,7 @@ class _LocalRun:
             self._timers.append(loop.call_later(self._options.replace_after, self._add, number))
 
     def _add(self, number: int) -> None:
-        """Start `number` workers and those that wait for nodes; if the recorded nodes lack room, the rest wait."""
+        """Start `number` workers and the ones that wait for nodes; if recorded nodes lack room, the rest wait."""
         if self._finish or self._closing:
             return
         wanted = self._without_room + number

@@ -23,8 +23,8 @@ class LocalWorkers:
 
     Each worker has a made-up node in a made-up zone, as on a cluster. A node that was full gets no further worker.
 
-    pool: its owner opens and closes it. per_node: workers of a node, which are lost together. crashes: workers that
-    crashed, and how.
+    pool: the fork server, which the caller opens and closes. per_node: workers of a node, which are lost together.
+    crashes: workers that crashed, and how.
     """
 
     def __init__(self, pool: ForkServer, per_node: int) -> None:

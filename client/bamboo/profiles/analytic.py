@@ -47,7 +47,7 @@ class TaskCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def analytic_profile(counts: TaskCounts, name: str) -> ModelProfile:
-    """Compute a profile from the counts of a task's layers. name: of a device. Raises ProfileError if it is unknown."""
+    """Compute a profile from the counts of a task's layers. name: the device. Raises ProfileError if it is unknown."""
     table = device_table()
     device = table.named(name)
     launch = table.launch.seconds

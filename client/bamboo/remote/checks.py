@@ -70,9 +70,9 @@ class Unreadable:
 class ClusterFacts:
     """The cluster's objects and the user's permissions, which the checks examine. None: the object does not exist.
 
-    namespace: of the jobs. operators: pods of all operators. lease: of the namespace's operator; None also if the
-    operator is not known or names no Lease. rights: whether the user may use each verb on jobs that `submit` needs.
-    spec: of the job to check; None to check no job. queue: the job's Kueue LocalQueue.
+    namespace: the jobs' namespace. operators: pods of all operators. lease: the Lease of the namespace's operator; None
+    also if the operator is not known or names no Lease. rights: whether the user may use each verb on jobs that
+    `submit` needs. spec: the spec of the job to check; None to check no job. queue: the job's Kueue LocalQueue.
     """
 
     namespace: str

@@ -33,8 +33,8 @@ async def read_facts(
 ) -> ClusterFacts:
     """Read the cluster's objects for the checks; an object that cannot be read becomes Unreadable.
 
-    operator_namespace: None searches all. spec: of the job to check. Raises ClusterUnreachable if the API server
-    cannot be reached, ApiError if it rejects the credentials.
+    operator_namespace: None searches all. spec: the spec of the job to check. Raises ClusterUnreachable if the API
+    server cannot be reached, ApiError if it rejects the credentials.
     """
     operators = await _read(operator_pods(api, operator_namespace))
     pod = None if isinstance(operators, Unreadable) else operator_for(operators, namespace)

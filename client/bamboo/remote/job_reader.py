@@ -20,7 +20,7 @@ class JobDeleted(RemoteError):
 class JobReader:
     """A reader that follows one job by its uid, not a later job of its name. It reads each node once, for its zone.
 
-    uid: of the job; "": that of the first read.
+    uid: the job's UID; "" takes the UID of the job that is read first.
     """
 
     def __init__(self, api: KubeApi, namespace: str, name: str, uid: str = "") -> None:

@@ -1,6 +1,6 @@
 """Operations on a cluster's jobs, for the command line and the Python API, without prompts or output.
 
-All may raise RemoteError.
+All functions may raise RemoteError.
 """
 
 import json

@@ -28,7 +28,7 @@ COLUMNS = 3
 def draw(cases: Sequence[tuple[str, Sequence[JobResult]]], title: str, path: Path) -> None:
     """Draw a panel for each quantity and a colour for each case: single runs faint, their mean in full.
 
-    path: of the PNG file. Raises SimulationError if it cannot be written.
+    path: the PNG file. Raises SimulationError if it cannot be written.
     """
     from matplotlib.figure import Figure
 

@@ -37,11 +37,7 @@ class Bounds:
         return self.budget is not None or self.deadline is not None
 
     def rank(self, hours: float, usd: float) -> tuple[float, ...]:
-        """Return a key that sorts the best first.
-
-        The least excess over the bounds comes first; then the cheapest before a deadline, the fastest within a budget;
-        without bounds the least time x cost.
-        """
+        """Return a sort key by which the best option comes first."""
         if not self.any:
             return (hours * usd,)
         excess = max(1.0, hours / (self.deadline or math.inf), usd / (self.budget or math.inf))
@@ -55,7 +51,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """An alternative to the recommended option. Deviations: None if it was not simulated several times."""
+    """An alternative to the recommended option. Its deviations are None unless it was simulated several times."""
 
     label: str
     hours: float

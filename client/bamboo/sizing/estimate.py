@@ -80,7 +80,8 @@ def node_usd(world: World, candidate: Candidate) -> float:
 
 
 def estimate(world: World, candidate: Candidate, seconds: float, traffic: float) -> Estimate:
-    """Estimate the hours and USD of a candidate's job. seconds, traffic: of its undisturbed step; traffic in USD.
+    """Estimate the hours and USD of a candidate's job. seconds, traffic: the time and the USD for traffic of an
+    undisturbed step.
 
     Missing spot nodes slow the job down, unless it has an on-demand pool with a price, whose nodes replace them.
     """

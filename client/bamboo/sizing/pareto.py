@@ -10,7 +10,7 @@ Point = tuple[float, float]  # time and cost; less is better, infinite if it nev
 def dominates(one: Point, other: Point, slack: float = 0.0) -> bool:
     """Return whether one point is better in one coordinate and not worse in the other.
 
-    slack: it must be better in both by more than this share.
+    slack: if not 0, the point must be better in both coordinates by more than this share.
     """
     if slack:
         return one[0] * (1 + slack) < other[0] and one[1] * (1 + slack) < other[1]
@@ -20,7 +20,8 @@ def dominates(one: Point, other: Point, slack: float = 0.0) -> bool:
 def front(choices: Sequence[T], point: Callable[[T], Point], slack: float = 0.0) -> list[T]:
     """Return the Pareto front: the choices that no other dominates, in their order.
 
-    Infinite choices are left out unless all are infinite. Of equal choices the first counts; with slack, all.
+    Infinite choices are left out unless all are infinite. Of equal choices only the first is returned; with slack, all
+    are.
     """
     points = [point(choice) for choice in choices]
     ends = [i for i, (time, cost) in enumerate(points) if time + cost < float("inf")]

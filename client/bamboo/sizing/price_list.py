@@ -64,7 +64,7 @@ def shipped_prices() -> tuple[str, ...]:
 def of_devices(path: str, prices: PriceList, devices: Collection[str]) -> PriceList:
     """Return the price list with only the machines whose profile is computed for one of these devices.
 
-    Raises PriceError if a device has no such machine. path: of the price file, for the error.
+    Raises PriceError if a device has no such machine. path: the price file, for the error.
     """
     wanted = {f"@{device.lower()}" for device in devices}
     found = {name: one for name, one in prices.machines.items() if (one.profile or "").lower() in wanted}

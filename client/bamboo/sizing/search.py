@@ -115,7 +115,7 @@ def _fast(world: World, fitting: Sequence[Candidate]) -> list[tuple[Candidate, f
 def _nearest(world: World, estimated: Sequence[Estimate], bounds: Bounds) -> list[Estimate]:
     """Return at most MOST_SIMULATED candidates that the manifest's rules allow.
 
-    First those with the best estimates by the bounds, then others along the Pareto front.
+    The candidates with the best estimates by the bounds come first, then others along the Pareto front.
     """
     best = sorted(front(estimated, lambda one: one.point), key=lambda one: one.point)
     hours, usd = min(best, key=lambda one: bounds.rank(*one.point)).point

@@ -7,7 +7,7 @@ import typer
 
 
 class OutputFormat(StrEnum):
-    """TEXT for people, JSON for programs."""
+    """The format of a command's output: TEXT for people, JSON for programs."""
 
     TEXT = "text"
     JSON = "json"

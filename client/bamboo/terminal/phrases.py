@@ -16,12 +16,12 @@ ROLLING, STALLED = "RollingOut", "RolloutStalled"  # reasons of the condition Wo
 
 
 def age(since: datetime | None, now: datetime) -> str:
-    """Return how long ago a time was, "-" if unknown."""
+    """Return how long ago a time was, in words; "-" if the time is unknown."""
     return "-" if since is None else short_age((now - since).total_seconds())
 
 
 def short_age(seconds: float) -> str:
-    """Return seconds as kubectl shows them: 45s, 12m, 5h, 3d."""
+    """Return a duration in the short form of kubectl: 45s, 12m, 5h, 3d."""
     seconds = max(0, int(seconds))
     for size, unit, most in ((1, "s", 120), (60, "m", 120 * 60), (3600, "h", 48 * 3600)):
         if seconds < most:

@@ -51,7 +51,7 @@ class RunProgress:
         self._bar.stop()
 
     def done(self, runs: int) -> None:
-        """Count more runs as done."""
+        """Count `runs` more runs as done."""
         self._bar.advance(self._task, runs)
         self._done += runs
         if self._lines and self._clock() - self._printed >= SECONDS:

@@ -49,7 +49,7 @@ def simulation_table(cases: Sequence[Case], width: int | None = None) -> Group:
 def simulation_json(cases: Sequence[Case], runs: Sequence[Sequence[Series]]) -> str:
     """Return the cases as JSON: number of runs, means, standard deviations, and the means over time.
 
-    runs: of each case.
+    runs: the runs of each case.
     """
     return indented_json(
         [

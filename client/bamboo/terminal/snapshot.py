@@ -55,7 +55,7 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSnapshot:
-    """A job with the workers and events that the user may see. missing: a sentence for each other part."""
+    """A job with the workers and events that the user may see. missing: a sentence for each hidden part."""
 
     job: JobView
     workers: tuple[RemoteWorker, ...] = ()

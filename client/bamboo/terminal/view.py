@@ -19,7 +19,7 @@ class TakeWorker:
 
 @dataclass(frozen=True, slots=True)
 class StopJob:
-    """The user's request to stop the job."""
+    """The user's request to stop the job, after a checkpoint if it keeps any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class PriceChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """A trace; `make_trace` checks it, and sorts changes and prices by time."""
+    """A trace of spot nodes; `make_trace` checks it, and sorts changes and prices by time."""
 
     duration: float  # seconds
     changes: tuple[NodeChange, ...] = ()

@@ -19,7 +19,8 @@ SHOWN_KINDS = 3
 def check_task(manifest: dict[str, Any], folders: Sequence[Path]) -> tuple[str, ...]:
     """Load a task, and build its layers without values; return lines about its layers, stages and memory.
 
-    Without the trainer, a line says so. folders: of the task's modules. Raises TrainerError if it cannot be used.
+    Without the trainer, a line says so. folders: where the task's modules are. Raises TrainerError if it cannot be
+    used.
     """
     if missing := missing_packages():
         return (f"not checked: the task, since {missing} is not installed here",)
@@ -29,7 +30,7 @@ def check_task(manifest: dict[str, Any], folders: Sequence[Path]) -> tuple[str, 
 
 
 def count_layers(manifest: dict[str, Any], folders: Sequence[Path]) -> int:
-    """Load a task in the trainer and count its layers. folders: of the task's modules. Raises TrainerError."""
+    """Load a task in the trainer and count its layers. folders: where its modules are. Raises TrainerError."""
     return int(ask_trainer(COUNT, {"manifest": manifest}, folders, failed="the task could not be tried")["layers"])
 
 

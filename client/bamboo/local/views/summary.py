@@ -38,8 +38,8 @@ SHOWN_TAKEOVERS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The summary of a run. status: the coordinator's last one. seconds: of training, without the start of the workers.
-    batch: samples of one step.
+    """The summary of a run. status: the coordinator's last one. seconds: the time of training, without the start of the
+    workers. batch: samples of one step.
 
     `status.lost_samples` counts the samples that are missing from committed steps. Steps that an incomplete run has
     trained since `kept_step` are in no checkpoint.

@@ -11,7 +11,7 @@ from bamboo_core.planning.profile import ModelProfile
 
 
 class StateOnItsWay(NamedTuple):
-    """A stage's state that is being copied to a worker."""
+    """The state of a stage while it is being copied to a worker."""
 
     at: float  # when the worker has the stage's state
     worker: WorkerId

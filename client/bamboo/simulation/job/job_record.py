@@ -115,7 +115,7 @@ class JobRecord:
             self._since = now
 
     def sent(self, since: float, until: float, size: float) -> None:
-        """Record bytes that cross zones evenly between two times."""
+        """Record bytes that cross zones at an even rate from `since` until `until`."""
         if size:
             self.crossed.append((since, until, size))
 

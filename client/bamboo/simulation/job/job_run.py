@@ -75,7 +75,8 @@ class JobRun:
 def simulate_job(run: JobRun, say: Callable[[str], None] | None = None, model: StepModel | None = None) -> JobResult:
     """Simulate a run and return its result. Raises SimulationError if the job cannot be simulated.
 
-    say: called with a line for each event. model: of another run of this job on this profile, to reuse its results.
+    say: called with a line for each event. model: the step model of another run of this job on this profile, to reuse
+    its results.
     """
     return _Simulation(_simplified(run), model or model_of(run), say).run()
 

@@ -370,7 +370,7 @@ class SimulatedTraining:
             self._cut(self._current_plan, cut)
 
     def _carry(self, plan: Plan) -> tuple[tuple[int, CheckpointId] | None, bool]:
-        """Begin a checkpoint if one is due; return it with its request's number, else None, and whether it is a cut."""
+        """Begin a checkpoint that is due; return it after its request's number, else None; and whether it is a cut."""
         wish = self._wish
         if wish is None or self.step < wish.at:
             return None, False

@@ -121,7 +121,7 @@ class NodeSupply:
         return node
 
     def _groups(self) -> Iterable[int]:
-        """Return the groups that lack workers, the smallest first; if none does, the smallest alone."""
+        """Return the zone groups that lack workers, the smallest first; if none does, only the smallest group."""
         if self._spread is not SpreadPolicy.ZONE_PER_PIPELINE:
             return (0,)
         sizes: Counter[int] = Counter()

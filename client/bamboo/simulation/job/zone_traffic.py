@@ -44,10 +44,11 @@ class Transfer(NamedTuple):
 
 
 def step_traffic(plan: Plan, layout: Layout, profile: ModelProfile) -> float:
-    """Return the bytes of one undisturbed step that cross zones. profile: for the job's microbatches.
+    """Return the bytes of one undisturbed step that cross zones. profile: scaled to the job's microbatches.
 
     Workers without a known zone count as in one zone. Small or rare traffic is ignored: headers, tied parameters,
-    running buffers, evaluation, and repetitions after a loss. So is the store's, which belongs to no zone.
+    running buffers, evaluation, and repetitions after a loss. Traffic with the store is ignored, too: the store belongs
+    to no zone.
     """
     zones = {peer.worker: peer.zone for peer in plan.workers}
     return crossing(step_transfers(plan, layout, profile, zones), zones)
@@ -61,8 +62,8 @@ def step_transfers(
 ) -> Iterator[Transfer]:
     """Yield the transfers of one undisturbed step, between different workers.
 
-    zones: of workers. If given, the transfers of a reduction to one zone are combined into one, since their number
-    grows with the square of the pipelines.
+    zones: the zone of each worker. If given, the transfers of a reduction to one zone are combined into one, since
+    their number grows with the square of the pipelines.
     """
     receivers = [_receivers(plan, layout, stage, zones) for stage in range(len(plan.stages))]
     parts = [profile.layers[first:end] for first, end in plan.stages]

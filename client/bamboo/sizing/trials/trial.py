@@ -20,7 +20,7 @@ class TrialOutcome(JobFigures):
     """The figures of one simulated run, with hours and USD extrapolated to the whole job.
 
     hours, usd: infinite if the job does not come to its end. traffic_usd: the part of usd for traffic between zones.
-    simulated: hours of the run. failed: why the job ended early, "" if it did not.
+    simulated: the simulated hours. failed: why the job ended early, "" if it did not.
     """
 
     traffic_usd: float
@@ -85,8 +85,9 @@ def simulate_trial(world: World, candidate: Candidate) -> Assessment:
 def outcome_of(result: JobResult, ended: str, training: TrainingSpec, settled: float) -> TrialOutcome:
     """Return the outcome of a simulated run, with the rest of the job extrapolated.
 
-    ended: why the job ended early; "" if it did not. training: of the whole job. settled: hours after which nodes no
-    longer depend on the start; the pace after that counts if the run trained then, otherwise that since training began.
+    ended: why the job ended early; "" if it did not. training: the training spec of the whole job. settled: hours after
+    which nodes no longer depend on the start; the pace after that counts if the run trained then, otherwise that since
+    training began.
     """
     figures = result.figures
     if ended or not figures.steps:

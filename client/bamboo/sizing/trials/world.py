@@ -101,7 +101,8 @@ class Market:
     def trace(self, spec: JobSpec, seed: int, seeds: int, seconds: float) -> Trace:
         """Return the trace of a run: a window of the recording, or as many generated nodes as the job wants.
 
-        seed: from 1. seeds: their number; their windows begin at evenly spaced places. seconds: the trace's duration.
+        seed: from 1. seeds: the number of seeds, whose windows begin at evenly spaced places. seconds: the trace's
+        duration.
         """
         if self.recording is not None:
             return window(self.recording, (seed - 1) % seeds / seeds * self.recording.duration, seconds)
@@ -137,7 +138,7 @@ class World:
     def on_demand_usd(self, machine: str) -> float | None:
         """Return the USD per hour of an on-demand node; None if unknown, or if the price file names only a spot price.
 
-        It is that of the price file or the profile, else of the job's first on-demand pool with a price.
+        The price is that of the price file or the profile, else of the job's first on-demand pool with a price.
         """
         kind = self.machines[machine]
         if kind.price is not None and kind.price.on_demand is None:
