@@ -79,8 +79,8 @@ def watch_handlers(jobs: JobController, shared: SharedResources) -> kopf.Operato
 
 class HandledGenerations(kopf.DiffBaseStorage):
     """kopf's storage for detecting edits: the generation in which each job's spec was handled last, kept in memory, so
-    that kopf writes nothing into a job. The API server raises it with each edit of a spec. After a restart every job
-    counts as created.
+    that kopf writes nothing into a job. The API server increments the generation with each edit of a spec. After a
+    restart every job counts as created.
     """
 
     def __init__(self, jobs: JobController) -> None:

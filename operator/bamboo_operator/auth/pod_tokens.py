@@ -120,7 +120,7 @@ def pod_authenticator(
     the worker ends, or Unavailable, after which it tries again.
 
     uid_of: returns the uid of a worker's pod, "" if the pod does not live, None if no such pod was seen yet.
-    is_of_another_job: whether the pod of that uid belongs to another job of the same name.
+    is_of_another_job: returns whether a pod, by its uid, belongs to another job of the same name.
     """
 
     async def authenticate(request: web.Request) -> WorkerId:

@@ -26,7 +26,7 @@ Known = Mapping[str, Callable[[], None]]  # by UID (of nodes also by name): the 
 class Watched:
     """A kind of object that kopf watches.
 
-    known: returns the known objects. listed: lists the UIDs of existing ones. shown: kopf must show every existing one.
+    known: returns the known objects. listed: lists the UIDs of existing objects. shown: kopf must show all of these.
     """
 
     name: str

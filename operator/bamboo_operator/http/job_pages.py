@@ -46,8 +46,8 @@ MOST_CALLERS = 64  # waiting for reviews; more are asked to retry
 
 
 class JobPages:
-    """The web pages of all jobs. known: returns the facts of a job, or None for an unknown job. reviews: for token and
-    access reviews.
+    """The web pages of all jobs. known: returns the facts of a job, or None for an unknown job. reviews: makes token
+    and access reviews.
     """
 
     def __init__(self, known: Callable[[JobKey], OperatedJob | None], reviews: KubeApi) -> None:

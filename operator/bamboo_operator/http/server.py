@@ -59,8 +59,8 @@ class WebServer:
         return await self._health(request)
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        """Answer with the metrics. A thread writes them, since many jobs take a while, once for all callers within
-        FRESH_SECONDS.
+        """Answer with the metrics. A thread writes the page, since many jobs take a while; all callers within
+        FRESH_SECONDS get the same page.
         """
         async with self._scraping:
             if time.monotonic() - self._scraped_at > FRESH_SECONDS:

@@ -206,7 +206,7 @@ class CoordinatorRunner:
     def end_written(self) -> None:
         """Stop the workers, also those that connect later, now that the job's end is in its status.
 
-        Until then they stay, so that after a crash in between another operator gets the same reports from them.
+        Until then the workers stay, so that after a crash in between another operator gets the same reports from them.
         """
         self._end_written = True
         for held in self._held_messages:

@@ -204,8 +204,8 @@ class EffectiveSpec:
     """The spec in force, with its problems, which stay until the manifest is checked again.
 
     body: the BambooJob. written: its status. spec: the spec in force; None if there never was a valid one. generation:
-    of the newest manifest. problems: its errors. refused: its changes that a running job does not follow. warnings: its
-    fields without effect. surprises: settings that may not be intended.
+    the generation of the newest manifest. problems: its errors. refused: its changes that a running job does not
+    follow. warnings: its fields without effect. surprises: settings that may not be intended.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class EffectiveSpec:
         self._body = body
 
     def report_problems(self, record: Callable[[Emit], None]) -> None:
-        """Record the newest manifest's problems as an event; once, even across operators."""
+        """Record the newest manifest's problems as an event; only once, even if another operator takes over."""
         message = "; ".join(self.problems) or self.refused
         if message and message != self._reported:
             record(Emit("InvalidSpec" if self.problems else "ChangeRefused", message, True))
@@ -303,8 +303,9 @@ class EffectiveSpec:
         return problems
 
     async def _dry_run_of(self, pod: dict[str, Any], path: str) -> tuple[str, ...]:
-        """Return the API server's objections to a pod. path: of the template in the manifest, the pod's only unchecked
-        part. A refusal for another reason, such as a quota, is reported when the pods are created. Raises JobGone.
+        """Return the API server's objections to a pod. path: the path of the template in the manifest, the pod's only
+        unchecked part. A refusal for another reason, such as a quota, is reported when the pods are created. Raises
+        JobGone.
         """
         pod["metadata"]["name"] = f"{pod['metadata']['name'][:50].rstrip('-')}-dry-run"
         try_pod = partial(self._api.try_pod, pod)

@@ -45,7 +45,7 @@ class JobMeter:
         self.committed = time.time()
 
     def begin(self) -> None:
-        """Note that a coordinator was created, from which the time of the last commit counts anew."""
+        """Note that a coordinator was created, and count the time since the last commit from now."""
         self.committed = time.time()
 
     def handled(self, event: Event, before: CoordinatorState, after: CoordinatorState) -> None:
@@ -58,10 +58,10 @@ class JobMeter:
             self.samples += trained_samples(after) - trained_samples(before)
 
     def tick_delayed(self, seconds: float) -> None:
-        """Count a tick that came late by this many seconds."""
+        """Count a tick that came `seconds` late."""
         self._counts.tick_delay = self._counts.tick_delay.having(max(0.0, seconds))
 
     def reconciled(self, seconds: float, *, ok: bool) -> None:
-        """Count a reconciliation that took this many seconds, and whether it succeeded."""
+        """Count a reconciliation that took `seconds`, and whether it succeeded."""
         self._counts.reconciles["ok" if ok else "failed"] += 1
         self._counts.reconcile_seconds = self._counts.reconcile_seconds.having(seconds)

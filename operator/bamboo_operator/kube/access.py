@@ -23,7 +23,7 @@ class ApiCallCounts:
     seconds: dict[tuple[str, str], Histogram] = field(default_factory=dict)
 
     def ended(self, verb: str, path: str, code: str, seconds: float) -> None:
-        """Count a call. code: of the answer, or "error" without one."""
+        """Count a call that has ended. code: the HTTP code of the answer, or "error" without an answer."""
         resource = resource_of(path)
         self.requests[verb, resource, code] += 1
         known = self.seconds.get((verb, resource)) or OPERATOR_API_DURATION.histogram()

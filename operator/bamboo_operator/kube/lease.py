@@ -74,8 +74,8 @@ class LeaseName:
 class LeaseRecord:
     """The content of a Lease.
 
-    holder: "" if nobody holds it. seconds: time without a renewal after which another operator may take it. before:
-    earlier holders that may not have noticed the loss yet.
+    holder: "" if no operator holds the Lease. seconds: time without a renewal after which another operator may take it.
+    before: earlier holders that may not have noticed the loss yet.
     """
 
     holder: str

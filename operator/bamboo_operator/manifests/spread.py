@@ -34,7 +34,7 @@ def spread_labels(job: JobSpec, group: int) -> Json:
 
 
 def spread(job: JobSpec, uid: str, group: int) -> Json:
-    """Return the fields of a pod's spec that place it relative to the job's other pods. uid: of the job.
+    """Return the fields of a pod's spec that place it relative to the job's other pods. uid: the job's UID.
 
     Except with policy None, pods prefer different nodes. With room for several workers per node (workersPerNode) they
     prefer shared nodes instead, but never exceed that room, whatever the policy: a pod waits instead. Interleave also

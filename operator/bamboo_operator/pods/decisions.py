@@ -40,7 +40,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """An action: delete a worker's pod. forced: the worker did not exit when asked to. event: for the user."""
+    """An action: delete a worker's pod. forced: the worker did not exit when asked to. event: emitted for the user."""
 
     worker: WorkerId
     forced: bool = False
@@ -93,7 +93,7 @@ def let_quota_go(view: PodsView) -> Iterator[Action]:
 def yield_quota(view: PodsView) -> Iterator[Action]:
     """Delete all pods of a job that has given its quota back, so that other jobs can begin.
 
-    If they stayed, its waiting pods would take the quota again. At other times delete waiting pods of the growth class
+    If the pods stayed, waiting ones would take the quota again. At other times delete waiting pods of the growth class
     that the job needs in its first class.
     """
     request = view.queue_request

@@ -116,7 +116,7 @@ def price_per_hour(pools: Pools, counts: Counts) -> Decimal | None:
 
 
 def cost_of(per_hour: Decimal | None, seconds: float) -> Decimal:
-    """Return the cost of this many seconds at a price per hour; 0 without a price."""
+    """Return the cost of `seconds` seconds at a price per hour; 0 without a price."""
     return (per_hour or Decimal(0)) * Decimal(round(seconds * 1000)) / 3_600_000
 
 

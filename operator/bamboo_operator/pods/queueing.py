@@ -126,7 +126,9 @@ class HeldQuota:
 
     @property
     def due(self) -> float:
-        """When the job gives its quota back if no younger job has to do so first (time.monotonic()); inf if never."""
+        """The time (time.monotonic()) when the job gives its quota back, unless a younger job has to do so first; inf:
+        never.
+        """
         return math.inf if self.since is None else self.since + self._jittered(PATIENCE_SECONDS)
 
     def let_go(self, now: float, held: int, fewest: int) -> "HeldQuota":

@@ -34,7 +34,7 @@ Json = Mapping[str, Any]
 
 
 class WorkerTemplates:
-    """The newest templates of one job's workers. uid: of the job. settings: of this operator."""
+    """The newest templates of one job's workers. uid: the job's UID. settings: this operator's settings."""
 
     def __init__(self, uid: str, settings: WorkerPodSettings) -> None:
         self._uid, self._settings = uid, settings
@@ -43,8 +43,8 @@ class WorkerTemplates:
     def pod(self, job: JobSpec, number: int, pool: NodePool | None, group: int = 0) -> dict[str, Any]:
         """Return the pod of the worker with this number.
 
-        pool: its current template is that of the pool with its name in `job`. group: the pods of a group have to be in
-        the same zone, if the job asks for that.
+        pool: the template comes from the pool of this name in `job`, which may have changed. group: the pods of a group
+        have to be in the same zone, if the job asks for that.
         """
         own = next((one for one in job.node_pools if pool is not None and one.name == pool.name), pool)
         return worker_pod(job, self._uid, number, own, self._settings, group)
@@ -105,7 +105,7 @@ class RollingChange:
         return next_step(self.record, self._seen(view))
 
     def released(self) -> None:
-        """Note that an old worker was released."""
+        """Note that the rollout has released a worker whose pod is outdated."""
         assert self.record is not None
         self.record = released(self.record)
 

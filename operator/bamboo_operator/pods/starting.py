@@ -43,8 +43,8 @@ def waits_for_quota(pod: Json) -> bool:
 class GateReleases:
     """The times at which pods without a node lost their scheduling gates.
 
-    A pod does not show whether it ever had gates. If a pod may have had some, and has none when it is first seen, as
-    after a restart of the operator, it counts as released then.
+    A pod does not show whether it ever had gates. A pod that may have had gates, and has none when the operator first
+    sees it, as after a restart, counts as released then.
     """
 
     def __init__(self, job: JobSpec) -> None:
@@ -80,8 +80,8 @@ class StartBackoff:
     detail: str = ""  # how the last one ended
 
     def after(self, number: int, made: int, now: float, detail: str) -> "StartBackoff":
-        """Return the backoff after one more worker that ended before it joined. number: the worker's; made: workers
-        made so far.
+        """Return the backoff after one more worker that ended before it joined. number: the worker's number; made:
+        workers made so far.
 
         Workers that were created together, and end together, are one round.
         """
@@ -91,7 +91,7 @@ class StartBackoff:
 
     @property
     def pause(self) -> float:
-        """Seconds from the end of the newest round to the next; the first round is forgiven."""
+        """The seconds from the end of the newest round to the next one; 0 after the first round, which is forgiven."""
         return 0.0 if self.rounds < 2 else min(LAST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(self.rounds - 2, 30))
 
     def holds(self, now: float) -> bool:

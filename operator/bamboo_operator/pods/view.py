@@ -181,7 +181,7 @@ class PodsView:
 
     @cached_property
     def adding(self) -> int:
-        """The number of pods that are wanted and missing."""
+        """The number of wanted pods that do not exist yet."""
         return max(0, self.wanted.requested - len(self.not_joined.keys() - self.probes))
 
     @cached_property

@@ -29,7 +29,7 @@ _OWN_LIMIT = re.compile(r"exceed.*\blimit")
 
 
 class SignalKind(StrEnum):
-    """NOTICE: the worker will be taken away. LOST: it is certainly gone."""
+    """The kind of a signal. NOTICE: the worker will be taken away. LOST: it is certainly gone."""
 
     NOTICE = "Notice"
     LOST = "Lost"
@@ -106,7 +106,8 @@ def pod_deleted_signal(name: str) -> Signal:
 
 
 def worker_exit(pod: Json) -> tuple[int | None, str] | None:
-    """Return how a worker ended: exit code, and a sentence without its subject. None while it runs or waits.
+    """Return how a worker ended: its exit code, and a sentence without its subject. None while the worker runs or
+    waits.
 
     The code is None if the pod failed without a failed container.
     """

@@ -29,7 +29,7 @@ class ConditionResult:
 
 @dataclass(frozen=True, slots=True)
 class PipelineDamage:
-    """A fault in a pipeline."""
+    """A fault in a running pipeline: a worker that runs two stages, or a stage without a second copy."""
 
     doubled: bool  # a worker does the work of two; otherwise a state has a single holder
     message: str

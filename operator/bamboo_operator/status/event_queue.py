@@ -96,6 +96,6 @@ def may_be_posted_later(error: ApiError) -> bool:
 
 
 def _drop(queue: EventQueue, emit: Emit) -> None:
-    """Remove a posted event, unless the full queue has dropped it for a new one meanwhile."""
+    """Remove a posted event from the queue, unless the full queue has already dropped it for a newer event."""
     if queue and queue[0] is emit:
         queue.popleft()

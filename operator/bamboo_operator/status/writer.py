@@ -42,7 +42,7 @@ class StatusWriter:
     def plan(self) -> str | None:
         """Return the plan record while workers train, perhaps left by another operator; else None.
 
-        An unreadable record, of another version, counts as one.
+        A record that this version cannot read counts, too.
         """
         record, text = self.written.plan_record, self.written.plan
         return (text or None) if record.lost is None or record.pipelines else None
