@@ -1,5 +1,5 @@
-"""Checks of a job's task for `bamboo validate --load` and `bamboo submit`: whether it loads, and what it needs. Also
-the count of its layers, for simulations.
+"""Checks of a job's task for `bamboo validate --load` and `bamboo submit`: whether it loads, and what it needs. This
+module also counts a task's layers, for simulations.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def check(manifest: dict[str, Any]) -> dict[str, Any]:
     """Load and try a manifest's task without training; return its sizes as JSON values, or {"problem": one sentence}.
 
     initial: sentences about task.initialFrom. layers, parameters: numbers. stages: first and last layer of each, and
-    its parameters; the largest possible number of stages, if the coordinator chooses it (`chosen`). devices: of a
+    its parameters; the largest possible number of stages, if the coordinator chooses it (`chosen`). devices: per
     worker. calm, taken_over: the stage whose worker needs most memory, and bytes by kind, for one device; taken_over:
     while it also runs the stages of `neighbours` lost neighbours. Raises ValueError for an invalid manifest.
     """

@@ -61,7 +61,7 @@ def _known(numbers: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def _library(module: str, extra: str) -> Any:
-    """Return an imported module. Raises ValueError if it is not installed. extra: of bamboo-trainer, which has it."""
+    """Return an imported module. Raises ValueError if it is missing. extra: the extra of bamboo-trainer to install."""
     try:
         return importlib.import_module(module)
     except ImportError:

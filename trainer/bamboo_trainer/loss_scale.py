@@ -19,7 +19,7 @@ SMALLEST: Final = 2.0**-126
 
 @dataclass(frozen=True, slots=True)
 class LossScale:
-    """The scale of losses. scale: of the next step. good: steps with finite gradients since it last changed."""
+    """The scale of losses. scale: for the next step. good: steps with finite gradients since it last changed."""
 
     scale: float
     good: int = 0

@@ -85,7 +85,7 @@ def tokenize(
     force: bool = False,
     quiet: bool = False,
 ) -> str:
-    """Tokenize text files and folders. pattern: for the files in folders."""
+    """Tokenize text files and folders. pattern: which files in folders to take."""
     path = Path(output)
     if shard is None and path.suffix != SUFFIX:
         raise ValueError(f"--output {path}: expected a file NAME{SUFFIX}, or with --shard a folder's name")

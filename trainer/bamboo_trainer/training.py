@@ -19,7 +19,7 @@ from bamboo_trainer.tasks.user_code import dataset_length, length_of, tokens_of
 class TrainingConfig:
     """The settings of a training on which its numerical results depend.
 
-    microbatches: of a whole step, over all pipelines.
+    microbatches: number in a whole step, over all pipelines.
 
     deterministic: check that repeated work gives the same bits. early: the evaluations that may end the job (early
     stopping); None: none do. compile: use torch.compile for the layers.

@@ -73,7 +73,7 @@ class Matching:
     anew: tuple[str, ...]
 
     def in_words(self, shown: str) -> list[str]:
-        """Return a line each about the tensors taken, left and begun anew. shown: where the weights are."""
+        """Return one line each about the tensors taken, left and begun anew. shown: the place of the weights."""
         lines = [f"taken from {shown}: {count(len(self.takes), 'tensor')}"]
         lines += [f"left there: {_named(self.left)}"] if self.left else []
         return [*lines, f"begun anew: {_named(self.anew)}"] if self.anew else lines

@@ -141,8 +141,8 @@ def _is_one(source: StateSource, entries: Sequence[StateEntry]) -> bool:
 def open_source(url: str, step: int | None) -> tuple[StateSource, list[str]]:
     """Return the weights or the checkpoint at a URL, and a sentence for each newer checkpoint that was passed over.
 
-    url: a file or a folder of weights, or the place of checkpoints. step: of the checkpoint; None: the newest. Raises
-    StorageError.
+    url: a file or a folder of weights, or the place of checkpoints. step: the checkpoint's step; None: the newest one.
+    Raises StorageError.
     """
     try:
         files = tensor_files(Path(url)) if step is None else None
@@ -168,8 +168,8 @@ def load(url: str | Path, *, step: int | None = None) -> dict[str, Tensor]:
     "layers.NUMBER.NAME".
 
     url: the folder `weights` written by `bamboo run --output`, a file or folder of safetensors such as an export, or
-    the place of checkpoints. step: of a checkpoint; None: the newest sound one. Raises StorageError if nothing is
-    there, or it is damaged.
+    the place of checkpoints. step: the step of a checkpoint; None: the newest sound one. Raises StorageError if nothing
+    is there, or it is damaged.
     """
     source, passed = open_source(str(url), step)
     entries = under_module_names(source, source.entries())

@@ -64,7 +64,7 @@ class NoHistory(History):
 class CommitContext:
     """The collaborators that all parts of an engine share.
 
-    plan: the plans known here. states: of the stages held here. log: the commits known here.
+    plan: the plans known here. states: the states of the stages held here. log: the commits known here.
     """
 
     plan: PlanState

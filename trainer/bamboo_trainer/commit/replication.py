@@ -31,8 +31,8 @@ class Owed(Enum):
 class ReplicaProgress:
     """The owner's record of one replica.
 
-    epoch: of the plan that made it a replica; under an earlier plan it may report a state that it has dropped since.
-    since: the first step whose final gradients it gets; None: it gets none. acked: the version that it holds.
+    epoch: the epoch of the plan that made it a replica; under an earlier plan it may report a state that it has since
+    dropped. since: the first step whose final gradients it gets; None: it gets none. acked: the version that it holds.
     secured: the version that it can reach with the gradients it has. synced: it has once held the owner's version.
     level: it has done so in all parts of the stage at one time, if workers have several devices.
     """
@@ -71,7 +71,7 @@ class ReplicaProgress:
         return Owed.GRADIENTS
 
     def relinked(self, mine: int) -> Owed:
-        """Return what to send again, because a broken link or a skipped step may have lost what was sent."""
+        """Return what to send again, because a broken link or a skipped step may have lost earlier frames."""
         if self.since is None:
             return Owed.NOTHING
         if self.acked >= mine:
@@ -80,7 +80,7 @@ class ReplicaProgress:
         return Owed.STATE
 
     def caught_up(self, mine: int) -> bool:
-        """Return True once, when the replica first holds all that the owner holds."""
+        """Return True once: when the replica first holds everything that the owner holds."""
         if self.synced or self.since is None or self.acked < mine:
             return False
         self.synced = True
@@ -104,7 +104,7 @@ class ReplicaProgress:
 class ArrivedState:
     """A stage's state that arrives from another worker, layer by layer.
 
-    wanted: the number of the stage's layers. generation: of the layout at the state's version.
+    wanted: the number of the stage's layers. generation: the generation of the layout at the state's version.
     """
 
     cell: Cell
@@ -121,8 +121,8 @@ class ArrivedState:
 class Replicator:
     """Both ends of replication: sends states and final gradients as an owner, and receives them as a replica.
 
-    progress: of each replica of the cells that this worker owns. `send_next`, not `finalize`, sends final gradients:
-    the step is reported first, because all workers wait for its commit, and its gradients are copied afterwards.
+    progress: the record of each replica of this worker's cells. `send_next`, not `finalize`, sends final gradients: the
+    step is reported first, because all workers wait for its commit, and its gradients are copied afterwards.
     """
 
     def __init__(self, shared: CommitContext) -> None:
@@ -194,7 +194,9 @@ class Replicator:
         return Address(FrameKind.SYNC, *cell, step), (final,), self._log.latest()
 
     def announced(self, cell: Cell, replica: WorkerId, epoch: int, announce: Announce) -> None:
-        """Record the version that a replica announced, and send what it lacks. epoch: of the plan that it obeys."""
+        """Record the version that a replica announced, and send the gradients or the state that it lacks. epoch: the
+        epoch of the plan that it obeys.
+        """
         progress, held = self.progress[cell, replica], self._states.here(cell.stage)
         if epoch < progress.epoch:
             return  # it announces again when it obeys that plan
@@ -209,8 +211,8 @@ class Replicator:
     def _come_level(self, cell: Cell, replica: WorkerId) -> bool:
         """Return whether a replica now holds all parts of its owner's stage, and mark it as level if so.
 
-        From then on its parts move together. At different versions, none of them could repeat a step after a loss: what
-        the parts had sent to each other is lost with their owner.
+        From then on its parts move together. At different versions, none of them could repeat a step after a loss: the
+        frames that the parts had sent to each other are lost with their owner.
         """
         cells = self._plan.parts(cell)
         parts = [self.progress[part, replica] for part in cells]
@@ -225,7 +227,7 @@ class Replicator:
         return True
 
     def relinked(self, peer: WorkerId) -> None:
-        """Send again what may have been lost on the link to that peer."""
+        """Send again the state or gradients that a broken link to that peer may have lost."""
         for (cell, replica), progress in self.progress.items():
             if replica == peer:
                 self._send_owed(cell, replica, progress.relinked(self._states.version(cell.stage)))

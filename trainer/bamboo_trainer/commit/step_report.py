@@ -60,7 +60,7 @@ Sums = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # by name: the ter
 
 
 def step_report(cell: Cell, squared_norms: Iterable[float], work: Work) -> Ready:
-    """Return a cell's report to the root. squared_norms: of the parts of the final gradient."""
+    """Return a cell's report to the root. squared_norms: the squared norm of each part of the final gradient."""
     added: dict[str, list[float]] = {}
     for microbatch, values in sorted(work.added_values.items()):
         for name, value in values:

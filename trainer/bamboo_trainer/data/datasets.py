@@ -107,7 +107,7 @@ def _loaded(path: Path, split: str | None) -> Any:
 def stacked(samples: Sequence[tuple[Any, ...]], indices: Sequence[int], name: str = "") -> Parts:
     """Stack each part of several samples along a new dimension 0. Raises ValueError if their number or shapes differ.
 
-    indices: the samples' numbers, for messages. name: of the column, for messages.
+    indices: the samples' numbers, for messages. name: the column's name, for messages.
     """
     lengths = {len(sample) for sample in samples}
     if len(lengths) != 1:

@@ -38,7 +38,7 @@ def sample_numbers(seed: int, first: int, count: int, length: int) -> tuple[int,
     """Return the numbers in the dataset of a job's samples `first` to `first + count - 1`. Each pass over the dataset
     visits each sample once, in an order of its own.
 
-    seed: of the job. length: of the dataset, in samples. Raises ValueError for an empty dataset.
+    seed: the job's seed. length: the number of the dataset's samples. Raises ValueError for an empty dataset.
     """
     if length < 1:
         raise ValueError("the dataset has no samples")

@@ -94,10 +94,10 @@ class CellStep:
     beginning that evaluate the state, before the step itself.
 
     figures: reported results of the step, once computed: the final gradient's squared norms, and the losses. portions:
-    of the cell, if others share its microbatches. is_portion: this step is only one of those, and the cell's owner may
-    be another worker. kept: the first microbatch whose results the cell's keeper has not been sent. passed: receivers
-    and addresses of the sums of others and SUMMED frames that have been sent. again: the work on each microbatch that
-    runs only for neighbouring stages, because its gradient is in the sum already.
+    the cell's portions, if others share its microbatches. is_portion: this step is only one portion, and the cell's
+    owner may be another worker. kept: the first microbatch whose results the cell's keeper has not been sent. passed:
+    receivers and addresses of the sums of others and SUMMED frames that have been sent. again: the work on each
+    microbatch that runs only for neighbouring stages, because its gradient is in the sum already.
     """
 
     cell: Cell
@@ -189,7 +189,7 @@ class CellStep:
         self.passed.clear()
 
     def await_sums(self, microbatches: Sequence[Range], stages: int) -> None:
-        """Set the parts whose sums a shared cell adds up, unless it has added them. microbatches: of each part."""
+        """Set the parts whose sums a shared cell adds up, unless it has added them. microbatches: each part's range."""
         place = next((i for i, one in enumerate(self.program) if isinstance(one, AddPartialSums)), -1)
         if self.layout and place >= self.done:
             self.program[place] = one = AddPartialSums(tuple(microbatches))

@@ -44,7 +44,7 @@ class Components:
         """Create the parts.
 
         queue: frames to be taken in, including this worker's frames to itself. early: frames that wait for a plan on
-        its way. copies: of layers. begun: stages in the states that the first plan names, by number.
+        its way. copies: the copies of layers. begun: stages in the states that the first plan names, by number.
         """
         self._coordinator, self._observer, self._history = ports.coordinator, ports.observer, ports.history
         self._clock, self._queue, self._early = ports.clock, queue, early
@@ -77,7 +77,7 @@ class Components:
         return self.committer.log.newest + 1
 
     def _receiver(self, address: Address) -> WorkerId:
-        """Return the receiver of a cell's frame: of an uncommitted step, the worker that runs that microbatch."""
+        """Return the receiver of a cell's frame; in an uncommitted step it is the worker that runs the microbatch."""
         assignment = self.plan.current.at(address.cell)
         if not assignment.portions or not is_of_microbatch(address) or self.repeated.is_repeated(address):
             return assignment.owner

@@ -44,7 +44,7 @@ def is_due(version: int) -> bool:
 
 
 class StateChecks:
-    """Checksums of states, sent to the coordinator. Those of each stage's newest versions and checkpoint are kept."""
+    """Checksums of states, sent to the coordinator; the newest ones of each stage, and its checkpoint's, are kept."""
 
     def __init__(self, shared: EngineContext) -> None:
         self._states, self._log, self._coordinator = shared.states, shared.log, shared.coordinator

@@ -1,8 +1,8 @@
 """The engine of a worker with several devices: it runs each stage as device stages, one on each device.
 
 Only this module translates the coordinator's messages about stages into messages about device stages, and back.
-`Folding` is pure, except that it holds a message until those of the stage's other device stages have come. See
-`bamboo_core.planning.splits.device_stages` and docs/design/devices.md.
+`Folding` is pure, except that it holds a message until the messages about the stage's other device stages have come.
+See `bamboo_core.planning.splits.device_stages` and docs/design/devices.md.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -48,7 +48,7 @@ Part = TypeVar("Part", TakenOver, CellFinished, StateSums)
 class Folding:
     """The folding of messages about device stages into messages about stages.
 
-    devices: number of the worker's devices; each of its stages runs as that many device stages.
+    devices: number of the worker's devices; each of its stages runs as one device stage per device.
     """
 
     def __init__(self, devices: int) -> None:
@@ -65,7 +65,7 @@ class Folding:
         self._parts = {key: parts for key, parts in self._parts.items() if key[1] in kept}
 
     def fold(self, message: Message) -> Message | None:
-        """Return the message about the stage; None while those of other device stages are missing."""
+        """Return the message about the stage; None while messages about its other device stages are missing."""
         match message:
             case Report():
                 return msgspec.structs.replace(message, held=self._held(message.held))

@@ -178,12 +178,12 @@ class Executor:
             self._coordinator.tell(CellFinished(cell=cell_step.cell, digest=held.digest()))
 
     def ran(self) -> set[int]:
-        """Return the stages whose step in progress is done here, except for its commit."""
+        """Return the stages whose step in progress is done on this worker, apart from its commit."""
         behind = {c.stage for c, cell_step in self.cells.items() if cell_step.next or cell_step.layout is None}
         return {c.stage for c in self.cells} - behind
 
     def of_state(self, number: int) -> list[CellStep]:
-        """Return the current steps of a stage's cells. number: of the stage."""
+        """Return the current steps of a stage's cells. number: the stage's number."""
         return [cell_step for cell_step in self.cells.values() if cell_step.cell.stage == number]
 
     def active(self) -> tuple[CellStep, ...]:
@@ -196,7 +196,7 @@ class Executor:
     # instructions
 
     def next_ready(self, only: type[object] = object) -> CellStep | None:
-        """Return the step with the most urgent instruction that can run now, or None. only: of that type."""
+        """Return the step with the most urgent instruction that can run now, or None. only: the instruction's type."""
         if self._runnable is None:
             self._runnable = [one for one in self.portions.cell_steps() if self._may_run(one)]
         ready = [one for one in self._runnable if one.next and isinstance(one.next, only) and self._is_ready(one)]

@@ -39,7 +39,7 @@ class CheckpointFiles(Protocol):
     """The files of checkpoints, written while training continues."""
 
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState], seconds: float) -> None:
-        """Write these copies. seconds: the time for which training waited for them."""
+        """Write these copies. seconds: the time for which training waited for the copies."""
 
     def restore(
         self, values: StageValues, checkpoint: CheckpointId, here: Mapping[int, LayerState]
@@ -72,8 +72,8 @@ class LayerCopies:
         clock: Callable[[], float],
         memory: Callable[[], HostMemory | None] = lambda: None,
     ) -> None:
-        """Create the record. coordinator: gets reports on held layers. clock: seconds. memory: of the host; returns
-        None if no limit is known.
+        """Create the record. coordinator: gets reports on held layers. clock: seconds. memory: returns the host's
+        memory, or None if no limit is known.
         """
         self._worker, self._files, self._coordinator, self._clock = worker, files, coordinator, clock
         self._memory = memory
@@ -198,7 +198,9 @@ class LayerCopies:
     # of a cut
 
     def hold(self, origin: int, cut: CheckpointId, states: Mapping[int, LayerState]) -> None:
-        """Hold this worker's copies of a cut's layers, and tell the coordinator. origin: of the plan in force."""
+        """Hold this worker's copies of a cut's layers, and tell the coordinator. origin: the origin of the present
+        plan.
+        """
         if cut != self.cut:
             self._forget_cut()
         self.cut, self._origin = cut, origin
@@ -293,7 +295,7 @@ def is_exchanged(address: Address) -> bool:
 
 
 class LayerExchange:
-    """The exchange of layers' copies between workers. copies: of this worker; received ones are added."""
+    """The exchange of layers' copies between workers. copies: this worker's; received ones are added."""
 
     def __init__(self, worker: WorkerId, transport: Transport, copies: LayerCopies) -> None:
         self._worker, self._transport, self._copies = worker, transport, copies

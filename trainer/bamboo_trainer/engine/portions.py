@@ -61,7 +61,7 @@ def _is_part(one: Address, other: Address) -> bool:
 
 
 class Pace:
-    """The pace of sending sums: none while one is in transit, nor for the same number of microbatches afterwards."""
+    """The pace of sending sums: none while one is in transit, and then none for the same number of microbatches."""
 
     def __init__(self) -> None:
         self._rests = 0
@@ -186,7 +186,9 @@ class PortionSteps:
                 self._outbox.post(receiver, frame.address, frame.tensors, frame.payload)
 
     def relinked(self, peer: WorkerId) -> None:
-        """After a broken link to a peer, send again what it may have lost, and ask the peer again for frames."""
+        """After a broken link to a peer, send the frames again that it may have lost, and ask the peer again for
+        frames.
+        """
         plan = self._plan.current
         of_peer = {cell for cell in plan.cells() if peer in plan.at(cell).runners}
         for one in self.cell_steps():
@@ -325,7 +327,7 @@ class PortionSteps:
         return True
 
     def kept_all(self, frame: Frame) -> None:
-        """Stop waiting for a cell's keeper, which has given all its sums, and begin the portions that waited."""
+        """Stop waiting for a cell's keeper, which has sent all its sums; begin the portions that waited for them."""
         if self._awaited.pop(frame.address.cell, None) is not None:
             self.refresh()
 
@@ -340,7 +342,7 @@ class PortionSteps:
     def _drop_summed(self, cell: Cell, step: int, microbatches: Range) -> bool:
         """Record that a cell's owner has the sum of a portion, and return whether this worker was running it.
 
-        If so it is dropped, and the next `refresh` begins it again for the frames that neighbouring stages lack.
+        In that case drop the portion; the next `refresh` begins it again for frames that neighbouring stages lack.
         """
         self._summed.add((cell, step, microbatches))
         one = self.steps.get((cell, microbatches))

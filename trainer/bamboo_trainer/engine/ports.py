@@ -32,14 +32,14 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """The collaborators of an engine. builder: builds stages. files: of checkpoints.
+    """The collaborators of an engine. builder: builds stages. files: the files of checkpoints.
 
-    new_id: makes the id of an attempt to write a checkpoint. host_memory: size and use of it. copies: of tensors to
-    send, in host memory; each asynchronous one leads to a `Copied` event. clock: seconds. work_clock: without those in
-    which the engine's thread waited for a processor. on_host: states kept only for others stay in host memory. policy:
-    for steps that are not finite. evaluations: which states are evaluated. history: records commits. spots: which
-    microbatches are checked; None: none. deterministic: see `training.deterministic`. devices: of the worker; each
-    stage runs as that many parts.
+    new_id: makes the id of an attempt to write a checkpoint. host_memory: returns its size and use. copies: makes
+    copies of tensors to send, in host memory; each asynchronous copy leads to a `Copied` event. clock: seconds.
+    work_clock: seconds without the time in which the engine's thread waited for a processor. on_host: states kept only
+    for others stay in host memory. policy: for steps that are not finite. evaluations: which states are evaluated.
+    history: records commits. spots: which microbatches are checked; None: none. deterministic: see
+    `training.deterministic`. devices: number of the worker's devices; each stage runs in as many parts.
     """
 
     worker: WorkerId

@@ -46,7 +46,7 @@ class Rehearsals:
     def _rehearse_behind(self, active: CellStep) -> bool:
         """Rehearse the cell of the stage behind, with its state before that step; return False if that is not due.
 
-        It never is in a step in which roles have changed: others may wait for what this worker is about to repeat.
+        None is due in a step in which roles have changed: other workers may wait for work that this worker repeats.
         """
         plan, layout, step = self._plan.current, active.layout, active.step
         (d, s), devices = active.cell, self._plan.devices
@@ -76,7 +76,7 @@ class Rehearsals:
         return frame.inputs if frame else None
 
     def _run(self, stage: Stage, place: Place, inputs: Parts | None, *, is_timed: bool) -> Parts:
-        """Run the stage and return the outputs. is_timed: to time its layers."""
+        """Run the stage and return the outputs. is_timed: measure the time of each layer."""
         self._observer.started("Rehearsal", *place)
         with self._devices.measuring(stage):
             if is_timed:

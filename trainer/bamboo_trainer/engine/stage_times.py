@@ -45,8 +45,8 @@ class _ByLayer:
 class _Stage:
     """Times of a stage, in seconds.
 
-    weights: of postponed weight gradients. by_layer: forwards that ran layer by layer, rehearsals included. begun:
-    number of forwards of the ordinary schedule begun here.
+    weights: times of postponed weight gradients. by_layer: forwards that ran layer by layer, rehearsals included.
+    begun: number of forwards of the ordinary schedule begun here.
     """
 
     forwards: deque[float] = field(default_factory=partial(deque, maxlen=MOST_MICROBATCHES))
@@ -139,7 +139,7 @@ class StageTimer:
         by_layer[-1].layers[layer] = seconds
 
     def _step_done(self) -> None:
-        """Sum up the next times to report, unless the last ones were not returned yet."""
+        """Summarize the times to report next, unless the latest ones have not been returned yet."""
         if self._asked or not all(times.microbatches for times in self._latest):
             self._asked = False
             self._sum_up()

@@ -70,7 +70,7 @@ def choose_devices(worker: str, count: int) -> tuple[torch.device, ...]:
 def require_gpus(spec: JobSpec, devices: Sequence[torch.device]) -> None:
     """Raise DeviceError if a job asks for GPUs and a worker in a pod would compute on the CPU.
 
-    devices: of the worker. BAMBOO_DEVICE=cpu permits the CPU.
+    devices: the worker's devices. BAMBOO_DEVICE=cpu permits the CPU.
     """
     asks = asking_for_gpus(spec)
     if asks and devices[0].type == "cpu" and not os.environ.get(ENV_DEVICE):

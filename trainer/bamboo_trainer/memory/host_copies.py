@@ -46,7 +46,7 @@ class HostCopies(Protocol):
     """Copies between one device, host memory and other devices, for the engine's thread only, except for `buffer`."""
 
     def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
-        """Start to copy tensors to host memory. bulk: large and not urgent; urgent copies must not queue behind."""
+        """Start to copy tensors to host memory. bulk: large and not urgent; no urgent copy waits for it."""
         ...
 
     def bring(self, tensors: Iterable[Tensor]) -> Parts:
@@ -70,7 +70,7 @@ class HostCopies(Protocol):
 
 
 class _Made:
-    """A copy that is complete once a GPU has passed an event; without an event, at once."""
+    """A copy that is complete once the GPU has passed an event, or at once if there is no event."""
 
     def __init__(self, parts: Parts, event: torch.cuda.Event | None = None) -> None:
         self._parts, self._event = parts, event

@@ -93,8 +93,8 @@ class BalancedExperts:
         return (of_token * counts.unsqueeze(1)).sum(0)
 
     def _recorder(self, name: str | None, module: nn.Module) -> Any:
-        """Return the router's `OutputRecorder` that fits a module; None if it is no router. name: of the module in its
-        block; None: do not check the name.
+        """Return the router's `OutputRecorder` that fits a module; None if it is no router. name: the module's name in
+        its block; None: do not check the name.
         """
         fits = (r for r in self._routers if isinstance(module, r.target_class))
         return next((r for r in fits if name is None or r.layer_name is None or r.layer_name in name), None)
@@ -179,7 +179,7 @@ class HuggingFaceSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedModel:
-    """The model that a task's config names. config: of transformers."""
+    """The model that a task's config names. config: the model's transformers config."""
 
     settings: HuggingFaceSettings
     config: Any
@@ -316,10 +316,10 @@ def _with_keys_of(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str
 
 
 def objective_of(config: Any) -> Objective:
-    """Return the default objective. If the model type can be both, it is causal for a decoder, and if the named
+    """Return the default objective. A model type that can be both is causal if it is a decoder, or if the named
     architecture is no masked model.
 
-    Raises ValueError for other models, such as encoder-decoders. config: of transformers.
+    Raises ValueError for other models, such as encoder-decoders. config: a transformers config.
     """
     library = transformers()
     causal = type(config) in library.MODEL_FOR_CAUSAL_LM_MAPPING
@@ -414,8 +414,8 @@ def _made(key: str, make: Callable[[], Any]) -> Any:
 
 
 def _logits(names: Sequence[str], model: nn.Module, inputs: Parts) -> Tensor:
-    """Run a model of transformers, and return its logits. names: of the inputs. Without a mask, transformers separates
-    documents of a sequence where the positions begin again.
+    """Run a model of transformers, and return its logits. names: the names of the inputs. Without a mask, transformers
+    separates documents of a sequence where the positions begin again.
     """
     named = dict(zip(names, inputs, strict=True))
     masked = "attention_mask" in named

@@ -5,8 +5,8 @@ the files' beginnings are read at first, and each tensor when it is needed.
 
 `model_folder` returns the folder of a model by its id on the Hub. The model is pinned to a commit, since a branch may
 change before another worker joins. The workers of a node share the Hub's cache (HF_HOME), in which a commit is looked
-up without a network. A child process fetches what is missing: it holds no lock, has the environment's HF_HUB_OFFLINE
-and HF_TOKEN, and ends with the worker.
+up without a network. A child process fetches missing files: it holds no lock, has the environment's HF_HUB_OFFLINE and
+HF_TOKEN, and ends with the worker.
 """
 
 import json
@@ -63,7 +63,7 @@ class PublishedWeights:
                 )
 
     def _name(self, name: str) -> str | None:
-        """Return a tensor's name in the folder, which may be an older name or of a model without its head, or None."""
+        """Return the folder's name for a tensor, perhaps an older name or one with another prefix; None if none."""
         _, _, without = name.partition(".")
         candidates = [name, without, *(f"{base}.{name}" for base in ("model", "transformer", "bert"))]
         for new, old in _OLDER:

@@ -89,7 +89,7 @@ def build(config: Mapping[str, Any]) -> Task:
 
 def spirals(samples: int, noise: float, turns: float, seed: int) -> TensorDataset:
     """Return a dataset of points of two interleaved spirals: inputs float32 [samples, 2], targets int64 [samples], the
-    point's spiral. noise: standard deviation. turns: of each spiral.
+    point's spiral. noise: standard deviation. turns: number of turns of each spiral.
     """
     generator = torch.Generator().manual_seed(seed)
     label = torch.arange(samples) % 2

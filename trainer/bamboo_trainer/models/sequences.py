@@ -39,7 +39,7 @@ class Sequences:
     config's key that describes the data, for messages.
 
     packed: instead of a mask the source has the number of each token's document, and the second input is the token's
-    position in its document. names: of the inputs, as in transformers.
+    position in its document. names: the names of the inputs, as in transformers.
     """
 
     def __init__(
@@ -122,10 +122,10 @@ def open_sequences(
 ) -> Sequences:
     """Open the sequences that a config describes. Raises ValueError.
 
-    config: the kind "random", with "length", "samples" and "padding", is made-up sequences, and the default; for other
-    kinds see `bamboo_trainer.data.dataset_from` and `kinds`. Its "shift": see `Sequences`.
-    words: see `Sequences`. where: the config's key; made-up data for an evaluation are other samples of the same kind.
-    packs: the model can keep documents of one sequence apart.
+    config: the default kind, "random", with "length", "samples" and "padding", makes up sequences; for other kinds see
+    `bamboo_trainer.data.dataset_from` and `kinds`. Its "shift": see `Sequences`. words: see `Sequences`. where: the
+    config's key; made-up data for an evaluation are other samples of the same kind. packs: the model can keep documents
+    of one sequence apart.
     """
     given = dict(config)
     shift = typed(f"{where}.shift", given.pop("shift", False), bool)
@@ -138,8 +138,8 @@ def open_sequences(
 
 
 def _packed(config: Mapping[str, Any], where: str) -> str:
-    """Return the config's setting that keeps documents in a sequence apart, for messages; "" if there is none.
-    Raises ValueError if only some of a mixture's sources have it. config: of data that could be opened.
+    """Return the config's setting that keeps documents in a sequence apart, for messages; "" if there is none. Raises
+    ValueError if only some of a mixture's sources have it. config: describes data that could be opened.
     """
     if config.get("kind") == MIXTURE:
         found = [_packed(source, f"{where}.sources[{number}]") for number, source in enumerate(config["sources"])]
@@ -171,7 +171,7 @@ def _made_up(
 ) -> TensorDataset:
     """Make up sequences in which seven of eight tokens follow from the token before.
 
-    where: the config's key of the data, each of which gives other sequences. padding: of different lengths.
+    where: the config's key of the data; each key gives other sequences. padding: vary the lengths, and add a mask.
     """
     whole_numbers({"samples": samples, "length": length}, "samples", "length")
     seeds = {"data": 0, "evaluation": HELD_OUT}
@@ -316,8 +316,8 @@ def decaying(named: Named, decay: float) -> list[dict[str, Any]]:
 
 
 def evaluation(config: Mapping[str, Any] | None, opened: Callable[[Mapping[str, Any]], Dataset]) -> Evaluation | None:
-    """Return a task's evaluation, with the metric `accuracy`; None if there is no config. config: of the data, which
-    `opened` opens.
+    """Return a task's evaluation, with the metric `accuracy`; None if there is no config. config: describes the data,
+    which `opened` opens.
     """
     if config is None:
         return None

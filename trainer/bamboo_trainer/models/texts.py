@@ -25,7 +25,7 @@ TOKENIZER_FILES: Final = (
 
 
 def has_tokenizer(folder: str) -> bool:
-    """Return whether the folder has files of a tokenizer. Without any, transformers would make an empty one."""
+    """Return whether the folder has files of a tokenizer. Without any, transformers would make an empty tokenizer."""
     return any((Path(folder) / name).is_file() for name in TOKENIZER_FILES)
 
 
@@ -112,7 +112,7 @@ def open_chats(
 
     Inputs: int64 [samples, length], and a mask of the tokens that count, or the number of each token's conversation if
     they are packed. Targets: int64 [samples, length], the next token if it belongs to an answer, else -100. model: its
-    folder, if it has one. vocabulary: size of the model's vocabulary. path: of a file with a JSON object {"messages":
+    folder, if it has one. vocabulary: size of the model's vocabulary. path: a file with a JSON object {"messages":
     [{"role", "content"}, ...]} in each line. tokenizer: its folder, by default the model's. Raises ValueError.
     """
     folder = model if tokenizer is None else tokenizer
@@ -130,7 +130,7 @@ def open_chats(
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer, which makes tokens of conversations. folder: of the tokenizer."""
+    """The chat template of a tokenizer, which makes tokens of conversations. folder: the tokenizer's folder."""
 
     def __init__(self, folder: str) -> None:
         self._tokenizer = open_tokenizer(folder)

@@ -121,7 +121,7 @@ class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return known[id(leaf)]
 
     def _needed(self, storages: set[int]) -> list[_Node]:
-        """Return the recorded operations on which the values of these storages depend, in the order of execution."""
+        """Return the recorded operations that determine the values of these storages, in the order of execution."""
         needed, settled, found = set(storages), set[int](), []
         for node in reversed(self._nodes):
             touched = node.storages & needed

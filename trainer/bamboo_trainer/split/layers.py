@@ -82,9 +82,9 @@ Call = Callable[[nn.Module, Sequence[Tensor]], Any]
 class Route:
     """The recorded forward of a model, which all layers of the split model share.
 
-    base: the recording with the example inputs. at: returns the recording for inputs of other shapes. mode: of the fake
-    tensors. blocks: names of the blocks, in the order of their calls. call: runs the model's forward. alongside:
-    tensors passed in addition to the model's own, if any.
+    base: the recording with the example inputs. at: returns the recording for inputs of other shapes. mode: the mode of
+    the fake tensors. blocks: names of the blocks, in the order of their calls. call: runs the model's forward.
+    alongside: tensors passed in addition to the model's own, if any.
     """
 
     def __init__(

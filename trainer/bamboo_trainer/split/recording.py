@@ -191,9 +191,9 @@ def born(key: Key) -> int:
 class BlockCall:
     """The recorded call of a block.
 
-    number: its place among the blocks, from 0. settings: around the call. form, keys: of its arguments and their
-    tensors. out, out_keys: of its result. out_shapes: of the result's tensors, each as the number of an argument's
-    tensor with the same shape and dtype, or as sizes.
+    number: its place among the blocks, from 0. settings: torch's settings around the call. form, keys: the form of its
+    arguments and the keys of their tensors. out, out_keys: the same for its result. out_shapes: the shapes of the
+    result's tensors, each as the number of an argument's tensor with the same shape and dtype, or as sizes.
     """
 
     number: int
@@ -224,7 +224,7 @@ class BlockCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """The facts about a model's forward from which its layers run their positions. calls: of the blocks, in order."""
+    """The facts about a model's forward from which its layers run their positions. calls: the calls of its blocks."""
 
     calls: tuple[BlockCall, ...]
     # result, result_keys: the form and the tensors of the model's result
@@ -256,9 +256,9 @@ def record(
     call: Any,
     really: Really,
 ) -> Recording:
-    """Record a model's forward. blocks: modules of the model, in the order of their calls. names: of the blocks. call:
-    (model, inputs) -> the model's result. really: called for a block that fails on fake tensors; runs it on real ones
-    and returns its result as fake tensors: (number, form of the arguments, their tensors) -> result.
+    """Record a model's forward. blocks: modules of the model, in the order of their calls. names: the blocks' names.
+    call: (model, inputs) -> the model's result. really: called for a block that fails on fake tensors; runs it on real
+    ones and returns its result as fake tensors: (number, form of the arguments, their tensors) -> result.
 
     The forwards of the blocks are replaced, and not restored. Raises CannotSplit.
     """
@@ -341,7 +341,7 @@ class _Recorder(TorchFunctionMode):
         return result
 
     def finished(self, result: Any) -> Recording:
-        """Return the recording. result: of the model's forward. Raises CannotSplit."""
+        """Return the recording. result: the result of the model's forward. Raises CannotSplit."""
         count = len(self._blocks)
         if self._next < count:
             raise CannotSplit(f"{self._names[self._next]} is not called by the model's forward, or out of order")

@@ -112,7 +112,7 @@ class BackwardRunner:
     def _watched(self) -> Iterator[None]:
         """Stop splitting backwards if a layer runs again in one: it would run again in each part.
 
-        Checkpointed layers of the task are known (`Task.checkpointed`); a module may do it by itself.
+        The task names its checkpointed layers (`Task.checkpointed`), but a module may also checkpoint itself.
         """
 
         def seen(module: nn.Module, _: Any) -> None:

@@ -144,7 +144,7 @@ class Constants:
         self.renew()
 
     def renew(self) -> None:
-        """Record the current values, with which later ones are compared."""
+        """Record the present values of the constants; later checks compare with them."""
         tensors = list(self._all())
         self._trained = {place: tensor for place, tensor, kind in tensors if kind is _Kind.TRAINED}
         self._known = {

@@ -1,11 +1,11 @@
 """A stage's gradients: a backward in two parts (`split`), and the sum over microbatches in one order (`GradientSum`).
 
 The first part of a backward computes the gradients of the stage's inputs, which the stage before waits for, and the
-second those of its weights. The first part runs the graph from the outputs to the inputs alone. The frontier is the
-operations on that way that also lead to parameters, such as a product of the inputs with a weight; their incoming
-gradients are kept. The second part starts there: each operation of the frontier computes the other half of its
-gradients, and only what leads from it to parameters runs. Operations that lead to the same parameters, such as the
-products with slices of one weight, those of a layer's experts, run at once, so that they are summed in the same order.
+second part the gradients of its weights. The first part runs the graph from the outputs to the inputs alone. The
+frontier is the operations on that way that also lead to parameters, such as a product of the inputs with a weight;
+their incoming gradients are kept. The second part starts there: each operation of the frontier computes the other half
+of its gradients, and only what leads from it to parameters runs. Operations that lead to the same parameters, such as
+the products of a layer's experts with slices of one weight, run at once, so that they are summed in the same order.
 Every product is computed once and every kernel gets the same operands, so the gradients have the same bits as those of
 a whole backward. Where that is not certain, as for compiled layers, nothing is split.
 """
@@ -71,8 +71,8 @@ class _Held:
 
 @dataclass(slots=True, eq=False)
 class WeightGradients:
-    """The postponed weight gradients of a microbatch. Holds the microbatch's graph, and so all tensors that its forward
-    has saved.
+    """The postponed weight gradients of a microbatch. The object holds the microbatch's graph, and so all tensors that
+    its forward has saved.
     """
 
     leaves: Parts
@@ -215,8 +215,8 @@ class GradientSum:
     ) -> None:
         """Create an empty sum.
 
-        size: elements, fp32. bounds: the first microbatch of each group of a step, and the end. microbatches: of this
-        cell, in whole groups. buckets: ranges of elements; together they are all elements.
+        size: elements, fp32. bounds: the first microbatch of each group of a step, and the end. microbatches: the
+        cell's microbatches, in whole groups. buckets: ranges of elements; together they are all elements.
         """
         self._size, self._device, self._bounds = size, device, bounds
         share = share_of(microbatches, bounds)

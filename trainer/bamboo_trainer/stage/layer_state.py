@@ -57,7 +57,7 @@ class LayerState:
         )
 
     def payload(self, *, checkpoint: CheckpointId | None = None, filling: ReplicaStart | None = None) -> LayerPayload:
-        """Return the payload of the frame that has this state's tensors. checkpoint, filling: what it is for."""
+        """Return the payload of the frame that has this state's tensors. checkpoint, filling: the frame's purpose."""
         return LayerPayload(
             tensors=tuple(self.tensors),
             scalars=dict(self.scalars),
@@ -87,8 +87,8 @@ def take(
     """Return copies, in host memory, of the state of the wanted layers. Of another stage's layer, copy only the tied
     parameters that this stage has, too.
 
-    shown: with names and values of their state dicts. late: prefixes of names; their tensors are returned themselves,
-    to be copied later.
+    shown: include the names and values of the layers' state dicts. late: prefixes of names; their tensors are returned
+    themselves, to be copied later.
     """
     held = {id(tensor): name for name, tensor in parameters.objects()}
     own = {(layer_of(name), id(tensor)): name for name, tensor in parameters.objects()}  # several if shared

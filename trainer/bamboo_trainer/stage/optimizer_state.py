@@ -167,7 +167,7 @@ class OptimizerTrial:
                 )
 
     def _differing(self, slot: Slot, twin: Slot, numbers: str, twins_numbers: str) -> str:
-        """Describe the first difference; "" if all is equal. numbers, twins_numbers: of their groups."""
+        """Describe the first difference; "" if all is equal. numbers, twins_numbers: their groups' numbers."""
         assert self._optimizer.inner is not None
         if not same_bits(slot.parameter.detach(), twin.parameter.detach()):
             return f"parameter {slot.name}"

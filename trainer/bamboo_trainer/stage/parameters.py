@@ -118,9 +118,9 @@ NormSums = Sequence[tuple[NormPlace, Tensor]]
 def norm_sums(
     norms: Sequence[NormPlace], captured: Sequence[tuple[nn.Module, NormSumsParts]], following: int
 ) -> NormSums:
-    """Return what a microbatch's forward adds to norms' running statistics. following: number of later microbatches.
+    """Return the sums that a forward adds to norms' running statistics. following: number of later microbatches.
 
-    Raises TaskError for a norm that is not one of these.
+    Raises TaskError for a captured norm that is not in `norms`.
     """
     places = {id(place.norm.module): place for place in norms}
     batches: dict[int, list[NormSumsParts]] = {}
@@ -171,7 +171,9 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TiedUse:
-    """A layer that uses a tied parameter. offset: of its gradient in this stage's flat one; None: on another stage."""
+    """A layer that uses a tied parameter. offset: the place of its gradient in this stage's flat gradient; None for a
+    layer of another stage.
+    """
 
     stage: int
     layer: int
@@ -183,8 +185,8 @@ class TiedSegment:
     """A tied group that several layers use, on this stage or others.
 
     Each layer's use has its own gradient, and they are summed in the order of the layers, so that the sum does not
-    depend on the split. offset, size: the place of that sum, with its mark, in this stage's final gradient. uses: of
-    all stages, in the order of the layers.
+    depend on the split. offset, size: the place of that sum, with its mark, in this stage's final gradient. uses: the
+    uses on all stages, in the order of the layers.
     """
 
     group: int
@@ -237,7 +239,7 @@ class FlatParameters:
 
     layers: by number; moved to the device. shared: the tied parameters' group and name, by id, from `ties.tie`. uses:
     the place of each tied group's gradient by each layer, in elements. norms: with running statistics, which forwards
-    leave unchanged from now on. buckets: of the gradient.
+    leave unchanged from now on. buckets: the gradient's buckets.
     """
 
     def __init__(

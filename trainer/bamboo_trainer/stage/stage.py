@@ -47,7 +47,7 @@ class Stage:
         reader: BatchReader | None = None,
         copies: HostCopies | None = None,
     ) -> None:
-        """Create the stage. reader: of the task's data. copies: bring received tensors to the device of the values."""
+        """Create the stage. reader: reads the task's data. copies: bring received tensors to the values' device."""
         self.values = values
         self._reader = reader or BatchReader(values.task, values.config.samples)
         self._copies = copies or AtOnce(values.device)

@@ -174,11 +174,11 @@ class StageStates:
         return state.version + (state.version in state.final)
 
     def applicable(self, committed: Container[int], ran: Container[int], owned: bool) -> int | None:
-        """Return a stage whose step is committed and final gradient here, or None. owned: only of stages run here.
+        """Return a stage whose step is committed and whose final gradient is here, or None. owned: must run here.
 
-        ran: stages that ran their step here, so the log has what they sent. All others of a version wait for each
-        other: of stages that are lost together none can be repeated without the others, so the worker that takes them
-        over must have all of them at the same version.
+        ran: stages that ran their step here, so the log has the frames that they sent. All other stages of a version go
+        on together, once each has its gradient: stages lost together can only be repeated together, by a worker that
+        has them all at the same version.
         """
         for index, state in self.by_stage.items():
             ready = state.version in committed and state.version in state.final and (state.owned or not owned)

@@ -201,8 +201,8 @@ class StageValues:
 
     def apply(self, gradient: Tensor, norm: float, *, scale: float = 1.0, tries: bool = False) -> None:
         """Take one optimizer step with the final gradient (not modified) times scale, and add the sums in it to the
-        norms' running statistics. norm: of the global gradient. tries: compare with a rebuilt optimizer; raises
-        NotDeterministic if its bits differ.
+        norms' running statistics. norm: the norm of the global gradient. tries: compare with a rebuilt optimizer;
+        raises NotDeterministic if its bits differ.
 
         A parameter that no microbatch has used, or that a decision has frozen, stays unchanged, with its optimizer
         state.

@@ -27,7 +27,7 @@ class BackwardScale(NamedTuple):
     total: float = 1.0
 
     def of(self, weight: float | None) -> float:
-        """Return the scale for a loss. weight: of a sum; None for a mean."""
+        """Return the scale for a loss. weight: the weight of a sum; None for a mean."""
         return self.mean if weight is None else self.total
 
 

@@ -73,7 +73,7 @@ def from_child(items: Iterator[T]) -> tuple[list[T], str]:
 
 
 def _send(parent: int, items: Iterator[object], pipe: Connection) -> None:
-    """Send each item, and at the end the reason why there are no more. Runs in a child, just forked."""
+    """Send each item, and at the end the reason why there are no more. Call it in a child process, just forked."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with(parent)
     try:
@@ -180,7 +180,7 @@ def look(task: Task, inputs: Any, visit: Visit[T]) -> tuple[T, ...]:
 def look_without_data(task: Task, inputs: Any, visit: Visit[T], layers: range) -> tuple[list[T], str]:
     """Return the findings of the first of these layers, and why the others cannot run without data; "" if all can.
 
-    inputs: of the first of them, with data.
+    inputs: the inputs of the first of these layers, with data.
     """
     walk = Walk(task, FakeTensorMode(allow_non_fake_inputs=True))  # created here, because its imports take a second
     return from_child(walk.visits(visit, inputs, layers))

@@ -139,7 +139,7 @@ def evaluating(layers: Collection[nn.Module]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunningNorm:
-    """A norm with running statistics. path: its name in the layer, "" if it is the layer. names: of its buffers."""
+    """A norm with running statistics. path: its name in the layer, "" if it is the layer. names: its buffers' names."""
 
     module: _BatchNorm | _InstanceNorm
     path: str

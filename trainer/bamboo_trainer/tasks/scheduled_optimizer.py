@@ -36,8 +36,8 @@ _FUSED: Final = (torch.optim.Adam, torch.optim.AdamW)
 class ScheduledOptimizer:
     """The user's optimizer `inner` with the task's schedules.
 
-    `inner` is None where there is nothing to train, as on a stage of activation functions only. factor: of the learning
-    rate, from the task's decisions.
+    `inner` is None where there is nothing to train, as on a stage of activation functions only. factor: multiplies the
+    learning rate, from the task's decisions.
     """
 
     def __init__(self, task: Task, named: Sequence[tuple[str, nn.Parameter]]) -> None:

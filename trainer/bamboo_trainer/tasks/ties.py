@@ -264,7 +264,7 @@ class Search:
     """
 
     def __init__(self, task: Task, seed: int, within: Callable[[], AbstractContextManager[object]] = nullcontext):
-        """within: returns a context to enter around each factory."""
+        """Prepare the search. within: returns a context to enter around each factory."""
         self._task, self._seed, self._within = task, seed, within
         self._first: dict[int, tuple[weakref.ref[Tensor], int, str]] = {}  # by id: a tensor, its layer and name
         self._places: dict[int, list[_Place]] = {}  # by storage

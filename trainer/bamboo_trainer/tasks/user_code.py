@@ -168,7 +168,7 @@ def _with_own_gradients(parts: Parts, result: Parts) -> Parts:
 
 
 def _in_one_layout(parts: Parts, *, hooked: bool, who: str) -> Parts:
-    """Make parts contiguous, like those from another worker, and where hooked their gradients: the bits of a sum or
+    """Make parts contiguous, like parts from another worker, and if `hooked` also their gradients: the bits of a sum or
     product may depend on strides, and must not depend on the split.
     """
     parts = tuple([part.contiguous() for part in parts])
@@ -183,8 +183,8 @@ def _contiguous(number: int, count: int, without: set[int], compiled: str, gradi
     """Return the gradient of a part of a layer's result. None: the next layer takes the part detached.
 
     A compiled layer takes None for zeros, and its parameters would count as used; where the model is split, none comes.
-    number: of the part, among `count`. without: the parts without gradient so far. compiled: the layer's name, if it is
-    compiled.
+    number: the part's number, among `count`. without: the parts without gradient so far. compiled: the layer's name, if
+    it is compiled.
     """
     if gradient is not None:
         return gradient.contiguous()

@@ -137,7 +137,7 @@ class Outbound:
         on_stands: Report,
         rate: float | None,
     ) -> None:
-        """route: this worker, peer, lane. rate: limit in bytes per second."""
+        """Create the sending end. route: this worker, peer, lane. rate: limit in bytes per second."""
         self.me, self.peer, self.lane = route
         self._secret = secret
         self._address = address
@@ -201,7 +201,7 @@ class Outbound:
             return self._changed.wait_for(lambda: not self._pending, max(0.0, seconds))
 
     def close(self) -> None:
-        """Drop what is queued and end the thread soon; never blocks."""
+        """Drop queued frames and end the thread soon; never blocks."""
         with self._lock:
             self._closed = True
             self._finish("closed")
@@ -237,7 +237,7 @@ class Outbound:
                 backoff = min(2 * backoff, longest)
 
     def _drop(self) -> bool:
-        """Mark the link as broken and drop what is queued. Return False if it is closed."""
+        """Mark the link as broken and drop queued frames. Return False if it is closed."""
         with self._lock:
             self._broken = True
             self._small, self._large = Queue(), Queue()
@@ -351,7 +351,7 @@ class Inbound:
     def __init__(
         self, sock: socket.socket, me: WorkerId, secret: bytes, acceptor: "TcpTransport", buffer: Buffer
     ) -> None:
-        """acceptor: called on the connections' threads. buffer: allocates the memory that tensors are read into."""
+        """Create the receiving end. acceptor: called on the connections' threads. buffer: allocates tensors' memory."""
         self._sock = sock
         self._me = me
         self._secret = secret

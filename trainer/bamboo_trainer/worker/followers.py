@@ -43,8 +43,8 @@ class TurnThread:
     """A thread that calls a function ("turn") at each `wake`, and once more at the end, with whether it is the last
     turn. The first `wake` starts it.
 
-    seconds: the longest time between two turns. name: of the thread. warn: called with the error of a turn that fails,
-    unless the turn before has failed.
+    seconds: the longest time between two turns. name: the thread's name. warn: called with the error of a turn that
+    fails, unless the turn before has failed.
     """
 
     def __init__(self, turn: Callable[[bool], None], seconds: float, name: str, warn: Callable[[str], None]) -> None:
@@ -187,7 +187,7 @@ class HistoryFollower(ABC):
         self.turns.wake()
 
     def complete(self, over: Callable[[], None]) -> bool:
-        """Return whether it has been told that training is complete; otherwise call `over` when it has."""
+        """Return whether this follower has handled the end of training; if not, call `over` once it has."""
         if self._ended == self._wakes:
             return True
         self._over = over

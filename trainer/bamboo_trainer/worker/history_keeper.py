@@ -1,7 +1,7 @@
 """The keeper of the job's history: the root writes it, and every worker keeps the records that a next root would need.
 
 A root writes all commits that any worker knows and that are not known to be in the history; readers merge what two
-roots have written. A separate thread writes; neither the training nor its end waits for the store, or not for long.
+roots have written. A separate thread writes: training never waits for the store, and its end only for a limited time.
 """
 
 import threading
@@ -72,8 +72,8 @@ def _finite_ones(numbers: Mapping[str, float]) -> dict[str, float | None]:
 
 @dataclass(slots=True, eq=False)
 class _Term:
-    """The time in which this worker is the root. epoch: of its first plan. informed: the others have sent what they
-    know. records: in the file that is being written.
+    """The time in which this worker is the root. epoch: the epoch of its first plan. informed: the other workers have
+    sent the commits that they know. records: in the file that is being written.
     """
 
     epoch: int
@@ -149,7 +149,9 @@ class HistoryKeeper(History):
         return [commits[at : at + SENT_AT_ONCE] for at in range(0, len(commits), SENT_AT_ONCE)]
 
     def take_role(self, plan: Plan, leads: bool) -> None:
-        """Note who the root is. If the plan's states have a new origin, forget the commits from its first step on."""
+        """Note whether this worker is the root. If the plan's states have a new origin, forget the commits from its
+        first step on.
+        """
         with self._lock:
             goes_on = plan.origin == self._origin
             if not goes_on:
@@ -246,7 +248,7 @@ class HistoryKeeper(History):
                     one.callback()
 
     def _serves(self, one: _Waiter) -> bool:
-        """Return whether the callbacks have handled the end of training, too, if the waiter waits for that."""
+        """Return whether a waiter can be called: if it waits for callbacks, they have handled the end of training."""
         return not one.complete or not [f for f in self._followers if not f.complete(self._turns.wake)]
 
     def _flush(self, term: _Term) -> bool:
@@ -301,7 +303,8 @@ class HistoryKeeper(History):
 
     def _attempt_after(self, newest: int, records: Sequence[Record]) -> int:
         """Return the job's attempt. If it is unknown, it is the newest one if one of its steps is a kept commit of this
-        attempt, and otherwise the next one. newest: in the history. records: of the history's last file.
+        attempt, and otherwise the next one. newest: the newest attempt in the history. records: the records of the
+        history's last file.
         """
         marks = {step: commit.history for step, commit in self._commits.items() if commit.history}
         newest = max([newest, *(mark.attempt for mark in marks.values())])

@@ -29,8 +29,8 @@ _VARIABLES: Final = re.compile(
 
 
 def this_platform(worker: str) -> Platform:
-    """Return the versions, hardware and settings of this process that can change the bits of results. worker: its
-    name, which decides the device. A missing device is left out: the worker reports it itself, and ends.
+    """Return the versions, hardware and settings of this process that can change the bits of results. worker: its name,
+    which decides the device. A missing device is left out: the worker itself reports that, and ends.
     """
     try:
         device = choose_device(worker)
