@@ -17,7 +17,7 @@ Close = Callable[[], Coroutine[Any, Any, None]]
 
 
 class _Background:
-    """The background event loop, and the coroutine functions to call at exit. A forked process starts its own."""
+    """The background event loop, and the coroutine functions to call at exit. A forked process starts its own loop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

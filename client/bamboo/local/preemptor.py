@@ -74,7 +74,7 @@ class Preemptor:
         self._begun[worker] = (step, count + 1 if before == step else 1)
 
     def take(self, worker: WorkerId, *, notice: bool, where: str = "") -> Iterator[Strike]:
-        """Mark a worker and the others of its node as taken, and yield a strike for each.
+        """Mark a worker and the other workers of its node as taken, and yield a strike for each.
 
         A worker on notice gets no second notice, but may be killed.
         """

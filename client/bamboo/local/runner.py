@@ -399,7 +399,8 @@ class _LocalRun:
                 self._events.put_nowait(SpecChanged(request.spec))
 
     def _interrupt(self) -> None:
-        """Handle Ctrl-C: the first one in training requests a clean end, which saves the state; others end everything.
+        """Handle Ctrl-C: the first one in training requests a clean end, which saves the state; any other ends
+        everything.
 
         While only loggers still write after the end of the job, it ends just that wait.
         """

@@ -165,6 +165,6 @@ def _in_foreground() -> bool:
 
 
 def _say(text: str) -> None:
-    """Print text; on a terminal the lines end between words."""
+    """Print text; on a terminal, break its lines between words."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     print(wrapped(text, width) if width else text, flush=True)

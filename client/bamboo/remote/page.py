@@ -87,8 +87,8 @@ async def _open(session: Session, url: str) -> None:
 async def _operator(api: KubeApi, namespace: str | None, watching: str) -> Object:
     """Return the running pod of the operator that manages the jobs of a namespace.
 
-    namespace: the operator's; None searches the cluster. watching: the jobs'. Raises RemoteError if no operator runs,
-    or it is ambiguous in the cluster.
+    namespace: the operator's namespace; None searches the cluster. watching: the namespace of the jobs. Raises
+    RemoteError if no operator runs, or it is ambiguous in the cluster.
     """
     running = [pod for pod in await operator_pods(api, namespace) if is_running(pod)]
     if not running:

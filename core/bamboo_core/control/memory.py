@@ -15,7 +15,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bytes that a worker sends to others, by kind: since it started, or per step."""
+    """Bytes that a worker sends to other workers, by kind: since it started, or per step."""
 
     # activation, gradient: tensors at the stage's boundaries
     activation: Bytes = 0

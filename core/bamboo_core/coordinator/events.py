@@ -213,7 +213,7 @@ class AbandonReason(StrEnum):
 
 
 class RestoreCause(StrEnum):
-    """The cause for which a job goes back to a checkpoint; the reason of its end if it has none."""
+    """The cause for which a job goes back to a checkpoint, or ends if it has no checkpoint to go back to."""
 
     STAGE_LOST = "StageLost"
     WORKERS_GONE = "WorkersGone"

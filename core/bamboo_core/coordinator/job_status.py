@@ -203,8 +203,8 @@ class WantedWorkers:
     number: how many, including standby. fewest: the number for the smallest grid that has room, as far as known.
     chosen: the coordinator has chosen the number by the workers' prices. requested: how many requested workers have not
     joined. surplus: how many of these are not wanted any more. gone: workers declared lost or refused, for good.
-    stopped: these, and workers that were asked to leave. misfit: the newest worker that does not fit the others, and
-    why. begun: there is a plan. recovering: workers are about to reconnect to a restarted coordinator.
+    stopped: these, and workers that were asked to leave. misfit: the newest worker that does not fit the other workers,
+    and why. begun: there is a plan. recovering: workers are about to reconnect to a restarted coordinator.
     """
 
     spec: JobSpec

@@ -61,7 +61,7 @@ def crowd(status: Status, spec: JobSpec) -> str:
 
 
 def spares_any_worker(status: Status) -> bool:
-    """Return whether any single worker could be lost now without losing state, if the others on its node stay."""
+    """Return whether any single worker could be lost now without losing state, if other workers on its node stay."""
     return bool(status.replicas)
 
 

@@ -1,7 +1,7 @@
 """Detection of a stuck worker: a live worker inside one instruction for far longer than a step takes.
 
 A data set that hangs or a kernel that never ends stops the training thread but not the heartbeats. Unless the
-coordinator gives the worker up, all others wait for it until the job's progress deadline.
+coordinator gives the worker up, all other workers wait for it until the job's progress deadline.
 """
 
 from bamboo_core.coordinator.events import Emit
@@ -22,7 +22,7 @@ FAMILIAR_STEPS = 3  # committed under a plan before its durations count: first c
 
 
 def check_stuck(turn: Turn) -> None:
-    """Declare the one worker lost that is stuck and delays all others, if the job can go on without it."""
+    """Declare the one worker lost that is stuck and delays all other workers, if the job can go on without it."""
     state = turn.state
     limit = _limit(state)
     if limit is None or turn.now - state.progress.last_at <= limit:

@@ -142,5 +142,5 @@ def list_fits(least: int, most: int) -> Callable[[Any], bool]:
 
 
 def is_within(path: str, others: Collection[str]) -> bool:
-    """Return whether a field is one of the others, or inside one of them. path, others: paths."""
+    """Return whether the field at a path is one of `others`, or inside one of them. path, others: paths of fields."""
     return any(path == other or path.startswith(f"{other}.") for other in others)

@@ -127,7 +127,7 @@ _completions: dict[type, Completion] = {}
 
 
 def completes(kind: type) -> Callable[[Completion], Completion]:
-    """Return a decorator that registers a function to derive values of an object's fields from others, in place.
+    """Return a decorator that registers a function to derive values of an object's fields from other fields, in place.
 
     The function receives the object's values, None for absent and wrong ones.
     """

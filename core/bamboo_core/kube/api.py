@@ -683,7 +683,7 @@ class KubeApi:
         return next(uids, None)
 
     async def _apply(self, collection: str, thing: Object) -> None:
-        """Create the object, or restore its fields that others have changed (server-side apply)."""
+        """Create the object, or restore its fields that other clients have changed (server-side apply)."""
         await self.call("PATCH", f"{collection}/{thing['metadata']['name']}", thing, APPLIED, APPLY)
 
     async def _delete(self, path: str) -> None:

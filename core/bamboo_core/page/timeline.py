@@ -121,7 +121,7 @@ class JobTimeline:
 
     def follow(self, step: int, figures: StepFigures, takeovers: Sequence[Takeover]) -> None:
         """Record the progress. step: committed steps; fewer than before after a return to a checkpoint. figures: the
-        last step's. takeovers: all so far, in order.
+        figures of the last step. takeovers: all takeovers so far, in order.
         """
         if step != self._step:
             if self._step is not None and step > self._step:

@@ -38,8 +38,8 @@ def heirs_of(run: Sequence[Cell], candidates: Callable[[Cell], list[WorkerId]]) 
 
 
 def home(owned: list[Cell], stages: int) -> Cell:
-    """Return the cell that a worker with several cells keeps when it gives the others away: the first of its arc of the
-    ring, because takeovers go to the predecessor.
+    """Return the cell that a worker with several cells keeps when it gives its other cells away: the first of its arc
+    of the ring, because takeovers go to the predecessor.
     """
     first = min(c.pipeline for c in owned)
     mine = {c.stage for c in owned if c.pipeline == first}

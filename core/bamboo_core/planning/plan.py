@@ -102,7 +102,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A live worker and where its data plane listens."""
+    """A live worker, with its place and the address at which its data plane listens."""
 
     worker: WorkerId
     host: Short

@@ -230,9 +230,9 @@ def replicas_in(
     pipeline is short.
 
     They are the nearest predecessors in the ring, so that each worker keeps equally many. If these are on too few nodes
-    or in too few zones, others are chosen, provided that every stage is then on as many nodes and in as many zones as
-    possible and no worker keeps more than one extra replica; else so that as many stages as possible are also on
-    another node.
+    or in too few zones, other workers are chosen, provided that every stage is then on as many nodes and in as many
+    zones as possible and no worker keeps more than one extra replica; else so that as many stages as possible are also
+    on another node.
     """
     nearest = tuple(tuple(islice(_staying(row, s, leaving), count)) for s in range(len(row)))
     nodes = {w: peers[w].failure_domain if w in peers else f"/{w}" for w in row}

@@ -81,8 +81,8 @@ class ScatterGradients:
 
 @dataclass(frozen=True, slots=True)
 class ReduceGradients:
-    """An instruction to sum this cell's chunk of a bucket over the pipelines, in a fixed order, and send the sum to the
-    others.
+    """An instruction to sum this cell's chunk of a bucket over the pipelines, in a fixed order, and send the sum to
+    their owners.
     """
 
     bucket: int = 0

@@ -186,7 +186,7 @@ class BoundedListener:
 
     @property
     def full(self) -> bool:
-        """Whether the limit of known callers is reached."""
+        """Whether authenticated callers have reached their limit of connections."""
         return len(self._known) >= self.bounds.known
 
     def mark_authenticated(self, request: web.Request) -> None:

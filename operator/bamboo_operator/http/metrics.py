@@ -127,7 +127,7 @@ def _pods(page: MetricsPage, job: JobKey, known: OperatedJob, *, idle: bool) -> 
 def _cost(page: MetricsPage, known: OperatedJob, status_now: BambooJobStatus) -> None:
     """Add a job's costs, if a pool has, or had, a price.
 
-    Counters show the written status, from which the next operator continues, so that they never fall.
+    Counters show the costs in the written status, from which the next operator continues, so that they never fall.
     """
     job, facts, view = _key(known), known.facts, known.view
     cost, written = status_now.cost, view.status.cost

@@ -368,7 +368,7 @@ class ActiveLabel:
         self._set = False
 
     async def take(self, others: Iterable[str]) -> None:
-        """Label this pod and remove the label from the others; retry until done or given up."""
+        """Label this pod and remove the label from `others`; retry until that is done or this operator has given up."""
         self._set = True
         for name in (*others, self._me):
             await self._attempts.until_done(f"label pod {name}", partial(self._label, name), ends=(404,))

@@ -131,7 +131,9 @@ def delete_ended(view: PodsView) -> Iterator[Action]:
 
 
 def replace_unjoined(view: PodsView) -> Iterator[Action]:
-    """Delete the pods of workers that run and do not connect; the coordinator requests others when it sees the loss."""
+    """Delete the pods of workers that run and do not connect; the coordinator requests new workers when it sees the
+    loss.
+    """
     if view.wanted.recovering:
         return  # they train, and try to connect again
     for name, seconds in view.unjoined.items():

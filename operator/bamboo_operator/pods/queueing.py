@@ -103,8 +103,8 @@ class HeldQuota:
     """A record of quota that a job holds in vain: it is too little to begin with, and other jobs may wait for it.
 
     since: when that began (time.monotonic()); None if the job does not hold quota in vain. times: how often the job has
-    given quota back since it last trained. until: when it requests quota again. uid: the job's; its jitter differs from
-    that of other jobs. message: why the job gave its quota back.
+    given quota back since it last trained. until: when it requests quota again. uid: the job's UID, which makes its
+    jitter differ from that of other jobs. message: why the job gave its quota back.
     """
 
     uid: str
@@ -126,9 +126,7 @@ class HeldQuota:
 
     @property
     def due(self) -> float:
-        """The time (time.monotonic()) when the job gives its quota back, unless a younger job has to do so first; inf:
-        never.
-        """
+        """The monotonic time when the job gives its quota back, unless a younger job does so first; inf if never."""
         return math.inf if self.since is None else self.since + self._jittered(PATIENCE_SECONDS)
 
     def let_go(self, now: float, held: int, fewest: int) -> "HeldQuota":
@@ -155,8 +153,8 @@ class HeldQuota:
 
 
 class QuotaHolders:
-    """The jobs of an operator that hold quota in vain. Only the youngest gives it back at a time, so that others may
-    begin.
+    """The jobs of an operator that hold quota in vain. Only the youngest of them gives quota back at a time, so that
+    other jobs may begin.
     """
 
     def __init__(self) -> None:
@@ -170,7 +168,7 @@ class QuotaHolders:
         self._made.pop(job, None)
 
     def lets_go(self, job: JobKey, now: float) -> bool:
-        """Return whether it is the job's turn to give its quota back. If so, forget the job, and let others wait
+        """Return whether it is the job's turn to give its quota back. If so, forget the job, and let other jobs wait
         SETTLE_SECONDS.
         """
         if now < self.settled or job != max(self._made, key=lambda key: self._made[key], default=None):

@@ -1,4 +1,4 @@
-"""Startup problems of workers that have not joined yet, and the backoff before the operator requests others.
+"""Startup problems of workers that have not joined yet, and the backoff before the operator requests new workers.
 
 A pod's status shows why it does not start: no node, no image, a missing Secret of an environment variable, or a
 scheduling gate of its template or of Kueue (`queueing`), which keeps it from looking for a node. A missing Secret of a

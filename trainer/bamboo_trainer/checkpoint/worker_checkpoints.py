@@ -128,7 +128,7 @@ class WorkerCheckpoints:
         self._do(request)
 
     def drop(self, checkpoints: Sequence[CheckpointId]) -> None:
-        """Stop writing the newest checkpoint, and remove its files, if it is one of these, which were given up or
+        """Stop writing the newest checkpoint and remove its files, if `checkpoints` has it: these were given up or
         replaced.
         """
         if self._newest is not None and self._newest in checkpoints:

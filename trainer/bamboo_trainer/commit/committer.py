@@ -216,9 +216,7 @@ class Committer:
         self._look_whether_informed()
 
     def report_received(self, worker: WorkerId, epoch: int) -> None:
-        """Record that a worker has sent this root all commits that it knows. epoch: the epoch of the plan that it
-        obeyed then.
-        """
+        """Record that a worker has sent this root all commits that it knows. epoch: the epoch of the worker's plan."""
         if epoch >= self._root_since:
             self.awaited_reports.discard(worker)
             self._look_whether_informed()

@@ -55,8 +55,8 @@ class Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
-    """Files of documents. unit: each file, or each line that is not blank, is a document; of a .jsonl file (also
-    .jsonl.gz) always each line, an object with its text in `field`.
+    """Files of documents. unit: whether each file, or each line that is not blank, is a document. In .jsonl and
+    .jsonl.gz files every line is one: an object with its text in `field`.
     """
 
     files: Sequence[Path]

@@ -90,13 +90,13 @@ class CellStep:
 
     predecessor: the live worker that ran the cell before and still owes its last gradients. inputs: the input frames of
     each of the program's instructions. since: the step with which this worker began to run the cell. in_midstep: it
-    began in the middle of a step, so others wait for what it repeats. evaluations: instructions at the program's
-    beginning that evaluate the state, before the step itself.
+    began in the middle of a step, so other workers wait for the work that it repeats. evaluations: instructions at the
+    program's beginning that evaluate the state, before the step itself.
 
     figures: reported results of the step, once computed: the final gradient's squared norms, and the losses. portions:
-    the cell's portions, if others share its microbatches. is_portion: this step is only one portion, and the cell's
-    owner may be another worker. kept: the first microbatch whose results the cell's keeper has not been sent. passed:
-    receivers and addresses of the sums of others and SUMMED frames that have been sent. again: the work on each
+    the cell's portions, if other workers share its microbatches. is_portion: this step is only one portion, and the
+    cell's owner may be another worker. kept: the first microbatch whose results the cell's keeper has not been sent.
+    passed: receivers and addresses of the sums of others and SUMMED frames that have been sent. again: the work on each
     microbatch that runs only for neighbouring stages, because its gradient is in the sum already.
     """
 

@@ -85,7 +85,7 @@ class Components:
         return runner(assignment, layout, address.pipeline, address.microbatch) if layout else assignment.owner
 
     def _look_again(self) -> None:
-        """Let `turn` look again for work other than instructions, after more than a boundary tensor has come."""
+        """Let `turn` look again for work other than instructions, since more than a boundary tensor has arrived."""
         self._look_first = self._look_last = True
         self.executor.look_again()
 

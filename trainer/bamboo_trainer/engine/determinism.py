@@ -369,7 +369,7 @@ def compute_again(
 
 
 def differing(stage: Stage, one: SpotSums, other: SpotSums) -> str:
-    """Describe the first result in which two checks differ. If all others are equal, it is the last."""
+    """Describe the first result in which two checks differ. The last one is named if all other results are equal."""
     layers = range(stage.values.first, stage.values.end)
     whole = f"layers {layers[0]} to {layers[-1]}"
     if one.data != other.data:

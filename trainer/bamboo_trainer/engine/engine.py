@@ -114,7 +114,7 @@ class Engine:
         self._take_in()
 
     def forget(self) -> None:
-        """Drop all states, and the parts that use them, before others are built: memory may not suffice for both."""
+        """Drop all states, and the parts that use them, before new ones are built: memory may not suffice for both."""
         had = bool(self.components or self._beginning)  # holding them here would keep them alive
         self.components = self._beginning = None
         self._exchange.stop()
@@ -289,15 +289,15 @@ class Engine:
         return self.components.committer.step_seconds if self.components else Histogram.of(STEP_SECONDS)
 
     def times_due(self, now: float) -> tuple[StageTimes, ...] | None:
-        """Return the times of stages here, if they are due; for any one thread."""
+        """Return the times of stages here, if they are due. Call it from a single thread, whichever."""
         return self.timer.due(now)
 
     def owned_times(self) -> list[tuple[int, StageTimes]]:
-        """Return the times of measured stages that run here, by stage; for any thread."""
+        """Return the times of measured stages that run here, by stage. Any thread may call this."""
         return self.timer.owned()
 
     def compile_seconds(self) -> dict[int, float]:
-        """Return the seconds of compiling the layers of each stage held here; for any thread."""
+        """Return the seconds of compiling the layers of each stage held here. Any thread may call this."""
         held = tuple(self.components.states.by_stage.items()) if self.components else ()
         return {index: state.stage.compile_seconds for index, state in held if state.stage}
 

@@ -44,7 +44,7 @@ class Executor:
     # roles
 
     def hand_over(self, old: Plan | None) -> None:
-        """Stop running the cells that the plan in force gives to others. old: the plan before."""
+        """Stop running the cells that the plan in force gives to other workers. old: the plan before."""
         plan, worker = self._plan.current, self._plan.worker
         for cell in [c for c in self.cells if c.pipeline >= len(plan.pipelines)]:
             del self.cells[cell]
@@ -169,7 +169,7 @@ class Executor:
         self._outbox.resend(cell_step.cell, self._plan.worker)  # others send what they have when they are asked
 
     def _finish_if_over(self, cell_step: CellStep) -> None:
-        """Finish the cell, and tell the coordinator, if nothing is left to do for it, except to answer others."""
+        """Finish the cell, and tell the coordinator, if nothing is left to do for it but to answer other workers."""
         held, step = self._states.here(cell_step.cell.stage), cell_step.step
         if cell_step.finished or cell_step.work is None or held is None or step < self._shared.steps:
             return
@@ -235,8 +235,8 @@ class Executor:
     def _must_not_be_repeated(self, cell_step: CellStep) -> bool:
         """Return whether workers that would have to repeat the cell's step might lack frames of another lost cell.
 
-        The log of what several cells sent each other is lost with their owner, unless they are parts of one stage,
-        which one heir has at one version; the same is true if two owners are lost at once.
+        The log of frames between an owner's cells is lost with the owner, unless the cells are parts of one stage,
+        which one heir has at one version. The same holds for two owners that are lost at once.
         """
         if not self._plan.are_parts(r.cell for r in self.cells.values() if r.program) or self._plan.heirs_may_differ:
             return True

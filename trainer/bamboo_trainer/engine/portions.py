@@ -143,7 +143,7 @@ class PortionSteps:
     def await_kept(self, old: Plan | None, changed: Set[Cell]) -> None:
         """Wait for other workers' sums of cells that this worker owns from now on, or give sums away (`_gives`).
 
-        changed: cells that a plan in the middle of a step has given to others. old: the plan before it.
+        changed: cells that a plan in the middle of a step has given to other workers. old: the plan before it.
         """
         plan, step = self._plan.current, self._shared.log.newest + 1
         present = {peer.worker for peer in plan.workers}
@@ -186,9 +186,7 @@ class PortionSteps:
                 self._outbox.post(receiver, frame.address, frame.tensors, frame.payload)
 
     def relinked(self, peer: WorkerId) -> None:
-        """After a broken link to a peer, send the frames again that it may have lost, and ask the peer again for
-        frames.
-        """
+        """After a broken link to a peer, resend frames that it may have lost, and ask the peer for missing ones."""
         plan = self._plan.current
         of_peer = {cell for cell in plan.cells() if peer in plan.at(cell).runners}
         for one in self.cell_steps():
@@ -277,7 +275,7 @@ class PortionSteps:
         return parts, here, done
 
     def elsewhere(self, owned: CellStep) -> int:
-        """Return how many of a shared cell's microbatches others run."""
+        """Return how many of a shared cell's microbatches other workers run."""
         assert owned.layout is not None
         shared = ranges(owned.layout, owned.cell.pipeline, owned.portions)
         return sum(end - first for worker, (first, end) in shared if worker != self._plan.worker)
@@ -354,7 +352,7 @@ class PortionSteps:
     # frames that a neighbouring stage lacks
 
     def _ask_beside(self, one: CellStep, beside: Container[Cell], *, again: bool = False) -> None:
-        """Tell runners of neighbouring cells among these which frames the step lacks. again: even logged ones."""
+        """Tell runners of neighbouring cells in `beside` which frames the step lacks. again: also logged ones."""
         plan, (d, s), step, layout = self._plan.current, one.cell, one.step, one.layout
         if layout is None or d >= layout.pipelines or step <= self._shared.log.newest:
             return

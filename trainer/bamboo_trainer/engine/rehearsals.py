@@ -34,7 +34,7 @@ class Rehearsals:
         self._given: dict[tuple[Cell, int], Parts] = {}  # by part and step: outputs of the part before it
 
     def take_roles(self, step: int, *, first: bool) -> None:
-        """Allow no rehearsal in this step, as a new plan came. first: the plan is the first one of the job."""
+        """Allow no rehearsal in this step, because a new plan came. first: the plan is the first one of the job."""
         self._disturbed = None if first else step
         self._timed.clear()
 

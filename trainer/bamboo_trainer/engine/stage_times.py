@@ -157,7 +157,7 @@ class StageTimer:
         return latest
 
     def owned(self) -> list[tuple[int, StageTimes]]:
-        """Return the times of measured stages that run here, by stage; for any thread."""
+        """Return the times of measured stages that run here, by stage. Any thread may call this."""
         ranges, self._asked = list(self._ranges), True
         return [(ranges.index(t.layers), t) for t in self._latest if t.microbatches and t.layers in ranges]
 

@@ -140,7 +140,7 @@ class HandedOver:
             self._made[tensor] = made
 
     def wait(self, stream: torch.cuda.Stream, tensor: Tensor) -> None:
-        """Let a stream wait until the tensor is complete, but for no later work of its device."""
+        """Let a stream wait until the tensor is complete, but not for later work of the tensor's device."""
         stream.wait_event(self._made[tensor])
 
 

@@ -99,7 +99,7 @@ class Chat:
 
     @property
     def targets(self) -> list[int]:
-        """For each token but the last: the next token if that belongs to an answer, else IGNORED."""
+        """The target of each token but the last: the next token if that belongs to an answer, else IGNORED."""
         follows = pairwise(zip(self.ids, self.answers, strict=True))
         return [token if learned else IGNORED for _, (token, learned) in follows]
 

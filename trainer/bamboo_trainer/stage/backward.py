@@ -37,7 +37,7 @@ class BackwardRunner:
         self._modules = {id(module) for layer in values.layers.values() for module in layer.modules()}
 
     def run(self, work: Work, step: int, microbatch: int, gradients: Gradients | None, *, postpone: bool) -> Gradients:
-        """Run a backward; see `Stage.backward`. postpone: weight gradients, if that changes no bit."""
+        """Run a backward; see `Stage.backward`. postpone: leave weight gradients for later, if that changes no bit."""
         added, first = len(work.added.get(microbatch, ())), self._values.first == 0
         leaves, given = work.ends(microbatch, gradients, self._values.config.microbatches, self._scale())
         cuts = work.cuts.pop(microbatch, None)

@@ -162,8 +162,8 @@ class Constants:
     def check(self, bits: bool = False) -> None:
         """Raise TaskError if a constant was written to or replaced, and its bits differ, or a trained parameter is new.
 
-        Cheap: compares bits only where torch counted a write. bits: compare the bits of all buffers, since torch does
-        not count writes through numpy or `.data`.
+        The check is cheap: it compares bits only where torch counted a write. bits: compare the bits of all buffers,
+        since torch does not count writes through numpy or `.data`.
         """
         seen = set()
         for place, tensor, kind in self._all():

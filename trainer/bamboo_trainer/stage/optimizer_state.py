@@ -69,7 +69,9 @@ class GroupNumbers:
         return changed
 
     def checked(self, given: Mapping[str, Mapping[str, Scalar]]) -> list[dict[str, Scalar]]:
-        """Return numbers by group, for `set`. given: by slot and MARKed key. Raises ValueError if a group's differ."""
+        """Return numbers by group, for `set`. given: by slot and MARKed key. Raises ValueError if they differ in a
+        group.
+        """
         wanted: list[dict[str, Scalar] | None] = [None] * len(self._groups)
         witness: dict[int, str] = {}
         for slot, number in self._places.items():

@@ -158,7 +158,7 @@ class Slot:
 
     @property
     def size(self) -> int:
-        """Elements of the parameter and its mark."""
+        """The number of elements of the parameter and its mark."""
         return self.parameter.numel() + 1
 
     def of(self, flat: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ class Stage:
 
     def begin(self, microbatches: Sequence[int], bounds: Sequence[int], *, bucketwise: bool = False) -> Work:
         """Begin work on a step's microbatches: whole groups, divided at the bounds. bucketwise: the last microbatch's
-        backward begins with one bucket, and `backward_rest` continues with the others.
+        backward begins with one bucket, and `backward_rest` continues with the next ones.
         """
         self._forwards.expect(self.values.version, microbatches)
         values = self.values

@@ -73,7 +73,7 @@ class StageStates:
         self.by_stage: dict[int, StageState] = {}
 
     def take_roles(self, plan: Plan, worker: WorkerId) -> None:
-        """Under a new plan, keep the states of stages that this worker owns or replicates, and drop the others."""
+        """Under a new plan, keep the states of stages that this worker owns or replicates, and drop the rest."""
         owned = {c.stage for c in plan.owned_by(worker)}
         replicated = {c.stage for c in plan.replicated_by(worker)}
         held = (c for c in plan.cells() if worker in plan.at(c).holders)

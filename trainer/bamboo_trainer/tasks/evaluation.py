@@ -3,9 +3,9 @@
 A metric is a sum and its weight, batch by batch; a state's value is the total of the sums divided by the total of the
 weights, exactly rounded, so it depends neither on the grid nor on which worker computed which batch.
 
-The trial (`try_measurements`) reports before a job runs what would end it at its first evaluation. Layers are run
-forward (see `inspection`). Metrics get their outputs, or, as these have no data, zeros of their form; an error must
-then also occur with data before it is reported.
+Before a job runs, the trial (`try_measurements`) reports mistakes that would end it at its first evaluation. It runs
+layers forward (see `inspection`). Metrics get the layers' outputs or, if these have no data, zeros of their form; the
+trial then reports only errors that also occur with data.
 """
 
 import math

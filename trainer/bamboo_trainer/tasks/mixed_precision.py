@@ -4,8 +4,8 @@
 backward. Here they stay until a parameter changes. The gradient of a cast is cast back for each microbatch by itself,
 so the bits are the same; and at once, so that no backward holds the gradients of all casts of a stage in 16 bits.
 
-A checkpointed layer keeps nothing for its backward, so its casts are forgotten, with all others of the stage: torch
-forgets them anyway when it has run such a layer once more in a backward.
+A checkpointed layer keeps nothing for its backward, so its casts are forgotten, with all other casts of the stage:
+torch forgets them anyway when it has run such a layer once more in a backward.
 """
 
 from collections.abc import Iterator

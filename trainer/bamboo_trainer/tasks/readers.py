@@ -120,7 +120,7 @@ def _begin(parent: int, task: Task) -> None:
 
 
 def _read(indices: Sequence[int]) -> bytes:
-    """Return the pickled batch, of copies: with a view, the whole of its memory would be sent."""
+    """Return a batch, pickled. Its tensors are copied, because a view would be sent with the whole of its memory."""
     batch = [tuple(map(_copy, parts)) for parts in load_batch(_task, indices)]
     return pickle.dumps(tuple(batch), pickle.HIGHEST_PROTOCOL)
 

@@ -1,4 +1,5 @@
-"""Tied parameters: one value with several names. `tie` applies `Task.tied`; `Search` finds others that layers share.
+"""Tied parameters: one value with several names. `tie` applies `Task.tied`; `Search` finds further parameters that
+layers share.
 
 Shared parameters become tied, too, or the task is refused. In one process, layers that share a parameter train one
 object. Spread over workers, each would train its own, so sharing must be known before the layers are placed: every

@@ -1,4 +1,4 @@
-"""Followers of the history: loggers and callbacks, each with its own cursor and thread, so that none delays others.
+"""Followers of the history: loggers and callbacks, each with its own cursor and thread, so that none delays another.
 
 Only the root's followers run. The cursor is saved with the history, so the followers of a new root continue from it.
 It includes the state of a callback, so that the callback counts each call once. A root that is lost may have made calls
@@ -128,7 +128,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _place(record: Record) -> tuple[str, tuple[int, int]]:
-    """Return the key in `Cursor.given`, and the value."""
+    """Return a record's key in `Cursor.given`, and its value there."""
     if isinstance(record, EventRecord):
         return f"events {record.source}", (0, record.number)
     return "step" if isinstance(record, StepRecord) else "evaluation", (record.attempt, record.step)

@@ -38,7 +38,9 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def records_of(done: int, commit: Commit, rates: Rates, attempt: int) -> Iterator[Record]:
-    """Yield a commit's records. done: the number of steps committed before. attempt: the commit's, if unmarked."""
+    """Yield a commit's records. done: the number of steps committed before. attempt: the attempt of a commit without a
+    mark.
+    """
     if (mark := commit.history) is None:
         return
     attempt = mark.attempt or attempt

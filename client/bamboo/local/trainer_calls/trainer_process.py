@@ -32,7 +32,7 @@ def missing_packages() -> str:
 def run_trainer(what: str, name: str, *arguments: str, **options: object) -> int:
     """Call a function of bamboo_trainer.offline in a process that prints by itself. Return its exit code.
 
-    what: the purpose, in words. name: the function's; `arguments` and `options` are for it. Without the trainer the
+    what: the purpose, in words. name: the function's name; it gets `arguments` and `options`. Without the trainer the
     exit code is EXIT_FAILED.
     """
     if missing := missing_packages():

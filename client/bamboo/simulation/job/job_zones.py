@@ -76,7 +76,7 @@ def wanted_zones(spec: JobSpec, given: str | None, default: Sequence[str]) -> tu
 
 
 def listed(zones: Iterable[str]) -> str:
-    """Return the zones' names for a sentence; beyond SHOWN only the number of the others."""
+    """Return the zones' names for a sentence: at most SHOWN names, and the number of further zones."""
     known = [zone or "no named zone" for zone in zones]
     return ", ".join(known[:SHOWN]) + (f" and {len(known) - SHOWN} more" if len(known) > SHOWN else "")
 

@@ -59,7 +59,7 @@ class Market:
         return summarize(self.recording) if self.recording is not None else None
 
     def losses_per_hour(self, workers: int) -> float:
-        """Return the approximate number of nodes lost in an hour by a job with `workers` nodes."""
+        """Return about how many nodes a job with `workers` nodes loses in an hour."""
         if self.figures is not None:
             return workers * self.figures.removals_per_node_hour
         return workers * self.generation.removal if self.generation else 0.0

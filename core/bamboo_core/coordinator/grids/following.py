@@ -278,7 +278,7 @@ def has_room(state: CoordinatorState, grid: Grid, split: Ranges) -> bool:
 
 
 def report_choice(turn: Turn, grid: Grid) -> None:
-    """Report the chosen grid, once layers are measured with its expected speed and that of others (GridChosen)."""
+    """Report the chosen grid (GridChosen), once layers are measured with its and other grids' expected speed."""
     state, rates = turn.state, choosing.rates_of(turn.state)
     workers = state.staying
     text = f"{_described(grid, state)} for {count(workers, 'worker')}"

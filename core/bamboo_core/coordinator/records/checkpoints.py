@@ -105,8 +105,8 @@ class CheckpointState(Record):
     # existing checkpoints
 
     def keeping(self, kept: Iterable[CheckpointId]) -> "CheckpointState":
-        """Keep only these checkpoints in `kept`; others are missing or unusable. If the newest one changes, the time of
-        its commit becomes unknown.
+        """Keep only these checkpoints in `kept`; all other ones are missing or unusable. If the newest one changes, the
+        time of its commit becomes unknown.
         """
         left = tuple(kept)
         return replace(self, kept=left, kept_at=self.kept_at if left[:1] == self.kept[:1] else None)

@@ -32,8 +32,8 @@ class JobTerms(Record):
     """The terms of a job. Only edits change them, a number of steps that becomes known, and an early stop.
 
     secret: of the job's workers. history: URL of the job's history, which workers write; "" if none is kept.
-    last_state: URL for the checkpoint of the last state of a job that keeps no others; "" if that is not kept. started:
-    when the coordinator was made. heartbeat_timeout: seconds.
+    last_state: URL for the checkpoint of the last state of a job that keeps no other checkpoints; "" if that is not
+    kept. started: when the coordinator was made. heartbeat_timeout: seconds.
 
     early_stop: why the specification has fewer steps than the manifest.
     """
@@ -134,7 +134,7 @@ class Plans(Record):
         return self.in_force is not None and step <= self.since_step
 
     def of_step(self, step: int) -> Plan | None:
-        """Return the plan that the step in progress follows, from which later plans derive, with the newest epoch."""
+        """Return the plan of the step in progress, with the newest epoch; later plans derive from it."""
         if self.newest is None or self.in_force is None or not self.settles(step):
             return self.newest
         return msgspec.structs.replace(self.in_force, epoch=self.newest.epoch)

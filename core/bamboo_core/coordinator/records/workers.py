@@ -181,7 +181,7 @@ class WorkerEnds(Record):
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
 class Admission(Record):
-    """Whether joining workers fit the others.
+    """The check that joining workers fit the job's other workers.
 
     misfit: the newest worker that was refused for its platform or its data, and why. in_a_row: the number of refusals
     since a worker became ready. ask_at: the earliest time to request workers again after refusals. data: the first
@@ -199,14 +199,14 @@ class Admission(Record):
         return replace(self, misfit=(worker, why), in_a_row=self.in_a_row + 1, ask_at=now + wait)
 
     def admitting(self, worker: WorkerId, ready: protocol.WorkerReady) -> "Admission":
-        """Record a worker that fits the others. Later reports of data must agree with the first one."""
+        """Record a worker that fits the other workers. Later reports of data must agree with the first one."""
         data = (worker, ready) if ready.samples and self.data is None else self.data
         return replace(self, data=data, in_a_row=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """A worker that takes longer for its layers than others would.
+    """A worker that takes longer for its layers than other workers would.
 
     since, step: when that was first measured, and the number of committed steps then. cell: the cell that it
     runs. seconds: its time for a microbatch. usual: the time that other workers would take. compared: measured against

@@ -136,7 +136,7 @@ def _shares(
 
 
 def by_counted_costs(state: CoordinatorState) -> dict[WorkerId, float]:
-    """Return each owner's time per counted cost of its layers, relative to the median of the others.
+    """Return each owner's time per counted cost of its layers, relative to the other owners' median.
 
     This is for workers without another comparison. Empty if too few are measured.
     """

@@ -159,7 +159,7 @@ class Speeds:
     others: Mapping[WorkerId, tuple[WorkerId, ...]]
 
     def excess(self, worker: WorkerId) -> float | None:
-        """Return how many times slower a worker is than the median of the others; None if it cannot be compared."""
+        """Return how many times slower a worker is than the other workers' median; None if it cannot be compared."""
         others = [self.slowness[other] for other in self.others.get(worker, ())]
         return self.slowness[worker] / median(others) if others else None
 
