@@ -1,1 +1,1 @@
-"""The trainer on PyTorch: pipeline engine, replication and takeover of stages. Imports neither kopf nor kubernetes."""
+"""The trainer on PyTorch: pipeline engine, replication and takeover of stages. It imports no kopf or kubernetes."""

@@ -1,4 +1,4 @@
-"""`bamboo history`: prints and follows the history of a job."""
+"""The command `bamboo history`, which prints and follows the history of a job."""
 
 import time
 from collections.abc import Callable

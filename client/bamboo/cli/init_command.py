@@ -1,4 +1,4 @@
-"""`bamboo init`: asks for model, data, place and checkpoints, and writes a job's first files. Slow imports are late."""
+"""`bamboo init`, which asks for model, data, place and checkpoints, and writes a job's first files. Imports late."""
 
 import os
 import re

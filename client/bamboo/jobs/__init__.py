@@ -1,1 +1,1 @@
-"""The Python API: builds, checks, plans, simulates, runs and submits jobs. The command line calls it, too."""
+"""The Python API, which builds, checks, plans, simulates, runs and submits jobs. The command line calls it, too."""

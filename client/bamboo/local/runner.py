@@ -1,4 +1,4 @@
-"""The local runner: runs a BambooJob on this machine, with the coordinator in this process.
+"""The local runner, which runs a BambooJob on this machine, with the coordinator in this process.
 
 One queue of events, one loop: every event goes through `coordinator.step`, and the runner executes the returned
 commands at once.
@@ -399,8 +399,7 @@ class _LocalRun:
                 self._events.put_nowait(SpecChanged(request.spec))
 
     def _interrupt(self) -> None:
-        """Handle Ctrl-C: the first one in training requests a clean end, which saves the state; any other ends
-        everything.
+        """Handle Ctrl-C: the first one in training requests a clean end, which saves the state; any other ends all.
 
         While only loggers still write after the end of the job, it ends just that wait.
         """

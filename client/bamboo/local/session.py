@@ -1,4 +1,4 @@
-"""`bamboo run`: runs the job, with --verify once more to compare, and reports how it ended."""
+"""The session of `bamboo run`, which runs the job, with --verify once more to compare, and reports how it ended."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""`doctor`: checks a cluster for problems that keep jobs from starting, and prints each finding with advice."""
+"""`doctor`, which checks a cluster for problems that keep jobs from starting, and prints findings with advice."""
 
 import json
 from collections.abc import Awaitable, Sequence

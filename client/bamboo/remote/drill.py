@@ -1,4 +1,4 @@
-"""`preempt`: takes a worker away as a cloud would, and reports the consequences."""
+"""The command `preempt`, which takes a worker away as a cloud would, and reports the consequences."""
 
 import random
 import time

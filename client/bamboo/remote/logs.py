@@ -1,4 +1,4 @@
-"""`logs`: prints workers' logs, each line with its worker's name; while following, also those of new workers."""
+"""The command `logs`, which prints workers' logs, each line with its worker's name; it may follow new workers."""
 
 import asyncio
 import contextlib

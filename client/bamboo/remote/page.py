@@ -1,4 +1,4 @@
-"""`page`: opens a job's web page in a browser, by port forwarding to the operator, with a ServiceAccount's token."""
+"""`page`, which opens a job's web page by port forwarding to the operator, with a ServiceAccount's token."""
 
 import asyncio
 import contextlib

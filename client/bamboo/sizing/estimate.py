@@ -80,8 +80,8 @@ def node_usd(world: World, candidate: Candidate) -> float:
 
 
 def estimate(world: World, candidate: Candidate, seconds: float, traffic: float) -> Estimate:
-    """Estimate the hours and USD of a candidate's job. seconds, traffic: the time and the USD for traffic of an
-    undisturbed step.
+    """Estimate the hours and USD of a candidate's job. seconds, traffic: an undisturbed step's time and USD for
+    traffic.
 
     Missing spot nodes slow the job down, unless it has an on-demand pool with a price, whose nodes replace them.
     """

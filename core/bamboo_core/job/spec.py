@@ -1,8 +1,8 @@
 """A BambooJob's spec as frozen values: the types of the API, from which everything else about it is generated.
 
-Only `bamboo_core.job.manifest` creates them and checks every rule. A field's annotation gives its form, and the text
-below it is its description (see `bamboo_core.job.model`). Absent parts are None; lists are tuples. Durations are
-seconds; field names are the manifest's in snake_case.
+Only `bamboo_core.job.manifest` creates these values, and checks every rule. A field's annotation gives its form, and
+the text below it is its description (see `bamboo_core.job.model`). Absent parts are None; lists are tuples. Durations
+are seconds; field names are the manifest's in snake_case.
 """
 
 from collections.abc import Mapping

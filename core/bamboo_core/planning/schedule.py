@@ -241,7 +241,7 @@ class StageOrder:
         return min(microbatches, 1 + later * AHEAD + (postponed and self._postpones(stages)))
 
     def _postpones(self, stages: int) -> bool:
-        """Return whether weight gradients come late. With one stage they do not, because no other stage waits."""
+        """Return whether weight gradients come late; False with one stage, since no stage waits for its backward."""
         return self.late_weights and stages > 1
 
 

@@ -303,7 +303,7 @@ class EffectiveSpec:
         return problems
 
     async def _dry_run_of(self, pod: dict[str, Any], path: str) -> tuple[str, ...]:
-        """Return the API server's objections to a pod. path: the path of the template in the manifest, the pod's only
+        """Return the API server's objections to a pod. path: the template's path in the manifest, the pod's only
         unchecked part. A refusal for another reason, such as a quota, is reported when the pods are created. Raises
         JobGone.
         """

@@ -87,8 +87,7 @@ def worker_pod(
 ) -> Json:
     """Return the pod of the worker with this number, for nodes of the pool (None: any node).
 
-    uid: the UID of the BambooJob that owns the pod. group: pods of a group are in the same zone if the spread requires
-    it.
+    uid: the owning BambooJob's. group: pods of a group are in the same zone if the spread requires it.
     """
     pod = _rendered(job, uid, (number, group), pool, settings)
     pod["metadata"]["labels"][names.LABEL_WORKER_REVISION] = worker_revision(job, uid, pool, settings)

@@ -131,8 +131,8 @@ def delete_ended(view: PodsView) -> Iterator[Action]:
 
 
 def replace_unjoined(view: PodsView) -> Iterator[Action]:
-    """Delete the pods of workers that run and do not connect; the coordinator requests new workers when it sees the
-    loss.
+    """Delete the pods of workers that run and do not connect; the coordinator then notices the loss and requests
+    others.
     """
     if view.wanted.recovering:
         return  # they train, and try to connect again

@@ -106,8 +106,7 @@ def pod_deleted_signal(name: str) -> Signal:
 
 
 def worker_exit(pod: Json) -> tuple[int | None, str] | None:
-    """Return how a worker ended: its exit code, and a sentence without its subject. None while the worker runs or
-    waits.
+    """Return how a worker ended: its exit code, and a sentence without its subject. None before its end.
 
     The code is None if the pod failed without a failed container.
     """

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Committer:
-    """A worker's part in commits: decides them while it is the root, and records the commits of any root.
+    """A worker's part in commits: it decides them while it is the root, and records the commits of any root.
 
     log: the commits known here. step_seconds: durations of the steps that this worker committed.
     """

@@ -119,7 +119,7 @@ class ArrivedState:
 
 
 class Replicator:
-    """Both ends of replication: sends states and final gradients as an owner, and receives them as a replica.
+    """Both ends of replication: the owner sends states and final gradients, and the replica receives them.
 
     progress: the record of each replica of this worker's cells. `send_next`, not `finalize`, sends final gradients: the
     step is reported first, because all workers wait for its commit, and its gradients are copied afterwards.
@@ -348,7 +348,7 @@ class Question:
 
 
 class RepeatedSteps:
-    """Repetition of committed steps: asks all workers for missing frames, once per epoch, and reports lost ones."""
+    """The repetition of committed steps: it asks workers for missing frames, once per epoch, and reports lost ones."""
 
     def __init__(self, shared: CommitContext, replicator: Replicator) -> None:
         self._plan, self._outbox, self._states, self._replicator = shared.plan, shared.outbox, shared.states, replicator

@@ -1,1 +1,1 @@
-"""One worker's part in the job: it obeys plans, runs what is ready, and continues when a neighbour is lost."""
+"""One worker's part in the job: it obeys plans, runs ready work, and continues when a neighbour is lost."""

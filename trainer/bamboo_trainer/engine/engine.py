@@ -1,4 +1,4 @@
-"""The engine: obeys plans, runs what is ready, keeps replicas in step, and continues when a neighbour is lost.
+"""The engine: it obeys plans, runs ready work, keeps replicas in step, and continues when a neighbour is lost.
 
 One thread owns all of it. `handle(event)` takes in an event (a frame, a broken link), `obey` a plan, `turn()` does at
 most one piece of work and returns whether there was any. Nothing here blocks, reads a clock that was not injected, or

@@ -198,9 +198,7 @@ class LayerCopies:
     # of a cut
 
     def hold(self, origin: int, cut: CheckpointId, states: Mapping[int, LayerState]) -> None:
-        """Hold this worker's copies of a cut's layers, and tell the coordinator. origin: the origin of the present
-        plan.
-        """
+        """Hold this worker's copies of a cut's layers, and tell the coordinator. origin: the origin of the plan."""
         if cut != self.cut:
             self._forget_cut()
         self.cut, self._origin = cut, origin

@@ -255,7 +255,7 @@ class CudaCopies:
 
 
 class CopiesOfDevices:
-    """`HostCopies` for a worker with several devices: passes each tensor to the `HostCopies` of the tensor's device.
+    """`HostCopies` for a worker with several devices: each tensor goes to the `HostCopies` of the tensor's device.
 
     `bring` and `mark` serve the first device only. A device stage uses the `HostCopies` of its own device directly.
     """

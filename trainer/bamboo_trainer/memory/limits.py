@@ -94,7 +94,7 @@ def headroom(devices: Sequence[torch.device], memory: Callable[[], HostMemory | 
 
 
 def has_room(device: torch.device, size: int) -> bool:
-    """Return whether a device could hold `size` more bytes. torch's cache counts as free. On a CPU always true."""
+    """Return whether a device could hold `size` more bytes; True for a CPU. torch's cache counts as free."""
     if device.type != "cuda":
         return True
     free, total = torch.cuda.mem_get_info(device)

@@ -69,8 +69,8 @@ class GroupNumbers:
         return changed
 
     def checked(self, given: Mapping[str, Mapping[str, Scalar]]) -> list[dict[str, Scalar]]:
-        """Return numbers by group, for `set`. given: by slot and MARKed key. Raises ValueError if they differ in a
-        group.
+        """Return numbers by group, for `set`. given: by slot and MARKed key. Raises ValueError if a group's slots
+        differ.
         """
         wanted: list[dict[str, Scalar] | None] = [None] * len(self._groups)
         witness: dict[int, str] = {}

@@ -175,9 +175,8 @@ def _bytes(values: Iterable[Any]) -> int:
 class AllStepsAtOnce(TorchFunctionMode):
     """A mode that runs a recurrent layer as one product over all steps: as many operations, in hardly any time.
 
-    The mode is only for tensors without data, since a step needs the one before it. On such tensors each step of
-    torch's loop takes milliseconds, and there may be thousands. The loop of a GRU would also count all weights as read
-    in each step.
+    It is only for tensors without data, since steps depend on each other. On such tensors each step of torch's loop
+    takes milliseconds, and there may be thousands. The loop of a GRU would also count all weights as read in each step.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

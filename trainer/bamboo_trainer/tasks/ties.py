@@ -1,5 +1,4 @@
-"""Tied parameters: one value with several names. `tie` applies `Task.tied`; `Search` finds further parameters that
-layers share.
+"""Tied parameters: one value with several names. `tie` applies `Task.tied`; `Search` finds other shared parameters.
 
 Shared parameters become tied, too, or the task is refused. In one process, layers that share a parameter train one
 object. Spread over workers, each would train its own, so sharing must be known before the layers are placed: every

@@ -2,8 +2,7 @@
 
 Frames with LARGE_BODY or more travel whole over FLOWS_PER_LINK equal connections, since clouds limit the rate of one;
 whichever is free takes the next frame. All others travel over the link's first connection. The receiving end delivers
-the frames of all connections in the order of the numbers that precede them. The loss of any connection is the loss of
-the link.
+the frames of all connections in the order of the numbers that precede them. If a connection is lost, so is the link.
 
 The sending end (`Outbound`): the link's thread forms the link, again and again, and waits for its end; each connection
 has a thread that sends. The caller's own thread sends a small frame if the kernel takes it at once: waking a sender,

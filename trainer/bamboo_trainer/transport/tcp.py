@@ -134,7 +134,7 @@ class TcpTransport:
         """Admit a link, which replaces an older one of the same sender and lane. Return False if no plan names its
         sender within PLAN_SECONDS. Only links' own threads call this.
 
-        If it replaces one, only the sender has seen that link break. Frames may be lost all the same, so deliver a
+        If it replaces a link, only the sender has seen that link break. Frames may be lost nevertheless, so deliver a
         LinkUp.
         """
         key = (hello.worker, hello.lane)

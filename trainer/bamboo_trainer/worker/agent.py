@@ -260,7 +260,7 @@ def _interrupt(*_: object) -> NoReturn:
 
 
 class WorkerAgent:
-    """The main loop of a worker: obeys the coordinator, runs the engine and reports failures. run() returns the
+    """The main loop of a worker, which obeys the coordinator, runs the engine and reports failures. run() returns the
     process's exit code.
     """
 

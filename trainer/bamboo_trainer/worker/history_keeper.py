@@ -38,9 +38,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def records_of(done: int, commit: Commit, rates: Rates, attempt: int) -> Iterator[Record]:
-    """Yield a commit's records. done: the number of steps committed before. attempt: the attempt of a commit without a
-    mark.
-    """
+    """Yield a commit's records. done: the number of steps committed before. attempt: used if the commit has no mark."""
     if (mark := commit.history) is None:
         return
     attempt = mark.attempt or attempt
@@ -305,8 +303,7 @@ class HistoryKeeper(History):
 
     def _attempt_after(self, newest: int, records: Sequence[Record]) -> int:
         """Return the job's attempt. If it is unknown, it is the newest one if one of its steps is a kept commit of this
-        attempt, and otherwise the next one. newest: the newest attempt in the history. records: the records of the
-        history's last file.
+        attempt, and otherwise the next one. newest: the history's newest attempt. records: of its last file.
         """
         marks = {step: commit.history for step, commit in self._commits.items() if commit.history}
         newest = max([newest, *(mark.attempt for mark in marks.values())])

@@ -1,4 +1,4 @@
-"""The fork server: imports torch once and forks workers from there, so that a new worker starts in milliseconds.
+"""The fork server, which imports torch once and then forks workers, so that a new worker starts in milliseconds.
 
 python -P -m bamboo_trainer.worker.launcher [--import MODULE]... [--folder FOLDER]...
 

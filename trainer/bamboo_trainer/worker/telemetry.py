@@ -48,7 +48,7 @@ class Follower:
 
 
 class Spans:
-    """The engine's observer: adds up the seconds of each use of time, and passes spans to followers."""
+    """The engine's observer, which adds up the seconds of each use of time, and passes spans to followers."""
 
     def __init__(self, *followers: Follower, clock: Callable[[], float] = time.monotonic) -> None:
         self._followers, self._clock = followers, clock

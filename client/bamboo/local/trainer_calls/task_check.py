@@ -19,8 +19,7 @@ SHOWN_KINDS = 3
 def check_task(manifest: dict[str, Any], folders: Sequence[Path]) -> tuple[str, ...]:
     """Load a task, and build its layers without values; return lines about its layers, stages and memory.
 
-    Without the trainer, a line says so. folders: where the task's modules are. Raises TrainerError if it cannot be
-    used.
+    Without the trainer, a line says so. folders: have the task's modules. Raises TrainerError if it cannot be used.
     """
     if missing := missing_packages():
         return (f"not checked: the task, since {missing} is not installed here",)

@@ -75,8 +75,8 @@ class JobRun:
 def simulate_job(run: JobRun, say: Callable[[str], None] | None = None, model: StepModel | None = None) -> JobResult:
     """Simulate a run and return its result. Raises SimulationError if the job cannot be simulated.
 
-    say: called with a line for each event. model: the step model of another run of this job on this profile, to reuse
-    its results.
+    say: called with a line for each event. model: another run's step model of this job and profile, to reuse its
+    results.
     """
     return _Simulation(_simplified(run), model or model_of(run), say).run()
 
@@ -104,7 +104,7 @@ class _SimulatedWorker:
 
 
 class _Simulation:
-    """One run in virtual time: feeds events to the coordinator, and executes its commands."""
+    """One run in virtual time, which feeds events to the coordinator and executes its commands."""
 
     def __init__(self, run: JobRun, model: StepModel, say: Callable[[str], None] | None) -> None:
         self._run, self._spec, self._model, self._say = run, run.spec, model, say

@@ -47,8 +47,8 @@ def step_traffic(plan: Plan, layout: Layout, profile: ModelProfile) -> float:
     """Return the bytes of one undisturbed step that cross zones. profile: scaled to the job's microbatches.
 
     Workers without a known zone count as in one zone. Small or rare traffic is ignored: headers, tied parameters,
-    running buffers, evaluation, and repetitions after a loss. Traffic with the store is ignored, too: the store belongs
-    to no zone.
+    running buffers, evaluation, and repetitions after a loss. Traffic with the store, which has no zone, is ignored,
+    too.
     """
     zones = {peer.worker: peer.zone for peer in plan.workers}
     return crossing(step_transfers(plan, layout, profile, zones), zones)

@@ -85,9 +85,8 @@ def simulate_trial(world: World, candidate: Candidate) -> Assessment:
 def outcome_of(result: JobResult, ended: str, training: TrainingSpec, settled: float) -> TrialOutcome:
     """Return the outcome of a simulated run, with the rest of the job extrapolated.
 
-    ended: why the job ended early; "" if it did not. training: the training spec of the whole job. settled: hours after
-    which nodes no longer depend on the start; the pace after that counts if the run trained then, otherwise that since
-    training began.
+    ended: why the job ended early; "" if it did not. training: the whole job's. settled: hours after which nodes no
+    longer depend on the start; the pace after that counts if the run trained then, otherwise that since training began.
     """
     figures = result.figures
     if ended or not figures.steps:

@@ -101,8 +101,7 @@ class Market:
     def trace(self, spec: JobSpec, seed: int, seeds: int, seconds: float) -> Trace:
         """Return the trace of a run: a window of the recording, or as many generated nodes as the job wants.
 
-        seed: from 1. seeds: the number of seeds, whose windows begin at evenly spaced places. seconds: the trace's
-        duration.
+        seed: from 1. seeds: the number of seeds; their windows are evenly spaced. seconds: the trace's duration.
         """
         if self.recording is not None:
             return window(self.recording, (seed - 1) % seeds / seeds * self.recording.duration, seconds)

@@ -201,7 +201,7 @@ class Worth:
 def worth_most(state: CoordinatorState, worth: Worth, rates: GridRates, now: float) -> int | None:
     """Return the number of workers, without standbys, with the best speed for its price; None if no grid fits.
 
-    Only numbers nearly as fast as the largest count. The held number stays until another one is clearly better.
+    Only numbers of workers nearly as fast as the most count. The held number stays until another one is clearly better.
     """
     most, held, top = worth.most, worth.held, worth.speed(worth.most)
     if not top:

@@ -209,8 +209,8 @@ class Splits(Record):
 
     resplit: the re-split in progress. filling: the filling before it. uneven: since when, and since which step, another
     split should be faster (`by_speed`). faster: that split, once this has lasted long enough. evened: the workers, cell
-    by cell, for whose speeds the layers were split, and when. pause: how long the last re-split stopped training, in
-    seconds.
+    by cell, for whose speeds the layers were split, and when. pause: seconds for which the last re-split stopped
+    training.
     """
 
     resplit: Resplit | None = None

@@ -1,4 +1,4 @@
-"""The coordinator's records of the job's workers, present and ended, of slow ones, and of the sums of their states."""
+"""The coordinator's records of the job's workers: present, ended and slow ones, and the checksums of their states."""
 
 import math
 from collections.abc import Collection, Mapping

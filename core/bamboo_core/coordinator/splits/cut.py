@@ -225,7 +225,7 @@ def next_plan(turn: Turn) -> Plan | None:
 def last_plan(turn: Turn) -> Plan | None:
     """Return the plan with which workers drop their copies, once all have started from the cut; None before.
 
-    Also record how long the cut stopped training.
+    This also records how long the cut stopped training.
     """
     state, plan = turn.state, turn.state.plan
     if plan is None or not has_begun(state) or not plan.worker_ids() <= state.workers.keys():
