@@ -103,7 +103,9 @@ class Client:
         return [JobHandle(ClusterJob(api, job)) for job in await self._views()]
 
     async def _changes(self, shown: dict[str, JobProgress]) -> list[JobProgress]:
-        """Wait until jobs' progress differs from `shown`; return theirs. shown: progress by uid, updated in place."""
+        """Wait until the progress of jobs differs from `shown`; return what has changed. shown: by uid, updated in
+        place.
+        """
         while True:
             now = {job.uid: progress_of(job) for job in await patiently(self._views)}
             new = [progress for uid, progress in now.items() if shown.get(uid) != progress]

@@ -11,7 +11,7 @@ from bamboo_core.planning.plan import WorkerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
-    """A worker to take away now."""
+    """The preemption of a worker that is due now."""
 
     worker: WorkerId
     notice: bool

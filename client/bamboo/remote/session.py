@@ -126,7 +126,7 @@ async def _run(
 
 
 def names_file(given: str) -> bool:
-    """Return whether an argument means the file of a manifest, which need not exist, not a job's name."""
+    """Return whether an argument is the path of a manifest, which need not exist, rather than a job's name."""
     return given.endswith((".yaml", ".yml", ".json")) or Path(given).is_file()
 
 

@@ -13,8 +13,8 @@ AT_ONCE: Final = 50
 
 
 class HistoryFeed:
-    """A queue of the job's events that its root should write into the history. source: a unique name, which identifies
-    events together with their numbers. clock: seconds since 1970.
+    """A queue of the job's events that its root should write into the history. source: a unique name; source and number
+    identify an event. clock: seconds since 1970.
     """
 
     def __init__(self, source: str, clock: Callable[[], float]) -> None:

@@ -100,6 +100,6 @@ def _differences(one: Any, other: Any, path: str) -> Iterator[str]:
 
 
 def _spelled(kind: type, attribute: str) -> str:
-    """Return a field's name in a manifest."""
+    """Return the name that an attribute's field has in a manifest."""
     field = attribute.removeprefix("chooses_")  # an attribute of ours, for a field that the manifest leaves out
     return next((one.name for one in api_fields(kind) if one.attribute == field), field)

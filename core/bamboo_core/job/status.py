@@ -15,7 +15,7 @@ EARLY_STOPPED = "EarlyStopped"  # the reason of a job that is complete before it
 
 
 def _schema(**keywords: Any) -> msgspec.Meta:
-    """Return an annotation with keywords for a field's schema in the CRD, in addition to its type."""
+    """Return an annotation that adds these keywords to a field's schema in the CRD."""
     return msgspec.Meta(extra_json_schema=keywords)
 
 

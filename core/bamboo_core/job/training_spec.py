@@ -170,7 +170,7 @@ class TrainingSpec:
 
     @property
     def microbatches(self) -> int:
-        """Return the microbatches of a step, over all pipelines."""
+        """Return the number of microbatches of a step, over all pipelines."""
         return self.global_batch_size // self.micro_batch_size
 
     @property

@@ -465,7 +465,9 @@ class KubeApi:
             raise await self._explained(error, namespace, name) from None
 
     async def write_status(self, namespace: str, name: str, uid: str, status: Mapping[str, Any]) -> None:
-        """Merge into the status of the BambooJob with that UID; None removes a field. Raises JobGone if it is gone."""
+        """Merge fields into the status of the BambooJob with that UID; None removes one. Raises JobGone if the job is
+        gone.
+        """
         body = {"metadata": {"uid": uid}, "status": dict(status)}
         try:
             await self.call("PATCH", f"{job_path(namespace, name)}/status", body, kind=MERGE)

@@ -40,9 +40,9 @@ def layer_ranges(
 ) -> tuple[tuple[int, int], ...]:
     """Return the layers of each stage: the manifest's split, else the one that minimises the costliest stage.
 
-    stages: the number of stages, if another than the topology's; ignored if the manifest has a split. devices: of each
-    worker; without a split layers are divided among all devices, so each stage has at least as many. Raises ValueError
-    naming the field if the model has too few layers, or if the split does not add up to them.
+    stages: the number of stages, if another than the topology's; ignored if the manifest has a split. devices: the
+    number of each worker's devices; without a split layers are divided among all devices, so each stage has at least as
+    many. Raises ValueError naming the field if the model has too few layers, or if the split does not add up to them.
     """
     if topology.split is None:
         count = stages or topology.stages

@@ -35,7 +35,7 @@ class Cell(NamedTuple):
 
 @lru_cache(maxsize=16)
 def _grid(pipelines: int, stages: int) -> tuple[Cell, ...]:
-    """Return the cells of a grid. Cached: every job of an operator asks many times per event, for few sizes."""
+    """Return the cells of a grid. Cached, because an operator's jobs ask often per event, for few sizes of grids."""
     return tuple(Cell(d, s) for d in range(pipelines) for s in range(stages))
 
 

@@ -182,5 +182,5 @@ def _identity(job: Mapping[str, Any]) -> JobIdentity:
 
 
 def _made(job: Mapping[str, Any]) -> str:
-    """Return the creation time of the job, in whole seconds."""
+    """Return the creation time of a job, as its object has it: in whole seconds."""
     return str(job["metadata"].get("creationTimestamp"))

@@ -157,7 +157,9 @@ class SpotChecks:
         return self.checks(cell_step)
 
     def checks(self, cell_step: CellStep) -> bool:
-        """Return whether a microbatch of the cell is checked in this step; then its optimizer's step is tried, too."""
+        """Return whether a microbatch of the cell is checked in this step; then a trial of its optimizer's step is
+        made, too.
+        """
         layout, step = cell_step.layout, cell_step.step
         if self._schedule is None or layout is None:
             return False

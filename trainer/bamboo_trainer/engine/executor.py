@@ -318,7 +318,7 @@ class Executor:
     # what others ask
 
     def repeated(self) -> Iterator[Repeated]:
-        """Yield the committed steps that are repeated here, because no predecessor sends their results any more."""
+        """Yield the committed steps that this worker repeats, because no predecessor sends their results any more."""
         for cell_step in self.cells.values():
             committed = cell_step.step in self._shared.log.commits and cell_step.step < self._shared.steps
             number = cell_step.cell.stage
@@ -328,7 +328,7 @@ class Executor:
                 yield Repeated(cell_step.cell, cell_step.step, cell_step.lacking())
 
     def since(self) -> dict[Cell, int]:
-        """Return the first step in this worker's log, for each of its cells."""
+        """Return the first step in this worker's message log, for each of its cells."""
         return {cell_step.cell: cell_step.since for cell_step in self.cells.values()}
 
     def report(self) -> None:

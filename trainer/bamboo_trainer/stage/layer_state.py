@@ -120,7 +120,7 @@ def take(
 
 
 def in_words(layers: Mapping[int, nn.Module], name: str) -> str:
-    """Describe a parameter or constant for messages. name: such as "parameter:0.weight"; of a tied one the first."""
+    """Describe a parameter or constant for messages. name: such as "parameter:0.weight"; of tied ones the first."""
     kind, _, place = name.partition(":")
     index, _, path = place.partition(".")
     layer = layers.get(int(index))

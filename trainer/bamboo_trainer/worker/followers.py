@@ -328,7 +328,7 @@ class CallbackFollower(HistoryFollower):
         return cursor
 
     def _kept(self, cursor: Cursor) -> Cursor:
-        """Return the cursor with the callback's current state, or off if the callback cannot give a valid state."""
+        """Return the cursor with the callback's current state; set to `off` if the callback gives no valid state."""
         if self._callback is None:
             return cursor
         try:
@@ -340,7 +340,7 @@ class CallbackFollower(HistoryFollower):
             return self._failed(error, f"in state_dict, after step {cursor.step},", cursor)
 
     def _failed(self, error: BaseException, where: str, cursor: Cursor) -> Cursor:
-        """Report an error of the callback, which ends the job if `fails_job`; return a cursor that is off."""
+        """Report an error of the callback, which ends the job if `fails_job`; return a cursor set to `off`."""
         text = f"{self.who}, {where} raised {describe(error)}"
         logger.warning("%s", text, exc_info=error)
         if getattr(self._callback or self._make, "fails_job", False):

@@ -73,7 +73,7 @@ def _finite_ones(numbers: Mapping[str, float]) -> dict[str, float | None]:
 @dataclass(slots=True, eq=False)
 class _Term:
     """The time in which this worker is the root. epoch: the epoch of its first plan. informed: the other workers have
-    sent the commits that they know. records: in the file that is being written.
+    sent the commits that they know. records: the records in the file that is being written.
     """
 
     epoch: int

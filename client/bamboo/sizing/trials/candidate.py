@@ -56,7 +56,7 @@ def as_the_job_is(machine: str, spec: JobSpec) -> Candidate:
 def edits(candidate: Candidate, spec: JobSpec) -> dict[Path, Any]:
     """Return the values that must change in the job's manifest for the candidate, by path.
 
-    A grid that the coordinator chooses stays open; only the number of workers is the candidate's.
+    The edits leave open a grid that the coordinator chooses, and set only the candidate's number of workers.
     """
     topology, elastic = spec.topology, spec.elastic
     wanted: dict[Path, tuple[Any, Any]] = {

@@ -197,7 +197,7 @@ def _lost_writers(turn: Turn, plan: Plan) -> list[WorkerId]:
 
 
 def is_writing(turn: Turn, worker: WorkerId) -> bool:
-    """Return whether a worker under notice still writes its share of a checkpoint, from copies that it took earlier."""
+    """Return whether a worker under notice still writes its share of a checkpoint, from its earlier copies."""
     plan = turn.state.plan
     return plan is not None and any(_writes_on(turn, worker, layers) for layers in plan.stages)
 

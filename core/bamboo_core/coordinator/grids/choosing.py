@@ -307,8 +307,8 @@ def pause(state: CoordinatorState, rates: GridRates, grid: Grid) -> float:
 def pays(now_seconds: float, then_seconds: float, stopped: float, until: float, margin: float = WORTH) -> bool:
     """Return whether a change of the grid completes more steps within `until` seconds despite its pause of `stopped`.
 
-    now_seconds, then_seconds: of a step before and after it. margin: share by which a step must be shorter; 0 if
-    workers run several stages, since a complete grid is worth more.
+    now_seconds, then_seconds: the time of a step before and after the change. margin: share by which a step must be
+    shorter; 0 if workers run several stages, since a complete grid is worth more.
     """
     if then_seconds >= (1 - margin) * now_seconds:
         return False

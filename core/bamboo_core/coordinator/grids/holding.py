@@ -313,7 +313,7 @@ def kept(state: CoordinatorState, peers: list[Peer], grid: Grid, now: float) -> 
 
 
 def picks(state: CoordinatorState, then: Grid) -> bool:
-    """Return whether a smaller grid gives back workers of different prices; layers are then split anew."""
+    """Return whether a smaller grid gives back workers of different prices, so that layers are split anew."""
     known = state.holding
     prices = [known.prices[w] for w in known.staying if w in known.prices]
     if not is_too_large(state) or then.cells >= grid_of(state.current_plan).cells or len(prices) < 2:

@@ -31,9 +31,9 @@ class EarlyEnd:
 class JobTerms(Record):
     """The terms of a job. Only edits change them, a number of steps that becomes known, and an early stop.
 
-    secret: of the job's workers. history: URL of the job's history, which workers write; "" if none is kept.
-    last_state: URL for the checkpoint of the last state of a job that keeps no other checkpoints; "" if that is not
-    kept. started: when the coordinator was made. heartbeat_timeout: seconds.
+    secret: the secret that the job's workers share. history: URL of the job's history, which workers write; "" if none
+    is kept. last_state: URL for the checkpoint of the last state of a job that keeps no other checkpoints; "" if that
+    is not kept. started: when the coordinator was made. heartbeat_timeout: seconds.
 
     early_stop: why the specification has fewer steps than the manifest.
     """

@@ -228,10 +228,10 @@ class Straggler:
 class StragglerState(Record):
     """The workers' speeds, and the workers replaced because of them.
 
-    slow: includes workers that are not reported yet. paces: of owners, by the layers that they run now. estimate: the
-    newest one that covers all layers. looked_at: when it was made, in seconds. replaced: the times of replaced workers,
-    by their layers. replacements: their number. asked_at: since when one additional worker is requested to take the
-    place of a slow one. again_at: when that may be done again.
+    slow: includes workers that are not reported yet. paces: the times of owners, by the layers that they run now.
+    estimate: the newest one that covers all layers. looked_at: when it was made, in seconds. replaced: the times of
+    replaced workers, by their layers. replacements: their number. asked_at: since when one additional worker is
+    requested to take the place of a slow one. again_at: when that may be done again.
     """
 
     slow: Mapping[WorkerId, Straggler] = field(default_factory=dict)

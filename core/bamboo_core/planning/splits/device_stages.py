@@ -19,7 +19,7 @@ Ranges = tuple[tuple[int, int], ...]
 def device_layers(spec: JobSpec, stages: Ranges, costs: Sequence[float] | None) -> Ranges:
     """Return the layers of each device stage, in order, minimising the costliest one of each stage.
 
-    Empty if workers have one device. costs: of each layer; None if unknown.
+    Empty if workers have one device. costs: the cost of each layer; None if unknown.
     """
     devices, layers = spec.worker.devices, stages[-1][1]
     if devices == 1:

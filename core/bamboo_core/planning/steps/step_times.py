@@ -96,7 +96,7 @@ class AlikePipelines:
 
 
 class StepModel:
-    """A model of a job's step times. figures: for the job's microbatches. Internally each device of a worker is a
+    """A model of a job's step times. figures: scaled to the job's microbatches. Internally each device of a worker is a
     worker of its own, and transfers on one machine take no time.
     """
 
@@ -188,7 +188,7 @@ class StepModel:
         return ends, 0.0 if giver == owner else self._sync(size, 1)
 
     def _added_up(self, plan: Plan, ends: Mapping[Place, float]) -> dict[Place, float]:
-        """Return when each cell's owner has the sums of all portions. ends: when these are done."""
+        """Return when each cell's owner has the sums of all portions. ends: when the portions are done."""
         totals = dict(ends)
         for d, s in ends:
             assignment = plan.at(Cell(d, s))
@@ -200,7 +200,7 @@ class StepModel:
 
     def completed(self, alike: AlikePipelines, ends: Sequence[float]) -> float:
         """Return the seconds of a step whose stages finish their passes at these times, including the gradients'
-        reduction, the update and the commit. ends: by stage.
+        reduction, the update and the commit. ends: the times, by stage.
         """
         plan, layout = on_devices(alike.plan), alike.layout
         cells = {(d, s): end for d in range(layout.pipelines) for s, end in enumerate(ends)}

@@ -132,8 +132,8 @@ def device_bytes(figures: ModelFigures, spec: JobSpec, *, taken_over: bool, spli
 def spare_bytes(
     figures: ModelFigures, spec: JobSpec, stages: tuple[tuple[int, int], ...], kept: tuple[int, ...]
 ) -> int:
-    """Return the bytes of an idle worker's neediest device if it keeps replicas of the stages `kept`. stages: layers of
-    each.
+    """Return the bytes of an idle worker's neediest device if it keeps replicas of the stages `kept`. stages: the
+    layers of each stage.
     """
     devices = spec.worker.devices
     ranges = device_layers(spec, stages, figures.costs) or stages
