@@ -85,7 +85,7 @@ def _printed(width: int, *parts: str | Group) -> list[str]:
 
 
 def document(report: PlanReport) -> str:
-    """Return the report as JSON."""
+    """Return a plan report as JSON."""
     spec = report.world.spec
     chosen = None
     if report.found.chosen is not None:

@@ -18,7 +18,7 @@ _from_coordinator: msgspec.json.Decoder[ToWorker] = msgspec.json.Decoder(ToWorke
 
 
 def encode(message: Message) -> bytes:
-    """Return the message as JSON."""
+    """Return a control message as JSON."""
     return to_json(message)
 
 

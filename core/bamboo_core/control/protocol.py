@@ -69,8 +69,8 @@ class StateSums(Message, frozen=True):
 
 
 class SpotCheckDiffers(Message, frozen=True):
-    """A worker recomputed a cell's microbatch and got other bits than the cell's owner. step: the number of steps
-    committed before. message: what differs, and the result of a repetition.
+    """A worker's report that it recomputed a cell's microbatch and got other bits than the cell's owner. step: the
+    number of steps committed before. message: what differs, and the result of a repetition.
     """
 
     cell: Cell
@@ -124,7 +124,7 @@ class Profile(Message, frozen=True):
 
 
 class WorkerReady(Message, frozen=True):
-    """A worker has loaded its task, so plans may use it."""
+    """A worker's report that it has loaded its task, so plans may use the worker."""
 
     samples: Count = 0  # in its dataset
     steps: Count = 0  # of the job, if the dataset decides them; 0: unknown
@@ -148,13 +148,13 @@ class Heartbeat(Message, frozen=True):
 
 
 class PeerDown(Message, frozen=True):
-    """The worker's link to a peer broke; it reconnects."""
+    """A worker's report that its link to a peer broke. The worker reconnects."""
 
     peer: WorkerId
 
 
 class PeerUp(Message, frozen=True):
-    """A link that was reported down is up again."""
+    """A worker's report that a link reported down is up again."""
 
     peer: WorkerId
 
@@ -164,14 +164,14 @@ class PlanApplied(Message, frozen=True):
 
 
 class ReplicaSynced(Message, frozen=True):
-    """The owner of a cell reports that a replica of the cell is in step with it."""
+    """The report of a cell's owner that a replica of the cell is in step with it."""
 
     cell: Cell
     replica: WorkerId
 
 
 class CheckpointFound(Message, frozen=True):
-    """The answer to FindCheckpoint."""
+    """A worker's answer to FindCheckpoint."""
 
     number: Count  # that of the request
     checkpoint: CheckpointId | None = None  # None if there is none to resume from
@@ -181,14 +181,16 @@ class CheckpointFound(Message, frozen=True):
 
 
 class CheckpointBegun(Message, frozen=True):
-    """The root's owner reports, when asked again, that a commit has already begun this checkpoint for the request."""
+    """The answer of the root's owner, when asked again, that a commit has already begun this checkpoint for the
+    request.
+    """
 
     number: Count
     checkpoint: CheckpointId
 
 
 class PartsWritten(Message, frozen=True):
-    """The files of these layers of a checkpoint are durable."""
+    """A worker's report that the files of these layers of a checkpoint are durable."""
 
     checkpoint: CheckpointId
     parts: Annotated[tuple[CheckpointPart, ...], msgspec.Meta(max_length=MOST_LAYERS)]
@@ -197,35 +199,39 @@ class PartsWritten(Message, frozen=True):
 
 
 class CheckpointCommitted(Message, frozen=True):
-    """A checkpoint's manifest is written."""
+    """A worker's report that a checkpoint's manifest is written."""
 
     checkpoint: CheckpointId
     tidied: bool = False  # sent again with True once outdated checkpoints are removed, or cannot be
 
 
 class CheckpointFailed(Message, frozen=True):
-    """A part or the manifest of a checkpoint cannot be written."""
+    """A worker's report that it cannot write a part or the manifest of a checkpoint."""
 
     checkpoint: CheckpointId
     message: Said
 
 
 class StateHeld(Message, frozen=True):
-    """A worker keeps these layers in host memory, in the state of a cut: the last one with this split of layers."""
+    """A worker's report on the layers that it keeps in host memory, in the state of a cut: the last one with this
+    split.
+    """
 
     checkpoint: CheckpointId
     layers: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_LAYERS)]
 
 
 class CopiesHeld(Message, frozen=True):
-    """A worker holds copies of these layers of a checkpoint, the newest one or one in progress, in host memory."""
+    """A worker's report on the layers of a checkpoint, the newest or one in progress, of which it has copies in host
+    memory.
+    """
 
     checkpoint: CheckpointId
     layers: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_LAYERS)]
 
 
 class RestoreFailed(Message, frozen=True):
-    """A worker cannot read the checkpoint from which a plan starts."""
+    """A worker's report that it cannot read the checkpoint from which a plan starts."""
 
     origin: Count  # that of the plan
     checkpoint: CheckpointId
@@ -234,20 +240,20 @@ class RestoreFailed(Message, frozen=True):
 
 
 class Report(Message, frozen=True):
-    """The answer to ReportRequest: the stages' states that the worker holds."""
+    """A worker's answer to ReportRequest: the stages' states that it holds."""
 
     committed: int  # the newest committed step that it knows; -1: none
     held: dict[int, int]  # version (number of steps), by stage
 
 
 class LeftBehind(Message, frozen=True):
-    """A worker owns a cell, but its copy of the cell's state is too old to catch up from."""
+    """A cell owner's report that its copy of the cell's state is too old to catch up from."""
 
     cell: Cell
 
 
 class StepCommitted(Message, frozen=True):
-    """The root's owner reports a committed step."""
+    """The report of the root's owner on a committed step."""
 
     step: Count
     generation: Count  # of the layout that ran the step
@@ -265,16 +271,14 @@ class StepCommitted(Message, frozen=True):
 
 
 class Evaluated(Message, frozen=True):
-    """The root's owner reports the newest evaluations, and repeats earlier ones, which the coordinator may have
-    missed.
-    """
+    """The newest evaluations, reported by the root's owner, with earlier ones that the coordinator may have missed."""
 
     states: Evaluations
     early_stop: EarlyStop | None = None  # set if the newest of these states is the job's last one
 
 
 class TakenOver(Message, frozen=True):
-    """A cell's new owner reports that it has caught up. reform_ms: from the plan's arrival until it was in force.
+    """The report of a cell's new owner that it has caught up. reform_ms: from the plan's arrival until it was in force.
     recompute_ms: from then until the lost work was repeated.
     """
 
@@ -289,20 +293,20 @@ class TakenOver(Message, frozen=True):
 
 
 class CellFinished(Message, frozen=True):
-    """A worker has finished the job's last step in a cell."""
+    """A worker's report that it has finished the job's last step in a cell."""
 
     cell: Cell
     digest: Digest  # the stage's part of the model's digest, see `digests`
 
 
 class NoticeReceived(Message, frozen=True):
-    """A worker got a preemption notice (SIGTERM, the cloud's metadata): it will be taken away in `seconds`."""
+    """A worker's report of a preemption notice (SIGTERM, the cloud's metadata): it will be taken away in `seconds`."""
 
     seconds: float
 
 
 class HistoryKept(Message, frozen=True):
-    """The root's owner has written the events of `source` up to `number` into the job's history."""
+    """The report of the root's owner that the events of `source` up to `number` are in the job's history."""
 
     source: Short
     number: Count
@@ -380,7 +384,7 @@ class ReportRequest(Message, frozen=True):
 
 
 class SendPlan(Message, frozen=True):
-    """The newest plan, complete."""
+    """The coordinator's message with the newest plan, complete."""
 
     plan: Plan
 
@@ -393,7 +397,7 @@ class FindCheckpoint(Message, frozen=True):
 
 
 class TakeCheckpoint(Message, frozen=True):
-    """The coordinator asks the root to keep the state of step `at`, or a later one, as a checkpoint."""
+    """The coordinator's request to the root to keep the state of step `at`, or a later one, as a checkpoint."""
 
     number: Count
     at: Count
@@ -405,7 +409,7 @@ class TakeCheckpoint(Message, frozen=True):
 
 
 class KeepLastState(Message, frozen=True):
-    """The coordinator asks workers that have finished stages to keep the state after the last step as that
+    """The coordinator's request to workers that have finished stages to keep the state after the last step as that
     checkpoint.
     """
 
@@ -414,15 +418,15 @@ class KeepLastState(Message, frozen=True):
 
 
 class HoldState(Message, frozen=True):
-    """The coordinator asks all workers to keep their layers in the state before a step, because the step begins again
-    on another grid, and the root not to commit it. A worker that already knows the step's commit ignores this.
+    """The coordinator's request to all workers to keep their layers in the state before a step, because the step begins
+    again on another grid, and to the root not to commit it. A worker that already knows the step's commit ignores this.
     """
 
     checkpoint: CheckpointId
 
 
 class CommitCheckpoint(Message, frozen=True):
-    """The coordinator asks a worker to write the manifest of a checkpoint whose parts are all durable."""
+    """The coordinator's request to a worker to write the manifest of a checkpoint whose parts are all durable."""
 
     checkpoint: CheckpointId
     parts: tuple[CheckpointPart, ...]
@@ -449,21 +453,21 @@ class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class HistoryEvents(Message, frozen=True):
-    """The coordinator sends the root events for the job's history."""
+    """Events for the job's history, which the coordinator sends to the root."""
 
     source: Short  # the sender; each coordinator has a name of its own
     events: tuple[HistoryEvent, ...]
 
 
 class Stop(Message, frozen=True):
-    """The coordinator tells a worker to exit."""
+    """The coordinator's order to a worker to exit."""
 
     reason: str
     message: str = ""
 
 
 class Refused(Message, frozen=True):
-    """The coordinator refuses a worker, which must exit.
+    """The coordinator's refusal of a worker, which must exit.
 
     Examples: it was declared lost, is not in the plan, has another protocol version or identity, or other data than the
     job. reason: CamelCase.

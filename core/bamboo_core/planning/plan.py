@@ -27,7 +27,7 @@ MOST_LAYOUTS = 2  # the current one and the next: the job is resized again only 
 
 
 class Cell(NamedTuple):
-    """One stage of one pipeline."""
+    """One stage of one pipeline: the unit that a worker owns."""
 
     pipeline: int
     stage: int

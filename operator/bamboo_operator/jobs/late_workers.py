@@ -61,7 +61,7 @@ class DeletedJobs:
         self._channels = _channels(shared, DELETED, self._check)
 
     async def stop(self) -> None:
-        """Disconnect the workers."""
+        """Disconnect the workers of deleted jobs."""
         await self._channels.close()
 
     def channels_for(self, job: JobKey, request: web.Request) -> Channels | None:

@@ -363,7 +363,7 @@ class GradientSum:
         self._done = []
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield all tensors held."""
+        """Yield all tensors that this sum holds."""
         yield from (total for _, total in self._done)
         yield from (tensor for tensor in (self._current, self._spare) if tensor is not None)
 

@@ -274,7 +274,7 @@ def seed_forward(device: torch.device, seed: int) -> None:
 
 
 class Loss(NamedTuple):
-    """The loss of a microbatch."""
+    """The loss of a microbatch, and its weight."""
 
     total: Tensor
     weight: float | None  # None if total is a mean

@@ -85,7 +85,7 @@ class TensorSpec(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The size in bytes."""
+        """The size of the tensor's data, in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -121,7 +121,7 @@ class Encoded(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The size in bytes."""
+        """The size of the whole frame, in bytes."""
         return len(self.head) + self.body_length
 
     @property

@@ -44,7 +44,7 @@ class Follower:
         """Note an Epoch, a Takeover or a Move. See `Observer`."""
 
     def close(self) -> None:
-        """Release resources at the worker's end."""
+        """Release this follower's resources at the worker's end."""
 
 
 class Spans:
