@@ -149,7 +149,7 @@ class FrameFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One message between workers."""
+    """One message between workers: an address, tensors and a payload."""
 
     address: Address
     epoch: int  # the sender's

@@ -309,6 +309,6 @@ class LocalJob:
         return None
 
     def _tell(self) -> None:
-        """Wake all tasks that wait for a change."""
+        """Wake all tasks that wait for a status, an event or the end."""
         self._news.set()
         self._news = asyncio.Event()

@@ -61,7 +61,7 @@ class LocalWorkers:
         self._signal(worker, signal.SIGKILL)
 
     def kill_after(self, seconds: float, worker: WorkerId) -> None:
-        """Kill the worker after this number of seconds, if it still runs."""
+        """Kill the worker after `seconds` seconds, if it still runs."""
         self._kills.append((worker, asyncio.get_running_loop().call_later(seconds, self.kill, worker)))
 
     def spare(self, worker: WorkerId) -> None:

@@ -10,8 +10,9 @@ from bamboo_core.checkpoint.manifest import CheckpointError, CheckpointManifest
 
 
 class ListedState(StrEnum):
-    """The state of a folder in a store. Complete: the manifest is sound, and every file has its size; their content is
-    not read. Damaged: it was complete once. Unreadable: the store failed this time. Unfinished: it has no manifest.
+    """The state of a folder in a store. Complete: the manifest is sound, and every file has the right size; file
+    contents are not read. Damaged: it was complete once. Unreadable: the store failed this time. Unfinished: it has no
+    manifest.
     """
 
     COMPLETE = "Complete"

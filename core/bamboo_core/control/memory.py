@@ -36,7 +36,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return msgspec.structs.asdict(self)
 
     def in_each(self, steps: int) -> "Traffic":
-        """Return the mean bytes of each kind over this number of steps, rounded down."""
+        """Return the mean bytes of each kind over `steps` steps, rounded down."""
         return Traffic(**{kind: size // max(1, steps) for kind, size in self.by_kind().items()})
 
 

@@ -184,7 +184,7 @@ class TrainingSpec:
 
     @property
     def usual_group(self) -> int:
-        """Return the number of microbatches in each group but the last, unless the manifest gives the number of
+        """Return the number of microbatches in each group but the last, if the manifest does not set the number of
         groups.
         """
         return (self.microbatches + DEFAULT_GROUPS - 1) // DEFAULT_GROUPS

@@ -37,7 +37,7 @@ class ManifestSource:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML as Kubernetes reads it: no duplicate keys, dates stay text, 1e-3 is a number.
+    """A loader of safe YAML, as Kubernetes reads it: no duplicate keys, dates stay text, 1e-3 is a number.
 
     Merge keys are refused: a few of them, nested, double in size at every level.
     """

@@ -95,7 +95,7 @@ class ReconcileTrigger:
         self._triggered.clear()
 
     async def wait(self, seconds: float) -> None:
-        """Wait at most this long, or until a change, including one since the last wait."""
+        """Wait at most `seconds`, or until a change, including one since the last wait."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._triggered.wait()

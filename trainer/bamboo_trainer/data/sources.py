@@ -141,5 +141,5 @@ def _identity(folder: str) -> tuple[int, int]:
 
 
 def _is_one(name: str) -> bool:
-    """Return whether a path below the folder is that of a file of tokens, and has no hidden part."""
+    """Return whether a path below the folder is a file of tokens, and no part of the path is hidden."""
     return name.lower().endswith(SUFFIX) and not any(part.startswith(".") for part in name.split("/"))

@@ -311,7 +311,7 @@ class Executor:
         self._observer.event("Move" if plan.boundary else "Takeover", **msgspec.structs.asdict(taken))
 
     def waits_at_end(self, cell: Cell) -> bool:
-        """Return whether no step of that cell's state, and no takeover, has anything left to do here."""
+        """Return whether all steps of the cell's stage, and all takeovers, are done on this worker."""
         mine = [cell_step for cell_step in self.cells.values() if cell_step.cell.stage == cell.stage]
         return all(c.next is None for c in mine) and not any(c.takeover for c in self.cells.values())
 

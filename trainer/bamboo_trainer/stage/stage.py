@@ -176,7 +176,7 @@ class Stage:
         return outputs
 
     def named_layer(self, layer: int) -> str:
-        """Return a name of the layer for messages."""
+        """Return a layer's name for messages."""
         return named_layer(self.values.layers[layer], layer)
 
     def backward(

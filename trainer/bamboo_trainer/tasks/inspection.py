@@ -110,7 +110,7 @@ def values_wanted() -> bool:
 def failing_quietly() -> Iterator[None]:
     """Silence torch's log of errors while layers are tried without data.
 
-    Its traceback would look like an error of the job, but layers that fail without data run with data.
+    The traceback in it would look like an error of the job, but layers that fail without data run with data.
     """
     torchs = logging.getLogger(FakeTensorMode.__module__)
     level = torchs.level
@@ -201,7 +201,7 @@ def forward(task: Task, config: TrainingConfig, index: int, layer: nn.Module, in
 
 def layer_without_values(task: Task, index: int, mode: FakeTensorMode) -> nn.Module:
     """Return a layer without data (fake tensors), built without memory if its factory allows that. A factory that reads
-    values from a file may not.
+    values from a file may not allow it.
     """
     try:
         return build_layer(task, 0, index, mode)

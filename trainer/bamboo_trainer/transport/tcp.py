@@ -87,13 +87,13 @@ class TcpTransport:
         link.send(encoded)
 
     def is_sending(self, peer: WorkerId, lane: wire.Lane) -> bool:
-        """See Transport."""
+        """Return whether a frame on this lane would wait behind another one to that peer."""
         with self._lock:
             link = self._outbound.get((peer, lane))
         return link is not None and link.is_sending
 
     def peers(self, peers: Mapping[WorkerId, tuple[str, int]]) -> None:
-        """See Transport."""
+        """Set the workers of the newest plan, and close links to and from all other workers."""
         with self._changed:
             gone = self._peers.keys() - peers.keys()
             self._peers = dict(peers)

@@ -1,9 +1,9 @@
 """The wire format of the TCP data plane: pure functions between frames or hellos and bytes. No byte is trusted.
 
 A frame is a fixed header, a msgpack meta `[[[dtype, shape], ...], payload]`, and the tensors' bytes one after the
-other, in the machine's byte order (little-endian everywhere that torch runs). Before it comes its number on the link,
-see `links`. Anything out of bounds or inconsistent is a WireError; the reader then closes the link. `frames` knows what
-a frame of each kind must carry, this module does not.
+other, in the machine's byte order (little-endian everywhere that torch runs). The frame's number on the link comes
+before it, see `links`. Anything out of bounds or inconsistent is a WireError; the reader then closes the link. `frames`
+knows what a frame of each kind must carry, this module does not.
 """
 
 import hashlib

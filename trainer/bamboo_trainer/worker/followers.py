@@ -165,10 +165,10 @@ class HistoryFollower(ABC):
 
     @abstractmethod
     def write(self, records: Sequence[Record], cursor: Cursor) -> Cursor:
-        """Give these records; return the cursor after them."""
+        """Give these records to the logger or callback; return the cursor after them."""
 
     def end(self, cursor: Cursor) -> Cursor:
-        """Note that training is complete; return the cursor after that."""
+        """Handle the end of training; return the cursor after that."""
         return cursor
 
     @abstractmethod

@@ -19,7 +19,7 @@ MOST_BYTES: Final = 128
 
 
 class WorkClock:
-    """Seconds of `clock`, minus the calling thread's time of waiting for a processor, by Linux's schedstat.
+    """A clock: seconds of `clock`, minus the time in which its thread waited for a processor (Linux's schedstat).
 
     It never goes back, even if the thread waits between the two readings. Only the thread that creates it may read it.
     Without schedstat it is `clock`.
