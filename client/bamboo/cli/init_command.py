@@ -1,4 +1,4 @@
-"""`bamboo init`, which asks for model, data, place and checkpoints, and writes a job's first files. Imports late."""
+"""`bamboo init`, which asks for model, data, place and checkpoints, and writes a job's first files."""
 
 import os
 import re

@@ -45,7 +45,7 @@ class AtStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtRandom:
-    """Random preemptions, a Poisson process. drawn: number so far. due_at: seconds of training until the next one."""
+    """Random preemptions, a Poisson process. drawn: number so far. due_at: training second of the next one."""
 
     per_minute: float
     due_at: float = 0.0

@@ -465,8 +465,8 @@ class KubeApi:
             raise await self._explained(error, namespace, name) from None
 
     async def write_status(self, namespace: str, name: str, uid: str, status: Mapping[str, Any]) -> None:
-        """Merge fields into the status of the BambooJob with that UID; None removes one. Raises JobGone if the job is
-        gone.
+        """Merge fields into the status of the BambooJob with that UID; None removes one. Raises JobGone without the
+        job.
         """
         body = {"metadata": {"uid": uid}, "status": dict(status)}
         try:

@@ -289,7 +289,7 @@ class Engine:
         return self.components.committer.step_seconds if self.components else Histogram.of(STEP_SECONDS)
 
     def times_due(self, now: float) -> tuple[StageTimes, ...] | None:
-        """Return the times of stages here, if they are due. Call it from a single thread, whichever."""
+        """Return the times of stages here, if they are due. Only a single thread may call this."""
         return self.timer.due(now)
 
     def owned_times(self) -> list[tuple[int, StageTimes]]:

@@ -185,8 +185,8 @@ class TiedSegment:
     """A tied group that several layers use, on this stage or others.
 
     Each layer's use has its own gradient, and they are summed in the order of the layers, so that the sum does not
-    depend on the split. offset, size: the place of that sum, with its mark, in this stage's final gradient. uses: the
-    uses on all stages, in the order of the layers.
+    depend on the split. offset, size: the place of that sum, with its mark, in this stage's final gradient. uses: on
+    all stages, in layer order.
     """
 
     group: int

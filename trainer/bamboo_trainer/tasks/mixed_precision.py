@@ -113,7 +113,7 @@ def passed_on(result: Any, dtype: torch.dtype) -> Any:
 
 
 def as_passed_on(parts: Parts) -> Parts:
-    """Return a layer's inputs as views: like another layer's results they are then no autograd leaves.
+    """Return a layer's inputs as views: like the results of another layer, these are not autograd leaves.
 
     autocast keeps the cast of a leaf, as if it were a parameter. The gradients of its uses would be summed in 16 bits,
     unlike the gradients of a tensor passed on within the stage; and the cast would stay until `forget_casts`. A layer

@@ -83,7 +83,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def ask_trainer(function: str, arguments: dict[str, Any], folders: Sequence[Path], *, failed: str) -> dict[str, Any]:
-    """Call "module:function" of the trainer in a new process; return its answer. folders: have the task's modules.
+    """Call "module:function" of the trainer in a new process; return its answer. folders: the task's module path.
 
     Raises TrainerError: the answer's `problem`, or a sentence that begins with `failed` and ends with the process's
     last output.
